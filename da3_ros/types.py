@@ -40,7 +40,9 @@ class Calibration:
     distortion_model: str = "plumb_bob"
     D: Array = field(default_factory=lambda: np.zeros(0))  # [0..14]
     R: Array = field(default_factory=lambda: np.eye(3))  # [3, 3] rectifying rotation
-    P: Array | None = None  # [3, 4] projection of the rectified image; None: K with zero fourth column
+    P: Array | None = (
+        None  # [3, 4] projection of the rectified image; None: K with zero fourth column
+    )
     binning_x: int = 0
     binning_y: int = 0
     roi_x: int = 0
@@ -69,7 +71,9 @@ class View:
     id: int  # unique in a stream; the same frame keeps its id in every window it is in
     stamp_ns: int
     image: Image  # [h, w, 3] RGB
-    K: Array | None = None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
+    K: Array | None = (
+        None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
+    )
     frame_id: str = "camera_optical"
     camera: str = ""
 

@@ -1,0 +1,21 @@
+"""The DA3 network as plain PyTorch, and the reading of official checkpoints. Knows tensors only."""
+
+from da3_ros.network.checkpoint import (
+    CheckpointError,
+    initialize_randomly,
+    load_checkpoint,
+    save_checkpoint,
+)
+from da3_ros.network.model import Output, build_network
+from da3_ros.network.specs import MODELS, ModelSpec
+
+__all__ = [
+    "MODELS",
+    "CheckpointError",
+    "ModelSpec",
+    "Output",
+    "build_network",
+    "initialize_randomly",
+    "load_checkpoint",
+    "save_checkpoint",
+]

@@ -1,0 +1,275 @@
+"""The DA3 backbone: a vision transformer in which odd late blocks attend across frames.
+
+Numbers in brackets, like (5.7), point to the sections of the architecture notes that the network was
+written from; the paper is Depth Anything 3, arXiv 2511.10647. Shapes use B scenes, N frames,
+T = 1 + P tokens per frame (class slot first), D channels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from da3_ros.network.reference_view import select_reference
+from da3_ros.network.specs import PATCH, POS_GRID, ModelSpec
+
+ROPE_BASE = 100.0
+TABLE_SIZES = 8  # image sizes whose position tables are kept
+
+
+class RopeTable(NamedTuple):
+    """Cosines and sines of 2-D rotary positions, each [T, 4, 16]: (row u, v, column u, v)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rope_table(positions: Tensor) -> RopeTable:
+    """Table for integer (row, column) positions [T, 2] (5.7)."""
+    k = torch.arange(16, dtype=torch.float32, device=positions.device)
+    angles = positions.float()[:, :, None] * ROPE_BASE ** (-k / 16)  # [T, 2, 16]
+    return RopeTable(angles.cos(), angles.sin())
+
+
+def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
+    """Rotate [..., T, 64] channels: 32 by the row position, 32 by the column position."""
+    u, v = x.unflatten(-1, (2, 2, 16)).unbind(-2)  # each [..., T, 2, 16]
+    cos, sin = table
+    return torch.stack((u * cos - v * sin, v * cos + u * sin), dim=-2).flatten(-3)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with optional per-head q/k normalisation and rotary positions."""
+
+    def __init__(self, width: int, heads: int, qk_norm: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.q_norm = nn.LayerNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
+        """[S, L, D] -> [S, L, D]; attention is over L."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [S, L, 3, heads, d]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [S, heads, L, d]
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an exact GELU between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class SwiGlu(nn.Module):
+    """Gated feed-forward of the giant backbone; both halves come from one matrix."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(width, 2 * hidden)
+        self.w3 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(F.silu(gate) * value)
+
+
+class LayerScale(nn.Module):
+    """Per-channel gain on a residual branch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block (5.5)."""
+
+    def __init__(
+        self, width: int, heads: int, mlp: nn.Module, *, eps: float, qk_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attn = Attention(width, heads, qk_norm)
+        self.ls1 = LayerScale(width)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = mlp
+        self.ls2 = LayerScale(width)
+
+    def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x), rope))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """14 x 14 patches to D channels, row-major."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, PATCH, PATCH)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+class Prefix(NamedTuple):
+    """What the frame-local first blocks make of each frame; never depends on its neighbours."""
+
+    tokens: Tensor  # [F, T, D] after block alt_start - 1
+    descriptor: Tensor  # [F, D] learned class slot after block alt_start - 2
+
+
+class Taps(NamedTuple):
+    """The backbone's output: four taps in the caller's frame order."""
+
+    patches: list[Tensor]  # 4 x [B, N, P, 2D], global half normalised
+    camera: Tensor  # [B, N, 2D] raw class slot of the last tap
+
+
+class VisionTransformer(nn.Module):
+    """The transformer whose parameters the checkpoints call ``backbone.pretrained``."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        D = spec.width
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, D))
+        self.camera_token = nn.Parameter(torch.zeros(1, 2, D))  # reference, source
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + POS_GRID**2, D))
+        self.patch_embed = PatchEmbed(D)
+        feed_forward = SwiGlu if spec.swiglu else Mlp
+        self.blocks = nn.ModuleList(
+            Block(
+                D, spec.heads, feed_forward(D, spec.hidden), eps=1e-6, qk_norm=i >= spec.alt_start
+            )
+            for i in range(spec.blocks)
+        )
+        self.norm = nn.LayerNorm(D, eps=1e-5)
+        self._tables: dict[tuple[int, int, torch.device], tuple[RopeTable, RopeTable]] = {}
+
+    def is_global(self, i: int) -> bool:
+        """Whether block ``i`` attends across all frames (5.10)."""
+        return i >= self.spec.alt_start and i % 2 == 1
+
+    def prefix(self, images: Tensor) -> Prefix:
+        """Run the blocks that see one frame alone on images [F, 3, H, W] (5.2 to 5.8)."""
+        h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
+        patches = self.patch_embed(images)
+        x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
+        x = x + self.position_embedding(h, w)
+        for block in self.blocks[: self.spec.alt_start - 1]:
+            x = block(x)
+        return Prefix(self.blocks[self.spec.alt_start - 1](x), x[:, 0])
+
+    def fuse(
+        self,
+        tokens: Tensor,
+        descriptor: Tensor,
+        grid: tuple[int, int],
+        *,
+        ref_view: str = "saddle_balanced",
+        camera_tokens: Tensor | None = None,
+    ) -> Taps:
+        """Let the frames of a window see each other: tokens [B, N, T, D] -> taps.
+
+        ``descriptor`` [B, N, D] chooses the reference view (section 6); ``camera_tokens`` [B, N, D]
+        come from known poses, in which case no frame is the reference and none is moved.
+        """
+        given = camera_tokens is not None
+        order = None if given else select_reference(descriptor, ref_view)
+        slot = camera_tokens if camera_tokens is not None else self._roles(*tokens.shape[:2])
+        x = _reorder(tokens, order)
+        x = torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
+        local, taps = x, []
+        for i in range(self.spec.alt_start, self.spec.blocks):
+            x = self._run(i, x, grid)
+            local = local if self.is_global(i) else x
+            if i in self.spec.taps:
+                taps.append(self._tap(local, x, order))
+        return Taps([t[:, :, 1:] for t, _ in taps], taps[-1][1])
+
+    def position_embedding(self, h: int, w: int) -> Tensor:
+        """``pos_embed`` resized to an h x w grid, [1, 1 + h w, D] (5.4).
+
+        Resizing by scale factor with the 0.1 offset, not by size: PyTorch derives other sample
+        positions from a size, and the weights were trained with these.
+        """
+        if h == w == POS_GRID:
+            return self.pos_embed
+        grid = self.pos_embed[:, 1:].float().unflatten(1, (POS_GRID, POS_GRID)).permute(0, 3, 1, 2)
+        scale = ((h + 0.1) / POS_GRID, (w + 0.1) / POS_GRID)
+        grid = F.interpolate(grid, scale_factor=scale, mode="bicubic", align_corners=False)
+        patches = grid.flatten(2).transpose(1, 2).to(self.pos_embed.dtype)
+        return torch.cat((self.pos_embed[:, :1], patches), dim=1)
+
+    def _roles(self, B: int, N: int) -> Tensor:
+        """Camera tokens [B, N, D] when no pose is known: the first frame is the reference."""
+        reference, source = self.camera_token[:, :1], self.camera_token[:, 1:]
+        return torch.cat((reference, source.expand(-1, N - 1, -1)), dim=1).expand(B, -1, -1)
+
+    def _run(self, i: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        B, N, T, _ = x.shape
+        local_rope, global_rope = self._rope(*grid, x.device)
+        if not self.is_global(i):
+            return self.blocks[i](x.flatten(0, 1), local_rope).unflatten(0, (B, N))
+        rope = RopeTable(*(t.repeat(N, 1, 1) for t in global_rope))
+        return self.blocks[i](x.flatten(1, 2), rope).unflatten(1, (N, T))
+
+    def _tap(self, local: Tensor, x: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tap [B, N, T, 2D] with its global half normalised, and its raw class slot (5.11)."""
+        local, x = _restore(local, order), _restore(x, order)
+        raw_slot = torch.cat((local[:, :, 0], x[:, :, 0]), dim=-1)
+        return torch.cat((local, self.norm(x)), dim=-1), raw_slot
+
+    def _rope(self, h: int, w: int, device: torch.device) -> tuple[RopeTable, RopeTable]:
+        key = (h, w, device)
+        if key not in self._tables:
+            if len(self._tables) >= TABLE_SIZES:
+                self._tables.pop(next(iter(self._tables)))
+            rows = torch.arange(1, h + 1, device=device).repeat_interleave(w)
+            columns = torch.arange(1, w + 1, device=device).repeat(h)
+            patches = torch.stack((rows, columns), dim=1)
+            slot = torch.zeros(1, 2, dtype=patches.dtype, device=device)
+            self._tables[key] = (
+                rope_table(torch.cat((slot, patches))),
+                # Across frames every patch stands at (1, 1): only the class slot is told apart.
+                rope_table(torch.cat((slot, torch.ones_like(patches)))),
+            )
+        return self._tables[key]
+
+
+class Backbone(nn.Module):
+    """Holds the transformer under the name that the checkpoints use."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.pretrained = VisionTransformer(spec)
+
+
+def _reorder(x: Tensor, order: Tensor | None) -> Tensor:
+    """Put frames [B, N, ...] into ``order`` [B, N]."""
+    if order is None:
+        return x
+    return x[torch.arange(len(x), device=x.device)[:, None], order]
+
+
+def _restore(x: Tensor, order: Tensor | None) -> Tensor:
+    """Undo ``_reorder``."""
+    return x if order is None else _reorder(x, order.argsort(dim=1))

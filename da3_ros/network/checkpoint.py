@@ -1,0 +1,244 @@
+"""Reading official checkpoints: ``config.json`` + ``model.safetensors``, strictly.
+
+The class paths in ``config.json`` are never imported: the file's ``model_name`` must name one of our
+own specs and its numbers must agree with it. Weights are safetensors only.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from da3_ros.network.model import DepthAnything3
+from da3_ros.network.specs import MODELS, ModelSpec
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# The four ray stacks share one LayerNorm that files store once; re-saved files may list it again.
+SHARED_NORM = "head.scratch.output_conv2_aux.0.2"
+ALIASES = {
+    f"head.scratch.output_conv2_aux.{k}.2.{p}": f"{SHARED_NORM}.{p}"
+    for k in (1, 2, 3)
+    for p in ("weight", "bias")
+}
+GAUSSIAN_HEAD = "gs_head."  # giant's splatting head: known, and left out on purpose
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the message is one line and ends with what to do."""
+
+
+def load_checkpoint(network: DepthAnything3, source: str | Path, *, download: bool = True) -> Path:
+    """Load official weights into ``network``; every tensor must be there and fit.
+
+    source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the local hub cache
+        of the network's own model.
+    download: whether a hub name may use the network; "" never does.
+
+    Returns the folder that was read. Raises CheckpointError.
+    """
+    folder = find_checkpoint(network.spec, str(source), download=download)
+    check_config(network.spec, _read_config(folder / CONFIG))
+    weights = dict(_read_weights(folder / WEIGHTS))
+    _check_aliases(weights, folder)
+    _check_names_and_shapes(network, weights, folder)
+    network.load_state_dict(weights, strict=True)
+    return folder
+
+
+def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> Path:
+    """The folder that holds the files of ``source`` (see load_checkpoint)."""
+    if not source and (Path(__file__).parents[1] / "checkpoints" / spec.name / WEIGHTS).is_file():
+        return Path(__file__).parents[1] / "checkpoints" / spec.name
+    if source and (Path(source).expanduser().is_dir() or not _is_hub_name(source)):
+        folder = Path(source).expanduser()
+        missing = [n for n in (CONFIG, WEIGHTS) if not (folder / n).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"checkpoint folder {folder} lacks {' and '.join(missing)}: "
+                f"give a folder with {CONFIG} and {WEIGHTS}, or a hub name"
+            )
+        return folder
+    if not source and not spec.repo:
+        raise CheckpointError(f"{spec.name} has no hub name: give its folder as `checkpoint`")
+    return _from_hub(source or spec.repo, spec, local_only=not source or not download)
+
+
+def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """Raise CheckpointError unless config.json describes ``spec``."""
+    name = config.get("model_name")
+    if name != spec.name:
+        hint = f"set `model` to {name}" if name in MODELS else "use an official checkpoint"
+        raise CheckpointError(f"{CONFIG} is for model {name!r}, not {spec.name!r}: {hint}")
+    body = config.get("config", {})
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{CONFIG} of {spec.name} holds no 'config' object: fetch it again")
+    for path, expected in _expected_numbers(spec).items():
+        node: Any = body
+        for key in path.split("."):
+            node = node.get(key) if isinstance(node, dict) else None
+        if node is not None and _plain(node) != expected:
+            raise CheckpointError(
+                f"{CONFIG}: {path} is {node}, but {spec.name} has {expected}: "
+                "the files belong to another model"
+            )
+
+
+def save_checkpoint(
+    network: DepthAnything3, folder: str | Path, *, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Write ``config.json`` and ``model.safetensors`` in the official layout; returns the folder."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"model.{k}": v.to(dtype).contiguous() for k, v in network.state_dict().items()}
+    metadata = {f"model.{alias}": f"model.{kept}" for alias, kept in ALIASES.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", **metadata})
+    text = json.dumps(
+        {"model_name": network.spec.name, "config": make_config(network.spec)}, indent=2
+    )
+    (folder / CONFIG).write_text(text)
+    return folder
+
+
+def make_config(spec: ModelSpec) -> dict[str, Any]:
+    """The ``config`` object of config.json, without the class paths nobody should import."""
+    config: dict[str, Any] = {}
+    for path, value in _expected_numbers(spec).items():
+        node, *rest = path.split(".")
+        config.setdefault(node, {})[rest[0]] = value
+    return config
+
+
+@torch.no_grad()
+def initialize_randomly(network: DepthAnything3, seed: int = 0) -> None:
+    """Fill every parameter from ``seed``: plausible outputs without meaning, for tests and timing.
+
+    Depth comes out positive, poses near the identity, fields of view near 60 degrees.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(p: Tensor, std: float, mean: float = 0.0) -> None:
+        p.copy_(torch.randn(p.shape, generator=generator) * std + mean)
+
+    for name, p in network.named_parameters():
+        if name.endswith("gamma"):
+            normal(p, 0.1, 0.3)
+        elif p.ndim == 1:
+            is_norm = name.endswith("weight")
+            normal(p, 0.05, 1.0 if is_norm else 0.0)
+        elif "token" in name or "pos_embed" in name:
+            normal(p, 0.3)
+        else:
+            normal(p, (0.64 / p[0].numel()) ** 0.5)
+    decoder = network.cam_dec
+    for layer, bias in ((decoder.fc_t, 0.0), (decoder.fc_qvec, None), (decoder.fc_fov[0], 1.1)):
+        layer.weight.mul_(0.02)
+        layer.bias.copy_(torch.tensor((0.0, 0, 0, 1)) if bias is None else torch.tensor(bias))
+
+
+def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        paths = [
+            Path(hf_hub_download(repo, name, local_files_only=local_only))
+            for name in (CONFIG, WEIGHTS)
+        ]
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        why = "is not in the local hub cache" if local_only else "could not be fetched"
+        detail = "" if local_only else f" ({str(error).splitlines()[0]})"
+        raise CheckpointError(
+            f"{repo} {why}{detail}: run `da3_ros models --get {spec.name}` on a machine with "
+            "internet, or set `checkpoint` to a folder with config.json and model.safetensors, "
+            "or try the shipped model with `model: da3-tiny`"
+        ) from error
+    return paths[0].parent
+
+
+def _is_hub_name(source: str) -> bool:
+    """``owner/name`` with nothing that only a path has."""
+    parts = source.split("/")
+    return len(parts) == 2 and all(parts) and not source.startswith((".", "~", "/"))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is not a JSON object: fetch it again")
+    return config
+
+
+def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names without the leading ``model.`` and their tensors, the Gaussian head left out."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            for stored in file.keys():  # noqa: SIM118 (safe_open is no mapping)
+                name = stored.removeprefix("model.")
+                if not name.startswith(GAUSSIAN_HEAD):
+                    yield name, file.get_tensor(stored)
+    except (SafetensorError, OSError, struct.error) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no safetensors file ({error}): fetch it again"
+        ) from error
+
+
+def _check_aliases(weights: dict[str, Tensor], folder: Path) -> None:
+    """Drop repeated copies of the shared norm; they must equal the stored one."""
+    for alias, kept in ALIASES.items():
+        copy = weights.pop(alias, None)
+        if copy is not None and not torch.equal(copy, weights.get(kept, torch.empty(0))):
+            raise CheckpointError(f"{folder}: {alias} differs from {kept}, which it must repeat")
+
+
+def _check_names_and_shapes(
+    network: DepthAnything3, weights: dict[str, Tensor], folder: Path
+) -> None:
+    """One line that names what is missing, left over or of the wrong shape."""
+    ours = {name: tuple(p.shape) for name, p in network.state_dict().items()}
+    theirs = {name: tuple(t.shape) for name, t in weights.items()}
+    problems = (
+        ("lacks", sorted(ours.keys() - theirs.keys())),
+        ("has unknown", sorted(theirs.keys() - ours.keys())),
+        ("has the wrong shape for", sorted(n for n in ours if theirs.get(n, ours[n]) != ours[n])),
+    )
+    for what, names in problems:
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            raise CheckpointError(
+                f"{folder / WEIGHTS} {what} {shown}: it is not a checkpoint of {network.spec.name}"
+            )
+
+
+def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
+    D = spec.width
+    return {
+        "net.name": spec.backbone,
+        "net.out_layers": list(spec.taps),
+        "net.alt_start": spec.alt_start,
+        "net.qknorm_start": spec.alt_start,
+        "net.rope_start": spec.alt_start,
+        "net.cat_token": True,
+        "head.dim_in": 2 * D,
+        "head.output_dim": 2,
+        "head.features": spec.features,
+        "head.out_channels": list(spec.channels),
+        "cam_enc.dim_out": D,
+        "cam_dec.dim_in": 2 * D,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

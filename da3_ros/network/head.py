@@ -1,0 +1,187 @@
+"""The dense heads of DA3: taps of the backbone to depth, confidence and rays.
+
+Heads treat every frame on its own, so frames pass in small chunks: the result is the same and the
+widest maps (full image resolution) exist for a few frames at a time. Section numbers point to the
+architecture notes; the design is DPT (Ranftl et al., arXiv 2103.13413) with two branches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from da3_ros.network.specs import PATCH, ModelSpec
+
+UV_GAIN = 0.1
+UV_BASE = 100.0
+
+
+class Dense(NamedTuple):
+    """Head outputs for frames [..., H, W]; rays on the 8h x 8w grid, only when asked for."""
+
+    depth: Tensor
+    confidence: Tensor
+    ray: Tensor | None = None  # [..., 8h, 8w, 6] direction, origin
+    ray_confidence: Tensor | None = None  # [..., 8h, 8w]
+
+
+def uv_embedding(height: int, width: int, channels: int, aspect: float) -> Tensor:
+    """Position map [1, C, height, width] on the image's aspect ratio W / H (7.3)."""
+    diagonal = (aspect**2 + 1) ** 0.5
+    span_x, span_y = aspect / diagonal, 1 / diagonal
+    x = torch.linspace(-span_x * (width - 1) / width, span_x * (width - 1) / width, width)
+    y = torch.linspace(-span_y * (height - 1) / height, span_y * (height - 1) / height, height)
+    quarter = channels // 4
+    omega = UV_BASE ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
+    ax = (x.double()[:, None] * omega).T[:, None].expand(-1, height, -1)  # [q, h, w]
+    ay = (y.double()[:, None] * omega).T[:, :, None].expand(-1, -1, width)
+    return UV_GAIN * torch.cat((ax.sin(), ax.cos(), ay.sin(), ay.cos()))[None].float()
+
+
+class ResidualUnit(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(features, features, 3, padding=1)
+        self.conv2 = nn.Conv2d(features, features, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(F.relu(x))))
+
+
+class Fusion(nn.Module):
+    """Add a lateral map, refine, enlarge (RefineNet step of DPT)."""
+
+    def __init__(self, features: int, lateral: bool = True) -> None:
+        super().__init__()
+        if lateral:
+            self.resConfUnit1 = ResidualUnit(features)
+        self.resConfUnit2 = ResidualUnit(features)
+        self.out_conv = nn.Conv2d(features, features, 1)
+
+    def forward(self, x: Tensor, lateral: Tensor | None, size: tuple[int, int]) -> Tensor:
+        if lateral is not None:
+            x = x + self.resConfUnit1(lateral)
+        # The checkpoints were trained with the 1x1 convolution after the resize. Bilinear weights
+        # sum to one, so both commute exactly, and before it the maps are four times smaller.
+        return _enlarge(self.out_conv(self.resConfUnit2(x)), size)
+
+
+class DualDptHead(nn.Module):
+    """Depth and confidence, and on demand rays, from four taps (7.1)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        c, C = spec.channels, 2 * spec.width
+        self.norm = nn.LayerNorm(C, eps=1e-5)
+        self.projects = nn.ModuleList(nn.Conv2d(C, ck, 1) for ck in c)
+        self.resize_layers = nn.ModuleList(
+            (
+                nn.ConvTranspose2d(c[0], c[0], 4, 4),
+                nn.ConvTranspose2d(c[1], c[1], 2, 2),
+                nn.Identity(),
+                nn.Conv2d(c[3], c[3], 3, 2, 1),
+            )
+        )
+        self.scratch = _make_scratch(spec.features, c)
+        self._uv: dict[tuple[object, ...], Tensor] = {}
+
+    def forward(
+        self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8
+    ) -> Dense:
+        """Taps 4 x [F, P, 2D] of F frames of ``size`` (H, W) -> maps [F, ...]."""
+        parts = [
+            self._frames([t[i : i + chunk] for t in taps], size, rays)
+            for i in range(0, len(taps[0]), chunk)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return Dense(*(None if p[0] is None else torch.cat(p) for p in zip(*parts, strict=True)))
+
+    def _frames(self, taps: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
+        laterals = self._pyramid(taps, size)
+        depth, confidence = self._depth(self._refine(laterals, ""), size)
+        if not rays:
+            return Dense(depth, confidence)
+        return Dense(depth, confidence, *self._rays(self._refine(laterals, "_aux"), size))
+
+    def _pyramid(self, taps: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
+        """Four maps of F channels at 4h, 2h, h and h/2."""
+        h, w = size[0] // PATCH, size[1] // PATCH
+        maps = []
+        for k, tap in enumerate(taps):
+            x = self.norm(tap).transpose(1, 2).unflatten(2, (h, w))
+            x = self.resize_layers[k](self._with_uv(self.projects[k](x), size))
+            maps.append(self.scratch.get_submodule(f"layer{k + 1}_rn")(x))
+        return maps
+
+    def _refine(self, maps: list[Tensor], branch: str) -> Tensor:
+        """From the coarsest map to 8h x 8w."""
+        sizes = [tuple(m.shape[-2:]) for m in maps]
+        sizes.insert(0, (2 * sizes[0][0], 2 * sizes[0][1]))
+        x = self.scratch.get_submodule(f"refinenet4{branch}")(maps[3], None, sizes[3])
+        for r in (3, 2, 1):
+            x = self.scratch.get_submodule(f"refinenet{r}{branch}")(x, maps[r - 1], sizes[r - 1])
+        return x
+
+    def _depth(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        x = _enlarge(self.scratch.output_conv1(x), size)
+        logits = self.scratch.output_conv2(self._with_uv(x, size))
+        return logits[:, 0].exp(), 1 + logits[:, 1].exp()
+
+    def _rays(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        x = self._with_uv(self.scratch.output_conv1_aux[3](x), size)
+        first, last = self.scratch.output_conv2_aux[3][0], self.scratch.output_conv2_aux[3][5]
+        norm = self.scratch.output_conv2_aux[0][2]  # one norm, stored with stack 0, serves stack 3
+        x = norm(first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        out = last(F.relu(x)).permute(0, 2, 3, 1)
+        return out[..., :6], 1 + out[..., 6].exp()
+
+    def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        key = (*x.shape[1:], size, x.device, x.dtype)
+        if key not in self._uv:
+            if len(self._uv) >= 32:
+                self._uv.clear()
+            aspect = size[1] / size[0]
+            self._uv[key] = uv_embedding(x.shape[2], x.shape[3], x.shape[1], aspect).to(x)
+        return x + self._uv[key]
+
+
+def _enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
+
+
+def _make_scratch(F_: int, c: tuple[int, ...]) -> nn.Module:
+    """The part of the head that the checkpoints call ``scratch``."""
+    scratch, half = nn.Module(), F_ // 2
+    for k, ck in enumerate(c):
+        scratch.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, F_, 3, padding=1, bias=False))
+    for branch in ("", "_aux"):
+        for r in (1, 2, 3, 4):
+            scratch.add_module(f"refinenet{r}{branch}", Fusion(F_, lateral=r < 4))
+    scratch.output_conv1 = nn.Conv2d(F_, half, 3, padding=1)
+    scratch.output_conv2 = nn.Sequential(
+        nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 1)
+    )
+    # Stacks 0 to 2 are dead at inference; they exist because the checkpoints hold them.
+    scratch.output_conv1_aux = nn.ModuleList(_ray_neck(F_) for _ in range(4))
+    scratch.output_conv2_aux = nn.ModuleList(_ray_out(half, with_norm=k == 0) for k in range(4))
+    return scratch
+
+
+def _ray_neck(F_: int) -> nn.Sequential:
+    """Five 3x3 convolutions without activations between them."""
+    widths = [F_, F_ // 2, F_, F_ // 2, F_, F_ // 2]
+    pairs = zip(widths[:-1], widths[1:], strict=True)
+    return nn.Sequential(*(nn.Conv2d(a, b, 3, padding=1) for a, b in pairs))
+
+
+def _ray_out(half: int, *, with_norm: bool) -> nn.Sequential:
+    """Indices as in the checkpoints: 0 convolution, 2 norm (shared, stored once), 5 convolution."""
+    norm = nn.LayerNorm(32, eps=1e-5) if with_norm else nn.Identity()
+    first, last = nn.Conv2d(half, 32, 3, padding=1), nn.Conv2d(32, 7, 1)
+    return nn.Sequential(first, nn.Identity(), norm, nn.Identity(), nn.Identity(), last)

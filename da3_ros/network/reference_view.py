@@ -1,0 +1,46 @@
+"""Choice of the reference view, the frame whose camera becomes the world (architecture notes, 6)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
+
+
+def select_reference(descriptor: Tensor, strategy: str) -> Tensor | None:
+    """Frame order [B, N] with the reference first, or None where the order stays as it is.
+
+    ``descriptor`` [B, N, D] holds the class slots. Scores are computed in fp32 whatever the model's
+    precision: in bf16 rounding alone decides between near-still frames.
+
+    Raises ValueError for an unknown strategy.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown ref_view {strategy!r}: one of {', '.join(STRATEGIES)}")
+    B, N, _ = descriptor.shape
+    if N < 3 or strategy == "first":
+        return None
+    if strategy == "middle":
+        index = torch.full((B,), N // 2, device=descriptor.device)
+    else:
+        index = _saddle(descriptor.float(), strategy)
+    frames = torch.arange(N, device=descriptor.device).expand(B, N)
+    # A stable sort on "is not the reference" moves it to the front and keeps the others' order.
+    return torch.argsort((frames != index[:, None]).int(), dim=1, stable=True)
+
+
+def _saddle(c: Tensor, strategy: str) -> Tensor:
+    """Index [B] of the frame that is typical (balanced) or most contrasted (sim_range)."""
+    N = c.shape[1]
+    u = F.normalize(c, dim=-1)
+    similarity = u @ u.transpose(1, 2)
+    if strategy == "saddle_sim_range":
+        off = similarity - torch.eye(N, device=c.device)
+        return (off.amax(dim=2) - off.amin(dim=2)).argmax(dim=1)
+    mean_similarity = (similarity.sum(dim=2) - 1) / (N - 1)
+    measures = torch.stack((mean_similarity, c.norm(dim=-1), u.var(dim=-1)))  # [3, B, N]
+    low, high = measures.amin(dim=2, keepdim=True), measures.amax(dim=2, keepdim=True)
+    scaled = (measures - low) / (high - low + 1e-8)
+    return (scaled - 0.5).abs().sum(dim=0).argmin(dim=1)

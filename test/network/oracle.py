@@ -1,0 +1,99 @@
+"""The reference implementation as an oracle, with the same weights as one of our networks.
+
+The package `depth-anything-3` is installed without its dependencies for tests only.
+"""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from da3_ros.network import MODELS
+from da3_ros.network.checkpoint import ALIASES
+from da3_ros.network.model import DepthAnything3
+
+os.environ.setdefault("DA3_LOG_LEVEL", "ERROR")
+pytest.importorskip("depth_anything_3", reason="the reference package is the oracle")
+
+# Full large and giant would take minutes on two cores; these keep their width, heads, feed-forward
+# and parity of alt_start (giant's first late block is global) with fewer blocks.
+SHORT = {
+    "da3-large": {"blocks": 8, "alt_start": 2, "taps": (3, 4, 5, 7)},
+    "da3-giant": {"blocks": 8, "alt_start": 3, "taps": (3, 4, 5, 7)},
+}
+
+
+def spec_of(name: str):
+    return dataclasses.replace(MODELS[name], **SHORT.get(name, {}))
+
+
+def randomize(network: torch.nn.Module, seed: int) -> None:
+    """Every parameter random, so that no zero or one in the initial weights hides an error."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            mean, std = 0.0, 0.3
+            if name.endswith("gamma"):
+                mean, std = 0.3, 0.2
+            elif p.ndim == 1 and name.endswith("weight"):
+                mean, std = 1.0, 0.2
+            elif p.ndim > 1 and "token" not in name and "pos_embed" not in name:
+                std = (0.64 / p[0].numel()) ** 0.5
+            p.copy_(torch.randn(p.shape, generator=g) * std + mean)
+        network.cam_dec.fc_fov[0].bias.add_(1.0)
+
+
+def reference_network(spec):
+    """The reference's modules put together for ``spec``, without its Gaussian head."""
+    from depth_anything_3.model.cam_dec import CameraDec
+    from depth_anything_3.model.cam_enc import CameraEnc
+    from depth_anything_3.model.da3 import DepthAnything3Net
+    from depth_anything_3.model.dinov2.vision_transformer import DinoVisionTransformer
+    from depth_anything_3.model.dualdpt import DualDPT
+
+    class Backbone(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pretrained = DinoVisionTransformer(
+                img_size=518, patch_size=14, embed_dim=spec.width, depth=spec.blocks,
+                num_heads=spec.heads, ffn_layer="swiglufused" if spec.swiglu else "mlp",
+                init_values=1.0, alt_start=spec.alt_start, qknorm_start=spec.alt_start,
+                rope_start=spec.alt_start, cat_token=True,
+            )  # fmt: skip
+
+        def forward(self, x, **kw):
+            return self.pretrained.get_intermediate_layers(x, list(spec.taps), **kw)
+
+    head = DualDPT(
+        dim_in=2 * spec.width, output_dim=2, features=spec.features,
+        out_channels=list(spec.channels),
+    )  # fmt: skip
+    return DepthAnything3Net(
+        Backbone(), head, CameraDec(2 * spec.width), CameraEnc(dim_out=spec.width)
+    ).eval()
+
+
+def packaged_network(name: str):
+    """The reference's own assembly from its packaged configuration (small and base)."""
+    from depth_anything_3.cfg import create_object, load_config
+    from depth_anything_3.registry import MODEL_REGISTRY
+
+    return create_object(load_config(MODEL_REGISTRY[name])).eval()
+
+
+def pair(name: str, seed: int, *, packaged: bool = False):
+    """Our network and the oracle with the same random weights."""
+    ours = DepthAnything3(spec_of(name)).eval()
+    randomize(ours, seed)
+    theirs = packaged_network(name) if packaged else reference_network(spec_of(name))
+    weights = dict(ours.state_dict())
+    weights.update({alias: weights[kept] for alias, kept in ALIASES.items()})
+    theirs.load_state_dict(weights, strict=True)
+    return ours, theirs
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference over the oracle's largest magnitude."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return float((a - b).abs().max() / b.abs().max())

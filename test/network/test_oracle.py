@@ -1,0 +1,126 @@
+"""Our network equals the reference package with the same random weights (fp32, CPU)."""
+
+import pytest
+import torch
+
+from network.oracle import pair, randomize, reference_network, relative_error, spec_of
+
+BOUND = 1e-4
+SIZES = {"square": (518, 518), "wide": (112, 210), "tall": (210, 112), "small square": (98, 98)}
+STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
+
+
+def images(n, size, seed):
+    return torch.randn(1, n, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def errors(ours, theirs, x, strategy="saddle_balanced", poses=()):
+    """Worst relative error of each output."""
+    with torch.inference_mode():
+        a = ours(x, *poses, ref_view=strategy)
+        b = theirs(x, *poses, ref_view_strategy=strategy)
+    depth = float(((a.depth - b.depth) / b.depth).abs().max())
+    return {
+        "depth": depth,
+        "confidence": relative_error(a.confidence, b.depth_conf),
+        "extrinsics": relative_error(a.extrinsics, b.extrinsics),
+        "intrinsics": relative_error(a.intrinsics, b.intrinsics),
+    }
+
+
+def assert_equal(found, record, label):
+    for output, error in found.items():
+        record(f"oracle/{label}/{output}", f"{error:.1e}")
+        assert error < BOUND, (label, output, error)
+
+
+def given_poses(n, seed):
+    """Plausible world-to-camera poses and intrinsics, half turns among them."""
+    g = torch.Generator().manual_seed(seed)
+    q = torch.nn.functional.normalize(torch.randn(n, 4, generator=g), dim=-1)
+    q[-1] = torch.tensor([0.0, 1.0, 0.0, 1e-4])
+    from da3_ros.network.camera import matrix_from_quaternion
+
+    T = torch.eye(4).repeat(n, 1, 1)
+    T[:, :3, :3] = matrix_from_quaternion(q)
+    T[:, :3, 3] = torch.randn(n, 3, generator=g)
+    K = torch.tensor([[100.0, 0, 70], [0, 110, 50], [0, 0, 1]]).repeat(n, 1, 1)
+    return T[None], K[None]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tiny_equals_the_reference_for_every_strategy_and_one_to_six_views(seed, record_property):
+    ours, theirs = pair("da3-tiny", seed)
+    for n in range(1, 7):
+        for strategy in STRATEGIES:
+            found = errors(ours, theirs, images(n, SIZES["wide"], n), strategy)
+            assert_equal(found, record_property, f"tiny/{n}/{strategy}")
+
+
+@pytest.mark.parametrize("model", ["da3-small", "da3-base"])
+@pytest.mark.parametrize("shape", ["wide", "tall"])
+def test_full_model_equals_the_reference(model, shape, record_property):
+    ours, theirs = pair(model, seed=3, packaged=True)
+    found = errors(ours, theirs, images(3, SIZES[shape], 5))
+    assert_equal(found, record_property, f"{model}/{shape}")
+
+
+def test_small_equals_the_reference_at_the_stored_position_size(record_property):
+    ours, theirs = pair("da3-small", seed=4, packaged=True)
+    assert_equal(errors(ours, theirs, images(1, SIZES["square"], 6)), record_property, "small/518")
+
+
+@pytest.mark.parametrize("model", ["da3-large", "da3-giant"])
+def test_shortened_model_equals_the_reference(model, record_property):
+    ours, theirs = pair(model, seed=5)
+    found = errors(ours, theirs, images(3, SIZES["small square"], 7), "saddle_sim_range")
+    assert_equal(found, record_property, model)
+
+
+@pytest.mark.parametrize("model", ["da3-tiny", "da3-small"])
+def test_known_poses_go_through_the_camera_encoder_as_in_the_reference(model, record_property):
+    ours, theirs = pair(model, seed=6)
+    found = errors(ours, theirs, images(4, SIZES["wide"], 8), poses=given_poses(4, 9))
+    assert_equal(found, record_property, f"{model}/posed")
+
+
+def test_several_scenes_in_a_batch_each_get_their_own_reference_view(record_property):
+    ours, theirs = pair("da3-tiny", seed=7)
+    x = torch.cat([images(5, SIZES["wide"], s) for s in (1, 2, 3)])
+    assert_equal(errors(ours, theirs, x), record_property, "tiny/batch")
+
+
+def test_ray_maps_equal_the_reference():
+    ours, theirs = pair("da3-small", seed=8)
+    x = images(2, SIZES["wide"], 10)
+    with torch.inference_mode():
+        out = ours(x, ref_view="first", rays=True)
+        taps = theirs.backbone(x, ref_view_strategy="first")[0]
+        raw = theirs.head(taps, *SIZES["wide"], patch_start_idx=0)
+    assert relative_error(out.ray, raw["ray"]) < BOUND
+    assert relative_error(out.ray_confidence, raw["ray_conf"]) < BOUND
+
+
+def test_skipping_rays_and_head_chunks_change_no_bit_of_depth():
+    ours, _ = pair("da3-tiny", seed=9)
+    x = images(3, SIZES["wide"], 11)
+    with torch.inference_mode():
+        plain = ours(x, rays=True, head_chunk=3)
+        lean = ours(x, head_chunk=3)
+        chunked = ours(x, head_chunk=1)
+    assert torch.equal(plain.depth, lean.depth)
+    assert relative_error(chunked.depth, plain.depth) < 1e-5
+
+
+def test_the_oracle_notices_a_wrong_parameter():
+    """The comparison itself must be able to fail: one changed gain in the last global block."""
+    ours, theirs = pair("da3-tiny", seed=10)
+    with torch.no_grad():
+        ours.backbone.pretrained.blocks[7].ls1.gamma.mul_(1.05)
+    assert max(errors(ours, theirs, images(2, SIZES["wide"], 12)).values()) > BOUND
+
+
+def test_random_weights_of_the_oracle_differ_by_seed():
+    a, b = (reference_network(spec_of("da3-tiny")) for _ in range(2))
+    randomize(a, 0), randomize(b, 1)
+    assert not torch.equal(a.cam_dec.fc_t.weight, b.cam_dec.fc_t.weight)
