@@ -3,9 +3,9 @@
 Conventions, used everywhere in the ROS-free core
 -------------------------------------------------
 * Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
-  camera to world. Camera axes are OpenCV optical: x right, y down, z forward (REP-103 ``_optical``).
-* Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the unit
-  of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
+  camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
+* Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
+  unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
 * ``K`` is float64 [3, 3] under the *corner* rule: pixel ``i`` covers ``[i, i + 1)``, so the centre
   of the top-left pixel is (0.5, 0.5). ``Calibration`` is the exception: it holds what
   ``sensor_msgs/CameraInfo`` says, where pixel ``i`` is centred on ``i``.
@@ -28,10 +28,10 @@ FloatImage = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """One camera's calibration, field by field as in ``sensor_msgs/CameraInfo`` (ROS pixel rule).
+    """One camera's calibration, field by field as in sensor_msgs/CameraInfo (ROS pixel rule).
 
-    ``width`` and ``height`` are those of the full sensor mode that K, D and P refer to; binning and
-    region of interest say how the image at hand was cut from it (0 means "as the full image").
+    ``width`` and ``height`` are those of the full sensor mode that K, D and P refer to; binning
+    and region of interest say how the image at hand was cut from it (0: as the full image).
     """
 
     width: int
@@ -80,7 +80,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Views that go through the network together: shared ones first (anchor first), new ones last."""
+    """Views that pass the network together: shared ones first (anchor first), new ones last."""
 
     id: int
     views: tuple[View, ...]

@@ -1,4 +1,4 @@
-"""The DA3 network as plain PyTorch, and the reading of official checkpoints. Knows tensors only."""
+"""The DA3 network as plain PyTorch, and reading official checkpoints. Knows tensors only."""
 
 from da3_ros.network.checkpoint import (
     CheckpointError,

@@ -1,6 +1,6 @@
 """The DA3 backbone: a vision transformer in which odd late blocks attend across frames.
 
-Numbers in brackets, like (5.7), point to the sections of the architecture notes that the network was
+Numbers in brackets, like (5.7), point to sections of the architecture notes that the network was
 written from; the paper is Depth Anything 3, arXiv 2511.10647. Shapes use B scenes, N frames,
 T = 1 + P tokens per frame (class slot first), D channels.
 """
@@ -66,10 +66,10 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with an exact GELU between them."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, out: int | None = None) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = nn.Linear(hidden, out or width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))
@@ -189,7 +189,7 @@ class VisionTransformer(nn.Module):
     ) -> Taps:
         """Let the frames of a window see each other: tokens [B, N, T, D] -> taps.
 
-        ``descriptor`` [B, N, D] chooses the reference view (section 6); ``camera_tokens`` [B, N, D]
+        ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
         come from known poses, in which case no frame is the reference and none is moved.
         """
         given = camera_tokens is not None

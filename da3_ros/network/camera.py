@@ -67,9 +67,7 @@ class CameraEncoder(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         D = spec.width
-        self.pose_branch = nn.Module()
-        self.pose_branch.fc1 = nn.Linear(9, D // 2)
-        self.pose_branch.fc2 = nn.Linear(D // 2, D)
+        self.pose_branch = Mlp(9, D // 2, D)
         self.token_norm = nn.LayerNorm(D, eps=1e-5)
         self.trunk = nn.ModuleList(
             Block(D, ENCODER_HEADS, Mlp(D, 4 * D), eps=1e-5) for _ in range(ENCODER_BLOCKS)
@@ -79,8 +77,7 @@ class CameraEncoder(nn.Module):
     def forward(self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]) -> Tensor:
         """World-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] for (H, W) -> [B, N, D]."""
         x = self._encode(extrinsics.float(), intrinsics.float(), size)
-        x = self.pose_branch.fc2(F.gelu(self.pose_branch.fc1(x)))
-        x = self.token_norm(x)
+        x = self.token_norm(self.pose_branch(x))
         for block in self.trunk:
             x = block(x)
         return self.trunk_norm(x)
@@ -107,7 +104,7 @@ class CameraDecoder(nn.Module):
         self.fc_fov = nn.Sequential(nn.Linear(G, 2), nn.ReLU())
 
     def forward(self, slot: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (corner rule)."""
+        """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule)."""
         x = self.backbone(slot.float())
         R = matrix_from_quaternion(self.fc_qvec(x))
         T_world_camera = torch.cat((R, self.fc_t(x)[..., None]), dim=-1)

@@ -1,7 +1,7 @@
 """Reading official checkpoints: ``config.json`` + ``model.safetensors``, strictly.
 
-The class paths in ``config.json`` are never imported: the file's ``model_name`` must name one of our
-own specs and its numbers must agree with it. Weights are safetensors only.
+The class paths in ``config.json`` are never imported: the file's ``model_name`` must name one of
+our own specs and its numbers must agree with it. Weights are safetensors only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CheckpointError(RuntimeError):
 def load_checkpoint(network: DepthAnything3, source: str | Path, *, download: bool = True) -> Path:
     """Load official weights into ``network``; every tensor must be there and fit.
 
-    source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the local hub cache
-        of the network's own model.
+    source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the weights that
+        ship with the package, else the local hub cache of the network's own model.
     download: whether a hub name may use the network; "" never does.
 
     Returns the folder that was read. Raises CheckpointError.
@@ -92,7 +92,7 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
 def save_checkpoint(
     network: DepthAnything3, folder: str | Path, *, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` in the official layout; returns the folder."""
+    """Write ``config.json`` and ``model.safetensors`` in the official layout into ``folder``."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -138,9 +138,9 @@ def initialize_randomly(network: DepthAnything3, seed: int = 0) -> None:
         else:
             normal(p, (0.64 / p[0].numel()) ** 0.5)
     decoder = network.cam_dec
-    for layer, bias in ((decoder.fc_t, 0.0), (decoder.fc_qvec, None), (decoder.fc_fov[0], 1.1)):
-        layer.weight.mul_(0.02)
-        layer.bias.copy_(torch.tensor((0.0, 0, 0, 1)) if bias is None else torch.tensor(bias))
+    for layer, bias in (("fc_t", 0.0), ("fc_qvec", (0.0, 0.0, 0.0, 1.0)), ("fc_fov.0", 1.1)):
+        decoder.get_parameter(f"{layer}.weight").mul_(0.02)
+        decoder.get_parameter(f"{layer}.bias").copy_(torch.tensor(bias))
 
 
 def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:

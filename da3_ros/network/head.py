@@ -7,6 +7,7 @@ architecture notes; the design is DPT (Ranftl et al., arXiv 2103.13413) with two
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -87,7 +88,7 @@ class DualDptHead(nn.Module):
                 nn.Conv2d(c[3], c[3], 3, 2, 1),
             )
         )
-        self.scratch = _make_scratch(spec.features, c)
+        self.scratch = Scratch(spec.features, c)
         self._uv: dict[tuple[object, ...], Tensor] = {}
 
     def forward(
@@ -98,9 +99,7 @@ class DualDptHead(nn.Module):
             self._frames([t[i : i + chunk] for t in taps], size, rays)
             for i in range(0, len(taps[0]), chunk)
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return Dense(*(None if p[0] is None else torch.cat(p) for p in zip(*parts, strict=True)))
+        return parts[0] if len(parts) == 1 else _concatenate(parts)
 
     def _frames(self, taps: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
         laterals = self._pyramid(taps, size)
@@ -135,8 +134,9 @@ class DualDptHead(nn.Module):
 
     def _rays(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         x = self._with_uv(self.scratch.output_conv1_aux[3](x), size)
-        first, last = self.scratch.output_conv2_aux[3][0], self.scratch.output_conv2_aux[3][5]
-        norm = self.scratch.output_conv2_aux[0][2]  # one norm, stored with stack 0, serves stack 3
+        live = self.scratch.output_conv2_aux[3]
+        norm = self.scratch.output_conv2_aux[0].get_submodule("2")  # shared, stored with stack 0
+        first, last = live.get_submodule("0"), live.get_submodule("5")
         x = norm(first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out = last(F.relu(x)).permute(0, 2, 3, 1)
         return out[..., :6], 1 + out[..., 6].exp()
@@ -151,37 +151,46 @@ class DualDptHead(nn.Module):
         return x + self._uv[key]
 
 
+def _concatenate(parts: list[Dense]) -> Dense:
+    depth, confidence = (torch.cat([p[k] for p in parts]) for k in (0, 1))
+    rays = [p.ray for p in parts if p.ray is not None]
+    weights = [p.ray_confidence for p in parts if p.ray_confidence is not None]
+    return Dense(depth, confidence, *((torch.cat(rays), torch.cat(weights)) if rays else ()))
+
+
 def _enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
 
-def _make_scratch(F_: int, c: tuple[int, ...]) -> nn.Module:
+class Scratch(nn.Module):
     """The part of the head that the checkpoints call ``scratch``."""
-    scratch, half = nn.Module(), F_ // 2
-    for k, ck in enumerate(c):
-        scratch.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, F_, 3, padding=1, bias=False))
-    for branch in ("", "_aux"):
-        for r in (1, 2, 3, 4):
-            scratch.add_module(f"refinenet{r}{branch}", Fusion(F_, lateral=r < 4))
-    scratch.output_conv1 = nn.Conv2d(F_, half, 3, padding=1)
-    scratch.output_conv2 = nn.Sequential(
-        nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 1)
-    )
-    # Stacks 0 to 2 are dead at inference; they exist because the checkpoints hold them.
-    scratch.output_conv1_aux = nn.ModuleList(_ray_neck(F_) for _ in range(4))
-    scratch.output_conv2_aux = nn.ModuleList(_ray_out(half, with_norm=k == 0) for k in range(4))
-    return scratch
+
+    def __init__(self, features: int, c: tuple[int, ...]) -> None:
+        super().__init__()
+        half = features // 2
+        for k, ck in enumerate(c):
+            self.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, features, 3, padding=1, bias=False))
+        for branch in ("", "_aux"):
+            for r in (1, 2, 3, 4):
+                self.add_module(f"refinenet{r}{branch}", Fusion(features, lateral=r < 4))
+        self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
+        self.output_conv2 = nn.Sequential(
+            nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 1)
+        )
+        # Stacks 0 to 2 are dead at inference; they exist because the checkpoints hold them.
+        self.output_conv1_aux = nn.ModuleList(_ray_neck(features) for _ in range(4))
+        self.output_conv2_aux = nn.ModuleList(_ray_out(half, with_norm=k == 0) for k in range(4))
 
 
-def _ray_neck(F_: int) -> nn.Sequential:
+def _ray_neck(features: int) -> nn.Sequential:
     """Five 3x3 convolutions without activations between them."""
-    widths = [F_, F_ // 2, F_, F_ // 2, F_, F_ // 2]
-    pairs = zip(widths[:-1], widths[1:], strict=True)
+    widths = [features, features // 2] * 3
+    pairs = itertools.pairwise(widths)
     return nn.Sequential(*(nn.Conv2d(a, b, 3, padding=1) for a, b in pairs))
 
 
 def _ray_out(half: int, *, with_norm: bool) -> nn.Sequential:
-    """Indices as in the checkpoints: 0 convolution, 2 norm (shared, stored once), 5 convolution."""
+    """Indices as in the checkpoints: 0 convolution, 2 norm (shared, stored once), 5 output."""
     norm = nn.LayerNorm(32, eps=1e-5) if with_norm else nn.Identity()
     first, last = nn.Conv2d(half, 32, 3, padding=1), nn.Conv2d(32, 7, 1)
     return nn.Sequential(first, nn.Identity(), norm, nn.Identity(), nn.Identity(), last)

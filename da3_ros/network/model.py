@@ -57,7 +57,7 @@ class DepthAnything3(nn.Module):
         rays: also return the ray maps (the second branch of the head, skipped otherwise).
         head_chunk: frames that pass the head together; memory only, no effect on values.
 
-        Raises ValueError for a size that is no multiple of 14, or for extrinsics without intrinsics.
+        Raises ValueError for a size that is no multiple of 14, or for poses without intrinsics.
         """
         size = self._check(images, extrinsics, intrinsics)
         B, N = images.shape[:2]
@@ -71,8 +71,9 @@ class DepthAnything3(nn.Module):
         frames = [t.flatten(0, 1) for t in taps.patches]
         dense = self.head(frames, size, rays=rays, chunk=head_chunk)
         w2c, K = self.cam_dec(taps.camera, size)
-        maps = [None if m is None else m.unflatten(0, (B, N)) for m in dense]
-        return Output(maps[0], maps[1], w2c, K, None, maps[2], maps[3])
+        depth, confidence = (m.unflatten(0, (B, N)) for m in dense[:2])
+        ray, ray_confidence = (None if m is None else m.unflatten(0, (B, N)) for m in dense[2:])
+        return Output(depth, confidence, w2c, K, None, ray, ray_confidence)
 
     @staticmethod
     def _check(images: Tensor, extrinsics: Tensor | None, K: Tensor | None) -> tuple[int, int]:

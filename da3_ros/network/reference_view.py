@@ -1,4 +1,4 @@
-"""Choice of the reference view, the frame whose camera becomes the world (architecture notes, 6)."""
+"""Choice of the reference view, whose camera becomes the world (architecture notes, 6)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
 def select_reference(descriptor: Tensor, strategy: str) -> Tensor | None:
     """Frame order [B, N] with the reference first, or None where the order stays as it is.
 
-    ``descriptor`` [B, N, D] holds the class slots. Scores are computed in fp32 whatever the model's
-    precision: in bf16 rounding alone decides between near-still frames.
+    ``descriptor`` [B, N, D] holds the class slots. Scores are computed in fp32 whatever the
+    model's precision: in bf16 rounding alone decides between near-still frames.
 
     Raises ValueError for an unknown strategy.
     """

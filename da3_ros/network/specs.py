@@ -10,7 +10,7 @@ POS_GRID = 37  # the stored positional embedding covers 37 x 37 patches (518 pix
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes of one any-view DA3 network (Depth Anything 3, arXiv 2511.10647; official config.json).
+    """Sizes of one any-view DA3 network (arXiv 2511.10647 and the official config.json).
 
     ``alt_start`` is the first block that may attend across frames; from there on odd blocks do.
     ``taps`` are the blocks whose output feeds the head.

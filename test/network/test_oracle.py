@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from network.oracle import pair, randomize, reference_network, relative_error, spec_of
 
 BOUND = 1e-4
