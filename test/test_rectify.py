@@ -25,7 +25,7 @@ from da3_ros.types import Calibration
 FULL = (640, 480)
 K = np.array([[410.0, 0.0, 322.3], [0.0, 405.0, 236.8], [0.0, 0.0, 1.0]])
 PLUMB_BOB = np.array([-0.28, 0.09, 0.0011, -0.0007, -0.012])
-RATIONAL = np.array([0.12, -0.08, 0.0008, -0.0005, 0.01, 0.35, -0.02, 0.005])
+RATIONAL = np.array([0.30, -0.01, 0.0008, -0.0005, 0.002, 0.50, -0.005, 0.001])
 EQUIDISTANT = np.array([-0.031, 0.012, -0.006, 0.0011])
 MODELS = {
     "plumb_bob": PLUMB_BOB,
