@@ -17,11 +17,12 @@ Knows NumPy and nothing else of this package.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]  # float64 unless said otherwise
 Image = NDArray[np.uint8]
 FloatImage = NDArray[np.float32]
 

@@ -152,7 +152,8 @@ class DualDptHead(nn.Module):
 
 
 def _concatenate(parts: list[Dense]) -> Dense:
-    depth, confidence = (torch.cat([p[k] for p in parts]) for k in (0, 1))
+    depth = torch.cat([p.depth for p in parts])
+    confidence = torch.cat([p.confidence for p in parts])
     rays = [p.ray for p in parts if p.ray is not None]
     weights = [p.ray_confidence for p in parts if p.ray_confidence is not None]
     return Dense(depth, confidence, *((torch.cat(rays), torch.cat(weights)) if rays else ()))

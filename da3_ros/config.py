@@ -1,0 +1,206 @@
+"""The one place where every parameter of the pipeline has its name, default, range and text.
+
+ROS parameter descriptors, the README's table and the YAML files are generated from these classes
+or checked against them. A group's fields are named ``group.field`` outside (``window.size``); the
+inference group has no prefix (``model``). Knows no ROS and no other room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A parameter that cannot be used; one line that names it, what it was and what it may be."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A config field with its description and allowed values."""
+    metadata = {"text": text, "low": low, "high": high, "choices": choices}
+    if isinstance(default, tuple):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class InferenceConfig:
+    """Which network runs where."""
+
+    model: str = option("da3-small", "any-view model, see `da3_ros models`")
+    checkpoint: str = option(
+        "", "folder, hub name, `random` (no meaning, for tests), or empty: shipped or hub cache"
+    )
+    device: str = option("auto", "where the network runs", choices=("auto", "cuda", "mps", "cpu"))
+    process_res: int = option(504, "longest side in the network, pixels", low=28, high=2016)
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """How frames are put together."""
+
+    size: int = option(8, "views per pass", low=2, high=512)
+    new: int = option(1, "new frames per pass; must leave a shared frame", low=1, high=511)
+
+
+@dataclass(frozen=True)
+class KeyframeConfig:
+    """Motion that makes a keyframe; it never decides whether a frame gets depth."""
+
+    rotation_deg: float = option(10.0, "rotation since the last keyframe, degrees", low=0.0)
+    parallax: float = option(0.05, "translation since then over the median depth", low=0.0)
+
+
+@dataclass(frozen=True)
+class ScaleConfig:
+    """Where metres come from."""
+
+    source: str = option(
+        "none", "who says what a network unit is in metres", choices=("none", "fixed")
+    )
+    factor: float = option(1.0, "metres per unit of the first window (source `fixed`)", low=1e-6)
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """What becomes of uncertain depth, and how depth is coloured."""
+
+    min_confidence: float = option(0.0, "depth below this confidence is NaN", low=0.0)
+    confidence_percentile: float = option(
+        0.0, "this share of each frame, the least confident, is NaN", low=0.0, high=99.0
+    )
+    edge_filter: bool = option(True, "flying pixels on depth edges are NaN")
+    color_range_m: tuple[float, float] = option((0.3, 10.0), "range of the coloured depth")
+    color_map: str = option("spectral", "colours of the depth", choices=("spectral", "turbo"))
+
+
+@dataclass(frozen=True)
+class MapConfig:
+    """The accumulated scene."""
+
+    enabled: bool = option(True, "accumulate a scene")
+    voxel_m: float = option(0.02, "edge of a voxel; first window's unit if not metric", low=1e-4)
+    max_points: int = option(5_000_000, "most voxels held; the longest unseen leave first", low=1)
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """Everything the pipeline can be told."""
+
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    keyframe: KeyframeConfig = field(default_factory=KeyframeConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    depth: DepthConfig = field(default_factory=DepthConfig)
+    map: MapConfig = field(default_factory=MapConfig)
+    max_late_s: float = option(
+        0.5, "a stamp this far back is late (dropped, counted); farther is a time jump", low=0.0
+    )
+
+    def __post_init__(self) -> None:
+        for parameter in parameters(self):
+            parameter.check()
+        if self.window.new >= self.window.size:
+            raise ConfigError(
+                f"window.new is {self.window.new}, but must be below window.size "
+                f"({self.window.size}): windows join by the frames they share"
+            )
+        low, high = self.depth.color_range_m
+        if not 0 <= low < high:
+            raise ConfigError(f"depth.color_range_m is {[low, high]}: give [near, far], 0 <= near")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter as the outside sees it."""
+
+    name: str
+    value: Any
+    text: str
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise ConfigError if the value is outside its range or choices."""
+        if self.choices and self.value not in self.choices:
+            raise ConfigError(f"{self.name} is {self.value!r}: one of {', '.join(self.choices)}")
+        if isinstance(self.value, float) and math.isnan(self.value):
+            raise ConfigError(f"{self.name} is NaN")
+        if self.low is not None and self.value < self.low:
+            raise ConfigError(f"{self.name} is {self.value}: at least {self.low}")
+        if self.high is not None and self.value > self.high:
+            raise ConfigError(f"{self.name} is {self.value}: at most {self.high}")
+
+
+def parameters(config: PipelineConfig) -> Iterator[Parameter]:
+    """All parameters of ``config`` by their outside names, in order."""
+    for group in dataclasses.fields(config):
+        value = getattr(config, group.name)
+        if not dataclasses.is_dataclass(value):
+            yield Parameter(group.name, value, **group.metadata)
+            continue
+        prefix = "" if group.name == "inference" else f"{group.name}."
+        for item in dataclasses.fields(value):
+            yield Parameter(prefix + item.name, getattr(value, item.name), **item.metadata)
+
+
+def config_from_parameters(values: Mapping[str, Any]) -> PipelineConfig:
+    """A config from outside names; what is not given keeps its default.
+
+    Raises ConfigError for an unknown name, a wrong type or a value out of range.
+    """
+    defaults = {p.name: p.value for p in parameters(PipelineConfig())}
+    unknown = sorted(set(values) - set(defaults))
+    if unknown:
+        raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(defaults)}")
+    given = {name: _convert(name, value, defaults[name]) for name, value in values.items()}
+    groups: dict[str, Any] = {}
+    for group in dataclasses.fields(PipelineConfig):
+        make = group.default_factory
+        if make is dataclasses.MISSING:
+            if group.name in given:
+                groups[group.name] = given[group.name]
+            continue
+        prefix = "" if group.name == "inference" else f"{group.name}."
+        names = [f.name for f in dataclasses.fields(make())]
+        chosen = {n: given[prefix + n] for n in names if prefix + n in given}
+        groups[group.name] = dataclasses.replace(make(), **chosen)
+    return PipelineConfig(**groups)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested YAML keys to dotted names: {"window": {"size": 8}} -> {"window.size": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
+    return flat
+
+
+def _convert(name: str, value: Any, default: Any) -> Any:
+    """``value`` in the type of the default; whole numbers may stand for floats, nothing else."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        good = isinstance(default, bool) and isinstance(value, bool)
+    elif isinstance(default, float):
+        good = isinstance(value, (int, float))
+        value = float(value) if good else value
+    elif isinstance(default, tuple):
+        good = isinstance(value, (list, tuple)) and len(value) == len(default)
+        value = tuple(float(v) for v in value) if good else value
+    else:
+        good = isinstance(value, type(default))
+    if not good:
+        kind = "list" if isinstance(default, tuple) else type(default).__name__
+        raise ConfigError(f"{name} is {value!r}: a {kind} like {default!r} is wanted")
+    return value

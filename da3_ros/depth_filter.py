@@ -1,0 +1,57 @@
+"""Turns raw network depth into depth that may be published: NaN where it cannot be believed."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.config import DepthConfig
+from da3_ros.types import FloatImage
+
+BEND = 0.08  # second difference of inverse depth, relative, that only an edge has
+STEP = 1.1  # largest over smallest depth in a 3x3 neighbourhood that is still one surface
+
+
+def filter_depth(
+    depth: FloatImage,
+    confidence: FloatImage,
+    config: DepthConfig,
+    valid: NDArray[np.bool_] | None = None,
+) -> FloatImage:
+    """Copy of ``depth`` [h, w] with NaN where it is unknown, doubtful or on a depth edge.
+
+    ``valid`` [h, w] marks pixels that have a source in the camera image (rectification border).
+    """
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(depth) | (depth <= 0) | ~(confidence >= config.min_confidence)
+    if config.confidence_percentile > 0:
+        bad |= confidence < np.percentile(confidence, config.confidence_percentile)
+    if valid is not None:
+        bad |= ~valid
+    if config.edge_filter:
+        bad |= depth_edges(depth)
+    return np.where(bad, np.float32(np.nan), depth)
+
+
+def depth_edges(depth: FloatImage) -> NDArray[np.bool_]:
+    """Mask [h, w] of pixels on a jump between two surfaces, where a network smears depth.
+
+    Inverse depth is linear over any plane, however slanted, so its second difference tells an edge
+    from a steep floor. A smeared pixel lies between two bends, hence the dilation; pixels of the
+    neighbourhood that show no step in depth are kept.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.nan_to_num(1 / depth, nan=0.0, posinf=0.0, neginf=0.0)
+    kernel = np.array([1, -2, 1], dtype=np.float32)
+    bend = np.maximum(
+        np.abs(cv2.filter2D(inverse, -1, kernel[None], borderType=cv2.BORDER_REPLICATE)),
+        np.abs(cv2.filter2D(inverse, -1, kernel[:, None], borderType=cv2.BORDER_REPLICATE)),
+    )
+    # At the image border the replicated pixel makes a bend of the slope itself: not an edge.
+    bend[[0, -1]] = 0
+    bend[:, [0, -1]] = 0
+    box = np.ones((3, 3), np.uint8)
+    near_bend = cv2.dilate((bend > BEND * inverse).astype(np.uint8), box) > 0
+    step = cv2.dilate(inverse, box) > STEP * cv2.erode(inverse, box)
+    return near_bend & step

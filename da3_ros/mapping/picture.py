@@ -1,0 +1,109 @@
+"""An off-screen picture of the scene: points, cameras and path, without any graphics library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from da3_ros.geometry import T_MAP_WORLD
+from da3_ros.mapping.export import FRUSTUM, Scene, chosen_frusta, frustum, path_points, scene_size
+from da3_ros.types import Array, Image
+
+BACKGROUND = 24
+ELEVATION_DEG = 45.0
+FIELD_OF_VIEW_DEG = 45.0
+CAMERA_COLOR, PATH_COLOR = (255, 140, 0), (0, 160, 255)
+
+
+@dataclass(frozen=True, eq=False)
+class _Viewpoint:
+    """A pinhole looking at the scene: world axes are the ROS map's (z up)."""
+
+    R: Array  # [3, 3] map to view (x right, y down, z forward)
+    eye: Array
+    focal: float
+    size: tuple[int, int]
+
+    def project(self, points: Array) -> tuple[Array, Array]:
+        """Pixels [..., 2] and view depth [...] of map points [..., 3]."""
+        view = (points - self.eye) @ self.R.T
+        depth = view[..., 2]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            xy = view[..., :2] / depth[..., None] * self.focal
+        return xy + np.array(self.size) / 2, depth
+
+
+def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
+    """RGB [H, W, 3] of the scene from above and behind the first camera.
+
+    What lies clearly above the cameras (a room's ceiling) is cut away, as in a doll's house.
+    """
+    R_map_world = T_MAP_WORLD[:3, :3]
+    points = scene.cloud.xyz.astype(np.float64) @ R_map_world.T
+    centres = path_points(scene.poses) @ R_map_world.T
+    keep = _below_ceiling(points, centres)
+    points, colors = points[keep], scene.cloud.rgb[keep]
+    canvas = np.full((size[1], size[0], 3), BACKGROUND, np.uint8)
+    seen = points if len(points) else centres
+    if not len(seen):
+        return canvas
+    viewpoint = _behind_and_above(seen, scene, size)
+    _paint_points(canvas, viewpoint, points, colors)
+    segments = [frustum(p, FRUSTUM * scene_size(scene)) for p in chosen_frusta(scene.poses)]
+    if segments:
+        _paint_lines(canvas, viewpoint, np.concatenate(segments) @ R_map_world.T, CAMERA_COLOR)
+    _paint_lines(canvas, viewpoint, np.stack((centres[:-1], centres[1:]), axis=1), PATH_COLOR)
+    return canvas
+
+
+def _below_ceiling(points: Array, centres: Array) -> Array:
+    if not len(points) or not len(centres):
+        return np.ones(len(points), bool)
+    top = centres[:, 2].max()
+    low, high = np.percentile(points[:, 2], (2, 98))
+    return np.asarray(points[:, 2] < top + 0.15 * max(high - low, 1e-6))
+
+
+def _behind_and_above(points: Array, scene: Scene, size: tuple[int, int]) -> _Viewpoint:
+    low, high = np.percentile(points, (3, 97), axis=0)
+    target, radius = (low + high) / 2, max(float(np.linalg.norm(high - low)) / 2, 1e-6)
+    forward = _heading(scene)
+    elevation = np.radians(ELEVATION_DEG)
+    look = np.array([*(np.cos(elevation) * forward), -np.sin(elevation)])
+    focal = min(size) / 2 / np.tan(np.radians(FIELD_OF_VIEW_DEG) / 2)
+    eye = target - look * radius / np.sin(np.radians(FIELD_OF_VIEW_DEG) / 2)
+    right = np.array([forward[1], -forward[0], 0.0])
+    return _Viewpoint(np.stack((right, np.cross(look, right), look)), eye, focal, size)
+
+
+def _heading(scene: Scene) -> Array:
+    """Horizontal unit vector [2] that the first camera looks along."""
+    if not scene.poses:
+        return np.array([1.0, 0.0])
+    axis = (T_MAP_WORLD @ scene.poses[0].T_world_camera)[:2, 2]
+    norm = np.linalg.norm(axis)
+    return axis / norm if norm > 1e-6 else np.array([1.0, 0.0])
+
+
+def _paint_points(canvas: Image, viewpoint: _Viewpoint, points: Array, colors: Image) -> None:
+    """Far to near, so that a later write is nearer; two pixels wide to close gaps."""
+    pixels, depth = viewpoint.project(points)
+    order = np.argsort(-depth, kind="stable")
+    order = order[depth[order] > 0]
+    xy, rgb = np.floor(pixels[order]).astype(np.int64), colors[order]
+    for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        x, y = xy[:, 0] + dx, xy[:, 1] + dy
+        inside = (x >= 0) & (y >= 0) & (x < canvas.shape[1]) & (y < canvas.shape[0])
+        canvas[y[inside], x[inside]] = rgb[inside]
+
+
+def _paint_lines(
+    canvas: Image, viewpoint: _Viewpoint, segments: Array, color: tuple[int, int, int]
+) -> None:
+    pixels, depth = viewpoint.project(segments)
+    near = np.abs(pixels).max(axis=(1, 2), initial=0) < 1e5 if len(pixels) else np.zeros(0, bool)
+    for ends in pixels[near & (depth > 0).all(axis=1)]:
+        a, b = ((round(float(x)), round(float(y))) for x, y in ends)
+        cv2.line(canvas, a, b, color, 1, cv2.LINE_AA)

@@ -1,0 +1,284 @@
+"""Frame in, results out: the one path that the live node, bag replay and the tests share.
+
+Rectify, resize, gather a window, run the network, place the window in the scene by what it shares
+with it, deliver each new frame once, grow the map. Knows no ROS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.config import PipelineConfig
+from da3_ros.depth_filter import filter_depth
+from da3_ros.geometry import backproject
+from da3_ros.inference import InferenceSession, resize_for_network
+from da3_ros.mapping.alignment import Alignment, Similarity, align_window
+from da3_ros.mapping.export import Scene, export_scene
+from da3_ros.mapping.trajectory import Trajectory
+from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.rectify import CalibrationError, Rectifier
+from da3_ros.types import (
+    Frame,
+    Prediction,
+    Scale,
+    TrackedFrame,
+    View,
+    Window,
+    WindowReport,
+)
+
+log = logging.getLogger(__name__)
+
+ALIGN_FRAMES = 3  # shared frames that place a window; more cost time and add little
+
+
+class Network(Protocol):
+    """What the pipeline needs of an inference session."""
+
+    def infer(self, window: Window) -> Prediction: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """A view and what the network must not see."""
+
+    view: View
+    valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
+
+
+class Pipeline:
+    """A stream of frames of one camera, turned into one scene. Not thread-safe.
+
+    ``counters`` holds frames received and processed, and drops by cause.
+    """
+
+    def __init__(self, config: PipelineConfig, session: Network | None = None) -> None:
+        self.config = config
+        self.session = InferenceSession(config.inference) if session is None else session
+        self.counters: Counter[str] = Counter()
+        self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
+        self.trajectory = Trajectory()
+        self._rectifier = Rectifier()
+        self._last_stamp: int | None = None
+        self._unit = 1.0  # scene units per network unit, of the newest window
+        self._next_view = 0
+        self._next_window = 0
+        self._start_segment()
+
+    def push(self, frame: Frame) -> Iterator[TrackedFrame]:
+        """Take one frame; yields the frames that became ready, in stamp order.
+
+        A stamp up to ``max_late_s`` back, or repeated, is dropped and counted; one farther back is
+        a time jump, which resets window and odometry and keeps the map. A frame that cannot be
+        rectified is dropped with a warning. The work happens while the result is iterated.
+        """
+        self.counters["received"] += 1
+        if not self._in_time(frame):
+            return
+        prepared = self._prepare(frame)
+        if prepared is None:
+            return
+        if self._size_changed(prepared.view):
+            yield from self.flush()
+            self._start_segment()
+        self._last_stamp = frame.stamp_ns
+        self._pending.append(prepared)
+        if len(self._pending) == self.config.window.new:
+            yield from self._run_window()
+
+    def flush(self) -> Iterator[TrackedFrame]:
+        """Process what waits for a full window; call at the end of a recording."""
+        if self._pending:
+            yield from self._run_window()
+
+    def reset(self) -> None:
+        """Forget window, odometry and map; keep the loaded network and the counters."""
+        self.map = VoxelMap(self.config.map.voxel_m, self.config.map.max_points)
+        self.trajectory = Trajectory()
+        self._start_segment()
+
+    def scene(self) -> Scene:
+        """The points and poses gathered so far."""
+        return Scene(self.map.cloud(), list(self.trajectory.poses))
+
+    def export(self, path: str | Path) -> Path:
+        """Write the scene; the suffix chooses .glb, .ply or .tum. Returns the path written."""
+        return export_scene(self.scene(), Path(path))
+
+    def _start_segment(self) -> None:
+        """A new stretch of odometry, starting at the world's origin with nothing shared."""
+        self._pending: list[_Prepared] = []
+        self._shared: deque[tuple[View, TrackedFrame]] = deque(maxlen=self.config.window.size - 1)
+        self._last_stamp = None
+        self._keyframe: TrackedFrame | None = None
+
+    def _in_time(self, frame: Frame) -> bool:
+        if self._last_stamp is None or frame.stamp_ns > self._last_stamp:
+            return True
+        back_s = (self._last_stamp - frame.stamp_ns) / 1e9
+        if back_s <= self.config.max_late_s:
+            self.counters["dropped_late"] += 1
+            return False
+        log.warning("stamps jump back %.3f s: window and odometry start anew", back_s)
+        self.counters["time_jumps"] += 1
+        self.counters["dropped_time_jump"] += len(self._pending)
+        self._start_segment()
+        return True
+
+    def _prepare(self, frame: Frame) -> _Prepared | None:
+        try:
+            image, K, valid = frame.image, None, None
+            if frame.calibration is not None:
+                done = self._rectifier(image, frame.calibration, frame.rectified)
+                image, K, valid = done.image, done.K, done.valid
+            image, K = resize_for_network(image, K, self.config.inference.process_res)
+        except (CalibrationError, ValueError) as error:
+            self.counters["dropped_bad_input"] += 1
+            log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
+            return None
+        view = View(self._next_view, frame.stamp_ns, image, K, frame.frame_id, frame.camera)
+        self._next_view += 1
+        return _Prepared(view, None if valid is None else _shrink_mask(valid, image.shape[:2]))
+
+    def _size_changed(self, view: View) -> bool:
+        last = self._pending[-1].view if self._pending else None
+        last = self._shared[-1][0] if last is None and self._shared else last
+        if last is None or last.image.shape == view.image.shape:
+            return False
+        log.warning(
+            "image size in the network changed from %s to %s: window and odometry start anew",
+            last.image.shape[1::-1],
+            view.image.shape[1::-1],
+        )
+        return True
+
+    def _run_window(self) -> Iterator[TrackedFrame]:
+        start = time.perf_counter()
+        new, self._pending = self._pending, []
+        room = self.config.window.size - len(new)
+        shared = list(self._shared)[-room:]
+        views = tuple(view for view, _ in shared) + tuple(p.view for p in new)
+        window = Window(self._next_window, views, len(new))
+        self._next_window += 1
+        prediction = self.session.infer(window)
+        placed = self._place([frame for _, frame in shared], prediction)
+        report = self._report(window, prediction, placed, time.perf_counter() - start)
+        for offset, prepared in enumerate(new):
+            index = len(shared) + offset
+            yield self._deliver(prepared, index, prediction, placed.T_scene_window, report)
+
+    def _place(self, shared: list[TrackedFrame], prediction: Prediction) -> Alignment:
+        """Where the window lies in the scene."""
+        if not shared:
+            factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
+            origin = Similarity.between(np.eye(4), prediction.T_window_camera[0], factor)
+            first = self.counters["processed"] == 0
+            return Alignment(origin, first, float("nan"), float("nan"))
+        chosen = sorted({0, len(shared) // 2, len(shared) - 1})[:ALIGN_FRAMES]
+        fit = align_window([shared[i] for i in chosen], prediction, chosen)
+        if fit is not None:
+            return fit
+        self.counters["windows_refused"] += 1
+        log.warning("window %d does not fit the scene: motion is held", self._next_window - 1)
+        held = Similarity.between(
+            shared[-1].T_world_camera, prediction.T_window_camera[len(shared) - 1], self._unit
+        )
+        return Alignment(held, False, float("nan"), 0.0)
+
+    def _report(
+        self, window: Window, prediction: Prediction, placed: Alignment, total_s: float
+    ) -> WindowReport:
+        unit = placed.T_scene_window.scale
+        self._unit = unit
+        return WindowReport(
+            id=window.id,
+            stamp_ns=window.views[-1].stamp_ns,
+            views=len(window.views),
+            new_frames=window.new,
+            aligned=placed.accepted,
+            alignment_rms=placed.rms,
+            alignment_inliers=placed.inliers,
+            unit=unit,
+            scale=self._scale(unit),
+            inference_s=prediction.inference_s,
+            total_s=total_s,
+        )
+
+    def _scale(self, unit: float) -> Scale:
+        source = self.config.scale.source
+        return Scale() if source == "none" else Scale(source, unit, 0.0)
+
+    def _deliver(
+        self,
+        prepared: _Prepared,
+        index: int,
+        prediction: Prediction,
+        placed: Similarity,
+        report: WindowReport,
+    ) -> TrackedFrame:
+        view, confidence = prepared.view, prediction.confidence[index]
+        depth = prediction.depth[index] * np.float32(placed.scale)
+        frame = TrackedFrame(
+            id=view.id,
+            stamp_ns=view.stamp_ns,
+            frame_id=view.frame_id,
+            camera=view.camera,
+            image=view.image,
+            depth_m=filter_depth(depth, confidence, self.config.depth, prepared.valid),
+            confidence=confidence,
+            K=prediction.K[index] if view.K is None else view.K,
+            T_world_camera=placed.pose(prediction.T_window_camera[index]),
+            keyframe=False,
+            scale=report.scale,
+            window=report,
+        )
+        return self._remember(view, frame)
+
+    def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
+        """Make it a keyframe if the camera moved, grow the map, keep it for the next windows."""
+        frame = dataclasses.replace(frame, keyframe=self._moved(frame))
+        if frame.keyframe:
+            self._keyframe = frame
+            self._grow_map(frame)
+        self.trajectory.add(frame)
+        self._shared.append((view, frame))
+        self.counters["processed"] += 1
+        return frame
+
+    def _moved(self, frame: TrackedFrame) -> bool:
+        """Whether rotation or parallax since the last keyframe makes this one a keyframe."""
+        if self._keyframe is None:
+            return True
+        delta = np.linalg.inv(self._keyframe.T_world_camera) @ frame.T_world_camera
+        angle = np.degrees(np.arccos(np.clip((np.trace(delta[:3, :3]) - 1) / 2, -1, 1)))
+        known = self._keyframe.depth_m[np.isfinite(self._keyframe.depth_m)]
+        parallax = np.linalg.norm(delta[:3, 3]) / np.median(known) if len(known) else np.inf
+        limits = self.config.keyframe
+        return bool(angle > limits.rotation_deg or parallax > limits.parallax)
+
+    def _grow_map(self, frame: TrackedFrame) -> None:
+        if not self.config.map.enabled:
+            return
+        known = np.isfinite(frame.depth_m)
+        points = backproject(frame.depth_m, frame.K)[known].astype(np.float64)
+        T = frame.T_world_camera
+        self.map.insert(
+            points @ T[:3, :3].T + T[:3, 3], frame.image[known], frame.confidence[known]
+        )
+
+
+def _shrink_mask(valid: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Mask at the network's size; a pixel is valid only where all that it averages is."""
+    area = cv2.resize(valid.astype(np.float32), (shape[1], shape[0]), interpolation=cv2.INTER_AREA)
+    return np.asarray(area > 0.999)

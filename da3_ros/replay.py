@@ -1,0 +1,247 @@
+"""Processes a recording from end to end: every frame, in stamp order, repeatably.
+
+The results are collected in a hidden folder beside their place and moved there at the end, so that
+an interrupted run leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from da3_ros import __version__
+from da3_ros.config import PipelineConfig, parameters
+from da3_ros.inference import DeviceError, InferenceSession
+from da3_ros.mapping.export import ExportError
+from da3_ros.mapping.picture import render_scene
+from da3_ros.mapping.trajectory import tum_line
+from da3_ros.network import MODELS, CheckpointError
+from da3_ros.pictures import ContactSheet, write_png
+from da3_ros.pipeline import Network, Pipeline
+from da3_ros.recordings import Recording, RecordingError, open_recording
+from da3_ros.recordings.writer import BagWriter
+from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.ros.outputs import frame_messages, scene_messages
+from da3_ros.types import TrackedFrame
+
+log = logging.getLogger(__name__)
+
+TOPIC_PREFIX = "/da3/"
+
+
+class ReplayError(RuntimeError):
+    """A replay that could not be done; one line, and nothing was written."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """What to read, what of it, and where to write."""
+
+    input: Path
+    output: Path
+    camera: str | None = None
+    start_s: float | None = None
+    end_s: float | None = None
+    every: int = 1
+    rate_hz: float = 10.0
+    pictures: bool = False
+
+
+@dataclass
+class ReplaySummary:
+    """What a replay did. ``stopped_at`` says where a damaged recording ended, else None."""
+
+    output: Path
+    files: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    stopped_at: str | None = None
+
+    def text(self) -> str:
+        """A few lines for the terminal."""
+        processed, wall = self.counts.get("processed", 0), self.measured["wall_s"]
+        lines = [
+            f"{processed} frames in {wall:.1f} s ({processed / max(wall, 1e-9):.2f} frames/s)"
+        ]
+        dropped = {k: v for k, v in self.counts.items() if k.startswith("dropped") and v}
+        if dropped:
+            lines.append("dropped: " + ", ".join(f"{k[8:]} {v}" for k, v in dropped.items()))
+        if self.stopped_at:
+            lines.append(f"the recording is damaged: {self.stopped_at}")
+        lines += [f"  {self.output / name}" for name in self.files]
+        return "\n".join(lines) + "\n"
+
+
+def replay(
+    options: ReplayOptions, config: PipelineConfig, session: Network | None = None
+) -> ReplaySummary:
+    """Process ``options.input`` into ``options.output``.
+
+    ``session`` stands in for the network that ``config`` names. Raises ReplayError; on any error
+    or interruption the output folder is left as it was.
+    """
+    start = time.perf_counter()
+    try:
+        with _open(options) as recording, _staging(options.output) as folder:
+            pipeline = Pipeline(config, session or InferenceSession(config.inference))
+            writer = _Results(folder, options.pictures, config)
+            with writer:
+                _process(recording, pipeline, writer)
+                writer.finish(pipeline)
+            summary = _summarize(options, config, pipeline, recording, start, folder)
+            _publish(folder, options.output)
+    except (RecordingError, CheckpointError, DeviceError, ExportError, OSError) as error:
+        raise ReplayError(str(error)) from error
+    return summary
+
+
+def _open(options: ReplayOptions) -> Recording:
+    return open_recording(
+        options.input,
+        camera=options.camera,
+        start_s=options.start_s,
+        end_s=options.end_s,
+        every=options.every,
+        rate_hz=options.rate_hz,
+    )
+
+
+def _process(recording: Recording, pipeline: Pipeline, writer: _Results) -> None:
+    progress = tqdm(
+        total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
+    )
+    with logging_redirect_tqdm(), progress:
+        for frame in recording:
+            for result in pipeline.push(frame):
+                writer.add(result)
+            progress.update()
+        for result in pipeline.flush():
+            writer.add(result)
+    if not pipeline.counters["processed"]:
+        raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
+
+
+class _Results(contextlib.AbstractContextManager["_Results"]):
+    """The files of one replay, written as the frames come."""
+
+    def __init__(self, folder: Path, pictures: bool, config: PipelineConfig) -> None:
+        self.folder = folder
+        self.config = config
+        self.library = RosbagsLibrary()
+        self.bag = BagWriter(folder / "output.mcap", self.library)
+        self.trajectory = (folder / "trajectory.tum").open("w")
+        self.sheet = ContactSheet(config.depth) if pictures else None
+        self._last_window = -1
+
+    def add(self, frame: TrackedFrame) -> None:
+        """Write one delivered frame."""
+        for topic, kind, message in frame_messages(frame, self.library, self.config.depth):
+            self._write(topic, kind, message, frame.stamp_ns)
+        self.trajectory.write(tum_line(frame.stamp_ns, frame.T_world_camera))
+        if self.sheet is not None:
+            self.sheet.add(frame)
+
+    def finish(self, pipeline: Pipeline) -> None:
+        """Write what needs the whole scene."""
+        for name in ("scene.glb", "scene.ply"):
+            pipeline.export(self.folder / name)
+        scene, stamp = pipeline.scene(), pipeline.trajectory.poses[-1].stamp_ns
+        for topic, kind, message in scene_messages(scene, self.library, stamp):
+            self._write(topic, kind, message, stamp)
+        if self.sheet is not None:
+            write_png(self.folder / "contact_sheet.png", self.sheet.picture())
+            write_png(self.folder / "cloud.png", render_scene(scene))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.trajectory.close()
+        if kind is None:
+            self.bag.close()
+        else:
+            self.bag.abort()
+
+    def _write(self, topic: str, kind: str, message: Any, stamp_ns: int) -> None:
+        name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
+        self.bag.write(name, kind, message, stamp_ns)
+
+
+@contextlib.contextmanager
+def _staging(output: Path) -> Iterator[Path]:
+    """A hidden folder inside ``output``, gone at the end whatever happens."""
+    existed = output.exists()
+    if existed and not output.is_dir():
+        raise ReplayError(f"--output {output} is a file: give a folder")
+    output.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=output))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not existed:
+            with contextlib.suppress(OSError):  # not empty: the results are there
+                output.rmdir()
+
+
+def _publish(folder: Path, output: Path) -> None:
+    for file in sorted(folder.iterdir()):
+        os.replace(file, output / file.name)
+
+
+def _summarize(
+    options: ReplayOptions,
+    config: PipelineConfig,
+    pipeline: Pipeline,
+    recording: Recording,
+    start: float,
+    folder: Path,
+) -> ReplaySummary:
+    """Write report.json (repeatable) and measured.json (times, memory); returns the summary."""
+    counts = {**pipeline.counters, **recording.counters}
+    summary = ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+    processed, wall = counts.get("processed", 0), time.perf_counter() - start
+    summary.measured = {
+        "wall_s": wall,
+        "frames_per_s": processed / wall,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "map_mb": pipeline.map.nbytes / 2**20,
+    }
+    report = {
+        "da3_ros": __version__,
+        "input": options.input.name,
+        "options": {
+            f.name: getattr(options, f.name)
+            for f in dataclasses.fields(options)
+            if f.name not in ("input", "output")
+        },
+        "parameters": {p.name: p.value for p in parameters(config)},
+        "license": MODELS[config.inference.model].license,
+        "counts": dict(sorted(counts.items())),
+        "stopped_at": recording.stopped_at,
+        "map_points": len(pipeline.map),
+        "path_length": _path_length(pipeline),
+        "metric": config.scale.source != "none",
+    }
+    for name, content in (("report", report), ("measured", summary.measured)):
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    summary.files = sorted(f.name for f in folder.iterdir())
+    return summary
+
+
+def _path_length(pipeline: Pipeline) -> float:
+    centres = np.array([p.T_world_camera[:3, 3] for p in pipeline.trajectory.poses])
+    return float(np.linalg.norm(np.diff(centres, axis=0), axis=1).sum())

@@ -1,0 +1,85 @@
+"""The bounded voxel map against a plain dictionary."""
+
+import numpy as np
+import pytest
+
+from da3_ros.mapping.voxel_map import VoxelMap
+
+
+def random_points(rng, n, spread=3.0):
+    xyz = rng.uniform(-spread, spread, (n, 3))
+    rgb = rng.integers(0, 256, (n, 3)).astype(np.uint8)
+    return xyz, rgb, rng.uniform(1, 5, n).astype(np.float32)
+
+
+def dictionary_map(batches, voxel):
+    cells = {}
+    for xyz, rgb, confidence in batches:
+        for p, c, w in zip(xyz, rgb, confidence, strict=True):
+            key = tuple(np.floor(p / voxel).astype(int))
+            total = cells.setdefault(key, np.zeros(9))
+            total += [*(p * w), *(c * float(w)), w * w, w, 1]
+    return cells
+
+
+def test_mean_position_colour_confidence_and_count_equal_a_dictionary():
+    rng = np.random.default_rng(0)
+    batches = [random_points(rng, 3000) for _ in range(4)]
+    voxel_map = VoxelMap(0.5, 10**6)
+    for batch in batches:
+        voxel_map.insert(*batch)
+    expected = dictionary_map(batches, 0.5)
+    cloud = voxel_map.cloud()
+    assert len(cloud) == len(expected)
+    for xyz, rgb, confidence, count in zip(
+        cloud.xyz, cloud.rgb, cloud.confidence, cloud.count, strict=True
+    ):
+        total = expected[tuple(np.floor(xyz.astype(float) / 0.5).astype(int))]
+        np.testing.assert_allclose(xyz, total[:3] / total[7], atol=1e-5)
+        np.testing.assert_allclose(rgb, total[3:6] / total[7], atol=0.51)
+        assert confidence == pytest.approx(total[6] / total[7], rel=1e-5)
+        assert count == total[8]
+
+
+def test_position_stays_exact_a_kilometre_from_the_origin():
+    voxel_map = VoxelMap(0.02, 100)
+    for _ in range(1000):
+        voxel_map.insert(
+            np.array([[1000.011, -2000.007, 5.013]]), np.zeros((1, 3), np.uint8), np.ones(1)
+        )
+    np.testing.assert_allclose(voxel_map.cloud().xyz[0], [1000.011, -2000.007, 5.013], atol=2e-4)
+
+
+def test_unknown_and_infinite_points_are_left_out():
+    xyz = np.array([[np.nan, 0, 0], [np.inf, 0, 0], [1e9, 0, 0], [0.1, 0.1, 0.1]])
+    voxel_map = VoxelMap(0.02, 100)
+    voxel_map.insert(xyz, np.zeros((4, 3), np.uint8), np.ones(4))
+    assert len(voxel_map) == 1
+
+
+def test_map_never_holds_more_than_its_cap_and_drops_the_longest_unseen():
+    rng = np.random.default_rng(1)
+    voxel_map = VoxelMap(0.1, 2000)
+    memory = set()
+    for step in range(30):
+        xyz, rgb, confidence = random_points(rng, 500, spread=1.0)
+        voxel_map.insert(xyz + [step * 3.0, 0, 0], rgb, confidence)
+        assert len(voxel_map) <= 2000
+        if step > 10:
+            memory.add(voxel_map.nbytes)
+    assert len(memory) == 1
+    x = voxel_map.cloud().xyz[:, 0]
+    assert x.max() > 29 * 3 - 1.1
+    assert x.min() > 20 * 3
+
+
+def test_same_points_give_the_same_bytes():
+    clouds = []
+    for _ in range(2):
+        rng = np.random.default_rng(2)
+        voxel_map = VoxelMap(0.05, 5000)
+        for _ in range(5):
+            voxel_map.insert(*random_points(rng, 2000))
+        clouds.append(voxel_map.cloud())
+    assert clouds[0].xyz.tobytes() == clouds[1].xyz.tobytes()
+    assert clouds[0].rgb.tobytes() == clouds[1].rgb.tobytes()
