@@ -46,10 +46,9 @@ def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
     keep = _below_ceiling(points, centres)
     points, colors = points[keep], scene.cloud.rgb[keep]
     canvas = np.full((size[1], size[0], 3), BACKGROUND, np.uint8)
-    seen = points if len(points) else centres
-    if not len(seen):
+    if not len(points) and not len(centres):
         return canvas
-    viewpoint = _behind_and_above(seen, scene, size)
+    viewpoint = _behind_and_above(_bounds(points, centres), scene, size)
     _paint_points(canvas, viewpoint, points, colors)
     segments = [frustum(p, FRUSTUM * scene_size(scene)) for p in chosen_frusta(scene.poses)]
     if segments:
@@ -66,8 +65,16 @@ def _below_ceiling(points: Array, centres: Array) -> Array:
     return np.asarray(points[:, 2] < top + 0.15 * max(high - low, 1e-6))
 
 
-def _behind_and_above(points: Array, scene: Scene, size: tuple[int, int]) -> _Viewpoint:
-    low, high = np.percentile(points, (3, 97), axis=0)
+def _bounds(points: Array, centres: Array) -> Array:
+    """Box [2, 3] of the path and of all points but the farthest few."""
+    boxes = [np.percentile(points, (3, 97), axis=0)] if len(points) else []
+    boxes += [centres] if len(centres) else []
+    everything = np.concatenate(boxes)
+    return np.stack((everything.min(axis=0), everything.max(axis=0)))
+
+
+def _behind_and_above(bounds: Array, scene: Scene, size: tuple[int, int]) -> _Viewpoint:
+    low, high = bounds
     target, radius = (low + high) / 2, max(float(np.linalg.norm(high - low)) / 2, 1e-6)
     forward = _heading(scene)
     elevation = np.radians(ELEVATION_DEG)

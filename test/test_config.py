@@ -1,0 +1,67 @@
+"""Parameters: one place, outside names, ranges, and messages that name the parameter."""
+
+import pytest
+
+from da3_ros.cli import load_config
+from da3_ros.config import ConfigError, PipelineConfig, config_from_parameters, parameters
+
+
+def test_every_parameter_has_a_text_and_a_default_that_is_allowed():
+    for p in parameters(PipelineConfig()):
+        assert p.text, p.name
+        p.check()
+
+
+def test_outside_names_reach_the_right_field():
+    config = config_from_parameters(
+        {"model": "da3-tiny", "window.size": 4, "depth.color_range_m": [1, 5], "max_late_s": 1}
+    )
+    assert config.inference.model == "da3-tiny"
+    assert config.window.size == 4
+    assert config.depth.color_range_m == (1.0, 5.0)
+    assert config.max_late_s == 1.0
+    assert config.window.new == PipelineConfig().window.new
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window.sise": 3}, "unknown parameter 'window.sise'"),
+        ({"window.size": "8"}, "window.size is '8'"),
+        ({"window.size": True}, "window.size is True"),
+        ({"depth.edge_filter": 1}, "depth.edge_filter is 1"),
+        ({"window.size": 1}, "window.size is 1: at least 2"),
+        ({"window.size": 4, "window.new": 4}, "window.new is 4, but must be below window.size"),
+        ({"scale.source": "guess"}, "scale.source is 'guess': one of none, fixed"),
+        ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),
+        ({"depth.color_range_m": [5, 1]}, "depth.color_range_m"),
+        ({"depth.color_range_m": [5]}, "depth.color_range_m"),
+    ],
+)
+def test_a_bad_value_gives_one_line_that_names_the_parameter(values, message):
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")) as caught:
+        config_from_parameters(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_command_line_wins_over_a_ros_parameter_file(tmp_path):
+    file = tmp_path / "da3.yaml"
+    file.write_text("/**:\n  ros__parameters:\n    model: da3-base\n    window: {size: 6, new: 2}\n")
+    config = load_config(file, ["window.new:=3", "checkpoint:=random"])
+    assert config.inference.model == "da3-base"
+    assert (config.window.size, config.window.new) == (6, 3)
+    assert config.inference.checkpoint == "random"
+
+
+def test_plain_yaml_serves_too(tmp_path):
+    file = tmp_path / "plain.yaml"
+    file.write_text("window.size: 5\nmap:\n  voxel_m: 0.1\n")
+    assert load_config(file, []).map.voxel_m == 0.1
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just words"])
+def test_a_broken_file_is_named(tmp_path, text):
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"broken\.yaml"):
+        load_config(file, [])
