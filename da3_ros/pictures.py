@@ -1,0 +1,49 @@
+"""Depth as colours that a person reads. Knows arrays and OpenCV; no ROS, no pipeline."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from da3_ros.types import Array, FloatImage, Image
+
+SKY_RGB = (225, 235, 245)  # +Inf: farther than any range, and no colour of a map
+UNKNOWN_RGB = (0, 0, 0)  # NaN
+
+# ColorBrewer's Spectral, low to high, as RGB.
+_SPECTRAL = (
+    (158, 1, 66), (213, 62, 79), (244, 109, 67), (253, 174, 97), (254, 224, 139), (255, 255, 191),
+    (230, 245, 152), (171, 221, 164), (102, 194, 165), (50, 136, 189), (94, 79, 162),
+)  # fmt: skip
+
+
+def color_table(name: str) -> Image:
+    """256 RGB colours from near (warm) to far (cold). Raises ValueError for an unknown name."""
+    if name == "spectral":
+        anchors: Array = np.array(_SPECTRAL, np.float64)
+        at = np.linspace(0, len(anchors) - 1, 256)
+        columns = [np.interp(at, np.arange(len(anchors)), c) for c in anchors.T]
+        return np.stack(columns, axis=1).round().astype(np.uint8)
+    if name == "turbo":
+        # Turbo runs from blue to red; near shall be red.
+        ramp = np.arange(255, -1, -1, dtype=np.uint8)[:, None]
+        return np.ascontiguousarray(cv2.applyColorMap(ramp, cv2.COLORMAP_TURBO)[:, 0, ::-1])
+    raise ValueError(f"unknown colour map {name!r}: spectral or turbo")
+
+
+def colorize_depth(
+    depth: FloatImage, range_m: tuple[float, float], name: str = "spectral"
+) -> Image:
+    """RGB uint8 [H, W, 3] of z-depth float32 [H, W] over a fixed range (near, far), never fitted.
+
+    Near is red; nearer and farther than the range take its end colours; NaN is black and +Inf
+    (sky) a light grey. The same depth has the same colour in every frame.
+    """
+    near, far = range_m
+    known = np.isfinite(depth)
+    share = np.where(known, (depth - np.float32(near)) / np.float32(far - near), 0.0)
+    index = np.clip(share * 255.0 + 0.5, 0, 255).astype(np.uint8)
+    colors = color_table(name)[index]
+    colors[~known] = UNKNOWN_RGB
+    colors[np.isposinf(depth)] = SKY_RGB
+    return colors

@@ -1,0 +1,1 @@
+"""What touches ROS: message conversion, nodes and parameters. No geometry, no tensors."""
