@@ -204,20 +204,21 @@ class Pipeline:
         return WindowReport(
             id=window.id,
             stamp_ns=window.views[-1].stamp_ns,
-            views=len(window.views),
+            view_ids=tuple(view.id for view in window.views),
             new_frames=window.new,
             aligned=placed.accepted,
             alignment_rms=placed.rms,
             alignment_inliers=placed.inliers,
             unit=unit,
-            scale=self._scale(unit),
+            scale=self._scale(),
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
 
-    def _scale(self, unit: float) -> Scale:
+    def _scale(self) -> Scale:
+        """With a declared factor the scene is in metres from its first window on."""
         source = self.config.scale.source
-        return Scale() if source == "none" else Scale(source, unit, 0.0)
+        return Scale() if source == "none" else Scale(source, 1.0)
 
     def _deliver(
         self,

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -27,17 +26,17 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros import __version__
 from da3_ros.config import PipelineConfig, parameters
+from da3_ros.contact_sheet import ContactSheet
 from da3_ros.inference import DeviceError, InferenceSession
 from da3_ros.mapping.export import ExportError
-from da3_ros.mapping.picture import render_scene
+from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.mapping.trajectory import tum_line
 from da3_ros.network import MODELS, CheckpointError
-from da3_ros.pictures import ContactSheet, write_png
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.writer import BagWriter
 from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.outputs import frame_messages, scene_messages
+from da3_ros.ros.outputs import Outputs, Published
 from da3_ros.types import TrackedFrame
 
 log = logging.getLogger(__name__)
@@ -142,17 +141,18 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
 
     def __init__(self, folder: Path, pictures: bool, config: PipelineConfig) -> None:
         self.folder = folder
-        self.config = config
         self.library = RosbagsLibrary()
         self.bag = BagWriter(folder / "output.mcap", self.library)
         self.trajectory = (folder / "trajectory.tum").open("w")
-        self.sheet = ContactSheet(config.depth) if pictures else None
-        self._last_window = -1
+        self.sheet = (
+            ContactSheet(config.depth, config.scale.source != "none") if pictures else None
+        )
+        self.outputs = Outputs(self.library, config.depth, window_size=config.window.size)
 
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
-        for topic, kind, message in frame_messages(frame, self.library, self.config.depth):
-            self._write(topic, kind, message, frame.stamp_ns)
+        for published in self.outputs.frame(frame):
+            self._write(published, frame.stamp_ns)
         self.trajectory.write(tum_line(frame.stamp_ns, frame.T_world_camera))
         if self.sheet is not None:
             self.sheet.add(frame)
@@ -162,8 +162,8 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self.folder / name)
         scene, stamp = pipeline.scene(), pipeline.trajectory.poses[-1].stamp_ns
-        for topic, kind, message in scene_messages(scene, self.library, stamp):
-            self._write(topic, kind, message, stamp)
+        self._write(self.outputs.path(scene, stamp), stamp)
+        self._write(self.outputs.map_points(scene, stamp), stamp)
         if self.sheet is not None:
             write_png(self.folder / "contact_sheet.png", self.sheet.picture())
             write_png(self.folder / "cloud.png", render_scene(scene))
@@ -175,7 +175,8 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         else:
             self.bag.abort()
 
-    def _write(self, topic: str, kind: str, message: Any, stamp_ns: int) -> None:
+    def _write(self, published: Published, stamp_ns: int) -> None:
+        topic, kind, message = published
         name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
         self.bag.write(name, kind, message, stamp_ns)
 

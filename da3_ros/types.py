@@ -123,7 +123,7 @@ class WindowReport:
 
     id: int
     stamp_ns: int  # of the newest frame
-    views: int
+    view_ids: tuple[int, ...]  # of all its views, the new ones last
     new_frames: int
     aligned: bool  # False: the fit was refused and motion was extrapolated
     alignment_rms: float  # scene units, over the inliers; NaN for the first window

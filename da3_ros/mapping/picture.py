@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -55,6 +56,12 @@ def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
         _paint_lines(canvas, viewpoint, np.concatenate(segments) @ R_map_world.T, CAMERA_COLOR)
     _paint_lines(canvas, viewpoint, np.stack((centres[:-1], centres[1:]), axis=1), PATH_COLOR)
     return canvas
+
+
+def write_png(path: Path, image: Image) -> None:
+    """Write RGB [H, W, 3]. Raises OSError."""
+    _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+    path.write_bytes(data.tobytes())
 
 
 def _below_ceiling(points: Array, centres: Array) -> Array:

@@ -1,0 +1,123 @@
+"""Which messages a processed frame and the scene become: one list for the live node and replay.
+
+Topic names are relative to the node (``~/``) unless they begin with a slash. Knows no middleware.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.geometry import T_MAP_WORLD
+from da3_ros.mapping.export import Scene
+from da3_ros.pictures import colorize_depth
+from da3_ros.ros import messages as build
+from da3_ros.ros.messages import MessageLibrary
+from da3_ros.types import Array, TrackedFrame
+
+MAX_PATH = 1000  # poses in ~/path
+MAX_DISPLAY = 500_000  # points in ~/map/points
+Published = tuple[str, str, Any]  # topic, type, message
+
+FRAME_TOPICS = {
+    "depth/image": "sensor_msgs/msg/Image",
+    "depth/camera_info": "sensor_msgs/msg/CameraInfo",
+    "rgb/image": "sensor_msgs/msg/Image",
+    "depth/image_color": "sensor_msgs/msg/Image",
+    "confidence/image": "sensor_msgs/msg/Image",
+    "points": "sensor_msgs/msg/PointCloud2",
+    "pose": "geometry_msgs/msg/PoseWithCovarianceStamped",
+    "odom": "nav_msgs/msg/Odometry",
+    "/tf": "tf2_msgs/msg/TFMessage",
+}
+WINDOW_TOPIC = ("window", "da3_ros/msg/Window")
+PATH_TOPIC = ("path", "nav_msgs/msg/Path")
+MAP_TOPIC = ("map/points", "sensor_msgs/msg/PointCloud2")
+
+
+class Outputs:
+    """Builds the messages of one stream; remembers the frames that a window's message lists."""
+
+    def __init__(
+        self,
+        lib: MessageLibrary,
+        config: DepthConfig,
+        *,
+        window_size: int,
+        map_frame: str = "map",
+        odom_frame: str = "odom",
+    ) -> None:
+        self.lib = lib
+        self.config = config
+        self.map_frame, self.odom_frame = map_frame, odom_frame
+        self._window_size = window_size
+        self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
+
+    def frame(
+        self, frame: TrackedFrame, wanted: Callable[[str], bool] = lambda topic: True
+    ) -> Iterator[Published]:
+        """Messages of one delivered frame; topics that are not ``wanted`` cost nothing.
+
+        After the last new frame of a window comes the window's own message.
+        """
+        self._recent[frame.id] = frame
+        while len(self._recent) > self._window_size:
+            self._recent.popitem(last=False)
+        for topic, kind in FRAME_TOPICS.items():
+            if wanted(topic):
+                yield topic, kind, self._build(topic, frame)
+        if frame.id == frame.window.view_ids[-1] and wanted(WINDOW_TOPIC[0]):
+            frames = [self._recent[i] for i in frame.window.view_ids if i in self._recent]
+            yield (*WINDOW_TOPIC, build.window(self.lib, frame.window, frames, self.map_frame))
+
+    def path(self, scene: Scene, stamp_ns: int) -> Published:
+        """Where the camera has been, evenly thinned."""
+        stride = max(1, -(-len(scene.poses) // MAX_PATH))
+        poses = [(p.stamp_ns, build.map_pose(p.T_world_camera)) for p in scene.poses[::stride]]
+        return (*PATH_TOPIC, build.path(self.lib, stamp_ns, self.map_frame, poses))
+
+    def map_points(self, scene: Scene, stamp_ns: int) -> Published:
+        """The scene's cloud in the map frame, evenly thinned for display."""
+        stride = max(1, -(-len(scene.cloud) // MAX_DISPLAY))
+        R = T_MAP_WORLD[:3, :3].astype(np.float32)
+        points = scene.cloud.xyz[::stride] @ R.T
+        colors = scene.cloud.rgb[::stride]
+        return (
+            *MAP_TOPIC,
+            build.point_cloud(self.lib, stamp_ns, self.map_frame, points, colors),
+        )
+
+    def _build(self, topic: str, frame: TrackedFrame) -> Any:
+        lib, stamp, camera = self.lib, frame.stamp_ns, frame.frame_id
+        if topic == "depth/camera_info":
+            height, width = frame.depth_m.shape
+            return build.camera_info(lib, stamp, camera, frame.K, width, height)
+        if topic == "points":
+            return build.depth_cloud(lib, stamp, camera, frame.depth_m, frame.K, frame.image)
+        T = build.map_pose(frame.T_world_camera)
+        if topic == "pose":
+            return build.pose_with_covariance(lib, stamp, self.map_frame, T)
+        if topic == "odom":
+            return build.odometry(lib, stamp, self.odom_frame, camera, T)
+        if topic == "/tf":
+            return build.tf(lib, self._transforms(frame, T))
+        return build.image(lib, stamp, camera, self._pixels(topic, frame))
+
+    def _transforms(self, frame: TrackedFrame, T: Array) -> list[tuple[int, str, str, Array]]:
+        return [
+            (frame.stamp_ns, self.map_frame, self.odom_frame, np.eye(4)),
+            (frame.stamp_ns, self.odom_frame, frame.frame_id, T),
+        ]
+
+    def _pixels(self, topic: str, frame: TrackedFrame) -> Any:
+        if topic == "depth/image_color":
+            return colorize_depth(frame.depth_m, self.config.color_range_m, self.config.color_map)
+        return {
+            "depth/image": frame.depth_m,
+            "rgb/image": frame.image,
+            "confidence/image": frame.confidence,
+        }[topic]

@@ -1,0 +1,159 @@
+"""A transform tree without ROS: what tf2 answers, for the live node and for replay alike.
+
+Frames are joined by edges parent -> child. A static edge holds always; a moving one between its
+first and last stamp, interpolated, and never beyond: a guess is worse than an error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.spatial.transform import Rotation, Slerp
+
+from da3_ros.geometry import invert_pose
+from da3_ros.types import Array
+
+
+class TransformError(LookupError):
+    """A transform that cannot be had; one line that names the frames and why."""
+
+
+@dataclass(eq=False)
+class _Edge:
+    """History of one child under its parent, in stamp order."""
+
+    parent: str
+    static: bool
+    stamps: list[int] = field(default_factory=list)
+    poses: list[Array] = field(default_factory=list)  # T_parent_child
+
+
+class TransformTree:
+    """Transforms of the last ``keep_s`` seconds per edge."""
+
+    def __init__(self, keep_s: float = 10.0) -> None:
+        self.keep_ns = int(keep_s * 1e9)
+        self._edges: dict[str, _Edge] = {}
+
+    def add(
+        self,
+        parent: str,
+        child: str,
+        T_parent_child: Array,
+        stamp_ns: int,
+        *,
+        static: bool = False,
+    ) -> None:
+        """Add one transform [4, 4]; a child under a new parent starts a new history, as in tf2.
+
+        Raises TransformError for a frame under itself, an empty name or a non-finite number.
+        """
+        parent, child = parent.lstrip("/"), child.lstrip("/")
+        if not parent or not child or parent == child:
+            raise TransformError(f"transform from {parent!r} to {child!r}: two names are needed")
+        if not np.isfinite(T_parent_child).all():
+            raise TransformError(f"transform from {parent!r} to {child!r} has NaN or Inf")
+        edge = self._edges.get(child)
+        if edge is None or edge.parent != parent or edge.static != static:
+            edge = self._edges[child] = _Edge(parent, static)
+        if static:
+            edge.stamps, edge.poses = [stamp_ns], [T_parent_child]
+            return
+        self._insert(edge, stamp_ns, T_parent_child)
+
+    def parent(self, child: str) -> str | None:
+        """Who parents ``child``, or None."""
+        edge = self._edges.get(child.lstrip("/"))
+        return None if edge is None else edge.parent
+
+    def is_static(self, child: str) -> bool:
+        """Whether ``child`` hangs on a static edge."""
+        edge = self._edges.get(child.lstrip("/"))
+        return edge is not None and edge.static
+
+    def frames(self) -> set[str]:
+        """All frame names known."""
+        return set(self._edges) | {edge.parent for edge in self._edges.values()}
+
+    def clear(self) -> None:
+        """Forget moving transforms (after a time jump); static ones hold."""
+        self._edges = {child: edge for child, edge in self._edges.items() if edge.static}
+
+    def lookup(self, target: str, source: str, stamp_ns: int) -> Array:
+        """``T_target_source`` [4, 4] at ``stamp_ns``.
+
+        Raises TransformError: unknown frame, two trees that do not touch, or a time that the
+        history does not reach.
+        """
+        target, source = target.lstrip("/"), source.lstrip("/")
+        up_target, up_source = self._ancestors(target), self._ancestors(source)
+        common = next((frame for frame in up_source if frame in up_target), None)
+        if common is None:
+            raise TransformError(self._apart(target, source))
+        T_common_source = self._climb(up_source, common, stamp_ns)
+        T_common_target = self._climb(up_target, common, stamp_ns)
+        return invert_pose(T_common_target) @ T_common_source
+
+    def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:
+        at = bisect_left(edge.stamps, stamp_ns)
+        if at < len(edge.stamps) and edge.stamps[at] == stamp_ns:
+            edge.poses[at] = T
+            return
+        edge.stamps.insert(at, stamp_ns)
+        edge.poses.insert(at, T)
+        old = bisect_left(edge.stamps, edge.stamps[-1] - self.keep_ns)
+        del edge.stamps[:old], edge.poses[:old]
+
+    def _ancestors(self, frame: str) -> list[str]:
+        """``frame`` and everything above it, nearest first."""
+        chain = [frame]
+        while chain[-1] in self._edges:
+            above = self._edges[chain[-1]].parent
+            if above in chain:
+                raise TransformError(f"the frames {' -> '.join([*chain, above])} form a circle")
+            chain.append(above)
+        return chain
+
+    def _climb(self, chain: list[str], top: str, stamp_ns: int) -> Array:
+        """``T_top_frame`` of the first frame of ``chain``."""
+        T = np.eye(4)
+        for child in chain[: chain.index(top)]:
+            T = self._at(child, stamp_ns) @ T
+        return T
+
+    def _at(self, child: str, stamp_ns: int) -> Array:
+        edge = self._edges[child]
+        if edge.static:
+            return edge.poses[0]
+        first, last = edge.stamps[0], edge.stamps[-1]
+        if not first <= stamp_ns <= last:
+            side, distance = ("before", first - stamp_ns) if stamp_ns < first else (
+                "after", stamp_ns - last
+            )  # fmt: skip
+            raise TransformError(
+                f"transform {edge.parent} -> {child} at {stamp_ns / 1e9:.3f} s: that is "
+                f"{distance / 1e9:.3f} s {side} what is known"
+            )
+        at = bisect_left(edge.stamps, stamp_ns)
+        if edge.stamps[at] == stamp_ns:
+            return edge.poses[at]
+        share = (stamp_ns - edge.stamps[at - 1]) / (edge.stamps[at] - edge.stamps[at - 1])
+        return interpolate(edge.poses[at - 1], edge.poses[at], share)
+
+    def _apart(self, target: str, source: str) -> str:
+        unknown = [frame for frame in (target, source) if frame not in self.frames()]
+        if unknown and target != source:
+            known = ", ".join(sorted(self.frames())) or "none"
+            return f"frame {unknown[0]!r} is not in the transform tree; known: {known}"
+        return f"frames {target!r} and {source!r} are in trees that do not touch"
+
+
+def interpolate(a: Array, b: Array, share: float) -> Array:
+    """Pose [4, 4] between ``a`` (share 0) and ``b`` (share 1): straight line and slerp."""
+    out = np.eye(4)
+    rotations = Rotation.from_matrix(np.stack((a[:3, :3], b[:3, :3])))
+    out[:3, :3] = Slerp([0.0, 1.0], rotations)(share).as_matrix()
+    out[:3, 3] = (1 - share) * a[:3, 3] + share * b[:3, 3]
+    return out

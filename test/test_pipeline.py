@@ -1,0 +1,201 @@
+"""The pipeline on exact windows of rendered rooms; its rules for stamps, sizes and bad input."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry import backproject, invert_pose
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Frame
+
+SIZE = (140, 112)
+
+
+def settings(**values):
+    base = {"process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5}
+    return config_from_parameters({**base, **values})
+
+
+def to_frame(camera, f, **changes):
+    frame = Frame(f.stamp_ns, f.image, "camera_optical", calibration=camera.calibration)
+    return dataclasses.replace(frame, **changes)
+
+
+@pytest.fixture(scope="module", params=["straight", "spot", "loop"])
+def walk(request):
+    camera = SyntheticCamera(seed=3, size=SIZE, walk=request.param, frames=16)
+    return camera, list(camera)
+
+
+@pytest.fixture(scope="module")
+def short():
+    camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=8)
+    return camera, list(camera)
+
+
+def run(camera, frames, config, session=None):
+    pipeline = Pipeline(config, session or TruthSession(frames))
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    return pipeline, results + list(pipeline.flush())
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_windows_in_random_units_and_worlds_become_one_scene(walk, new):
+    camera, frames = walk
+    _, results = run(camera, frames, settings(**{"window.new": new}))
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
+    first = invert_pose(frames[0].T_world_camera)
+    unit = np.nanmedian(results[0].depth_m / frames[0].depth)
+    for result, frame in zip(results, frames, strict=True):
+        expected = first @ frame.T_world_camera
+        np.testing.assert_allclose(result.T_world_camera[:3, :3], expected[:3, :3], atol=2e-4)
+        np.testing.assert_allclose(result.T_world_camera[:3, 3] / unit, expected[:3, 3], atol=2e-3)
+        ratio = result.depth_m / frame.depth / unit
+        assert np.nanmax(np.abs(ratio - 1)) < 2e-3
+
+
+def test_reports_say_what_happened(walk):
+    camera, frames = walk
+    _, results = run(camera, frames, settings())
+    last = results[-1].window
+    assert last.aligned
+    assert last.alignment_inliers > 0.99
+    assert len(last.view_ids) == 5
+    assert last.view_ids[-1] == results[-1].id
+    assert last.new_frames == 1
+    assert np.isnan(results[0].window.alignment_rms)
+
+
+def test_unknown_scale_is_never_called_metric_and_a_fixed_factor_is_applied(short):
+    camera, frames = short
+    _, unknown = run(camera, frames, settings())
+    assert not unknown[0].scale.metric
+    assert np.isnan(unknown[0].scale.value)
+    values = {"scale.source": "fixed", "scale.factor": 2.5}
+    _, fixed = run(camera, frames, settings(**values))
+    assert fixed[-1].scale.metric
+    np.testing.assert_allclose(fixed[-1].depth_m, 2.5 * unknown[-1].depth_m, rtol=1e-4)
+    np.testing.assert_allclose(
+        fixed[-1].T_world_camera[:3, 3], 2.5 * unknown[-1].T_world_camera[:3, 3], rtol=1e-4
+    )
+
+
+def test_map_lies_on_the_rooms_surfaces(short):
+    camera, frames = short
+    # The first window's unit is random: make it metres, so that the room can judge.
+    session = TruthSession(frames)
+    factor = 1 / np.exp(np.random.default_rng(0).normal(0, 0.5))
+    values = {"scale.source": "fixed", "scale.factor": float(factor), "map.voxel_m": 0.03}
+    pipeline, _ = run(camera, frames, settings(**values), session)
+    T = frames[0].T_world_camera
+    points = pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    from da3_ros.synthetic import distance_to_surface
+
+    distance = np.asarray(distance_to_surface(camera.room, points))
+    assert len(points) > 1000
+    assert np.percentile(distance, 95) < 0.03
+
+
+def test_camera_points_reproject_to_their_pixels(short):
+    camera, frames = short
+    _, results = run(camera, frames, settings())
+    r = results[2]
+    points = backproject(r.depth_m, r.K)
+    pixels = points / points[..., 2:] @ r.K.T
+    rows, columns = np.indices(r.depth_m.shape)
+    known = np.isfinite(r.depth_m)
+    np.testing.assert_allclose(pixels[known][:, 0], columns[known] + 0.5, atol=1e-3)
+    np.testing.assert_allclose(pixels[known][:, 1], rows[known] + 0.5, atol=1e-3)
+
+
+def test_a_standing_camera_gets_depth_for_every_frame_and_one_keyframe():
+    camera = SyntheticCamera(seed=4, size=SIZE, walk="still", frames=6)
+    frames = list(camera)
+    pipeline, results = run(camera, frames, settings())
+    assert len(results) == 6
+    assert [r.keyframe for r in results] == [True] + [False] * 5
+    assert all(np.isfinite(r.depth_m).mean() > 0.5 for r in results)
+    assert pipeline.map.cloud().count.max() < 40
+
+
+def test_late_and_repeated_stamps_are_dropped_and_counted(short):
+    camera, frames = short
+    pipeline = Pipeline(settings(), TruthSession(frames))
+    order = [0, 1, 2, 1, 2, 3]
+    results = [r for i in order for r in pipeline.push(to_frame(camera, frames[i]))]
+    assert [r.stamp_ns for r in results] == [frames[i].stamp_ns for i in range(4)]
+    assert pipeline.counters["dropped_late"] == 2
+    assert pipeline.counters["received"] == 6
+
+
+def test_a_time_jump_resets_odometry_once_and_keeps_the_map(short, caplog):
+    camera, frames = short
+    pipeline = Pipeline(settings(max_late_s=0.3), TruthSession(frames))
+    for f in frames:
+        list(pipeline.push(to_frame(camera, f)))
+    points = len(pipeline.map)
+    again = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    assert len(again) == len(frames)
+    assert pipeline.counters["time_jumps"] == 1
+    assert caplog.text.count("jump back") == 1
+    np.testing.assert_allclose(again[0].T_world_camera, np.eye(4), atol=1e-9)
+    assert not again[0].window.aligned  # where it lies in the map is assumed, not measured
+    assert len(pipeline.map) >= points
+
+
+def test_a_change_of_resolution_starts_the_window_anew_and_loses_no_frame(short, caplog):
+    camera, frames = short
+    other = SyntheticCamera(seed=5, size=(140, 84), walk="straight", frames=8)
+    mixed = frames[:4] + list(other)[4:]
+    pipeline = Pipeline(settings(**{"window.new": 3}), TruthSession(mixed))
+    results = []
+    for f in mixed:
+        owner = camera if f.image.shape[0] == 112 else other
+        results += list(pipeline.push(to_frame(owner, f)))
+    results += list(pipeline.flush())
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in mixed]
+    assert "image size" in caplog.text
+
+
+def test_a_calibration_of_another_size_drops_the_frame_with_a_reason(short, caplog):
+    camera, frames = short
+    wrong = dataclasses.replace(camera.calibration, width=999)
+    pipeline = Pipeline(settings(), TruthSession(frames))
+    assert not list(pipeline.push(to_frame(camera, frames[0], calibration=wrong)))
+    assert list(pipeline.push(to_frame(camera, frames[1])))
+    assert pipeline.counters["dropped_bad_input"] == 1
+    assert "camera_info" in caplog.text
+
+
+def test_without_calibration_the_networks_own_intrinsics_are_used(short):
+    camera, frames = short
+    pipeline = Pipeline(settings(), TruthSession(frames))
+    (result,) = pipeline.push(to_frame(camera, frames[0], calibration=None))
+    np.testing.assert_allclose(result.K, frames[0].K)
+
+
+def test_a_long_stream_holds_a_bounded_number_of_frames(short):
+    camera, frames = short
+    session = TruthSession(frames)
+    pipeline = Pipeline(settings(), session)
+    stamps = {}
+    for step in range(60):
+        f = dataclasses.replace(frames[step % 2], stamp_ns=10**9 * (step + 1))
+        stamps[f.stamp_ns] = f
+        session._frames = stamps
+        list(pipeline.push(to_frame(camera, f)))
+    assert len(pipeline._shared) == 4
+    assert len(pipeline._pending) == 0
+
+
+def test_reset_forgets_the_scene(short):
+    camera, frames = short
+    pipeline, _ = run(camera, frames, settings())
+    pipeline.reset()
+    assert len(pipeline.map) == 0
+    (result,) = pipeline.push(to_frame(camera, frames[0]))
+    np.testing.assert_allclose(result.T_world_camera, np.eye(4), atol=1e-9)

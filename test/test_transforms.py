@@ -1,0 +1,94 @@
+"""The transform tree answers what tf2 would, or says why not."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.transforms import TransformError, TransformTree
+
+S = 10**9
+
+
+def pose(x=0.0, y=0.0, z=0.0, yaw=0.0):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("z", yaw, degrees=True).as_matrix()
+    T[:3, 3] = x, y, z
+    return T
+
+
+@pytest.fixture
+def robot():
+    tree = TransformTree()
+    tree.add("map", "odom", pose(x=10), 0)
+    tree.add("map", "odom", pose(x=10), 4 * S)
+    tree.add("odom", "base", pose(), 0)
+    tree.add("odom", "base", pose(x=2, yaw=90), 2 * S)
+    tree.add("base", "camera", pose(z=1.5), 0, static=True)
+    return tree
+
+
+def test_chain_is_interpolated_in_place_and_turn(robot):
+    T = robot.lookup("odom", "camera", S)
+    np.testing.assert_allclose(T, pose(x=1, z=1.5, yaw=45), atol=1e-12)
+
+
+def test_lookup_across_branches_and_its_inverse(robot):
+    robot.add("odom", "other", pose(y=3), 0, static=True)
+    T = robot.lookup("other", "camera", S)
+    np.testing.assert_allclose(T, np.linalg.inv(pose(y=3)) @ pose(x=1, z=1.5, yaw=45), atol=1e-12)
+    np.testing.assert_allclose(T @ robot.lookup("camera", "other", S), np.eye(4), atol=1e-12)
+
+
+def test_a_frame_to_itself_is_the_identity_and_slashes_do_not_matter(robot):
+    np.testing.assert_array_equal(robot.lookup("camera", "camera", 99 * S), np.eye(4))
+    np.testing.assert_allclose(robot.lookup("/odom", "/base", 2 * S), pose(x=2, yaw=90))
+
+
+@pytest.mark.parametrize(("stamp", "message"), [(3 * S, "1.000 s after"), (-S, "1.000 s before")])
+def test_times_outside_the_history_are_errors_that_name_the_edge(robot, stamp, message):
+    with pytest.raises(TransformError, match=f"odom -> base.*{message}"):
+        robot.lookup("odom", "camera", stamp)
+
+
+def test_unknown_and_unconnected_frames_are_told_apart(robot):
+    robot.add("elsewhere", "thing", pose(), 0, static=True)
+    with pytest.raises(TransformError, match="do not touch"):
+        robot.lookup("thing", "camera", S)
+    with pytest.raises(TransformError, match="'lidar' is not in the transform tree; known: base"):
+        robot.lookup("lidar", "camera", S)
+
+
+def test_out_of_order_stamps_are_sorted_in(robot):
+    robot.add("odom", "base", pose(x=5), S)
+    np.testing.assert_allclose(robot.lookup("odom", "base", S)[:3, 3], [5, 0, 0])
+
+
+def test_history_is_bounded():
+    tree = TransformTree(keep_s=1.0)
+    for i in range(1000):
+        tree.add("odom", "base", pose(x=i), i * S // 100)
+    with pytest.raises(TransformError, match="before"):
+        tree.lookup("odom", "base", 0)
+    assert len(tree._edges["base"].stamps) <= 102
+
+
+def test_a_new_parent_replaces_the_old_one_as_in_tf2(robot):
+    robot.add("wheel", "camera", pose(x=7), 0, static=True)
+    assert robot.parent("camera") == "wheel"
+
+
+def test_clear_keeps_static_edges(robot):
+    robot.clear()
+    assert robot.parent("base") is None
+    np.testing.assert_allclose(robot.lookup("base", "camera", 0), pose(z=1.5))
+
+
+@pytest.mark.parametrize("bad", [np.full((4, 4), np.nan), np.full((4, 4), np.inf)])
+def test_non_finite_transforms_and_circles_are_refused(robot, bad):
+    with pytest.raises(TransformError, match="NaN or Inf"):
+        robot.add("odom", "base", bad, 0)
+    with pytest.raises(TransformError, match="two names"):
+        robot.add("odom", "odom", pose(), 0)
+    robot.add("camera", "map", pose(), 0, static=True)
+    with pytest.raises(TransformError, match="circle"):
+        robot.lookup("map", "base", S)
