@@ -1,0 +1,119 @@
+"""The camera_info rule: wait, pair, never switch silently."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from da3_ros.ros.calibration import CameraInfoKeeper
+from da3_ros.types import Calibration
+
+S = 1_000_000_000
+INFO = Calibration(640, 480, np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]]))
+
+
+@pytest.fixture
+def keeper():
+    return CameraInfoKeeper("/camera/camera_info", timeout_s=2.0, max_waiting=4)
+
+
+def feed(keeper, name, now_s, frame_id="cam", width=640, height=480):
+    keeper.add_image(name, frame_id, width, height, int(now_s * S))
+    return keeper.ready(int(now_s * S))
+
+
+def test_images_wait_in_order_until_the_info_comes(keeper):
+    assert feed(keeper, "a", 0) == []
+    assert feed(keeper, "b", 1) == []
+    assert keeper.waiting == 2
+    keeper.add_info(INFO, "cam")
+    assert keeper.ready(1 * S) == [("a", INFO), ("b", INFO)]
+    assert feed(keeper, "c", 9) == [("c", INFO)]
+    assert keeper.notices() == []
+
+
+def test_without_info_images_go_on_after_the_timeout_and_stay_without(keeper):
+    feed(keeper, "a", 0)
+    assert feed(keeper, "b", 2) == [("a", None), ("b", None)]
+    (notice,) = keeper.notices()
+    assert "/camera/camera_info" in notice
+    assert "none has come" in notice
+    keeper.add_info(INFO, "cam")
+    keeper.add_info(INFO, "cam")
+    assert feed(keeper, "c", 3) == [("c", None)]
+    (notice,) = keeper.notices()
+    assert "came late" in notice
+    keeper.reset()
+    assert feed(keeper, "d", 4) == [("d", INFO)]
+
+
+def test_a_change_in_mid_stream_is_told_once_and_used_after_reset(keeper):
+    keeper.add_info(INFO, "cam")
+    feed(keeper, "a", 0)
+    keeper.add_info(replace(INFO, K=INFO.K.copy()), "cam")
+    assert keeper.notices() == []
+    other = replace(INFO, K=INFO.K * [[1.1], [1.1], [1]])
+    keeper.add_info(other, "cam")
+    keeper.add_info(other, "cam")
+    assert feed(keeper, "b", 1) == [("b", INFO)]
+    assert len(keeper.notices()) == 1
+    keeper.reset()
+    assert feed(keeper, "c", 2) == [("c", other)]
+
+
+@pytest.mark.parametrize(
+    ("width", "frame_id", "words"), [(320, "cam", "is for 320x480"), (640, "lens", "'lens'")]
+)
+def test_info_of_another_size_or_frame_is_not_used(keeper, width, frame_id, words):
+    keeper.add_info(replace(INFO, width=width), frame_id)
+    assert feed(keeper, "a", 0) == []
+    assert feed(keeper, "b", 5) == [("a", None), ("b", None)]
+    (notice,) = keeper.notices()
+    assert words in notice
+    assert "\n" not in notice
+
+
+def test_newest_valid_info_wins(keeper):
+    feed(keeper, "a", 0)
+    keeper.add_info(replace(INFO, width=100), "cam")
+    assert keeper.ready(1) == []
+    keeper.add_info(INFO, "cam")
+    assert keeper.ready(1) == [("a", INFO)]
+
+
+def test_binning_and_roi_decide_the_size(keeper):
+    binned = replace(INFO, binning_x=2, binning_y=2, roi_width=400, roi_height=200)
+    keeper.add_info(binned, "cam")
+    assert feed(keeper, "a", 0, width=200, height=100) == [("a", binned)]
+
+
+@pytest.mark.parametrize("K", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
+def test_useless_intrinsics_get_one_notice_naming_the_topic(keeper, K):
+    for _ in range(3):
+        keeper.add_info(replace(INFO, K=K), "cam")
+    (notice,) = keeper.notices()
+    assert notice.startswith("/camera/camera_info: ")
+    assert feed(keeper, "a", 0) == []
+    keeper.add_info(INFO, "cam")
+    assert keeper.ready(0) == [("a", INFO)]
+
+
+def test_a_new_resolution_is_decided_about_anew(keeper):
+    keeper.add_info(INFO, "cam")
+    assert feed(keeper, "a", 0) == [("a", INFO)]
+    assert feed(keeper, "b", 1, width=320) == []
+    assert feed(keeper, "c", 3.5) == [("b", None), ("c", INFO)]
+
+
+def test_waiting_is_bounded(keeper):
+    for i in range(4):
+        assert feed(keeper, i, i / 1000) == []
+    assert len(feed(keeper, 4, 0.005)) == 5
+
+
+def test_the_end_and_a_clock_that_jumps_back_release_images(keeper):
+    feed(keeper, "a", 100)
+    assert keeper.ready(1 * S) == [("a", None)]
+    keeper.reset()
+    feed(keeper, "b", 100)
+    assert keeper.ready(100 * S, final=True) == [("b", None)]
