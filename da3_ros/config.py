@@ -1,8 +1,8 @@
 """The one place where every parameter of the pipeline has its name, default, range and text.
 
 ROS parameter descriptors, the README's table and the YAML files are generated from these classes
-or checked against them. A group's fields are named ``group.field`` outside (``window.size``); the
-inference group has no prefix (``model``). Knows no ROS and no other room.
+or checked against them. A group's fields are named ``group.field`` outside (``window.size``); some
+groups have no prefix (``model``). Knows no ROS and no other room.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -31,6 +33,11 @@ def option(
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def group(cls: type, prefix: str) -> Any:
+    """A config field that holds further fields, whose outside names begin with ``prefix``."""
+    return field(default_factory=cls, metadata={"prefix": prefix, "cls": cls})
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,12 @@ class MapConfig:
 class PipelineConfig:
     """Everything the pipeline can be told."""
 
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
-    window: WindowConfig = field(default_factory=WindowConfig)
-    keyframe: KeyframeConfig = field(default_factory=KeyframeConfig)
-    scale: ScaleConfig = field(default_factory=ScaleConfig)
-    depth: DepthConfig = field(default_factory=DepthConfig)
-    map: MapConfig = field(default_factory=MapConfig)
+    inference: InferenceConfig = group(InferenceConfig, "")
+    window: WindowConfig = group(WindowConfig, "window.")
+    keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")
+    scale: ScaleConfig = group(ScaleConfig, "scale.")
+    depth: DepthConfig = group(DepthConfig, "depth.")
+    map: MapConfig = group(MapConfig, "map.")
     max_late_s: float = option(
         0.5, "a stamp this far back is late (dropped, counted); farther is a time jump", low=0.0
     )
@@ -143,40 +150,38 @@ class Parameter:
             raise ConfigError(f"{self.name} is {self.value}: at most {self.high}")
 
 
-def parameters(config: PipelineConfig) -> Iterator[Parameter]:
-    """All parameters of ``config`` by their outside names, in order."""
-    for group in dataclasses.fields(config):
-        value = getattr(config, group.name)
-        if not dataclasses.is_dataclass(value):
-            yield Parameter(group.name, value, **group.metadata)
-            continue
-        prefix = "" if group.name == "inference" else f"{group.name}."
-        for item in dataclasses.fields(value):
-            yield Parameter(prefix + item.name, getattr(value, item.name), **item.metadata)
+def parameters(config: Any, prefix: str = "") -> Iterator[Parameter]:
+    """All parameters of a config object by their outside names, in order."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if "prefix" in item.metadata:
+            yield from parameters(value, prefix + item.metadata["prefix"])
+        else:
+            yield Parameter(prefix + item.name, value, **item.metadata)
 
 
-def config_from_parameters(values: Mapping[str, Any]) -> PipelineConfig:
-    """A config from outside names; what is not given keeps its default.
+def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineConfig) -> T:  # type: ignore[assignment]
+    """A config of class ``cls`` from outside names; what is not given keeps its default.
 
     Raises ConfigError for an unknown name, a wrong type or a value out of range.
     """
-    defaults = {p.name: p.value for p in parameters(PipelineConfig())}
+    defaults = {p.name: p.value for p in parameters(cls())}
     unknown = sorted(set(values) - set(defaults))
     if unknown:
         raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(defaults)}")
     given = {name: _convert(name, value, defaults[name]) for name, value in values.items()}
-    groups: dict[str, Any] = {}
-    for group in dataclasses.fields(PipelineConfig):
-        make = group.default_factory
-        if make is dataclasses.MISSING:
-            if group.name in given:
-                groups[group.name] = given[group.name]
-            continue
-        prefix = "" if group.name == "inference" else f"{group.name}."
-        names = [f.name for f in dataclasses.fields(make())]
-        chosen = {n: given[prefix + n] for n in names if prefix + n in given}
-        groups[group.name] = dataclasses.replace(make(), **chosen)
-    return PipelineConfig(**groups)
+    return _build(cls, given, "")
+
+
+def _build(cls: type[T], given: Mapping[str, Any], prefix: str) -> T:
+    chosen: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if "prefix" in item.metadata:
+            inner = item.metadata["prefix"]
+            chosen[item.name] = _build(item.metadata["cls"], given, prefix + inner)
+        elif prefix + item.name in given:
+            chosen[item.name] = given[prefix + item.name]
+    return cls(**chosen)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
