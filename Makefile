@@ -1,0 +1,56 @@
+# Set-up, checks and the demonstration of da3_ros; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench soak clean distclean
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+export TORCH_SPEC TORCH_INDEX_URL
+
+# Every command that needs the packages starts so. Set -u is off while ROS's own scripts run.
+ENV := set +u; source tools/env.sh || exit 1; set -u;
+# Only this machine, and a domain of this run's own: a robot or a second run nearby stays unheard.
+# 10 to 99: above 101, Linux may give the ports of a domain to others.
+ALONE := export ROS_DOMAIN_ID=$$((RANDOM % 90 + 10)) \
+  $(if $(filter humble,$(ROS_DISTRO)),ROS_LOCALHOST_ONLY=1,ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST);
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@echo
+	@echo '  PYTEST_ARGS="-k export"   which tests to run'
+	@echo '  PYTHON=python3.12         the interpreter to build .venv with (3.10 to 3.13)'
+	@echo '  TORCH_SPEC="torch==2.13.0" what pip gets for torch; none: torch is there already'
+	@echo '  TORCH_INDEX_URL=URL       where pip gets torch, e.g. the CPU-only index of PyTorch:'
+	@echo '                            the default brings CUDA libraries of several gigabytes'
+
+setup: ## virtual environment, ROS 2, messages; skipped when nothing has changed
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo 'set-up: $(PYTHON) is missing, please run: apt install python3 python3-venv python3-dev' >&2; exit 1; }
+	@$(PYTHON) tools/set_up.py
+
+demo: setup ## a rendered room, recorded and replayed to depth, poses and a scene in demo_out/
+	@rm -rf demo_out/room
+	@mkdir -p demo_out
+	@$(ENV) python -m da3_ros synth-bag demo_out/room --frames 30 --seed 7
+	@$(ENV) python -m da3_ros replay demo_out/room --output demo_out --pictures -p checkpoint:=random
+
+lint: setup ## format, lint and types
+	@$(ENV) ruff format --check .
+	@$(ENV) ruff check .
+	@$(ENV) mypy da3_ros --exclude '^da3_ros/ros/'
+
+test: lint ## lint, then all tests
+	@$(ENV) $(ALONE) python -m pytest --timeout 900 $(PYTEST_ARGS)
+
+bench: setup ## benchmarks: two things compared in one run
+	@$(ENV) $(ALONE) for file in bench/bench_*.py; do [ ! -e "$$file" ] || python "$$file"; done
+
+soak: setup ## long runs
+	@$(ENV) $(ALONE) for file in bench/soak_*.py; do [ ! -e "$$file" ] || python "$$file"; done
+
+clean: ## remove what was built; keeps the virtual environment
+	@rm -rf build install log underlay demo_out .pytest_cache .mypy_cache .ruff_cache
+
+distclean: clean ## remove the virtual environment too
+	@rm -rf .venv

@@ -1,0 +1,55 @@
+"""`pip install .`: the ROS-free core and the `da3_ros` command; colcon uses CMakeLists.txt.
+
+The packages are named, not left to discovery, which would also find what colcon put into build/
+and install/.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """Read, not imported: importing needs the dependencies."""
+    text = (HERE / "da3_ros" / "__init__.py").read_text()
+    return re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)[1]
+
+
+setup(
+    name="da3_ros",
+    version=version(),
+    description="Live multi-view 3D from cameras with Depth Anything 3",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    # Message texts live in msg/ and srv/ for rosidl; as package data they serve `rosbags`.
+    packages=[
+        *find_packages(include=["da3_ros", "da3_ros.*"]),
+        "da3_ros.interfaces.msg",
+        "da3_ros.interfaces.srv",
+    ],
+    package_dir={"da3_ros.interfaces.msg": "msg", "da3_ros.interfaces.srv": "srv"},
+    package_data={
+        "da3_ros": ["checkpoints/**"],
+        "da3_ros.interfaces.msg": ["*.msg"],
+        "da3_ros.interfaces.srv": ["*.srv"],
+    },
+    install_requires=[
+        "huggingface_hub>=0.24",
+        "mcap>=1.1",
+        "numpy>=1.26",
+        # Not opencv-python: it needs libGL, which servers lack. Both provide the module cv2.
+        "opencv-python-headless>=4.8",
+        "pyyaml>=5.4",
+        "rosbags>=0.10.6",
+        "safetensors>=0.4",
+        "scipy>=1.10",
+        "torch>=2.4",
+        "tqdm>=4.57",
+        "trimesh>=4",
+        "zstandard>=0.21",
+    ],
+    entry_points={"console_scripts": ["da3_ros = da3_ros.cli:main"]},
+)
