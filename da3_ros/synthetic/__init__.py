@@ -1,0 +1,37 @@
+"""Rendered rooms with exact images, depth, poses and intrinsics: demo camera, truth, training data.
+
+Knows torch, NumPy, ``types`` and ``rectify``; nothing of ROS, the network or the pipeline.
+"""
+
+from da3_ros.synthetic.camera import SyntheticCamera, SyntheticFrame, intrinsics
+from da3_ros.synthetic.render import SKY, Rendering, render, render_batch
+from da3_ros.synthetic.rooms import (
+    Room,
+    RoomBatch,
+    clearance,
+    distance_to_surface,
+    make_room,
+    stack_rooms,
+    view_distance,
+)
+from da3_ros.synthetic.walks import WALKS, Pace, make_walk
+
+__all__ = [
+    "SKY",
+    "WALKS",
+    "Pace",
+    "Rendering",
+    "Room",
+    "RoomBatch",
+    "SyntheticCamera",
+    "SyntheticFrame",
+    "clearance",
+    "distance_to_surface",
+    "intrinsics",
+    "make_room",
+    "make_walk",
+    "render",
+    "render_batch",
+    "stack_rooms",
+    "view_distance",
+]

@@ -1,0 +1,141 @@
+"""A camera that walks through a rendered room: frames with exact depth, pose and intrinsics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.rectify import corner_K, pinhole_calibration
+from da3_ros.synthetic.render import render_batch
+from da3_ros.synthetic.rooms import make_room, stack_rooms
+from da3_ros.synthetic.walks import Pace, make_walk
+from da3_ros.types import Array, Calibration, FloatImage, Image
+
+START_NS = 1_700_000_000_000_000_000
+_TOGETHER = 4  # frames rendered per call
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticFrame:
+    """One frame with its truth. Pixels of a distorting lens have the depth along their own rays."""
+
+    stamp_ns: int
+    image: Image  # [H, W, 3] RGB
+    depth: FloatImage  # [H, W] z-depth in metres, +Inf for sky
+    T_world_camera: Array  # [4, 4] world z up, metres
+    K: Array  # [3, 3] corner rule; of the undistorted image if there is distortion
+
+
+def intrinsics(size: tuple[int, int], fov_deg: float) -> Array:
+    """K float64 [3, 3] (corner rule) of square pixels with this horizontal field of view."""
+    focal = size[0] / 2.0 / np.tan(np.radians(fov_deg) / 2.0)
+    return np.array([[focal, 0.0, size[0] / 2.0], [0.0, focal, size[1] / 2.0], [0.0, 0.0, 1.0]])
+
+
+class SyntheticCamera:
+    """Frames of a walk through the room of ``seed``; iterating again gives the same frames.
+
+    Args:
+        seed: of room, walk and noise.
+        size: (width, height).
+        fov_deg: horizontal field of view.
+        walk: see ``make_walk``.
+        frames, rate_hz: how many, and how often.
+        noise_sigma: standard deviation of additive noise, in grey levels of 255.
+        exposure_drift: largest relative change of brightness on the way, 0.2 for 20 %.
+        distortion_model, D: of the lens, ROS names and order; no D: a pinhole.
+        pace: bounds on speed; its rate is replaced by ``rate_hz``.
+        device: where to render.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        size: tuple[int, int] = (640, 480),
+        fov_deg: float = 65.0,
+        walk: str = "loop",
+        frames: int = 100,
+        rate_hz: float = 10.0,
+        noise_sigma: float = 0.0,
+        exposure_drift: float = 0.0,
+        *,
+        distortion_model: str = "plumb_bob",
+        D: Sequence[float] = (),
+        pace: Pace | None = None,
+        supersample: bool = True,
+        device: str = "cpu",
+        start_ns: int = START_NS,
+    ) -> None:
+        self.seed, self.size, self.rate_hz = seed, size, rate_hz
+        self.noise_sigma, self.exposure_drift = noise_sigma, exposure_drift
+        self.supersample, self.start_ns = supersample, start_ns
+        pace = pace or Pace()
+        pace = Pace(rate_hz, pace.max_speed_m_s, pace.max_turn_deg_s)
+        self.room = make_room(seed)
+        self.T_world_camera = make_walk(self.room, walk, frames, seed, pace)
+        self.calibration = _calibration(size, fov_deg, distortion_model, D)
+        self.K = corner_K(self.calibration.K)
+        self._rooms = stack_rooms([self.room], device)
+
+    def __len__(self) -> int:
+        return len(self.T_world_camera)
+
+    def __iter__(self) -> Iterator[SyntheticFrame]:
+        for first in range(0, len(self), _TOGETHER):
+            yield from self._render(range(first, min(first + _TOGETHER, len(self))))
+
+    def __getitem__(self, index: int) -> SyntheticFrame:
+        if not 0 <= index < len(self):
+            raise IndexError(f"frame {index} of {len(self)}")
+        return self._render(range(index, index + 1))[0]
+
+    def _render(self, frames: range) -> list[SyntheticFrame]:
+        poses = self.T_world_camera[frames.start : frames.stop]
+        seen = render_batch(
+            self._rooms,
+            poses,
+            self.K,
+            self.size,
+            supersample=self.supersample,
+            calibration=self.calibration if np.any(self.calibration.D) else None,
+        )
+        images, depths = seen.image.cpu().numpy(), seen.depth.cpu().numpy()
+        return [
+            SyntheticFrame(
+                stamp_ns=self.start_ns + round(i * 1e9 / self.rate_hz),
+                image=self._expose(images[k], i),
+                depth=depths[k],
+                T_world_camera=poses[k].copy(),
+                K=self.K.copy(),
+            )
+            for k, i in enumerate(frames)
+        ]
+
+    def _expose(self, image: Image, index: int) -> Image:
+        """What automatic exposure and a sensor do to a clean image."""
+        if not self.noise_sigma and not self.exposure_drift:
+            return image
+        rng = np.random.default_rng([self.seed, index, 0x5E])
+        swing = np.sin(2.0 * np.pi * index / max(len(self), 2) * 1.5 + self.seed)
+        exposed = image.astype(np.float32) * np.float32(1.0 + self.exposure_drift * swing)
+        if self.noise_sigma:
+            exposed += self.noise_sigma * rng.standard_normal(image.shape, dtype=np.float32)
+        return exposed.round().clip(0, 255).astype(np.uint8)
+
+
+def _calibration(
+    size: tuple[int, int], fov_deg: float, distortion_model: str, D: Sequence[float]
+) -> Calibration:
+    pinhole = pinhole_calibration(intrinsics(size, fov_deg), size)
+    if not any(D):
+        return pinhole
+    return Calibration(
+        width=size[0],
+        height=size[1],
+        K=pinhole.K,
+        distortion_model=distortion_model,
+        D=np.array(D, np.float64),
+        P=pinhole.P,
+    )

@@ -1,0 +1,402 @@
+"""Procedural rooms: geometry, surface materials, lights, and exact distances to the surfaces.
+
+A room is a stack of blocks. Block 0 is the room itself, seen from inside; the others are boxes, seen
+from outside, turned about the vertical. Face ``2 * axis + side`` of a block (side 0 is the negative
+one) has coordinates (u, v) = the two other local axes, in metres from the block's centre.
+World: metres, z up, floor at z = 0, the room fills [0, X] x [0, Y] x [0, Z].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from da3_ros.types import Array
+
+OTHER_AXES = ((1, 2), (0, 2), (0, 1))  # (u, v) axes of the faces across axis 0, 1, 2
+COLUMNS = (
+    ("red", "green", "blue")  # linear base colour
+    + ("even_r", "even_g", "even_b", "odd_r", "odd_g", "odd_b")  # colour change per noise
+    + ("frequency", "gain")  # of the noise: cells per metre, amplitude ratio of octaves
+    + ("tile_frequency", "tile_tone", "joint_tone")
+    + ("patch_frequency", "patch_share", "patch_strength")
+    + ("light0_u", "light0_v", "light0_n", "light1_u", "light1_v", "light1_n")
+    + ("corner_u", "corner_hu", "corner_v", "corner_hv", "corner_strength")
+    + ("window_u", "window_v", "window_hu", "window_hv", "ambient")
+)
+COLUMN = {name: i for i, name in enumerate(COLUMNS)}
+NO_WINDOW = (0.0, 0.0, -100.0, -100.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """One room. B boxes make 1 + B blocks and F = 6 (1 + B) faces."""
+
+    seed: int
+    centre: Tensor  # [1 + B, 3] float64 metres
+    half: Tensor  # [1 + B, 3] float64 half extents along the local axes
+    yaw: Tensor  # [1 + B] float64 radians about z; 0 for the room itself
+    material: Tensor  # [F, len(COLUMNS)] float32
+    texture_seed: Tensor  # [F] int32
+    sky: Tensor  # [2, 3] float32 linear colours at the horizon and at the zenith
+
+    @property
+    def size(self) -> Array:
+        """Room extents [3] in metres."""
+        return 2.0 * self.half[0].cpu().numpy()
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes there are."""
+        return len(self.yaw) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class RoomBatch:
+    """S rooms stacked for rendering; shapes of Room with a leading S, padded with far-off boxes."""
+
+    centre: Tensor  # [S, 1 + B, 3]
+    half: Tensor
+    yaw: Tensor
+    material: Tensor
+    texture_seed: Tensor
+    sky: Tensor
+
+    def __len__(self) -> int:
+        return len(self.yaw)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.yaw.device
+
+    def to(self, device: torch.device | str) -> RoomBatch:
+        """The same rooms on another device."""
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def stack_rooms(rooms: Sequence[Room], device: torch.device | str = "cpu") -> RoomBatch:
+    """Stack rooms so that cameras of different rooms render together."""
+    blocks = max(len(room.yaw) for room in rooms)
+
+    def stack(name: str, per_block: int, value: float) -> Tensor:
+        padded = []
+        for room in rooms:
+            tensor = getattr(room, name)
+            missing = per_block * blocks - len(tensor)
+            padded.append(
+                torch.cat([tensor, tensor.new_full((missing, *tensor.shape[1:]), value)])
+            )
+        return torch.stack(padded).to(device)
+
+    return RoomBatch(
+        centre=stack("centre", 1, 1e6),
+        half=stack("half", 1, 1e-3),
+        yaw=stack("yaw", 1, 0.0),
+        material=stack("material", 6, 1.0),
+        texture_seed=stack("texture_seed", 6, 0),
+        sky=torch.stack([room.sky for room in rooms]).to(device),
+    )
+
+
+# Making -----------------------------------------------------------------------------------------
+
+
+def make_room(seed: int) -> Room:
+    """A furnished room: boxes on the floor, on each other and on walls, windows, lights, textures.
+
+    The same seed gives the same room everywhere; different seeds differ in size, furniture and look.
+    """
+    rng = np.random.default_rng([seed, 0x600D])
+    size = np.array([rng.uniform(3.2, 8.0), rng.uniform(3.2, 8.0), rng.uniform(2.4, 3.6)])
+    windows = _place_windows(rng, size)
+    boxes = _place_boxes(rng, size, windows)
+    centre = np.array([size / 2, *(b.centre for b in boxes)])
+    half = np.array([size / 2, *(b.half for b in boxes)])
+    yaw = np.array([0.0, *(b.yaw for b in boxes)])
+    material = np.concatenate([_block_material(rng, block == 0) for block in range(len(yaw))])
+    for face, window in windows.items():
+        _set(material[face], "window", window)
+    _light(rng, material, centre, half, yaw)
+    _darken_corners(material, centre, half)
+    return Room(
+        seed=seed,
+        centre=torch.from_numpy(centre),
+        half=torch.from_numpy(half),
+        yaw=torch.from_numpy(yaw),
+        material=torch.from_numpy(material.astype(np.float32)),
+        texture_seed=torch.from_numpy(
+            rng.integers(-(2**31), 2**31, len(material)).astype(np.int32)
+        ),
+        sky=torch.from_numpy(_sky_colours(rng)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Box:
+    centre: Array
+    half: Array
+    yaw: float
+
+    @property
+    def reach(self) -> Array:
+        """Half extents [3] of the axis-aligned box around it."""
+        c, s = abs(np.cos(self.yaw)), abs(np.sin(self.yaw))
+        x, y, z = self.half
+        return np.array([c * x + s * y, s * x + c * y, z])
+
+    def meets(self, other: _Box, gap: float) -> bool:
+        """Whether the boxes come nearer than ``gap``, judged by their axis-aligned hulls."""
+        apart = np.abs(self.centre - other.centre) - self.reach - other.reach
+        return bool((apart < gap).all())
+
+
+def _place_windows(rng: np.random.Generator, size: Array) -> dict[int, tuple[float, ...]]:
+    """Openings (u, v, half width, half height) by room face, at most one per face."""
+    windows: dict[int, tuple[float, ...]] = {}
+    for face in range(4):
+        if rng.random() < 0.25:
+            wide, high = size[OTHER_AXES[face // 2][0]], size[2]
+            hu, hv = rng.uniform(0.12, 0.3) * wide, rng.uniform(0.15, 0.28) * high
+            shift = rng.uniform(-1, 1) * (wide / 2 - hu - 0.2)
+            windows[face] = (shift, rng.uniform(0.0, 0.12) * high, hu, hv)
+    if rng.random() < 0.1:
+        windows[5] = (0.0, 0.0, 0.2 * size[0], 0.2 * size[1])
+    return windows
+
+
+def _place_boxes(
+    rng: np.random.Generator, size: Array, windows: dict[int, tuple[float, ...]]
+) -> list[_Box]:
+    openings = [_opening(face, window, size) for face, window in windows.items()]
+    boxes: list[_Box] = []
+    floor_left = 0.3 * size[0] * size[1]  # the rest stays free to walk in
+    for _ in range(rng.integers(4, 12)):
+        box = _floor_box(rng, size)
+        area = 4.0 * box.reach[0] * box.reach[1]
+        if area < floor_left and not any(box.meets(other, 0.06) for other in boxes):
+            floor_left -= area
+            boxes.append(box)
+            if rng.random() < 0.35:
+                boxes.append(_box_on_top(rng, box))
+    boxes = [b for b in boxes if b.centre[2] + b.half[2] < size[2] - 0.1]
+    for _ in range(rng.integers(1, 7)):
+        box = _wall_box(rng, size)
+        if not any(box.meets(other, 0.02) for other in boxes + openings):
+            boxes.append(box)
+    return boxes
+
+
+def _opening(face: int, window: tuple[float, ...], size: Array) -> _Box:
+    """A window as a thin box, to keep wall boxes off it."""
+    axis, (u, v) = face // 2, OTHER_AXES[face // 2]
+    centre, half = size / 2, np.full(3, 0.5)
+    centre[axis] = size[axis] * (face % 2)
+    centre[[u, v]] += window[:2]
+    half[[u, v]] = window[2:]
+    return _Box(centre, half, 0.0)
+
+
+def _floor_box(rng: np.random.Generator, size: Array) -> _Box:
+    low, high = [(0.12, 0.35), (0.25, 0.8), (0.5, 1.1)][rng.integers(3)]  # crate, table, cupboard
+    half = np.array([rng.uniform(0.12, 0.65), rng.uniform(0.12, 0.5), rng.uniform(low, high)])
+    yaw = 0.0 if rng.random() < 0.35 else rng.uniform(-np.pi, np.pi)
+    box = _Box(np.zeros(3), half, yaw)
+    room_left = np.maximum(size[:2] / 2 - box.reach[:2] - 0.02, 0.0)
+    place = rng.uniform(-1, 1, 2)
+    if rng.random() < 0.6:  # furniture likes walls
+        place[rng.integers(2)] = rng.choice([-1.0, 1.0])
+    return replace(box, centre=np.array([*(size[:2] / 2 + place * room_left), half[2]]))
+
+
+def _box_on_top(rng: np.random.Generator, below: _Box) -> _Box:
+    # At most 0.6 of the smaller side: turned and shifted by any angle it still stands on the box.
+    half = min(below.half[:2]) * rng.uniform(0.3, 0.6, 3)
+    half[2] = rng.uniform(0.06, 0.22)
+    shift = rng.uniform(-0.15, 0.15, 2) * below.half[:2]
+    c, s = np.cos(below.yaw), np.sin(below.yaw)
+    offset = np.array([c * shift[0] - s * shift[1], s * shift[0] + c * shift[1], 0.0])
+    offset[2] = below.half[2] + half[2]
+    return _Box(below.centre + offset, half, below.yaw + rng.uniform(-np.pi, np.pi))
+
+
+def _wall_box(rng: np.random.Generator, size: Array) -> _Box:
+    """A shelf, cabinet or panel on one of the four walls."""
+    axis, side = rng.integers(2), rng.integers(2)
+    half = np.empty(3)
+    half[axis] = rng.uniform(0.015, 0.16)
+    half[1 - axis] = rng.uniform(0.15, 0.6)
+    half[2] = rng.uniform(0.05, 0.4)
+    centre = np.empty(3)
+    centre[axis] = half[axis] if side == 0 else size[axis] - half[axis]
+    centre[1 - axis] = rng.uniform(half[1 - axis] + 0.05, size[1 - axis] - half[1 - axis] - 0.05)
+    centre[2] = rng.uniform(0.9 + half[2], size[2] - half[2] - 0.1)
+    return _Box(centre, half, 0.0)
+
+
+# Looks ------------------------------------------------------------------------------------------
+
+
+def _set(row: NDArray[np.float64], prefix: str, values: tuple[float, ...]) -> None:
+    """Fill the consecutive columns that start with ``prefix``."""
+    first = next(i for i, name in enumerate(COLUMNS) if name.startswith(prefix))
+    row[first : first + len(values)] = values
+
+
+def _block_material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float64]:
+    """Materials [6, columns]: a room's faces are each their own, a box's are alike."""
+    rows = [_material(rng, is_room)]
+    for _ in range(5):
+        if is_room:
+            rows.append(_material(rng, is_room))
+        else:
+            row = rows[0].copy()
+            row[:3] *= rng.uniform(0.8, 1.2)
+            rows.append(row)
+    return np.array(rows)
+
+
+def _material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float64]:
+    """One random surface, from nearly flat to busy."""
+    row = np.zeros(len(COLUMNS))
+    brightness = rng.uniform(0.25, 0.75) if is_room else rng.uniform(0.06, 0.8)
+    tint = rng.uniform(-1, 1, 3) * rng.uniform(0.05, 0.3 if is_room else 0.7)
+    _set(row, "red", tuple(brightness * np.exp(tint - tint.mean())))
+    strength = rng.choice([rng.uniform(0.04, 0.1), rng.uniform(0.2, 0.4), rng.uniform(0.4, 0.75)])
+    _set(row, "even_r", tuple(strength * (1.0 + rng.normal(0, 0.25, 3))))
+    _set(row, "odd_r", tuple(strength * (0.8 + rng.normal(0, 0.35, 3))))
+    row[COLUMN["frequency"]] = 1.0 / np.exp(rng.uniform(np.log(0.2), np.log(0.9)))
+    row[COLUMN["gain"]] = rng.uniform(0.7, 0.98)
+    if rng.random() < 0.5:
+        tile = np.exp(rng.uniform(np.log(1.5), np.log(6.0)))
+        _set(row, "tile_frequency", (tile, rng.uniform(0.1, 0.5), rng.uniform(0.1, 0.6)))
+    if rng.random() < 0.7:
+        patch = np.exp(rng.uniform(np.log(0.9), np.log(4.0)))
+        _set(row, "patch_frequency", (patch, rng.uniform(0.15, 0.7), rng.uniform(0.5, 1.0)))
+    row[COLUMN["tile_frequency"]] = max(
+        row[COLUMN["tile_frequency"]], 1.0
+    )  # never divided by zero
+    row[COLUMN["patch_frequency"]] = max(row[COLUMN["patch_frequency"]], 1.0)
+    _set(row, "window", NO_WINDOW)
+    return row
+
+
+def _sky_colours(rng: np.random.Generator) -> NDArray[np.float32]:
+    horizon = rng.uniform(0.6, 0.95) * np.array([1.0, 1.0, 1.0]) + rng.uniform(-0.08, 0.05, 3)
+    zenith = np.array([0.18, 0.38, 0.8]) * rng.uniform(0.7, 1.2)
+    return np.array([horizon, zenith], np.float32)
+
+
+def _light(
+    rng: np.random.Generator, material: NDArray[np.float64], centre: Array, half: Array, yaw: Array
+) -> None:
+    """Two lamps under the ceiling, expressed in each face's own coordinates."""
+    size = 2.0 * half[0]
+    ambient = rng.uniform(0.3, 0.5)
+    for k in (0, 1):
+        lamp = size * np.array([rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85), 0.93])
+        for block in range(len(yaw)):
+            c, s = np.cos(yaw[block]), np.sin(yaw[block])
+            local = np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]]) @ (lamp - centre[block])
+            for face in range(6):
+                axis, sign = face // 2, 2 * (face % 2) - 1
+                above = sign * local[axis] - half[block, axis]
+                above = max(0.0, -above if block == 0 else above)
+                u, v = OTHER_AXES[axis]
+                _set(material[6 * block + face], f"light{k}_u", (local[u], local[v], above))
+    material[:, COLUMN["ambient"]] = ambient
+
+
+def _darken_corners(material: NDArray[np.float64], centre: Array, half: Array) -> None:
+    """Where surfaces meet less light arrives: edges of the room, and boxes near their floor."""
+    far = 50.0  # moves an edge out of reach
+    for block in range(len(half)):
+        for face in range(6):
+            u, v = OTHER_AXES[face // 2]
+            hu, hv = half[block, u], half[block, v]
+            if block == 0:
+                values = (0.0, hu, 0.0, hv, 0.4)
+            elif face // 2 < 2:
+                values = (0.0, far, far, hv + far, 0.45)  # only the lower edge is near
+            else:
+                values = (0.0, far, 0.0, far, 0.0)
+            _set(material[6 * block + face], "corner_u", values)
+
+
+# Distances --------------------------------------------------------------------------------------
+
+
+def _local(room: Room, block: int, points: Array) -> Array:
+    """Points [N, 3] in a block's own axes, from its centre."""
+    c, s = np.cos(float(room.yaw[block])), np.sin(float(room.yaw[block]))
+    to_local = np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])
+    return np.asarray((points - room.centre[block].numpy()) @ to_local.T)
+
+
+def _box_signed_distance(local: Array, half: Array) -> Array:
+    """Signed distance [N] to a box, negative inside."""
+    outside = np.abs(local) - half
+    return np.linalg.norm(np.maximum(outside, 0.0), axis=-1) + np.minimum(outside.max(-1), 0.0)
+
+
+def _wall_distance(local: Array, half: Array, face: int, window: Array) -> Array:
+    """Unsigned distance [N] to one face of the room: a rectangle, with a hole if it has a window."""
+    axis, (u, v) = face // 2, OTHER_AXES[face // 2]
+    normal = local[:, axis] - half[axis] * (2 * (face % 2) - 1)
+    plane = local[:, [u, v]]
+    beside = np.linalg.norm(np.maximum(np.abs(plane) - half[[u, v]], 0.0), axis=-1)
+    in_hole = (window[2:] - np.abs(plane - window[:2])).min(-1)
+    return np.hypot(normal, np.maximum(beside, in_hole))
+
+
+def distance_to_surface(room: Room, points: Array) -> Array:
+    """Exact unsigned distance, float64 [...], of world points [..., 3] to the room's surfaces.
+
+    Surfaces are the walls without their windows, the floor, the ceiling and all six faces of each
+    box; hidden ones, such as the floor below a box, count too. Metres.
+    """
+    points = np.asarray(points, np.float64)
+    flat = points.reshape(-1, 3)
+    windows = room.material[:6, COLUMN["window_u"] : COLUMN["window_hv"] + 1].double().numpy()
+    local = _local(room, 0, flat)
+    nearest = np.full(len(flat), np.inf)
+    for face in range(6):
+        wall = _wall_distance(local, room.half[0].numpy(), face, windows[face])
+        np.minimum(nearest, wall, out=nearest)
+    for block in range(1, len(room.yaw)):
+        signed = _box_signed_distance(_local(room, block, flat), room.half[block].numpy())
+        np.minimum(nearest, np.abs(signed), out=nearest)
+    return nearest.reshape(points.shape[:-1])
+
+
+def clearance(room: Room, points: Array) -> Array:
+    """How far world points [..., 3] are from walls and boxes, float64 [...]; negative inside them."""
+    points = np.asarray(points, np.float64)
+    flat = points.reshape(-1, 3)
+    free = -_box_signed_distance(_local(room, 0, flat), room.half[0].numpy())
+    for block in range(1, len(room.yaw)):
+        signed = _box_signed_distance(_local(room, block, flat), room.half[block].numpy())
+        np.minimum(free, signed, out=free)
+    return free.reshape(points.shape[:-1])
+
+
+def view_distance(room: Room, origins: Array, directions: Array) -> Array:
+    """Length along world rays [..., 3] to the first surface, float64 [...]; windows count as walls."""
+    shape = np.broadcast_shapes(origins.shape, directions.shape)
+    origin = np.broadcast_to(origins, shape).reshape(-1, 3)
+    ahead = origin + np.broadcast_to(directions, shape).reshape(-1, 3)
+    nearest = np.full(len(origin), np.inf)
+    for block in range(len(room.yaw)):
+        start = _local(room, block, origin)
+        step = _local(room, block, ahead) - start
+        step = np.where(np.abs(step) < 1e-12, 1e-12, step)
+        ends = (np.array([-1.0, 1.0])[:, None, None] * room.half[block].numpy() - start) / step
+        enter, leave = ends.min(0).max(-1), ends.max(0).min(-1)
+        hit = leave if block == 0 else np.where((enter < leave) & (enter > 0), enter, np.inf)
+        np.minimum(nearest, hit, out=nearest)
+    return nearest.reshape(shape[:-1])

@@ -1,0 +1,270 @@
+"""Smooth camera walks through a room that stay clear of walls and boxes.
+
+Candidates start at random places; those that hit nothing and see more than a bare wall are kept.
+World: metres, z up. Knows NumPy and a room's geometry; renders nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.synthetic.rooms import Room, clearance, view_distance
+from da3_ros.types import Array
+
+WALKS = ("loop", "straight", "spot", "handheld", "still", "strafe")
+CLEARANCE_M = 0.3  # between the camera and any surface
+_CANDIDATES = 96
+_SHAKE_M, _SHAKE_RAD = 0.012, 0.015  # a steady hand
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a camera may move; bounds hold between any two neighbouring frames."""
+
+    rate_hz: float = 10.0
+    max_speed_m_s: float = 0.8
+    max_turn_deg_s: float = 40.0
+
+    @property
+    def step_m(self) -> float:
+        """Largest translation per frame."""
+        return self.max_speed_m_s / self.rate_hz
+
+    @property
+    def turn_rad(self) -> float:
+        """Largest rotation per frame."""
+        return float(np.radians(self.max_turn_deg_s)) / self.rate_hz
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """Candidates' motion: position [C, N, 3], yaw and pitch and roll [C, N] in radians."""
+
+    position: Array
+    yaw: Array
+    pitch: Array
+    roll: Array
+
+    def __getitem__(self, candidate: int) -> _Path:
+        one = slice(candidate, candidate + 1)
+        return _Path(self.position[one], self.yaw[one], self.pitch[one], self.roll[one])
+
+
+def make_walk(
+    room: Room, kind: str, frames: int, seed: int = 0, pace: Pace | None = None
+) -> Array:
+    """Poses T_world_camera float64 [N, 4, 4] of a walk (OpenCV optical axes, world z up, metres).
+
+    Args:
+        kind: ``straight`` looks roughly ahead; ``strafe`` sideways; ``spot`` turns in place;
+            ``loop`` ends in the pose it began with, and looks around once where the number of
+            frames allows it; ``handheld`` is a slow curve with shake; ``still`` is one pose.
+        frames: how many poses.
+        seed: of the place and the motion.
+        pace: bounds on the speed. With few frames walks are short, never fast.
+
+    Raises:
+        ValueError: an unknown kind, no frames, or a room without a free place.
+    """
+    if kind not in WALKS:
+        raise ValueError(f"unknown walk '{kind}'; known are {', '.join(WALKS)}")
+    if frames < 1:
+        raise ValueError(f"a walk needs at least one frame, got {frames}")
+    pace = pace or Pace()
+    rng = np.random.default_rng([seed, room.seed, WALKS.index(kind)])
+    for shrink in (1.0, 0.7, 0.5, 0.3, 0.15, 0.05, 0.0):
+        start = _Start.draw(room, rng)
+        path = _MOTIONS[kind](start, _Time(frames, pace), rng, shrink)
+        best = _choose(room, path, rng)
+        if best is not None:
+            return _poses(path[best])[0]
+    raise ValueError(f"room {room.seed} has no free place for a camera")
+
+
+# Motions: each gives candidates from which _choose takes one --------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Where candidates begin: place [C, 3], yaw [C], pitch [C]."""
+
+    place: Array
+    yaw: Array
+    pitch: Array
+
+    @staticmethod
+    def draw(room: Room, rng: np.random.Generator) -> _Start:
+        size = room.size
+        place = rng.uniform(CLEARANCE_M, size - CLEARANCE_M, (_CANDIDATES, 3))
+        place[:, 2] = rng.uniform(1.0, min(1.8, size[2] - 0.5))
+        yaw = rng.uniform(-np.pi, np.pi, _CANDIDATES)
+        return _Start(place, yaw, rng.uniform(-0.35, 0.08, _CANDIDATES))
+
+
+@dataclass(frozen=True)
+class _Time:
+    """Frames and pace, and how far a motion may go within them."""
+
+    frames: int
+    pace: Pace
+
+    def ease(self) -> Array:
+        """Progress [N] from 0 to 1: starts and ends at rest, fastest (1.5 times) in the middle."""
+        t = np.linspace(0.0, 1.0, self.frames)
+        return t * t * (3.0 - 2.0 * t)
+
+    def reach_m(self, share: float = 0.9) -> float:
+        """Length of path that ``ease`` may cover, leaving the rest of the speed to other motion."""
+        return share * self.pace.step_m * max(self.frames - 1, 0) / 1.5
+
+    def reach_rad(self, share: float = 0.9) -> float:
+        """The same for rotation."""
+        return share * self.pace.turn_rad * max(self.frames - 1, 0) / 1.5
+
+
+_Motion = Callable[[_Start, _Time, np.random.Generator, float], _Path]
+
+
+def _directions(yaw: Array) -> Array:
+    """Level unit vectors [..., 3] at a yaw."""
+    return np.stack([np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)], -1)
+
+
+def _level(start: _Start, position: Array, yaw: Array) -> _Path:
+    pitch = np.broadcast_to(start.pitch[:, None], yaw.shape)
+    return _Path(position, yaw, pitch, np.zeros(yaw.shape))
+
+
+def _line(
+    start: _Start, time: _Time, heading: Array, length: float, turn: float
+) -> tuple[Array, Array]:
+    """Positions [C, N, 3] along a straight line and yaw [C, N] that swings by ``turn`` and back."""
+    along = time.ease() * length
+    position = start.place[:, None] + _directions(heading)[:, None] * along[None, :, None]
+    swing = turn * np.sin(np.pi * time.ease()) / np.pi
+    return position, start.yaw[:, None] + swing
+
+
+def _straight(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    length = shrink * min(time.reach_m(), rng.uniform(1.5, 5.0))
+    turn = min(time.reach_rad(0.5), 0.3) * rng.uniform(-1, 1)
+    heading = start.yaw + rng.uniform(-0.35, 0.35)
+    return _level(start, *_line(start, time, heading, length, turn))
+
+
+def _strafe(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    length = shrink * min(time.reach_m(), rng.uniform(0.8, 3.0))
+    heading = start.yaw + rng.choice([-0.5, 0.5]) * np.pi + rng.uniform(-0.3, 0.3)
+    return _level(start, *_line(start, time, heading, length, 0.0))
+
+
+def _still(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    return _level(start, *_line(start, time, start.yaw, 0.0, 0.0))
+
+
+def _spot(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    sweep = min(time.reach_rad(), rng.uniform(np.pi / 3, 2 * np.pi)) * rng.choice([-1.0, 1.0])
+    position, yaw = _line(start, time, start.yaw, 0.0, 0.0)
+    return _level(start, position, yaw + sweep * time.ease())
+
+
+def _loop(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    """A wobbly ellipse; the camera turns once with it if the pace allows, else it looks about."""
+    phase = 2.0 * np.pi * time.ease()
+    around = rng.uniform(0.6, 1.6) if shrink == 1.0 else 1.6 * shrink  # radius in metres
+    radius = min(around, time.reach_m(0.75) / (2.0 * np.pi))
+    wide, high, shift = rng.uniform(0.75, 1.25), 0.08 * rng.uniform(-1, 1), rng.uniform(0, 6.28)
+    sense = rng.choice([-1.0, 1.0])
+    x = radius * wide * (np.cos(phase) - 1.0)
+    y = sense * radius * (np.sin(phase) + 0.1 * np.sin(2.0 * phase))
+    z = min(high, 0.1 * radius) * (np.cos(phase + shift) - np.cos(shift))
+    forward, left = _directions(start.yaw), _directions(start.yaw + np.pi / 2)
+    up = np.array([0.0, 0.0, 1.0])
+    position = start.place[:, None] + x[:, None] * forward[:, None] + y[:, None] * left[:, None]
+    position = position + z[:, None] * up
+    if time.reach_rad() >= 2.0 * np.pi:
+        turn = sense * phase
+    else:
+        turn = min(0.35, time.reach_rad(0.8) / 6.3) * np.sin(phase)
+    return _level(start, position, start.yaw[:, None] + turn)
+
+
+def _handheld(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+    length = shrink * min(time.reach_m(0.45), rng.uniform(0.5, 2.5))
+    turn = min(time.reach_rad(0.35), 0.8) * rng.uniform(-1, 1)
+    heading = start.yaw + rng.uniform(-np.pi, np.pi)
+    position, yaw = _line(start, time, heading, length, turn)
+    path = _level(start, position, yaw)
+    shift = [_shake(time, rng, 0.4 * time.pace.step_m, _SHAKE_M) for _ in range(3)]
+    tilt = [_shake(time, rng, 0.3 * time.pace.turn_rad, _SHAKE_RAD) for _ in range(3)]
+    return _Path(
+        path.position + np.stack(shift, -1),
+        path.yaw + tilt[0],
+        path.pitch + tilt[1],
+        path.roll + tilt[2],
+    )
+
+
+def _shake(time: _Time, rng: np.random.Generator, step: float, amplitude: float) -> Array:
+    """Tremor [N] of a hand, 0.4 to 2.5 Hz, that changes by less than ``step`` / sqrt(3) a frame."""
+    t = np.arange(time.frames) / time.pace.rate_hz
+    hertz, phase = rng.uniform(0.4, 2.5, 4), rng.uniform(0.0, 2.0 * np.pi, 4)
+    weight = rng.dirichlet(np.ones(4))
+    wave = (weight * np.sin(2.0 * np.pi * hertz * t[:, None] + phase)).sum(-1)
+    steepest = 2.0 * np.pi * float((weight * hertz).sum()) / time.pace.rate_hz
+    return min(amplitude, step / np.sqrt(3.0) / steepest) * wave
+
+
+_MOTIONS: dict[str, _Motion] = {
+    "loop": _loop,
+    "straight": _straight,
+    "spot": _spot,
+    "handheld": _handheld,
+    "still": _still,
+    "strafe": _strafe,
+}
+
+
+# Choice and poses -------------------------------------------------------------------------------
+
+
+def _choose(room: Room, path: _Path, rng: np.random.Generator) -> int | None:
+    """A candidate that touches nothing, at random among those that look into the room."""
+    every = max(1, path.position.shape[1] // 60)
+    free = clearance(room, path.position[:, ::every]).min(-1)
+    free = np.minimum(free, clearance(room, path.position[:, -1]))
+    candidates = np.flatnonzero(free >= CLEARANCE_M)
+    if not candidates.size:
+        return None
+    view = _view(room, path, candidates)
+    good = candidates[view >= 1.5]
+    if good.size:
+        return int(rng.choice(good))
+    return int(candidates[view.argmax()])
+
+
+def _view(room: Room, path: _Path, candidates: Array) -> Array:
+    """Mean of a fan of view distances [C], the worst of five moments on the way."""
+    moments = np.linspace(0, path.yaw.shape[1] - 1, 5).astype(int)
+    yaw = path.yaw[candidates][:, moments]
+    fan = np.linspace(-0.5, 0.5, 5)
+    rays = _directions(yaw[..., None] + fan) + [0.0, 0.0, -0.15]
+    origin = path.position[candidates][:, moments, None]
+    return np.asarray(view_distance(room, origin, rays).mean(-1).min(-1))
+
+
+def _poses(path: _Path) -> Array:
+    """T_world_camera [C, N, 4, 4]: yaw and pitch aim the optical axis, roll turns about it."""
+    level = np.cos(path.pitch)
+    z = np.stack([np.cos(path.yaw) * level, np.sin(path.yaw) * level, np.sin(path.pitch)], -1)
+    x = np.stack([np.sin(path.yaw), -np.cos(path.yaw), np.zeros_like(path.yaw)], -1)
+    y = np.cross(z, x)
+    c, s = np.cos(path.roll)[..., None], np.sin(path.roll)[..., None]
+    T = np.zeros((*path.yaw.shape, 4, 4))
+    T[..., :3, :3] = np.stack([c * x + s * y, c * y - s * x, z], -1)
+    T[..., :3, 3] = path.position
+    T[..., 3, 3] = 1.0
+    return T
