@@ -1,0 +1,136 @@
+"""Frames of a folder of image files."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from da3_ros.recordings.base import FIRST_STAMP_NS, Recording, RecordingError, Selection
+from da3_ros.ros.decode import MAX_PIXELS, ImageError, decode_file
+from da3_ros.types import Calibration, Frame
+
+log = logging.getLogger(__name__)
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+CALIBRATION_FILE = "camera_info.yaml"
+# Whole numbers in file names are times of day by their length: s, ms, us, ns since 1970.
+_UNITS = {10: 9, 13: 6, 16: 3, 19: 0}
+
+
+class FolderRecording(Recording):
+    """All images of a folder, in natural order (2 before 10).
+
+    Names that are all times (``1305031102.175304.png``, ``1403636579763555584.png``) give the
+    stamps; else they begin at one second and follow ``rate_hz``. A ``camera_info.yaml`` beside the
+    images, as camera_calibration writes it, gives the calibration.
+    """
+
+    def __init__(
+        self, path: Path, selection: Selection, rate_hz: float = 10.0,
+        calibration: Calibration | None = None, rectified: bool = False,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:  # fmt: skip
+        if not 0 < rate_hz <= 10_000:
+            raise RecordingError(f"rate is {rate_hz:g} Hz: above 0, at most 10000")
+        self.path = path
+        self.camera = path.name
+        self.counters = {"bad_images": 0}
+        self._selection, self._rectified, self._max_pixels = selection, rectified, max_pixels
+        self._files = image_files(path)
+        self._stamps = stamps_of([file.stem for file in self._files], rate_hz)
+        own = path / CALIBRATION_FILE
+        self._calibration = calibration
+        if calibration is None and own.exists():
+            self._calibration = read_calibration(own)
+        first, last = min(self._stamps), max(self._stamps)
+        self.length = selection.estimate(len(self._files), (last - first) / 1e9)
+
+    @property
+    def stopped_at(self) -> str | None:
+        """Always None: a damaged image is skipped and counted."""
+        return None
+
+    def describe(self) -> str:
+        """One line."""
+        calibration = CALIBRATION_FILE if self._calibration is not None else "no calibration"
+        return f"{self.path.name}: {len(self._files)} images, {calibration}"
+
+    def __iter__(self) -> Iterator[Frame]:
+        """The selected frames."""
+        self.counters["bad_images"] = 0
+        ordered = sorted(zip(self._stamps, self._files, strict=True), key=lambda pair: pair[0])
+        for stamp_ns, file in self._selection.apply(ordered):
+            try:
+                image = decode_file(file.read_bytes(), self._max_pixels)
+            except (ImageError, OSError) as error:
+                self.counters["bad_images"] += 1
+                log.warning("%s: %s", file.name, error)
+                continue
+            yield Frame(
+                stamp_ns=stamp_ns, image=image, calibration=self._calibration,
+                rectified=self._rectified,
+            )  # fmt: skip
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Image files of a folder in natural order."""
+    files = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    return sorted((p for p in files if not p.name.startswith(".")), key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(p)) if p.isdigit() else (1, p.lower()) for p in parts if p] + [(2, path.name)]
+
+
+def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:
+    """Stamps in ns of file names without suffix: their own if all are times and differ."""
+    own = [_time_of(stem) for stem in stems]
+    known = [t for t in own if t is not None]
+    if len(known) == len(stems) and len(set(known)) == len(known):
+        return known
+    return [FIRST_STAMP_NS + round(i * 1e9 / rate_hz) for i in range(len(stems))]
+
+
+def _time_of(stem: str) -> int | None:
+    """Nanoseconds since 1970 that a name spells, exactly, or None."""
+    if re.fullmatch(r"\d+\.\d+", stem):
+        return int(Decimal(stem) * 1_000_000_000)
+    if re.fullmatch(r"[1-9]\d*", stem) and len(stem) in _UNITS:
+        return int(stem) * 10 ** _UNITS[len(stem)]
+    return None
+
+
+def read_calibration(file: Path) -> Calibration:
+    """A calibration file as camera_calibration writes it. Raises RecordingError."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        distortion = content.get("distortion_coefficients", {"data": []})
+        P = _matrix(content, "projection_matrix", (3, 4), np.zeros((3, 4)))
+        return Calibration(
+            width=int(content["image_width"]),
+            height=int(content["image_height"]),
+            K=_matrix(content, "camera_matrix", (3, 3)),
+            distortion_model=str(content.get("distortion_model", "plumb_bob")),
+            D=np.array(distortion["data"], np.float64),
+            R=_matrix(content, "rectification_matrix", (3, 3), np.eye(3)),
+            P=P if P.any() else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RecordingError(
+            f"{file.name} is no calibration as camera_calibration writes it ({why})"
+        ) from error
+
+
+def _matrix(content: Any, name: str, shape: tuple[int, int], default: Any = None) -> Any:
+    if name not in content and default is not None:
+        return default
+    return np.array(content[name]["data"], np.float64).reshape(shape)
