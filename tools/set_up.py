@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def python_and_shared_files() -> list[str]:
     return sorted(str(f.relative_to(ROOT)) for f in files if "__pycache__" not in f.parts)
 
 
-def digest(files: list[Path | str], texts: list[str]) -> str:
+def digest(files: Iterable[Path | str], texts: Iterable[str]) -> str:
     """A hash over the names and texts of files, and over further texts."""
     total = hashlib.sha256()
     for file in sorted(Path(f) for f in files):
