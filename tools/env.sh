@@ -43,10 +43,13 @@ _da3_prepend PYTHONPATH "$_da3_root"
 _da3_prepend PATH "$_da3_venv/bin"
 export VIRTUAL_ENV="$_da3_venv"
 
-# Large images get lost without it (config/fastdds_images.xml says why); Humble reads the second.
+# Large images get lost without it; config/fastdds_images.xml says why. One of the two names only:
+# newer ROS warns about the older name.
 if [ -z "$FASTDDS_DEFAULT_PROFILES_FILE$FASTRTPS_DEFAULT_PROFILES_FILE" ]; then
-  export FASTDDS_DEFAULT_PROFILES_FILE="$_da3_root/config/fastdds_images.xml"
-  export FASTRTPS_DEFAULT_PROFILES_FILE="$_da3_root/config/fastdds_images.xml"
+  case "$ROS_DISTRO" in
+    humble) export FASTRTPS_DEFAULT_PROFILES_FILE="$_da3_root/config/fastdds_images.xml" ;;
+    *) export FASTDDS_DEFAULT_PROFILES_FILE="$_da3_root/config/fastdds_images.xml" ;;
+  esac
 fi
 
 unset -f _da3_prepend
