@@ -16,6 +16,7 @@ import yaml
 from da3_ros import __version__
 from da3_ros.config import (
     ConfigError,
+    NodeConfig,
     PipelineConfig,
     config_from_parameters,
     flatten,
@@ -108,7 +109,7 @@ def _add_synth_bag(commands: Any) -> None:
     synth.set_defaults(run=_run_synth_bag)
 
 
-def load_config(file: Path | None, assignments: Sequence[str]) -> PipelineConfig:
+def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
     """Parameters of a YAML file, then ``NAME:=VALUE`` assignments, over the defaults.
 
     The file is a plain mapping (nested or dotted names) or a ROS parameter file for any node name.
@@ -120,7 +121,7 @@ def load_config(file: Path | None, assignments: Sequence[str]) -> PipelineConfig
         if not separator:
             raise ConfigError(f"-p {assignment!r}: write NAME:=VALUE")
         values[name.strip()] = _parse_value(text)
-    return config_from_parameters(values)
+    return config_from_parameters(values, NodeConfig)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -176,21 +177,23 @@ def _run_replay(options: argparse.Namespace) -> int:
 
 
 def _run_synth_bag(options: argparse.Namespace) -> int:
-    from da3_ros.recordings.synthetic_bag import SyntheticBagError, write_synthetic_bag
+    from da3_ros.recordings import RecordingError
+    from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+    from da3_ros.synthetic import SyntheticCamera
 
+    camera = SyntheticCamera(
+        seed=options.seed,
+        size=(options.width, options.height),
+        fov_deg=options.fov,
+        walk=options.walk,
+        frames=options.frames,
+        rate_hz=options.rate,
+    )
     try:
         text = write_synthetic_bag(
-            options.output,
-            frames=options.frames,
-            seed=options.seed,
-            size=(options.width, options.height),
-            rate_hz=options.rate,
-            fov_deg=options.fov,
-            walk=options.walk,
-            storage=options.storage,
-            replace=options.force,
+            options.output, camera, storage=options.storage, replace=options.force
         )
-    except SyntheticBagError as error:
+    except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(text)

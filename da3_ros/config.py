@@ -128,6 +128,56 @@ class PipelineConfig:
 
 
 @dataclass(frozen=True)
+class InputConfig:
+    """How images reach the live node."""
+
+    image_transport: str = option("raw", "which image topic", choices=("raw", "compressed"))
+    image_reliability: str = option(
+        "auto",
+        "auto: reliable if and only if every publisher offers it",
+        choices=("auto", "reliable", "best_effort"),
+    )
+    input_rectified: str = option(
+        "auto",
+        "whether images are rectified already; auto: the topic's name contains `rect`",
+        choices=("auto", "true", "false"),
+    )
+    camera_info_timeout_s: float = option(
+        2.0, "images wait this long for a camera_info, then the network's own K is used", low=0.0
+    )
+    max_frame_age_s: float = option(0.0, "older waiting frames are dropped; 0: none", low=0.0)
+
+
+@dataclass(frozen=True)
+class TfConfig:
+    """Which transforms the node publishes."""
+
+    publish: str = option(
+        "auto",
+        "auto: odom to base_frame, else to the camera, else map to odom, else nothing",
+        choices=("auto", "base", "camera", "map_only", "none"),
+    )
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Everything the live node can be told."""
+
+    pipeline: PipelineConfig = group(PipelineConfig, "")
+    input: InputConfig = group(InputConfig, "")
+    tf: TfConfig = group(TfConfig, "tf.")
+    map_frame: str = option("map", "frame of the scene")
+    odom_frame: str = option("odom", "frame of continuous motion")
+    base_frame: str = option("", "the robot's base; empty: a camera alone")
+    export_dir: str = option("~/.ros/da3", "nothing is read or written outside it")
+    autostart: bool = option(True, "configure and activate at start")
+
+    def __post_init__(self) -> None:
+        for parameter in parameters(self):
+            parameter.check()
+
+
+@dataclass(frozen=True)
 class Parameter:
     """One parameter as the outside sees it."""
 

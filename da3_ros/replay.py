@@ -25,7 +25,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros import __version__
-from da3_ros.config import PipelineConfig, parameters
+from da3_ros.config import NodeConfig, PipelineConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
 from da3_ros.inference import DeviceError, InferenceSession
 from da3_ros.mapping.export import ExportError
@@ -88,7 +88,7 @@ class ReplaySummary:
 
 
 def replay(
-    options: ReplayOptions, config: PipelineConfig, session: Network | None = None
+    options: ReplayOptions, settings: NodeConfig, session: Network | None = None
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
@@ -96,21 +96,22 @@ def replay(
     or interruption the output folder is left as it was.
     """
     start = time.perf_counter()
+    config = settings.pipeline
     try:
-        with _open(options) as recording, _staging(options.output) as folder:
+        with _open(options, settings) as recording, _staging(options.output) as folder:
             pipeline = Pipeline(config, session or InferenceSession(config.inference))
             writer = _Results(folder, options.pictures, config)
             with writer:
                 _process(recording, pipeline, writer)
                 writer.finish(pipeline)
-            summary = _summarize(options, config, pipeline, recording, start, folder)
+            summary = _summarize(options, settings, pipeline, recording, start, folder)
             _publish(folder, options.output)
     except (RecordingError, CheckpointError, DeviceError, ExportError, OSError) as error:
         raise ReplayError(str(error)) from error
     return summary
 
 
-def _open(options: ReplayOptions) -> Recording:
+def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
     return open_recording(
         options.input,
         camera=options.camera,
@@ -118,6 +119,8 @@ def _open(options: ReplayOptions) -> Recording:
         end_s=options.end_s,
         every=options.every,
         rate_hz=options.rate_hz,
+        input_rectified=settings.input.input_rectified,
+        camera_info_timeout_s=settings.input.camera_info_timeout_s,
     )
 
 
@@ -205,7 +208,7 @@ def _publish(folder: Path, output: Path) -> None:
 
 def _summarize(
     options: ReplayOptions,
-    config: PipelineConfig,
+    settings: NodeConfig,
     pipeline: Pipeline,
     recording: Recording,
     start: float,
@@ -229,13 +232,17 @@ def _summarize(
             for f in dataclasses.fields(options)
             if f.name not in ("input", "output")
         },
-        "parameters": {p.name: p.value for p in parameters(config)},
-        "license": MODELS[config.inference.model].license,
+        "parameters": {
+            p.name: p.value
+            for group in (settings.pipeline, settings.input)
+            for p in parameters(group)
+        },
+        "license": MODELS[pipeline.config.inference.model].license,
         "counts": dict(sorted(counts.items())),
         "stopped_at": recording.stopped_at,
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
-        "metric": config.scale.source != "none",
+        "metric": pipeline.config.scale.source != "none",
     }
     for name, content in (("report", report), ("measured", summary.measured)):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -77,6 +77,12 @@ class TransformTree:
         """All frame names known."""
         return set(self._edges) | {edge.parent for edge in self._edges.values()}
 
+    def connected(self, a: str, b: str) -> bool:
+        """Whether two frames are known and hang in one tree, at whatever time."""
+        a, b = a.lstrip("/"), b.lstrip("/")
+        known = self.frames()
+        return {a, b} <= known and self._ancestors(a)[-1] == self._ancestors(b)[-1]
+
     def clear(self) -> None:
         """Forget moving transforms (after a time jump); static ones hold."""
         self._edges = {child: edge for child, edge in self._edges.items() if edge.static}

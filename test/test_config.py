@@ -3,11 +3,11 @@
 import pytest
 
 from da3_ros.cli import load_config
-from da3_ros.config import ConfigError, PipelineConfig, config_from_parameters, parameters
+from da3_ros.config import ConfigError, NodeConfig, PipelineConfig, config_from_parameters, parameters
 
 
 def test_every_parameter_has_a_text_and_a_default_that_is_allowed():
-    for p in parameters(PipelineConfig()):
+    for p in parameters(NodeConfig()):
         assert p.text, p.name
         p.check()
 
@@ -48,15 +48,16 @@ def test_command_line_wins_over_a_ros_parameter_file(tmp_path):
     file = tmp_path / "da3.yaml"
     file.write_text("/**:\n  ros__parameters:\n    model: da3-base\n    window: {size: 6, new: 2}\n")
     config = load_config(file, ["window.new:=3", "checkpoint:=random"])
-    assert config.inference.model == "da3-base"
-    assert (config.window.size, config.window.new) == (6, 3)
-    assert config.inference.checkpoint == "random"
+    pipeline = config.pipeline
+    assert pipeline.inference.model == "da3-base"
+    assert (pipeline.window.size, pipeline.window.new) == (6, 3)
+    assert pipeline.inference.checkpoint == "random"
 
 
 def test_plain_yaml_serves_too(tmp_path):
     file = tmp_path / "plain.yaml"
     file.write_text("window.size: 5\nmap:\n  voxel_m: 0.1\n")
-    assert load_config(file, []).map.voxel_m == 0.1
+    assert load_config(file, []).pipeline.map.voxel_m == 0.1
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "just words"])

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-
-from da3_ros.types import Frame
+from typing import Generic, Protocol, TypeVar
 
 SPARE = 4  # frames held per frame wanted, so that an even choice is possible
 
 
-class FrameInbox:
+class Stamped(Protocol):
+    """Anything with a header stamp in nanoseconds."""
+
+    @property
+    def stamp_ns(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Stamped)
+
+
+class FrameInbox(Generic[Item]):
     """A bounded, thread-safe store of frames between two passes.
 
     ``counts`` holds what was dropped, by cause.
@@ -25,14 +34,14 @@ class FrameInbox:
         self.wanted = wanted
         self.max_age_ns = int(max_age_s * 1e9)
         self.counts: Counter[str] = Counter()
-        self._frames: list[Frame] = []
+        self._frames: list[Item] = []
         self._last_ns: int | None = None  # newest stamp handed out
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._frames)
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: Item) -> None:
         """Add the newest frame; may drop a waiting one."""
         with self._lock:
             self._frames.append(frame)
@@ -41,7 +50,7 @@ class FrameInbox:
                 self._frames.pop(self._most_crowded())
                 self.counts["busy"] += 1
 
-    def take(self, now_ns: int | None = None) -> list[Frame]:
+    def take(self, now_ns: int | None = None) -> list[Item]:
         """The frames of the next pass in order of arrival, newest included; empty if too few wait.
 
         ``now_ns`` is the clock that stamps are compared with for their age.

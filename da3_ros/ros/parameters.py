@@ -1,0 +1,75 @@
+"""The one config as ROS parameters: declared with description and range, read back as a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rcl_interfaces.msg import (
+    FloatingPointRange,
+    IntegerRange,
+    ParameterDescriptor,
+    SetParametersResult,
+)
+from rclpy.node import Node
+from rclpy.parameter import Parameter as RosParameter
+
+from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parameters
+
+UNBOUNDED = 1e12  # ROS ranges need both ends
+# Read anew at every frame, so that a change takes effect at once.
+DYNAMIC = ("depth.", "keyframe.")
+
+
+def declare(node: Node) -> None:
+    """Declare every parameter of NodeConfig on ``node``."""
+    for parameter in parameters(NodeConfig()):
+        value = list(parameter.value) if isinstance(parameter.value, tuple) else parameter.value
+        node.declare_parameter(parameter.name, value, descriptor(parameter))
+
+
+def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
+    """The node's parameters, with ``changes`` that are not set yet. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for parameter in parameters(NodeConfig()):
+        value = node.get_parameter(parameter.name).value
+        values[parameter.name] = list(value) if isinstance(parameter.value, tuple) else value
+    values.update({change.name: _plain(change.value) for change in changes if change.name in values})
+    return config_from_parameters(values, NodeConfig)
+
+
+def is_dynamic(name: str) -> bool:
+    """Whether a parameter may change while the node is configured."""
+    return name.startswith(DYNAMIC)
+
+
+def refuse(reason: str) -> SetParametersResult:
+    """A rejection with its reason."""
+    return SetParametersResult(successful=False, reason=reason)
+
+
+def descriptor(parameter: Parameter) -> ParameterDescriptor:
+    """Description, range and choices of one parameter."""
+    out = ParameterDescriptor(description=parameter.text)
+    if parameter.choices:
+        out.additional_constraints = "one of " + ", ".join(parameter.choices)
+    if not is_dynamic(parameter.name):
+        note = "cannot change while the node is configured"
+        out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
+    _add_range(out, parameter)
+    return out
+
+
+def _add_range(out: ParameterDescriptor, parameter: Parameter) -> None:
+    if parameter.low is None and parameter.high is None:
+        return
+    low = -UNBOUNDED if parameter.low is None else parameter.low
+    high = UNBOUNDED if parameter.high is None else parameter.high
+    if isinstance(parameter.value, float):
+        out.floating_point_range = [FloatingPointRange(from_value=float(low), to_value=float(high))]
+    else:
+        out.integer_range = [IntegerRange(from_value=int(low), to_value=int(high), step=1)]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if hasattr(value, "tolist") else value

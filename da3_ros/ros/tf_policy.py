@@ -1,0 +1,100 @@
+"""Which transforms may be published without breaking somebody's tree (REP-105). No middleware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.geometry import invert_pose
+from da3_ros.transforms import TransformTree
+from da3_ros.types import Array
+
+Edge = tuple[str, str, Array]  # parent, child, T_parent_child
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Names of the frames involved."""
+
+    map: str
+    odom: str
+    base: str  # empty: a camera alone
+    optical: str
+
+
+@dataclass(frozen=True)
+class TfPlan:
+    """What is published: ``base``, ``camera``, ``map_only`` or ``none``, and why not more."""
+
+    mode: str
+    warning: str = ""
+
+
+def plan(requested: str, frames: Frames, others: TransformTree, *, metric: bool) -> TfPlan:
+    """Decide by the parameter ``tf.publish`` and by what others publish.
+
+    ``others`` holds everybody's transforms but ours. With an unknown scale nothing is attached to
+    a robot's tree: its lengths are no metres.
+    """
+    if requested == "none":
+        return TfPlan("none")
+    reasons = {
+        "base": _why_not_base(frames, others, metric),
+        "camera": _why_not_camera(frames, others),
+        "map_only": _why_not_map(frames, others, metric),
+    }
+    if requested != "auto":
+        why = reasons[requested]
+        return TfPlan("none", f"tf.publish is {requested}, but {why}") if why else TfPlan(requested)
+    for mode in ("base", "camera", "map_only"):
+        if not reasons[mode]:
+            return TfPlan(mode)
+    return TfPlan("none", "no transform is published: " + "; ".join(reasons.values()))
+
+
+def edges(
+    mode: str, frames: Frames, others: TransformTree, T_map_optical: Array, stamp_ns: int
+) -> list[Edge]:
+    """The transforms of one frame. Raises TransformError where others' are missing at that time.
+
+    Until loops are closed the map is corrected nowhere, so map and odom coincide unless somebody
+    else owns odom.
+    """
+    if mode == "none":
+        return []
+    if mode == "map_only":
+        T_odom_optical = others.lookup(frames.odom, frames.optical, stamp_ns)
+        return [(frames.map, frames.odom, T_map_optical @ invert_pose(T_odom_optical))]
+    corrections = [] if others.parent(frames.odom) else [(frames.map, frames.odom, np.eye(4))]
+    if mode == "camera":
+        return [*corrections, (frames.odom, frames.optical, T_map_optical)]
+    T_optical_base = others.lookup(frames.optical, frames.base, stamp_ns)
+    return [*corrections, (frames.odom, frames.base, T_map_optical @ T_optical_base)]
+
+
+def _why_not_base(frames: Frames, others: TransformTree, metric: bool) -> str:
+    if not frames.base:
+        return "base_frame is not set"
+    if not metric:
+        return f"the scale is unknown and {frames.base} is part of a robot"
+    owner = others.parent(frames.base)
+    if owner:
+        return f"{owner} already parents {frames.base}"
+    if not others.connected(frames.base, frames.optical):
+        return f"{frames.base} to {frames.optical} is not known"
+    return ""
+
+
+def _why_not_camera(frames: Frames, others: TransformTree) -> str:
+    owner = others.parent(frames.optical)
+    return f"{owner} already parents {frames.optical}" if owner else ""
+
+
+def _why_not_map(frames: Frames, others: TransformTree, metric: bool) -> str:
+    if not others.connected(frames.odom, frames.optical):
+        return f"nobody publishes {frames.odom} to {frames.optical}"
+    if not metric:
+        return f"the scale is unknown and {frames.odom} is part of a robot"
+    owner = others.parent(frames.odom)
+    return f"{owner} already parents {frames.odom}" if owner else ""
