@@ -51,5 +51,7 @@ setup(
         "trimesh>=4",
         "zstandard>=0.21",
     ],
+    # build/ itself is colcon's.
+    options={"build": {"build_base": "build/pip"}},
     entry_points={"console_scripts": ["da3_ros = da3_ros.cli:main"]},
 )
