@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from da3_ros.types import Frame
 
 Item = TypeVar("Item")
+Self = TypeVar("Self", bound="Recording")
 
 REORDER_DEPTH = 8
 TIME_JUMP_NS = 500_000_000
@@ -124,7 +125,7 @@ class Recording(abc.ABC):
     def close(self) -> None:  # noqa: B027 - not every kind holds files open
         """Release files."""
 
-    def __enter__(self) -> Recording:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(

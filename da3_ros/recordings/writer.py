@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mcap.writer import CompressionType
 from mcap.writer import Writer as McapWriter
@@ -29,6 +29,8 @@ from rosbags.rosbag2 import Writer as FolderWriter
 
 from da3_ros.recordings.base import RecordingError
 from da3_ros.ros.messages import RosbagsLibrary
+
+Self = TypeVar("Self", bound="Writer")
 
 # Topics whose last message a late subscriber gets, live as from `ros2 bag play`.
 LATCHED = ("/tf_static", "/path", "/map/points", "/status")
@@ -59,7 +61,7 @@ class Writer(abc.ABC):
     def abort(self) -> None:
         """Delete what has been written; does nothing after ``close``."""
 
-    def __enter__(self) -> Writer:
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(
