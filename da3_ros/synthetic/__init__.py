@@ -1,4 +1,4 @@
-"""Rendered rooms with exact images, depth, poses and intrinsics: demo camera, truth, training data.
+"""Rendered rooms with exact depth, poses and intrinsics: demo camera, truth, training data.
 
 Knows torch, NumPy, ``types`` and ``rectify``; nothing of ROS, the network or the pipeline.
 """

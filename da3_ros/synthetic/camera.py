@@ -19,7 +19,7 @@ _TOGETHER = 4  # frames rendered per call
 
 @dataclass(frozen=True, eq=False)
 class SyntheticFrame:
-    """One frame with its truth. Pixels of a distorting lens have the depth along their own rays."""
+    """One frame with its truth. Each pixel of a distorted image has the depth at its own ray."""
 
     stamp_ns: int
     image: Image  # [H, W, 3] RGB

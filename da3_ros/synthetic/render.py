@@ -8,7 +8,7 @@ Knows tensors, rooms and textures; a calibration only for the rays of a distorti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -238,7 +238,7 @@ class _Renderer:
             for start in range(0, pixels, step):
                 yield slice(first, first + together), slice(start, min(start + step, pixels))
 
-    def _for_each_chunk(self, pixels: int, work) -> None:  # type: ignore[no-untyped-def]
+    def _for_each_chunk(self, pixels: int, work: Callable[[slice, slice], None]) -> None:
         def run(chunk: tuple[slice, slice]) -> None:
             with torch.inference_mode():  # is a property of the thread
                 work(*chunk)
@@ -319,8 +319,9 @@ class _Renderer:
         """Blocks [C, K] that the chunk's pyramid of rays may meet, filled up with others."""
         X, Y, Z = self.corners[cameras, 1:].unbind(-1)  # [C, B, 8]
         x0, x1, y0, y1 = (t[:, None, None] for t in (*x.aminmax(dim=1), *y.aminmax(dim=1)))
-        outside = (X < x0 * Z).all(-1) | (X > x1 * Z).all(-1)
-        outside |= (Y < y0 * Z).all(-1) | (Y > y1 * Z).all(-1) | (Z <= 0.0).all(-1)
+        beside = ((X - x0 * Z) < 0.0).all(-1) | ((X - x1 * Z) > 0.0).all(-1)
+        over = ((Y - y0 * Z) < 0.0).all(-1) | ((Y - y1 * Z) > 0.0).all(-1)
+        outside = beside | over | (Z <= 0.0).all(-1)
         if not outside.shape[1]:
             return outside.long()
         count = int((~outside).sum(1).max())
@@ -349,16 +350,16 @@ class _Renderer:
     def _trace(
         self, cameras: slice, x64: Tensor, y64: Tensor, pixel: Tensor, subpixel: int = 1
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Display colours in [0, 1] (three of [C, P]), z-depth [C, P] and surface number [C, P]."""
+        """Display colours in [0, 1] (three of [C, P]), z-depth and surface number [C, P]."""
         faces = self._faces(cameras, x64, y64)
         x, y = x64.float(), y64.float()
         code = _nearest(faces, x, y)
-        # The nearest face is known: its depth is worth double precision, a matter of six operations.
+        # Now that the face is known, double precision costs six operations.
         gap, a, b, c = faces.exact.gather(2, code[:, None].expand(-1, 4, -1)).unbind(1)
         depth = (gap / (a * x64 + b * y64 + c)).float()
         pick = _Picker(faces, code)
-        u, v, foot, grazing = _surface_point(pick, x, y, depth, pixel / subpixel)
-        colour, sky = _shade(pick, u, v, foot, grazing, self.has_window)
+        u, v, foot = _surface_point(pick, x, y, depth, pixel / subpixel)
+        colour, sky = _shade(pick, u, v, foot, self.has_window)
         surface = faces.number.gather(1, code)
         if sky is not None:
             behind = self._sky(cameras, x, y)
@@ -419,13 +420,13 @@ def _nearest(faces: _Faces, x: Tensor, y: Tensor) -> Tensor:
             ahead = depth + (-depth).clamp_(min=0.0).mul_(_FAR)
             torch.minimum(best, _coded(ahead, 3 * boxes + 2 * axis + side), out=best)
     for k in range(boxes):
-        enter, leave = None, None
+        nears, fars = [], []
         for axis in range(3):
             one, two = _crossings(faces.slab[:, k, axis], x, y)
-            near, far = _coded(torch.minimum(one, two), 3 * k + axis), torch.maximum(one, two)
-            enter = near if enter is None else torch.maximum(enter, near)
-            leave = far if leave is None else torch.minimum(leave, far)
-        assert enter is not None and leave is not None
+            nears.append(_coded(torch.minimum(one, two), 3 * k + axis))
+            fars.append(torch.maximum(one, two))
+        enter = torch.maximum(torch.maximum(nears[0], nears[1]), nears[2])
+        leave = torch.minimum(torch.minimum(fars[0], fars[1]), fars[2])
         # A miss (leaves before it enters, or lies behind) is pushed away; a hit keeps its bits.
         miss = torch.maximum(enter - leave, -enter).clamp_(min=0.0)
         torch.minimum(best, enter.add_(miss, alpha=_FAR), out=best)
@@ -459,8 +460,8 @@ class _Picker:
 
 def _surface_point(
     pick: _Picker, x: Tensor, y: Tensor, depth: Tensor, pixel: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Face coordinates u, v, the metres that a pixel covers there, and the metres it covers at most.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Face coordinates u and v, and the metres on the surface that a pixel covers at most.
 
     The footprint is an ellipse stretched along the view; its long axis is what must not alias.
     """
@@ -470,11 +471,11 @@ def _surface_point(
     facing = depth * pixel
     # |ray| / |ray . normal| = depth |ray| / gap, as the ray meets the plane at that depth
     stretch = (x * x).addcmul_(y, y).add_(1.0).sqrt_().mul_(depth).div_(gap)
-    return u, v, facing * stretch, stretch
+    return u, v, facing * stretch
 
 
 def _shade(
-    pick: _Picker, u: Tensor, v: Tensor, foot: Tensor, stretch: Tensor, windows: bool
+    pick: _Picker, u: Tensor, v: Tensor, foot: Tensor, windows: bool
 ) -> tuple[list[Tensor], Tensor | None]:
     """Display colours of surfaces (square root of linear light) and which pixels see the sky."""
     colour = _albedo(pick, u, v, foot)

@@ -1,8 +1,8 @@
 """Procedural rooms: geometry, surface materials, lights, and exact distances to the surfaces.
 
-A room is a stack of blocks. Block 0 is the room itself, seen from inside; the others are boxes, seen
-from outside, turned about the vertical. Face ``2 * axis + side`` of a block (side 0 is the negative
-one) has coordinates (u, v) = the two other local axes, in metres from the block's centre.
+A room is a stack of blocks. Block 0 is the room itself, seen from inside; the others are boxes,
+seen from outside, turned about the vertical. Face ``2 * axis + side`` of a block (side 0 is the
+negative one) has coordinates (u, v) = the two other local axes, in metres from the block's centre.
 World: metres, z up, floor at z = 0, the room fills [0, X] x [0, Y] x [0, Z].
 """
 
@@ -20,14 +20,19 @@ from da3_ros.types import Array
 
 OTHER_AXES = ((1, 2), (0, 2), (0, 1))  # (u, v) axes of the faces across axis 0, 1, 2
 COLUMNS = (
-    ("red", "green", "blue")  # linear base colour
-    + ("even_r", "even_g", "even_b", "odd_r", "odd_g", "odd_b")  # colour change per noise
-    + ("frequency", "gain")  # of the noise: cells per metre, amplitude ratio of octaves
-    + ("tile_frequency", "tile_tone", "joint_tone")
-    + ("patch_frequency", "patch_share", "patch_strength")
-    + ("light0_u", "light0_v", "light0_n", "light1_u", "light1_v", "light1_n")
-    + ("corner_u", "corner_hu", "corner_v", "corner_hv", "corner_strength")
-    + ("window_u", "window_v", "window_hu", "window_hv", "ambient")
+    # linear base colour; how each of the two noises changes it
+    *("red", "green", "blue"),
+    *("even_r", "even_g", "even_b", "odd_r", "odd_g", "odd_b"),
+    # of the noise: cells per metre of the coarsest octave, amplitude ratio of octaves
+    *("frequency", "gain"),
+    *("tile_frequency", "tile_tone", "joint_tone"),
+    *("patch_frequency", "patch_share", "patch_strength"),
+    # of both lamps: place (u, v) and height over the face
+    *("light0_u", "light0_v", "light0_n", "light1_u", "light1_v", "light1_n"),
+    # darker towards |u - corner_u| = corner_hu, likewise v
+    *("corner_u", "corner_hu", "corner_v", "corner_hv", "corner_strength"),
+    *("window_u", "window_v", "window_hu", "window_hv"),
+    "ambient",
 )
 COLUMN = {name: i for i, name in enumerate(COLUMNS)}
 NO_WINDOW = (0.0, 0.0, -100.0, -100.0)
@@ -58,7 +63,7 @@ class Room:
 
 @dataclass(frozen=True, eq=False)
 class RoomBatch:
-    """S rooms stacked for rendering; shapes of Room with a leading S, padded with far-off boxes."""
+    """S rooms stacked for rendering: Room with a leading S, padded with far-off boxes."""
 
     centre: Tensor  # [S, 1 + B, 3]
     half: Tensor
@@ -110,7 +115,7 @@ def stack_rooms(rooms: Sequence[Room], device: torch.device | str = "cpu") -> Ro
 def make_room(seed: int) -> Room:
     """A furnished room: boxes on the floor, on each other and on walls, windows, lights, textures.
 
-    The same seed gives the same room everywhere; different seeds differ in size, furniture and look.
+    The same seed gives the same room everywhere; seeds differ in size, furniture and look.
     """
     rng = np.random.default_rng([seed, 0x600D])
     size = np.array([rng.uniform(3.2, 8.0), rng.uniform(3.2, 8.0), rng.uniform(2.4, 3.6)])
@@ -345,7 +350,7 @@ def _box_signed_distance(local: Array, half: Array) -> Array:
 
 
 def _wall_distance(local: Array, half: Array, face: int, window: Array) -> Array:
-    """Unsigned distance [N] to one face of the room: a rectangle, with a hole if it has a window."""
+    """Unsigned distance [N] to a face of the room: a rectangle, with a hole for a window."""
     axis, (u, v) = face // 2, OTHER_AXES[face // 2]
     normal = local[:, axis] - half[axis] * (2 * (face % 2) - 1)
     plane = local[:, [u, v]]
@@ -375,7 +380,7 @@ def distance_to_surface(room: Room, points: Array) -> Array:
 
 
 def clearance(room: Room, points: Array) -> Array:
-    """How far world points [..., 3] are from walls and boxes, float64 [...]; negative inside them."""
+    """How far world points [..., 3] are from anything solid, float64 [...]; negative inside."""
     points = np.asarray(points, np.float64)
     flat = points.reshape(-1, 3)
     free = -_box_signed_distance(_local(room, 0, flat), room.half[0].numpy())
@@ -386,7 +391,7 @@ def clearance(room: Room, points: Array) -> Array:
 
 
 def view_distance(room: Room, origins: Array, directions: Array) -> Array:
-    """Length along world rays [..., 3] to the first surface, float64 [...]; windows count as walls."""
+    """Length along world rays [..., 3] to the first surface, float64 [...]; windows are walls."""
     shape = np.broadcast_shapes(origins.shape, directions.shape)
     origin = np.broadcast_to(origins, shape).reshape(-1, 3)
     ahead = origin + np.broadcast_to(directions, shape).reshape(-1, 3)

@@ -1,8 +1,8 @@
-"""Procedural textures, evaluated analytically at hit points: noise, tiles of random sizes, patches.
+"""Procedural textures, evaluated analytically at hit points: noise, tiles, patches.
 
 Everything is a function of an integer hash, so it is aperiodic, seeded, equal on every device, and
 needs no memory. Every feature fades before it gets smaller than a pixel, so that nothing aliases.
-Knows tensors only. All coordinates are metres on a surface; ``foot`` is what one pixel covers there.
+Knows tensors only. Coordinates are metres on a surface; ``foot`` is what one pixel covers there.
 Selections are written as minima, maxima and clamps: ``torch.where`` is thirty times slower on CPU.
 """
 
@@ -41,7 +41,7 @@ def value_noise(u: Tensor, v: Tensor, seed: Tensor | int) -> Tensor:
     cell_u, cell_v = u.floor(), v.floor()
     fu, fv = u - cell_u, v - cell_v
     h = cell_u.int().mul_(_A).add_(cell_v.int().mul_(_B)).add_(seed)
-    h10, h01, h11 = h + _A, h + _B, h + (_A + _B - (1 << 32))
+    h10, h01, h11 = h + _A, h + _B, h + (_A + _B)
     fu, fv = fu * fu * (3.0 - 2.0 * fu), fv * fv * (3.0 - 2.0 * fv)
     low = torch.lerp(_signed(_mix(h)), _signed(_mix(h10)), fu)
     high = torch.lerp(_signed(_mix(h01)), _signed(_mix(h11)), fu)
@@ -67,9 +67,9 @@ def octaves(
 ) -> tuple[Tensor, Tensor]:
     """Two independent multi-octave noises (even and odd octaves), each about [-1, 1].
 
-    ``frequency`` is that of the coarsest octave in cells per metre, ``gain`` the amplitude ratio of
-    an octave to the next coarser one. ``finest`` is a lower bound of foot * frequency: octaves that
-    no pixel can show are skipped.
+    ``frequency`` is that of the coarsest octave in cells per metre, ``gain`` the amplitude ratio
+    of an octave to the next coarser one. ``finest`` is a lower bound of foot * frequency: octaves
+    that no pixel can show are skipped.
     """
     u, v, cells = u * frequency, v * frequency, foot * frequency
     sums = [torch.zeros_like(u), torch.zeros_like(u)]
@@ -108,7 +108,7 @@ def tiles(
 ) -> tuple[Tensor, Tensor]:
     """Tiles of random sizes: a tone per tile in [-1, 1] and the joint's coverage in [0, 1].
 
-    Tiles stand in columns of random width, each column cut at its own random heights; ``frequency``
+    Tiles stand in columns of random width, each cut at its own random heights; ``frequency``
     is mean tiles per metre. Joints are 3 % of a tile wide.
     """
     column, du = _interval(u * frequency, seed)
@@ -118,9 +118,7 @@ def tiles(
     distance, cells = torch.minimum(du, dv), foot * frequency
     pixels = distance / cells
     joint = ((0.015 / cells).sub_(pixels).add_(0.5)).clamp_(0.0, 1.0)
-    joint.mul_(
-        (0.03 / cells).clamp_(max=1.0)
-    )  # a joint thinner than a pixel covers only part of it
+    joint.mul_((0.03 / cells).clamp_(max=1.0))  # thinner than a pixel: covers part of it
     # Tones meet at their mean over a pixel: a cheap and symmetric box filter across the edge.
     tone.mul_((2.0 * pixels).clamp_(max=1.0)).mul_(fade(cells * 3.0))
     return tone, joint

@@ -84,7 +84,7 @@ def make_walk(
     raise ValueError(f"room {room.seed} has no free place for a camera")
 
 
-# Motions: each gives candidates from which _choose takes one --------------------------------------
+# Motions: each gives candidates from which _choose takes one ------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class _Time:
         return t * t * (3.0 - 2.0 * t)
 
     def reach_m(self, share: float = 0.9) -> float:
-        """Length of path that ``ease`` may cover, leaving the rest of the speed to other motion."""
+        """Length of path that ``ease`` may cover; the rest of the speed is for other motion."""
         return share * self.pace.step_m * max(self.frames - 1, 0) / 1.5
 
     def reach_rad(self, share: float = 0.9) -> float:
@@ -141,7 +141,7 @@ def _level(start: _Start, position: Array, yaw: Array) -> _Path:
 def _line(
     start: _Start, time: _Time, heading: Array, length: float, turn: float
 ) -> tuple[Array, Array]:
-    """Positions [C, N, 3] along a straight line and yaw [C, N] that swings by ``turn`` and back."""
+    """Positions [C, N, 3] along a straight line, yaw [C, N] that swings by ``turn`` and back."""
     along = time.ease() * length
     position = start.place[:, None] + _directions(heading)[:, None] * along[None, :, None]
     swing = turn * np.sin(np.pi * time.ease()) / np.pi
@@ -209,7 +209,7 @@ def _handheld(start: _Start, time: _Time, rng: np.random.Generator, shrink: floa
 
 
 def _shake(time: _Time, rng: np.random.Generator, step: float, amplitude: float) -> Array:
-    """Tremor [N] of a hand, 0.4 to 2.5 Hz, that changes by less than ``step`` / sqrt(3) a frame."""
+    """Tremor [N] of a hand, 0.4 to 2.5 Hz, changing by less than ``step`` / sqrt(3) a frame."""
     t = np.arange(time.frames) / time.pace.rate_hz
     hertz, phase = rng.uniform(0.4, 2.5, 4), rng.uniform(0.0, 2.0 * np.pi, 4)
     weight = rng.dirichlet(np.ones(4))
@@ -251,7 +251,7 @@ def _view(room: Room, path: _Path, candidates: Array) -> Array:
     moments = np.linspace(0, path.yaw.shape[1] - 1, 5).astype(int)
     yaw = path.yaw[candidates][:, moments]
     fan = np.linspace(-0.5, 0.5, 5)
-    rays = _directions(yaw[..., None] + fan) + [0.0, 0.0, -0.15]
+    rays = _directions(yaw[..., None] + fan) + np.array([0.0, 0.0, -0.15])
     origin = path.position[candidates][:, moments, None]
     return np.asarray(view_distance(room, origin, rays).mean(-1).min(-1))
 
