@@ -179,6 +179,8 @@ class Bag:
         except zstandard.ZstdError as error:
             # What came out so far is judged like any other cut-off file.
             log.warning("%s: zstd data are damaged (%s)", path.name, error)
+        if not out.stat().st_size:
+            raise RecordingError(f"{path.name}: nothing can be unpacked, it is cut off or damaged")
         return out
 
 

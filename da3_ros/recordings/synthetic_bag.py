@@ -67,4 +67,3 @@ def _write_frame(
     )
     for topic, kind, message in messages:
         writer.write(topic, kind, message, stamp)
-
