@@ -270,6 +270,13 @@ def test_frames_come_by_header_stamp_even_if_recorded_otherwise(tmp_path):
     assert [number(f) for f in frames] == list(range(N))
 
 
+def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
+    items = [(t, k, build.image(LIB, 0, "cam", picture(i)), stamp)
+             for i, (t, k, _, stamp) in enumerate(stream(info=False))]  # fmt: skip
+    frames = frames_of(write_folder(tmp_path / "bag", items))
+    assert [f.stamp_ns for f in frames] == [T0 + i * STEP for i in range(N)]
+
+
 # Which camera
 
 

@@ -85,7 +85,10 @@ class BagRecording(Recording):
         return "\n".join(lines)
 
     def __iter__(self) -> Iterator[Frame]:
-        """The selected frames, in the order of their header stamps."""
+        """The selected frames, in the order of their header stamps.
+
+        Stamps of zero, from drivers that set none, are replaced by the time of recording.
+        """
         self.counters["bad_images"] = 0
         ordered = in_stamp_order(self._paired())
         for stamp, (message, calibration) in self._selection.apply(ordered):
@@ -162,37 +165,43 @@ class BagRecording(Recording):
     def _paired(self) -> Iterator[tuple[int, Paired]]:
         """(stamp_ns, (image, calibration)) as recorded; images wait for their camera_info."""
         if self.info_topic is None:
-            for _, _, message in self._read((self.camera,)):
-                yield stamp_ns(message.header.stamp), (message, self._calibration)
+            for _, log_ns, message in self._read((self.camera,)):
+                yield _stamp(message, log_ns), (message, self._calibration)
             return
-        keeper: CameraInfoKeeper[Any] = CameraInfoKeeper(self.info_topic, self._timeout_s)
-        for topic, _, message in self._read((self.camera, self.info_topic)):
+        keeper: CameraInfoKeeper[tuple[int, Any]]
+        keeper = CameraInfoKeeper(self.info_topic, self._timeout_s)
+        for topic, log_ns, message in self._read((self.camera, self.info_topic)):
             if topic == self.info_topic:
                 keeper.add_info(calibration_from_msg(message), message.header.frame_id)
-            else:
-                self._wait(keeper, message)
-                yield from _stamped(keeper, stamp_ns(message.header.stamp))
-        yield from _stamped(keeper, 0, final=True)
+                continue
+            stamp = _stamp(message, log_ns)
+            self._wait(keeper, message, stamp)
+            yield from _ready(keeper, stamp)
+        yield from _ready(keeper, 0, final=True)
 
-    def _wait(self, keeper: CameraInfoKeeper[Any], message: Any) -> None:
-        stamp = stamp_ns(message.header.stamp)
+    def _wait(self, keeper: CameraInfoKeeper[tuple[int, Any]], message: Any, stamp: int) -> None:
         try:
             width, height = image_size(message)
         except ImageError as error:
             self._warn_bad(f"stamp {stamp}: {error}")
             return
-        keeper.add_image(message, message.header.frame_id, width, height, stamp)
+        keeper.add_image((stamp, message), message.header.frame_id, width, height, stamp)
 
     def _warn_bad(self, text: str, topic: str | None = None) -> None:
         self.counters["bad_images"] += 1
         log.warning("%s, %s", topic or self.camera, text)
 
 
-def _stamped(
-    keeper: CameraInfoKeeper[Any], now_ns: int, final: bool = False
+def _stamp(message: Any, log_ns: int) -> int:
+    """The header's stamp; of a driver that leaves it zero, the time of recording."""
+    return stamp_ns(message.header.stamp) or log_ns
+
+
+def _ready(
+    keeper: CameraInfoKeeper[tuple[int, Any]], now_ns: int, final: bool = False
 ) -> Iterator[tuple[int, Paired]]:
     pairs = keeper.ready(now_ns, final)
     for notice in keeper.notices():
         log.warning("%s", notice)
-    for message, calibration in pairs:
-        yield stamp_ns(message.header.stamp), (message, calibration)
+    for (stamp, message), calibration in pairs:
+        yield stamp, (message, calibration)

@@ -68,11 +68,12 @@ def choose_camera(cameras: Sequence[Camera], wanted: str | None) -> Camera:
     """
     if wanted is None:
         return _only(_preferred([c for c in cameras if not c.depth]), cameras, "")
-    name = "/" + wanted.strip("/")
-    exact = [c for c in cameras if c.topic == name] or [c for c in cameras if c.base == name]
+    name = wanted.strip("/")
+    exact = [c for c in cameras if c.topic.strip("/") == name]
+    exact = exact or [c for c in cameras if c.base.strip("/") == name]
     if exact:
         return exact[0]
-    inside = [c for c in cameras if c.topic.startswith(f"{name}/") and not c.depth]
+    inside = [c for c in cameras if c.topic.strip("/").startswith(f"{name}/") and not c.depth]
     return _only(_preferred(inside), cameras, f" {wanted}")
 
 
