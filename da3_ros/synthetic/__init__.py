@@ -4,7 +4,7 @@ Knows torch, NumPy, ``types`` and ``rectify``; nothing of ROS, the network or th
 """
 
 from da3_ros.synthetic.camera import SyntheticCamera, SyntheticFrame, intrinsics
-from da3_ros.synthetic.render import SKY, Rendering, render, render_batch
+from da3_ros.synthetic.renderer import SKY, Rendering, render, render_batch
 from da3_ros.synthetic.rooms import (
     Room,
     RoomBatch,

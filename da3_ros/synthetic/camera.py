@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.rectify import corner_K, pinhole_calibration
-from da3_ros.synthetic.render import render_batch
+from da3_ros.synthetic.renderer import render_batch
 from da3_ros.synthetic.rooms import make_room, stack_rooms
 from da3_ros.synthetic.walks import Pace, make_walk
 from da3_ros.types import Array, Calibration, FloatImage, Image
