@@ -284,7 +284,8 @@ def _undistort(c: Calibration, pinhole: Array, target: Array) -> Array:
         angle = np.hypot(*pinhole.T).clip(1e-9, 1.4)  # without D the radius is the angle itself
         rays = pinhole * (np.tan(angle) / angle)[:, None]
     else:
-        rays = np.array(cv2.undistortPoints(target, c.K, _column(c.D)), np.float64).reshape(-1, 2)
+        approximate = cv2.undistortPoints(target[:, None], c.K, _column(c.D))
+        rays = np.array(approximate, np.float64).reshape(-1, 2)
     open_ = np.arange(len(rays))
     for _ in range(30):  # Newton on the forward model: OpenCV's inverse is only approximate
         error = distort(c, rays[open_]) - target[open_]
