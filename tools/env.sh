@@ -29,14 +29,18 @@ if [ -d "$_da3_venv/share/rclpy" ]; then
   done
   export _ROS_WHEELS_BOOTSTRAP_COMPLETE=1
 elif [ -z "$ROS_DISTRO" ]; then
-  _da3_distro="$(sed -n 's/.* ROS \([a-z]*\) in .*/\1/p' "$_da3_venv/made-for")"
+  _da3_distro="$(sed -n 's/^ROS //p' "$_da3_venv/made-for")"
   [ -f "/opt/ros/$_da3_distro/setup.bash" ] && . "/opt/ros/$_da3_distro/setup.bash"
 fi
 
 # local_setup, not setup: the latter would also source every prefix that was known at build time.
+# Those scripts name .venv's Python without quotes; the one behind it has no spaces in its path.
+_da3_colcon_python="$COLCON_PYTHON_EXECUTABLE"
+COLCON_PYTHON_EXECUTABLE="$(readlink -f "$_da3_venv/bin/python")"
 for _da3_folder in "$_da3_root/underlay/install" "$_da3_root/install"; do
   [ -f "$_da3_folder/local_setup.bash" ] && . "$_da3_folder/local_setup.bash"
 done
+COLCON_PYTHON_EXECUTABLE="$_da3_colcon_python"
 
 # The clone goes before the overlay, so that what runs is what is being edited.
 _da3_prepend PYTHONPATH "$_da3_root"
@@ -53,4 +57,4 @@ if [ -z "$FASTDDS_DEFAULT_PROFILES_FILE$FASTRTPS_DEFAULT_PROFILES_FILE" ]; then
 fi
 
 unset -f _da3_prepend
-unset _da3_root _da3_venv _da3_folder _da3_distro
+unset _da3_root _da3_venv _da3_folder _da3_distro _da3_colcon_python

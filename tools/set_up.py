@@ -109,7 +109,7 @@ class Lock:
 
 def machine() -> str:
     """What a virtual environment cannot survive: another interpreter, another ROS, a move."""
-    return f"{sys.version} {base_python()} ROS {ros_distro()} in {ROOT}"
+    return f"{base_python()}\n{sys.version!r}\nROS {ros_distro()}\n{ROOT}\n"
 
 
 def build_inputs() -> list[Path]:
@@ -158,23 +158,40 @@ def write_stamp(folder: Path, value: str) -> None:
 
 def with_supported_python() -> None:
     """Go on in this interpreter if it will do, else start again in one that does."""
-    if ros_distro():
-        wanted = ["/usr/bin/python3"]
-        hint = f"source /opt/ros/{ros_distro()}/setup.bash, or unset ROS_DISTRO"
-        problem = f"ROS_DISTRO is {ros_distro()}, but no rclpy for Python {version()}: {hint}"
-    else:
-        wanted = [f"python{major}.{minor}" for major, minor in reversed(PYTHONS)]
-        problem = f"Python 3.10 to 3.13 is needed, this is {version()}: apt install python3.11"
+    first = previous_python() or base_python()
+    # Out of any virtual environment: the active one may be .venv, which is about to be replaced.
+    if sys.prefix != sys.base_prefix or first != base_python():
+        start_again(first)
     if this_python_will_do():
         return
-    if "DA3_SET_UP_PYTHON" not in os.environ:
-        for name in wanted:
-            program = shutil.which(name)
-            # A version manager's stand-in may exist for a version that it does not serve.
-            if program and succeeds([program, "-c", "import venv"]):
-                environment = {**os.environ, "DA3_SET_UP_PYTHON": program}
-                os.execve(program, [program, __file__], environment)
-    raise SetUpError(problem)
+    if ros_distro():
+        start_again("/usr/bin/python3")
+        hint = f"source /opt/ros/{ros_distro()}/setup.bash, or unset ROS_DISTRO"
+        raise SetUpError(
+            f"ROS_DISTRO is {ros_distro()}, but no rclpy for Python {version()}: {hint}"
+        )
+    for major, minor in reversed(PYTHONS):
+        start_again(shutil.which(f"python{major}.{minor}"))
+    raise SetUpError(f"Python 3.10 to 3.13 is needed, this is {version()}: apt install python3.11")
+
+
+def previous_python() -> str | None:
+    """The interpreter that .venv was made with, unless the user names one."""
+    try:
+        python, _, ros, _ = (VENV / "made-for").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    same_ros = ros == f"ROS {ros_distro()}"
+    return python if same_ros and "PYTHON" not in os.environ and Path(python).is_file() else None
+
+
+def start_again(program: str | None) -> None:
+    """Become that interpreter; come back if it does not work or has been tried."""
+    tried = os.environ.get("DA3_SET_UP_TRIED", "").split(os.pathsep)
+    # A version manager's stand-in may exist for a version that it does not serve.
+    if program and program not in tried and succeeds([program, "-c", "import venv"]):
+        environment = {**os.environ, "DA3_SET_UP_TRIED": os.pathsep.join([*tried, program])}
+        os.execve(program, [program, __file__], environment)
 
 
 def this_python_will_do() -> bool:
@@ -215,8 +232,8 @@ def version() -> str:
 
 
 def base_python() -> str:
-    """The interpreter behind a virtual environment: ours may be the very one to be replaced."""
-    return getattr(sys, "_base_executable", None) or sys.executable
+    """The real interpreter, behind virtual environments and links."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def imports(module: str) -> bool:
