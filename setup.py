@@ -43,7 +43,7 @@ setup(
         # Not opencv-python: it needs libGL, which servers lack. Both provide the module cv2.
         "opencv-python-headless>=4.8",
         "pyyaml>=5.4",
-        "rosbags>=0.10.6",
+        "rosbags>=0.11.9",
         "safetensors>=0.4",
         "scipy>=1.10",
         "torch>=2.4",

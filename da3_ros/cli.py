@@ -16,6 +16,7 @@ import yaml
 from da3_ros import __version__
 from da3_ros.config import (
     ConfigError,
+    InputConfig,
     NodeConfig,
     PipelineConfig,
     config_from_parameters,
@@ -23,6 +24,8 @@ from da3_ros.config import (
     parameters,
 )
 
+# What replay takes of the parameters that say how images reach the live node.
+REPLAY_INPUT = ("input_rectified", "camera_info_timeout_s")
 FAILED, USAGE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130
 EXIT_CODES = (
     "exit codes: 0 done; 1 failed, nothing written; 2 wrong usage; "
@@ -147,7 +150,9 @@ def _parse_value(text: str) -> Any:
 
 def _parameter_help() -> str:
     lines = ["parameters (-p NAME:=VALUE or --config), with their defaults:"]
-    for p in parameters(PipelineConfig()):
+    used = [*parameters(PipelineConfig())]
+    used += [p for p in parameters(InputConfig()) if p.name in REPLAY_INPUT]
+    for p in used:
         value = list(p.value) if isinstance(p.value, tuple) else p.value
         lines.append(f"  {p.name:<28} {value!s:<14} {p.text}")
     return "\n".join(lines)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -104,7 +105,10 @@ def replay(
             with writer:
                 _process(recording, pipeline, writer)
                 writer.finish(pipeline)
-            summary = _summarize(options, settings, pipeline, recording, start, folder)
+            summary = _report(options, settings, pipeline, recording, folder)
+            summary.measured = _measure(summary, pipeline, writer, start)
+            _write_json(folder / "measured.json", summary.measured)
+            summary.files = sorted(f.name for f in folder.iterdir())
             _publish(folder, options.output)
     except (RecordingError, CheckpointError, DeviceError, ExportError, OSError) as error:
         raise ReplayError(str(error)) from error
@@ -150,10 +154,17 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         self.sheet = (
             ContactSheet(config.depth, config.scale.source != "none") if pictures else None
         )
-        self.outputs = Outputs(self.library, config.depth, window_size=config.window.size)
+        # Two runs shall give the same bytes: times go to measured.json.
+        self.outputs = Outputs(
+            self.library, config.depth, window_size=config.window.size, timings=False
+        )
+        self.windows, self.inference_s = 0, 0.0
 
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
+        if frame.id == frame.window.view_ids[-1]:
+            self.windows += 1
+            self.inference_s += frame.window.inference_s
         for published in self.outputs.frame(frame):
             self._write(published, frame.stamp_ns)
         self.trajectory.write(tum_line(frame.stamp_ns, frame.T_world_camera))
@@ -206,27 +217,19 @@ def _publish(folder: Path, output: Path) -> None:
         os.replace(file, output / file.name)
 
 
-def _summarize(
+def _report(
     options: ReplayOptions,
     settings: NodeConfig,
     pipeline: Pipeline,
     recording: Recording,
-    start: float,
     folder: Path,
 ) -> ReplaySummary:
-    """Write report.json (repeatable) and measured.json (times, memory); returns the summary."""
+    """Write report.json: what was done, the same from run to run."""
     counts = {**pipeline.counters, **recording.counters}
-    summary = ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
-    processed, wall = counts.get("processed", 0), time.perf_counter() - start
-    summary.measured = {
-        "wall_s": wall,
-        "frames_per_s": processed / wall,
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "map_mb": pipeline.map.nbytes / 2**20,
-    }
     report = {
         "da3_ros": __version__,
         "input": options.input.name,
+        "camera": recording.camera,
         "options": {
             f.name: getattr(options, f.name)
             for f in dataclasses.fields(options)
@@ -244,10 +247,27 @@ def _summarize(
         "path_length": _path_length(pipeline),
         "metric": pipeline.config.scale.source != "none",
     }
-    for name, content in (("report", report), ("measured", summary.measured)):
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-    summary.files = sorted(f.name for f in folder.iterdir())
-    return summary
+    _write_json(folder / "report.json", report)
+    return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+
+
+def _measure(
+    summary: ReplaySummary, pipeline: Pipeline, writer: _Results, start: float
+) -> dict[str, float]:
+    """Times and memory of this run."""
+    wall = time.perf_counter() - start
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "wall_s": wall,
+        "frames_per_s": summary.counts["processed"] / wall,
+        "inference_s_per_window": writer.inference_s / max(writer.windows, 1),
+        "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
+        "map_mb": pipeline.map.nbytes / 2**20,
+    }
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _path_length(pipeline: Pipeline) -> float:

@@ -3,7 +3,13 @@
 import pytest
 
 from da3_ros.cli import load_config
-from da3_ros.config import ConfigError, NodeConfig, PipelineConfig, config_from_parameters, parameters
+from da3_ros.config import (
+    ConfigError,
+    NodeConfig,
+    PipelineConfig,
+    config_from_parameters,
+    parameters,
+)
 
 
 def test_every_parameter_has_a_text_and_a_default_that_is_allowed():
@@ -46,7 +52,9 @@ def test_a_bad_value_gives_one_line_that_names_the_parameter(values, message):
 
 def test_command_line_wins_over_a_ros_parameter_file(tmp_path):
     file = tmp_path / "da3.yaml"
-    file.write_text("/**:\n  ros__parameters:\n    model: da3-base\n    window: {size: 6, new: 2}\n")
+    file.write_text(
+        "/**:\n  ros__parameters:\n    model: da3-base\n    window: {size: 6, new: 2}\n"
+    )
     config = load_config(file, ["window.new:=3", "checkpoint:=random"])
     pipeline = config.pipeline
     assert pipeline.inference.model == "da3-base"

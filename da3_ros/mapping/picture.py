@@ -15,6 +15,7 @@ from da3_ros.types import Array, Image
 BACKGROUND = 24
 ELEVATION_DEG = 45.0
 FIELD_OF_VIEW_DEG = 45.0
+FILL = 0.95  # share of the picture that the scene may take
 CAMERA_COLOR, PATH_COLOR = (255, 140, 0), (0, 160, 255)
 
 
@@ -81,15 +82,18 @@ def _bounds(points: Array, centres: Array) -> Array:
 
 
 def _behind_and_above(bounds: Array, scene: Scene, size: tuple[int, int]) -> _Viewpoint:
-    low, high = bounds
-    target, radius = (low + high) / 2, max(float(np.linalg.norm(high - low)) / 2, 1e-6)
+    target = bounds.mean(axis=0)
     forward = _heading(scene)
     elevation = np.radians(ELEVATION_DEG)
     look = np.array([*(np.cos(elevation) * forward), -np.sin(elevation)])
     focal = min(size) / 2 / np.tan(np.radians(FIELD_OF_VIEW_DEG) / 2)
-    eye = target - look * radius / np.sin(np.radians(FIELD_OF_VIEW_DEG) / 2)
     right = np.array([forward[1], -forward[0], 0.0])
-    return _Viewpoint(np.stack((right, np.cross(look, right), look)), eye, focal, size)
+    R = np.stack((right, np.cross(look, right), look))
+    corners = np.array(np.meshgrid(*(bounds - target).T)).reshape(3, -1).T @ R.T
+    # Every corner within the picture: |x| / (distance + z) at most half the size over the focal.
+    reach = np.abs(corners[:, :2]) * focal / (FILL * np.array(size) / 2)
+    distance = max(float((reach - corners[:, 2:]).max()), 1e-6)
+    return _Viewpoint(R, target - look * distance, focal, size)
 
 
 def _heading(scene: Scene) -> Array:

@@ -5,6 +5,7 @@ Topic names are relative to the node (``~/``) unless they begin with a slash. Kn
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,11 +51,14 @@ class Outputs:
         window_size: int,
         map_frame: str = "map",
         odom_frame: str = "odom",
+        timings: bool = True,
     ) -> None:
+        """``timings=False`` leaves out what differs from run to run (NaN instead)."""
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
         self._window_size = window_size
+        self._timings = timings
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
 
     def frame(
@@ -72,7 +76,10 @@ class Outputs:
                 yield topic, kind, self._build(topic, frame)
         if frame.id == frame.window.view_ids[-1] and wanted(WINDOW_TOPIC[0]):
             frames = [self._recent[i] for i in frame.window.view_ids if i in self._recent]
-            yield (*WINDOW_TOPIC, build.window(self.lib, frame.window, frames, self.map_frame))
+            report = frame.window
+            if not self._timings:
+                report = dataclasses.replace(report, inference_s=np.nan, total_s=np.nan)
+            yield (*WINDOW_TOPIC, build.window(self.lib, report, frames, self.map_frame))
 
     def path(self, scene: Scene, stamp_ns: int) -> Published:
         """Where the camera has been, evenly thinned."""

@@ -34,7 +34,9 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
     for parameter in parameters(NodeConfig()):
         value = node.get_parameter(parameter.name).value
         values[parameter.name] = list(value) if isinstance(parameter.value, tuple) else value
-    values.update({change.name: _plain(change.value) for change in changes if change.name in values})
+    values.update(
+        {change.name: _plain(change.value) for change in changes if change.name in values}
+    )
     return config_from_parameters(values, NodeConfig)
 
 
@@ -66,7 +68,9 @@ def _add_range(out: ParameterDescriptor, parameter: Parameter) -> None:
     low = -UNBOUNDED if parameter.low is None else parameter.low
     high = UNBOUNDED if parameter.high is None else parameter.high
     if isinstance(parameter.value, float):
-        out.floating_point_range = [FloatingPointRange(from_value=float(low), to_value=float(high))]
+        out.floating_point_range = [
+            FloatingPointRange(from_value=float(low), to_value=float(high))
+        ]
     else:
         out.integer_range = [IntegerRange(from_value=int(low), to_value=int(high), step=1)]
 

@@ -45,8 +45,9 @@ def plan(requested: str, frames: Frames, others: TransformTree, *, metric: bool)
         "map_only": _why_not_map(frames, others, metric),
     }
     if requested != "auto":
-        why = reasons[requested]
-        return TfPlan("none", f"tf.publish is {requested}, but {why}") if why else TfPlan(requested)
+        if why := reasons[requested]:
+            return TfPlan("none", f"tf.publish is {requested}, but {why}")
+        return TfPlan(requested)
     for mode in ("base", "camera", "map_only"):
         if not reasons[mode]:
             return TfPlan(mode)

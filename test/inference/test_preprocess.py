@@ -32,7 +32,7 @@ def reference(monkeypatch):
     transforms.ToTensor, transforms.Normalize = ToTensor, Normalize
     parent = types.ModuleType("torchvision")
     parent.transforms = transforms
-    monkeypatch.setitem(sys.modules, "imageio", types.ModuleType("imageio"))  # imported, unused here
+    monkeypatch.setitem(sys.modules, "imageio", types.ModuleType("imageio"))  # not used here
     monkeypatch.setitem(sys.modules, "torchvision", parent)
     monkeypatch.setitem(sys.modules, "torchvision.transforms", transforms)
     from depth_anything_3.utils.io.input_processor import InputProcessor
@@ -77,7 +77,8 @@ def test_documented_intrinsics_of_720p():
     image = np.zeros((720, 1280, 3), np.uint8)
     K = np.array([[500.0, 0, 640], [0, 510, 360], [0, 0, 1]])
     _, out = resize_for_network(image, K, 504)
-    np.testing.assert_allclose(out, [[196.875, 0, 252], [0, 198.333333, 140], [0, 0, 1]], rtol=1e-6)
+    expected = [[196.875, 0, 252], [0, 198.333333, 140], [0, 0, 1]]
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
 
 
 def test_a_sliver_of_an_image_is_refused():

@@ -1,0 +1,299 @@
+"""Replay from a recording to files, read back by others than those that wrote them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from da3_ros.cli import load_config, main
+from da3_ros.geometry import T_MAP_WORLD, invert_pose, matrix_from_quaternion
+from da3_ros.recordings import open_recording
+from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay import ReplayError, ReplayOptions, replay
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+
+SIZE = (140, 112)
+FRAMES = 9
+QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=140",
+         "-p", "window.size:=4", "-p", "window.new:=2"]  # fmt: skip
+ROOT = Path(__file__).parents[1]
+RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
+           "measured.json"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def camera():
+    return SyntheticCamera(seed=2, size=SIZE, walk="straight", frames=FRAMES)
+
+
+@pytest.fixture(scope="module")
+def bag(camera, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bags") / "room"
+    write_synthetic_bag(path, camera)
+    return path
+
+
+@pytest.fixture(scope="module")
+def true_run(camera, bag, tmp_path_factory):
+    """A replay with exact windows instead of a network: the files can be held against the room."""
+    output = tmp_path_factory.mktemp("replay") / "out"
+    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    summary = replay(ReplayOptions(bag, output), settings, TruthSession(camera))
+    return output, summary
+
+
+def messages(output, topic):
+    """Messages of a topic, read with the rosbags library from the bare file."""
+    with open_recording(output / "output.mcap", camera="/da3/rgb") as recording:
+        return [message for _, message in recording.messages(topic)]
+
+
+def run_cli(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "da3_ros", *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **options,
+    )  # fmt: skip
+
+
+def test_replay_writes_every_documented_file_and_no_other(true_run):
+    output, summary = true_run
+    assert {p.name for p in output.iterdir()} == RESULTS == set(summary.files)
+    assert summary.counts["processed"] == FRAMES
+
+
+def test_every_frame_has_every_topic_with_its_exact_stamp(true_run, camera):
+    output, _ = true_run
+    stamps = [f.stamp_ns for f in camera]
+    for topic in ("depth/image", "depth/camera_info", "rgb/image", "depth/image_color",
+                  "confidence/image", "points", "pose", "odom"):  # fmt: skip
+        found = [m.header.stamp for m in messages(output, f"/da3/{topic}")]
+        assert [s.sec * 10**9 + s.nanosec for s in found] == stamps, topic
+    windows = messages(output, "/da3/window")
+    assert sum(w.new_frames for w in windows) == FRAMES
+    assert len(windows[-1].frames) == 4
+    assert windows[-1].new_frames == FRAMES % 2
+    assert windows[-1].frames[-1].header.frame_id == "camera_optical"
+    assert np.isnan(windows[0].scale)
+
+
+def cloud_points(message):
+    data = np.frombuffer(bytes(message.data), "<f4").reshape(message.height, message.width, 4)
+    return data[..., :3]
+
+
+def test_cloud_is_depth_times_camera_info_and_depth_is_the_rooms(true_run, camera):
+    output, _ = true_run
+    depths = messages(output, "/da3/depth/image")
+    infos = messages(output, "/da3/depth/camera_info")
+    clouds = messages(output, "/da3/points")
+    unit = None
+    for depth, info, cloud, frame in zip(depths, infos, clouds, camera, strict=True):
+        assert (info.width, info.height) == (depth.width, depth.height) == SIZE
+        assert depth.encoding == "32FC1"
+        z = np.frombuffer(bytes(depth.data), "<f4").reshape(depth.height, depth.width)
+        points = cloud_points(cloud)
+        np.testing.assert_array_equal(np.isnan(points[..., 2]), ~np.isfinite(z))
+        P = np.asarray(info.p).reshape(3, 4)
+        known = np.isfinite(z)
+        pixels = points[known] @ P[:, :3].T
+        rows, columns = np.nonzero(known)
+        # ROS pixel rule: the point of pixel (row, column) projects to exactly (column, row).
+        np.testing.assert_allclose(pixels[:, 0] / pixels[:, 2], columns, atol=2e-3)
+        np.testing.assert_allclose(pixels[:, 1] / pixels[:, 2], rows, atol=2e-3)
+        unit = unit or float(np.median(z[known] / frame.depth[known]))
+        np.testing.assert_allclose(z[known] / unit, frame.depth[known], rtol=3e-3)
+
+
+def pose_matrix(pose):
+    T = np.eye(4)
+    q = pose.orientation
+    T[:3, :3] = matrix_from_quaternion(np.array([q.x, q.y, q.z, q.w]))
+    T[:3, 3] = pose.position.x, pose.position.y, pose.position.z
+    return T
+
+
+def test_poses_trajectory_and_tf_agree_with_each_other_and_the_walk(true_run, camera):
+    output, _ = true_run
+    frames = list(camera)
+    poses = [pose_matrix(m.pose.pose) for m in messages(output, "/da3/pose")]
+    lines = (output / "trajectory.tum").read_text().splitlines()
+    transforms = messages(output, "/tf")
+    true = [T_MAP_WORLD @ invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    unit = np.linalg.norm(poses[-1][:3, 3]) / np.linalg.norm(true[-1][:3, 3])
+    for T, line, tf, expected, frame in zip(poses, lines, transforms, true, frames, strict=True):
+        np.testing.assert_allclose(T[:3, :3], expected[:3, :3], atol=1e-3)
+        np.testing.assert_allclose(T[:3, 3] / unit, expected[:3, 3], atol=5e-3)
+        stamp, *numbers = line.split()
+        assert stamp.replace(".", "") == str(frame.stamp_ns)
+        np.testing.assert_allclose([float(v) for v in numbers[:3]], T[:3, 3], atol=1e-8)
+        by_child = {t.child_frame_id: t for t in tf.transforms}
+        move = by_child["camera_optical"].transform.translation
+        np.testing.assert_allclose([move.x, move.y, move.z], T[:3, 3], atol=1e-9)
+        assert by_child["odom"].header.frame_id == "map"
+
+
+def test_scene_files_hold_the_same_points_in_their_own_axes(true_run):
+    output, _ = true_run
+    report = json.loads((output / "report.json").read_text())
+    ply = trimesh.load(output / "scene.ply")
+    glb = trimesh.load(output / "scene.glb").geometry["points"]
+    assert len(ply.vertices) == len(glb.vertices) == report["map_points"]
+    x, y, z = np.asarray(ply.vertices).T
+    np.testing.assert_allclose(np.asarray(glb.vertices), np.stack((-y, z, -x), axis=1), atol=1e-5)
+
+
+def test_unknown_scale_is_said_in_the_report(true_run):
+    report = json.loads((true_run[0] / "report.json").read_text())
+    assert report["metric"] is False
+    assert report["license"] == "Apache-2.0"
+    assert report["parameters"]["window.new"] == 2
+
+
+def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
+    for name in ("a", "b"):
+        done = run_cli("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
+        assert done.returncode == 0, done.stderr
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png"}
+    for name in set(names) - {"measured.json"}:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_start_end_and_every_choose_frames(bag, tmp_path, camera):
+    done = run_cli(
+        "replay", bag, "--output", tmp_path, "--start", "0.2", "--end", "0.7", "--every", "2",
+        *QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stamps = [line.split()[0] for line in (tmp_path / "trajectory.tum").read_text().splitlines()]
+    expected = [f.stamp_ns for f in camera][2:8:2]
+    assert [int(s.replace(".", "")) for s in stamps] == expected
+
+
+def test_a_missing_topic_lists_what_there_is_and_writes_nothing(bag, tmp_path):
+    output = tmp_path / "out"
+    done = run_cli("replay", bag, "--output", output, "--camera", "/nowhere", *QUICK)
+    assert done.returncode == 1
+    assert "/camera/image_raw" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+
+
+def mcap_file(bag):
+    (file,) = bag.glob("*.mcap")
+    return file
+
+
+def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
+    whole = mcap_file(bag).read_bytes()
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(whole[: int(len(whole) * 0.6)])
+    done = run_cli("replay", cut, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 3, done.stderr
+    lines = (tmp_path / "out" / "trajectory.tum").read_text().splitlines()
+    assert 0 < len(lines) < FRAMES
+    assert "damaged" in done.stdout
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["stopped_at"]
+
+
+def test_a_truncated_database_is_one_error_and_nothing_is_written(camera, tmp_path):
+    write_synthetic_bag(tmp_path / "db", camera, storage="sqlite3")
+    (file,) = (tmp_path / "db").glob("*.db3")
+    file.write_bytes(file.read_bytes()[:20000])
+    output = tmp_path / "out"
+    done = run_cli("replay", tmp_path / "db", "--output", output, *QUICK)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, kill):
+    output = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "da3_ros", "replay", str(bag), "--output", str(output),
+         "-p", "model:=da3-small", "-p", "checkpoint:=random"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/.replay-*/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(kill)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "nothing was written" in errors
+    assert not output.exists()
+
+
+def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
+    (tmp_path / "scene.glb").write_text("earlier")
+    done = run_cli("replay", bag, "--output", tmp_path, "-p", "checkpoint:=/no/such/folder")
+    assert done.returncode == 1
+    assert "/no/such/folder lacks" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["scene.glb"]
+    assert (tmp_path / "scene.glb").read_text() == "earlier"
+
+
+def test_a_wrong_parameter_is_a_usage_error_that_names_it(bag, tmp_path, capsys):
+    code = main(["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "window.sise:=2"])
+    assert code == 2
+    assert "window.sise" in capsys.readouterr().err
+
+
+def test_output_that_is_a_file_is_refused(bag, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ReplayError, match="is a file"):
+        replay(ReplayOptions(bag, tmp_path / "out"), load_config(None, QUICK[1::2]))
+
+
+def test_help_lists_every_parameter():
+    done = run_cli("replay", "--help")
+    for name in ("window.size", "checkpoint", "map.voxel_m", "input_rectified"):
+        assert name in done.stdout
+
+
+def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
+    done = run_cli("replay", recordings / "redkitchen_raw_4", "--output", tmp_path, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "trajectory.tum").read_text().splitlines()) == 4
+    assert len(trimesh.load(tmp_path / "scene.ply").vertices) > 100
+
+
+def test_a_folder_of_images_goes_through(camera, tmp_path):
+    import cv2
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, frame in enumerate(camera):
+        cv2.imwrite(str(folder / f"frame_{i}.png"), frame.image[..., ::-1])
+    done = run_cli("replay", folder, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out" / "trajectory.tum").read_text().splitlines()) == FRAMES
+    shutil.rmtree(folder)
+
+
+def test_peak_memory_does_not_grow_with_the_recording(camera, tmp_path):
+    """Ten times the frames: what is held at the end stays within a few frames' worth."""
+    peaks = []
+    for frames in (40, 160):
+        long = SyntheticCamera(seed=2, size=(56, 42), walk="straight", frames=frames)
+        write_synthetic_bag(tmp_path / str(frames), long)
+        done = run_cli(
+            "replay", tmp_path / str(frames), "--output", tmp_path / f"out{frames}", *QUICK,
+            "-p", "process_res:=56", env={**os.environ, "OMP_NUM_THREADS": "2"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        measured = json.loads((tmp_path / f"out{frames}" / "measured.json").read_text())
+        peaks.append(measured["peak_rss_mb"])
+    assert peaks[1] < peaks[0] + 40
