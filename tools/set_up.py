@@ -172,7 +172,9 @@ def with_supported_python() -> None:
         )
     for major, minor in reversed(PYTHONS):
         start_again(shutil.which(f"python{major}.{minor}"))
-    raise SetUpError(f"Python 3.10 to 3.13 is needed, this is {version()}: apt install python3.11")
+    raise SetUpError(
+        f"Python 3.10 to 3.13 is needed, this is {version()}: apt install python3.12, for example"
+    )
 
 
 def previous_python() -> str | None:
