@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
 from da3_ros.depth_filter import filter_depth
-from da3_ros.geometry import backproject
+from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.inference import InferenceSession, resize_for_network
 from da3_ros.mapping.alignment import Alignment, Similarity, align_window
 from da3_ros.mapping.export import Scene, export_scene
@@ -69,6 +69,7 @@ class Pipeline:
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
         self.trajectory = Trajectory()
+        self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
         self._rectifier = Rectifier()
         self._last_stamp: int | None = None
         self._unit = 1.0  # scene units per network unit, of the newest window
@@ -110,7 +111,7 @@ class Pipeline:
 
     def scene(self) -> Scene:
         """The points and poses gathered so far."""
-        return Scene(self.map.cloud(), list(self.trajectory.poses))
+        return Scene(self.map.cloud(), list(self.trajectory.poses), self.T_map_world)
 
     def export(self, path: str | Path) -> Path:
         """Write the scene; the suffix chooses .glb, .ply or .tum. Returns the path written."""

@@ -28,6 +28,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
+from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.inference import DeviceError, InferenceSession
 from da3_ros.mapping.export import ExportError
 from da3_ros.mapping.picture import render_scene, write_png
@@ -167,7 +168,7 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             self.inference_s += frame.window.inference_s
         for published in self.outputs.frame(frame):
             self._write(published, frame.stamp_ns)
-        self.trajectory.write(tum_line(frame.stamp_ns, frame.T_world_camera))
+        self.trajectory.write(tum_line(frame.stamp_ns, T_MAP_WORLD @ frame.T_world_camera))
         if self.sheet is not None:
             self.sheet.add(frame)
 

@@ -6,6 +6,7 @@ first and last stamp, interpolated, and never beyond: a guess is worse than an e
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class TransformTree:
     def __init__(self, keep_s: float = 10.0) -> None:
         self.keep_ns = int(keep_s * 1e9)
         self._edges: dict[str, _Edge] = {}
+        self._lock = threading.RLock()  # callbacks add while a worker looks up
 
     def add(
         self,
@@ -55,13 +57,14 @@ class TransformTree:
             raise TransformError(f"transform from {parent!r} to {child!r}: two names are needed")
         if not np.isfinite(T_parent_child).all():
             raise TransformError(f"transform from {parent!r} to {child!r} has NaN or Inf")
-        edge = self._edges.get(child)
-        if edge is None or edge.parent != parent or edge.static != static:
-            edge = self._edges[child] = _Edge(parent, static)
-        if static:
-            edge.stamps, edge.poses = [stamp_ns], [T_parent_child]
-            return
-        self._insert(edge, stamp_ns, T_parent_child)
+        with self._lock:
+            edge = self._edges.get(child)
+            if edge is None or edge.parent != parent or edge.static != static:
+                edge = self._edges[child] = _Edge(parent, static)
+            if static:
+                edge.stamps, edge.poses = [stamp_ns], [T_parent_child]
+                return
+            self._insert(edge, stamp_ns, T_parent_child)
 
     def parent(self, child: str) -> str | None:
         """Who parents ``child``, or None."""
@@ -75,17 +78,20 @@ class TransformTree:
 
     def frames(self) -> set[str]:
         """All frame names known."""
-        return set(self._edges) | {edge.parent for edge in self._edges.values()}
+        with self._lock:
+            return set(self._edges) | {edge.parent for edge in self._edges.values()}
 
     def connected(self, a: str, b: str) -> bool:
         """Whether two frames are known and hang in one tree, at whatever time."""
         a, b = a.lstrip("/"), b.lstrip("/")
-        known = self.frames()
-        return {a, b} <= known and self._ancestors(a)[-1] == self._ancestors(b)[-1]
+        with self._lock:
+            known = {a, b} <= self.frames()
+            return known and self._ancestors(a)[-1] == self._ancestors(b)[-1]
 
     def clear(self) -> None:
         """Forget moving transforms (after a time jump); static ones hold."""
-        self._edges = {child: edge for child, edge in self._edges.items() if edge.static}
+        with self._lock:
+            self._edges = {child: edge for child, edge in self._edges.items() if edge.static}
 
     def lookup(self, target: str, source: str, stamp_ns: int) -> Array:
         """``T_target_source`` [4, 4] at ``stamp_ns``.
@@ -94,12 +100,13 @@ class TransformTree:
         history does not reach.
         """
         target, source = target.lstrip("/"), source.lstrip("/")
-        up_target, up_source = self._ancestors(target), self._ancestors(source)
-        common = next((frame for frame in up_source if frame in up_target), None)
-        if common is None:
-            raise TransformError(self._apart(target, source))
-        T_common_source = self._climb(up_source, common, stamp_ns)
-        T_common_target = self._climb(up_target, common, stamp_ns)
+        with self._lock:
+            up_target, up_source = self._ancestors(target), self._ancestors(source)
+            common = next((frame for frame in up_source if frame in up_target), None)
+            if common is None:
+                raise TransformError(self._apart(target, source))
+            T_common_source = self._climb(up_source, common, stamp_ns)
+            T_common_target = self._climb(up_target, common, stamp_ns)
         return invert_pose(T_common_target) @ T_common_source
 
     def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
+from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.pictures import colorize_depth
 from da3_ros.ros import messages as build
 from da3_ros.ros.decode import calibration_from_msg, decode, stamp_ns
@@ -122,7 +123,7 @@ def pose_ahead():
     T = np.eye(4)
     T[:3, :3] = [[0, 0, 1], [0, 1, 0], [-1, 0, 0]]
     T[:3, 3] = [1, 3, 2]
-    return build.map_pose(T)
+    return T_MAP_WORLD @ T
 
 
 def test_pose_stands_in_map_axes():

@@ -8,7 +8,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.mapping.export import FRUSTUM, Scene, chosen_frusta, frustum, path_points, scene_size
 from da3_ros.types import Array, Image
 
@@ -42,9 +41,9 @@ def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
 
     What lies clearly above the cameras (a room's ceiling) is cut away, as in a doll's house.
     """
-    R_map_world = T_MAP_WORLD[:3, :3]
-    points = scene.cloud.xyz.astype(np.float64) @ R_map_world.T
-    centres = path_points(scene.poses) @ R_map_world.T
+    R, t = scene.T_map_world[:3, :3], scene.T_map_world[:3, 3]
+    points = scene.map_points().astype(np.float64)
+    centres = path_points(scene.poses) @ R.T + t
     keep = _below_ceiling(points, centres)
     points, colors = points[keep], scene.cloud.rgb[keep]
     canvas = np.full((size[1], size[0], 3), BACKGROUND, np.uint8)
@@ -54,7 +53,7 @@ def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
     _paint_points(canvas, viewpoint, points, colors)
     segments = [frustum(p, FRUSTUM * scene_size(scene)) for p in chosen_frusta(scene.poses)]
     if segments:
-        _paint_lines(canvas, viewpoint, np.concatenate(segments) @ R_map_world.T, CAMERA_COLOR)
+        _paint_lines(canvas, viewpoint, np.concatenate(segments) @ R.T + t, CAMERA_COLOR)
     _paint_lines(canvas, viewpoint, np.stack((centres[:-1], centres[1:]), axis=1), PATH_COLOR)
     return canvas
 
@@ -100,7 +99,7 @@ def _heading(scene: Scene) -> Array:
     """Horizontal unit vector [2] that the first camera looks along."""
     if not scene.poses:
         return np.array([1.0, 0.0])
-    axis = (T_MAP_WORLD @ scene.poses[0].T_world_camera)[:2, 2]
+    axis = (scene.T_map_world @ scene.poses[0].T_world_camera)[:2, 2]
     norm = np.linalg.norm(axis)
     return axis / norm if norm > 1e-6 else np.array([1.0, 0.0])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from da3_ros.geometry import T_MAP_WORLD, quaternion_from_matrix
+from da3_ros.geometry import quaternion_from_matrix
 from da3_ros.types import Array, TrackedFrame
 
 MAX_POSES = 100_000
@@ -39,11 +39,11 @@ class Trajectory:
             self.poses = thinned if len(thinned) <= self.max_poses else self.poses[::2]
 
 
-def tum_line(stamp_ns: int, T_world_camera: Array) -> str:
+def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
     """``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps exact.
 
     Format: TUM RGB-D benchmark. Seconds are written from the integer nanoseconds.
     """
-    T = T_MAP_WORLD @ T_world_camera
-    numbers = " ".join(f"{v:.9f}" for v in (*T[:3, 3], *quaternion_from_matrix(T[:3, :3])))
+    q = quaternion_from_matrix(T_map_camera[:3, :3])
+    numbers = " ".join(f"{v:.9f}" for v in (*T_map_camera[:3, 3], *q))
     return f"{stamp_ns // 10**9}.{stamp_ns % 10**9:09d} {numbers}\n"

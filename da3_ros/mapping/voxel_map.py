@@ -31,6 +31,11 @@ class PointCloud:
     def __len__(self) -> int:
         return len(self.xyz)
 
+    def take(self, index: Array) -> PointCloud:
+        """The points at ``index``."""
+        columns = (self.xyz, self.rgb, self.confidence, self.count)
+        return PointCloud(*(column[index] for column in columns))
+
 
 class VoxelMap:
     """Voxels of one edge length, at most ``max_points``; the longest unseen leave first."""

@@ -118,11 +118,6 @@ def pose(lib: MessageLibrary, T: Array) -> Any:
     )
 
 
-def map_pose(T_world_camera: Array) -> Array:
-    """``T_map_camera`` [4, 4]: the world's optical axes become REP-103's (x forward, z up)."""
-    return T_MAP_WORLD @ T_world_camera
-
-
 def _covariance(values: Array | None, unknown: float = 0.0) -> Array:
     """Row-major [36]; ``unknown`` stands first where nothing is known."""
     flat = np.zeros(36)
@@ -342,14 +337,14 @@ def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -
 # Our own ----------------------------------------------------------------------------------------
 
 
-def frame_pose(lib: MessageLibrary, frame: TrackedFrame) -> Any:
+def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_map_world: Array = T_MAP_WORLD) -> Any:
     """da3_ros/FramePose: ``T_map_camera``, k of the published depth (ROS pixel rule as in its
     camera_info), and the median confidence (NaN if there is none)."""
     finite = frame.confidence[np.isfinite(frame.confidence)]
     return lib.type(f"{PACKAGE}/msg/FramePose")(
         header=header(lib, frame.stamp_ns, frame.frame_id),
         camera=frame.camera,
-        pose=pose(lib, map_pose(frame.T_world_camera)),
+        pose=pose(lib, T_map_world @ frame.T_world_camera),
         k=ros_K(frame.K).reshape(9),
         keyframe=bool(frame.keyframe),
         confidence=float(np.median(finite)) if finite.size else _NAN,
@@ -358,13 +353,13 @@ def frame_pose(lib: MessageLibrary, frame: TrackedFrame) -> Any:
 
 def window(
     lib: MessageLibrary, report: WindowReport, frames: Sequence[TrackedFrame],
-    map_frame: str = "map",
+    map_frame: str = "map", T_map_world: Array = T_MAP_WORLD,
 ) -> Any:  # fmt: skip
     """da3_ros/Window; ``scale`` is metres per network unit of this window, NaN if unknown."""
     return lib.type(f"{PACKAGE}/msg/Window")(
         header=header(lib, report.stamp_ns, map_frame),
         id=int(report.id),
-        frames=[frame_pose(lib, frame) for frame in frames],
+        frames=[frame_pose(lib, frame, T_map_world) for frame in frames],
         new_frames=int(report.new_frames),
         scale_source=report.scale.source,
         scale=float(report.scale.value * report.unit),

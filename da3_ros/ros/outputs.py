@@ -57,6 +57,7 @@ class Outputs:
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
+        self.T_map_world = T_MAP_WORLD
         self._window_size = window_size
         self._timings = timings
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
@@ -79,20 +80,19 @@ class Outputs:
             report = frame.window
             if not self._timings:
                 report = dataclasses.replace(report, inference_s=np.nan, total_s=np.nan)
-            yield (*WINDOW_TOPIC, build.window(self.lib, report, frames, self.map_frame))
+            message = build.window(self.lib, report, frames, self.map_frame, self.T_map_world)
+            yield (*WINDOW_TOPIC, message)
 
     def path(self, scene: Scene, stamp_ns: int) -> Published:
         """Where the camera has been, evenly thinned."""
         stride = max(1, -(-len(scene.poses) // MAX_PATH))
-        poses = [(p.stamp_ns, build.map_pose(p.T_world_camera)) for p in scene.poses[::stride]]
+        poses = [(p.stamp_ns, scene.T_map_world @ p.T_world_camera) for p in scene.poses[::stride]]
         return (*PATH_TOPIC, build.path(self.lib, stamp_ns, self.map_frame, poses))
 
     def map_points(self, scene: Scene, stamp_ns: int) -> Published:
         """The scene's cloud in the map frame, evenly thinned for display."""
         stride = max(1, -(-len(scene.cloud) // MAX_DISPLAY))
-        R = T_MAP_WORLD[:3, :3].astype(np.float32)
-        points = scene.cloud.xyz[::stride] @ R.T
-        colors = scene.cloud.rgb[::stride]
+        points, colors = scene.map_points()[::stride], scene.cloud.rgb[::stride]
         return (
             *MAP_TOPIC,
             build.point_cloud(self.lib, stamp_ns, self.map_frame, points, colors),
@@ -105,7 +105,7 @@ class Outputs:
             return build.camera_info(lib, stamp, camera, frame.K, width, height)
         if topic == "points":
             return build.depth_cloud(lib, stamp, camera, frame.depth_m, frame.K, frame.image)
-        T = build.map_pose(frame.T_world_camera)
+        T = self.T_map_world @ frame.T_world_camera
         if topic == "pose":
             return build.pose_with_covariance(lib, stamp, self.map_frame, T)
         if topic == "odom":
