@@ -1,0 +1,390 @@
+"""Node `synthetic_camera`: a rendered room, published as a real camera driver would publish it.
+
+The frames of a walk (at most `buffer_frames`) are rendered once, in a thread, before or while they
+are published; a stream longer than that cycles through them: a `loop` goes round, any other walk
+goes forward and back. So 640x480 at 30 Hz costs no more than copying once the walk is rendered
+(a third of a second per frame on two cores). Publishing begins when what is still missing will be
+ready in time, and when `wait_for_subscribers` of the image are matched.
+
+Published: `image_raw` or `image_raw/compressed`, `camera_info` beside it, and the truth:
+`~/truth/depth/image` (32FC1, metres), `~/truth/pose`, `~/truth/odom` in the frame `room` (z up).
+On request odometry that drifts (`~/odometry`) and a robot's transforms.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import rclpy
+from rcl_interfaces.msg import ParameterDescriptor
+from rclpy.clock import Clock, ClockType
+from rclpy.duration import Duration
+from rclpy.exceptions import ParameterException
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.publisher import Publisher
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+
+from da3_ros.config import ConfigError, option, parameters
+from da3_ros.ros import messages as build
+from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, cycle_index
+from da3_ros.ros.parameters import descriptor
+from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.rectify import check_calibration
+from da3_ros.types import Array, Calibration, FloatImage, Image
+
+if TYPE_CHECKING:
+    from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
+
+IMAGE, INFO = "image_raw", "camera_info"
+# Here the publisher sees its match; the other side may see its own a moment later.
+SETTLE_S = 0.5
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """Everything the synthetic camera can be told; fixed at start."""
+
+    transport: str = option("raw", "image_raw or image_raw/compressed (JPEG)",
+                            choices=("raw", "compressed"))  # fmt: skip
+    reliability: str = option("reliable", "offered by image and camera_info",
+                              choices=("reliable", "best_effort"))  # fmt: skip
+    encoding: str = option("rgb8", "of image_raw", choices=("rgb8", "bgr8", "mono8"))
+    jpeg_quality: int = option(95, "of image_raw/compressed", low=1, high=100)
+    frame_id: str = option("camera_optical", "optical frame of the camera")
+    rate_hz: float = option(10.0, "frames per second", low=0.05, high=240.0)
+    frames: int = option(0, "how many are published; 0: without end", low=0, high=10_000_000)
+    loop: bool = option(False, "after `frames` go on without end, through the same walk")
+    buffer_frames: int = option(
+        60, "most frames rendered and held, up to 7 bytes per pixel each; more cycle through them",
+        low=1, high=10_000,
+    )  # fmt: skip
+    width: int = option(640, "of the image, pixels", low=16, high=8192)
+    height: int = option(480, "of the image, pixels", low=16, high=8192)
+    fov_deg: float = option(65.0, "horizontal field of view, degrees", low=5.0, high=170.0)
+    distortion_model: str = option("plumb_bob", "of the lens", choices=(
+        "plumb_bob", "rational_polynomial", "equidistant"))  # fmt: skip
+    distortion: tuple[float, ...] = option((0.0,), "coefficients in ROS order; all 0: none")
+    noise_sigma: float = option(0.0, "noise of the image, grey levels of 255", low=0.0, high=100.0)
+    exposure_drift: float = option(0.0, "largest relative change of brightness", low=0.0, high=0.9)
+    seed: int = option(7, "of room, walk and noise", low=0, high=2**31 - 1)
+    walk: str = option("loop", "how the camera moves", choices=(
+        "loop", "straight", "spot", "handheld", "still", "strafe"))  # fmt: skip
+    max_speed_m_s: float = option(0.8, "bound on the speed of the walk", low=0.0, high=10.0)
+    max_turn_deg_s: float = option(40.0, "bound on its turning", low=0.0, high=360.0)
+    wait_for_subscribers: int = option(
+        0, "publishing begins when the image has so many matched subscribers", low=0, high=100
+    )
+    exit_when_done: bool = option(False, "end after the last frame; else the node stays")
+    room_frame: str = option("room", "frame of the truth, z up")
+    publish_odometry: bool = option(False, "publish ~/odometry")
+    odometry_child: str = option("base", "whose pose ~/odometry is", choices=("base", "optical"))
+    odometry_noise_m: float = option(
+        0.0, "drift after one metre, metres (1 sigma per axis, grows with the root)", low=0.0
+    )
+    odometry_noise_deg: float = option(
+        0.0, "drift of the heading after one second, degrees (1 sigma, grows with the root)",
+        low=0.0,
+    )  # fmt: skip
+    publish_tf: bool = option(False, "publish odom to base (as ~/odometry) and base to camera")
+    odom_frame: str = option("odom", "frame of the odometry: the first pose of the base")
+    base_frame: str = option("base_link", "base: level, on the floor below the camera at first")
+
+    def __post_init__(self) -> None:
+        for parameter in parameters(self):
+            parameter.check()
+
+    @property
+    def endless(self) -> bool:
+        """Whether publishing never ends by itself."""
+        return self.loop or not self.frames
+
+    @property
+    def walk_frames(self) -> int:
+        """How many frames are rendered."""
+        return min(self.frames or self.buffer_frames, self.buffer_frames)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shot:
+    """A frame ready to go: only stamps are missing."""
+
+    image: Any  # sensor_msgs/Image or CompressedImage
+    depth: FloatImage
+    T_room_camera: Array
+
+
+class SyntheticCameraNode(Node):
+    """Publishes the walk; ``done`` says that it need not be served any longer."""
+
+    def __init__(self) -> None:
+        """Declare, advertise, and start to render. Raises ParameterException or ConfigError."""
+        super().__init__("synthetic_camera")
+        self.config = _read_config(self)
+        self.done = self.failed = False
+        self._lib = RclpyLibrary()
+        self._calibration: Calibration | None = None
+        self._odometry: Any = None  # DriftingOdometry, once the walk is known
+        self._count = 0
+        self._grid = StampGrid(self.config.rate_hz)
+        self._matched_s: float | None = None
+        self._said = ""
+        self._advertise()
+        self._shots = FrameBuffer(self.config.walk_frames, self._render)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._sim_time = bool(self.get_parameter("use_sim_time").value)
+        self._clock = self.get_clock() if self._sim_time else steady
+        self._timer = self.create_timer(0.05, self._try_to_begin, clock=steady)
+
+    def close(self) -> bool:
+        """Stop rendering; says whether the thread has ended."""
+        return self._shots.stop(timeout_s=1.5)
+
+    # Set-up -------------------------------------------------------------------------------------
+
+    def _advertise(self) -> None:
+        c, lib = self.config, self._lib
+        base = self.resolve_topic_name(IMAGE)
+        kind = "Image" if c.transport == "raw" else "CompressedImage"
+        topic = base if c.transport == "raw" else f"{base}/compressed"
+        reliable = c.reliability == "reliable"
+        camera = QoSProfile(
+            depth=10 if reliable else 5,
+            reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
+        )
+        self._image = self.create_publisher(lib.type(f"sensor_msgs/msg/{kind}"), topic, camera)
+        self._info = self.create_publisher(
+            lib.type("sensor_msgs/msg/CameraInfo"), _beside(self, base, INFO), camera
+        )
+        self._truth_depth = self._publisher("sensor_msgs/msg/Image", "~/truth/depth/image")
+        self._truth_pose = self._publisher("geometry_msgs/msg/PoseStamped", "~/truth/pose")
+        self._truth_odom = self._publisher("nav_msgs/msg/Odometry", "~/truth/odom")
+        self._odom = (
+            self._publisher("nav_msgs/msg/Odometry", "~/odometry") if c.publish_odometry else None
+        )
+        if c.publish_tf:
+            tf = "tf2_msgs/msg/TFMessage"
+            latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+            self._tf = self.create_publisher(lib.type(tf), "/tf", 100)
+            self._tf_static = self.create_publisher(lib.type(tf), "/tf_static", latched)
+
+    def _publisher(self, kind: str, topic: str) -> Publisher:
+        return self.create_publisher(self._lib.type(kind), topic, 10)
+
+    def _render(self) -> Iterator[_Shot]:
+        """Runs in the buffer's thread."""
+        # Here, because torch takes seconds to import, in which others may discover the node.
+        from da3_ros.synthetic import SyntheticCamera
+        from da3_ros.synthetic.odometry import DriftingOdometry
+
+        c = self.config
+        camera = _make_camera(SyntheticCamera, c)
+        check_calibration(camera.calibration, camera.size)
+        self._calibration = camera.calibration
+        self._odometry = DriftingOdometry(
+            camera.T_world_camera[0], c.odometry_noise_m, c.odometry_noise_deg, c.seed
+        )
+        for frame in camera:
+            yield self._prepare(frame)
+
+    def _prepare(self, frame: SyntheticFrame) -> _Shot:
+        c = self.config
+        if c.transport == "compressed":
+            image = build.compressed_image(
+                self._lib, 0, c.frame_id, frame.image, quality=c.jpeg_quality
+            )
+        else:
+            image = build.image(self._lib, 0, c.frame_id, _in_encoding(frame.image, c.encoding))
+            image.encoding = c.encoding
+        return _Shot(image, frame.depth, frame.T_world_camera)
+
+    # Beginning ----------------------------------------------------------------------------------
+
+    def _try_to_begin(self) -> None:
+        if self._shots.error is not None:
+            self.get_logger().fatal(f"cannot render: {self._shots.error}")
+            self.done = self.failed = True
+            return
+        if missing := self._missing():
+            if missing != self._said:
+                self.get_logger().info(f"waiting for {missing}")
+            self._said = missing
+            return
+        self._timer.cancel()
+        c = self.config
+        many = "without end" if c.endless else f"{c.frames} frames"
+        self.get_logger().info(
+            f"publishing {many} at {c.rate_hz:g} Hz on {self._image.topic_name} "
+            f"({c.width}x{c.height}, {c.reliability})"
+        )
+        if c.publish_tf:
+            self._publish_static()
+        self._timer = self.create_timer(1.0 / c.rate_hz, self._tick, clock=self._clock)
+        self._tick()
+
+    def _missing(self) -> str:
+        """What keeps publishing from beginning."""
+        c = self.config
+        if not self._shots.enough(c.rate_hz):
+            return f"{c.walk_frames} frames to be rendered"
+        if self._sim_time and not self.get_clock().now().nanoseconds:
+            return "/clock (use_sim_time is true)"
+        return "" if self._settled() else f"subscribers of {self._image.topic_name}"
+
+    def _settled(self) -> bool:
+        """Whether the wanted subscribers are matched, and have been for a moment."""
+        wanted, now = self.config.wait_for_subscribers, time.monotonic()
+        if self._image.get_subscription_count() < wanted:
+            self._matched_s = None
+            return False
+        self._matched_s = self._matched_s or now
+        return not wanted or now - self._matched_s >= SETTLE_S
+
+    # Publishing ---------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        c = self.config
+        index = cycle_index(self._count, c.walk_frames, closed=c.walk == "loop")
+        shot = self._shots.get(index)
+        if shot is None:
+            self.get_logger().warning(
+                f"rendering is slower than {c.rate_hz:g} Hz: frames come late", once=True
+            )
+            return
+        stamp_ns = self._grid.next(self.get_clock().now().nanoseconds)
+        self._publish(shot, stamp_ns)
+        self._count += 1
+        if not c.endless and self._count == c.frames:
+            self._finish()
+
+    def _publish(self, shot: _Shot, stamp_ns: int) -> None:
+        """Poses first, so that they are there when the image comes."""
+        c, lib, T = self.config, self._lib, shot.T_room_camera
+        self._publish_odometry(T, stamp_ns)
+        if _wanted(self._truth_pose):
+            self._truth_pose.publish(build.pose_stamped(lib, stamp_ns, c.room_frame, T))
+        if _wanted(self._truth_odom):
+            self._truth_odom.publish(build.odometry(lib, stamp_ns, c.room_frame, c.frame_id, T))
+        if _wanted(self._truth_depth):
+            self._truth_depth.publish(build.image(lib, stamp_ns, c.frame_id, shot.depth))
+        assert self._calibration is not None
+        self._info.publish(build.calibration_message(lib, stamp_ns, c.frame_id, self._calibration))
+        shot.image.header = build.header(lib, stamp_ns, c.frame_id)
+        self._image.publish(shot.image)
+
+    def _publish_odometry(self, T_room_camera: Array, stamp_ns: int) -> None:
+        c, odometry = self.config, self._odometry
+        seconds = 1.0 / c.rate_hz if self._count else 0.0
+        T_odom_base = odometry.move(T_room_camera, seconds)
+        if self._odom is not None:
+            base = c.odometry_child == "base"
+            self._odom.publish(
+                build.odometry(
+                    self._lib, stamp_ns, c.odom_frame, c.base_frame if base else c.frame_id,
+                    T_odom_base if base else odometry.T_odom_camera, odometry.covariance,
+                )
+            )  # fmt: skip
+        if c.publish_tf:
+            edge = (stamp_ns, c.odom_frame, c.base_frame, T_odom_base)
+            self._tf.publish(build.tf(self._lib, [edge]))
+
+    def _publish_static(self) -> None:
+        now_ns = self.get_clock().now().nanoseconds
+        edge = (now_ns, self.config.base_frame, self.config.frame_id, self._odometry.T_base_camera)
+        self._tf_static.publish(build.tf(self._lib, [edge]))
+
+    def _finish(self) -> None:
+        self._timer.cancel()
+        self.get_logger().info(f"all {self._count} frames are published")
+        if self.config.exit_when_done:
+            # A reliable writer that is gone delivers nothing more.
+            self._image.wait_for_all_acked(Duration(seconds=2))
+            self.done = True
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the node until SIGINT, SIGTERM or its end; returns the exit status."""
+    stop = threading.Event()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, lambda *_: stop.set())
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        node = SyntheticCameraNode()
+    except (ParameterException, ConfigError) as error:
+        rclpy.logging.get_logger("synthetic_camera").fatal(str(error))
+        rclpy.shutdown()
+        return 1
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    while not (stop.is_set() or node.done):
+        executor.spin_once(timeout_sec=0.2)
+    return _leave(node, executor)
+
+
+def _leave(node: SyntheticCameraNode, executor: SingleThreadedExecutor) -> int:
+    status = int(node.failed)
+    ended = node.close()
+    executor.shutdown()
+    node.destroy_node()
+    rclpy.shutdown()
+    if not ended:
+        # Python cannot end a thread inside torch, and aborts when such a thread comes back late.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _read_config(node: Node) -> CameraConfig:
+    """Declare all parameters, fixed at start, and read them."""
+    values: dict[str, Any] = {}
+    for parameter in parameters(CameraConfig()):
+        is_list = isinstance(parameter.value, tuple)
+        about: ParameterDescriptor = descriptor(parameter)
+        about.read_only = True
+        default = list(parameter.value) if is_list else parameter.value
+        value = node.declare_parameter(parameter.name, default, about).value
+        values[parameter.name] = tuple(value) if is_list else value
+    return CameraConfig(**values)
+
+
+def _make_camera(cls: type[SyntheticCamera], c: CameraConfig) -> SyntheticCamera:
+    from da3_ros.synthetic import Pace
+
+    return cls(
+        c.seed, (c.width, c.height), c.fov_deg, c.walk, c.walk_frames, c.rate_hz, c.noise_sigma,
+        c.exposure_drift, distortion_model=c.distortion_model, D=c.distortion,
+        pace=Pace(c.rate_hz, c.max_speed_m_s, c.max_turn_deg_s),
+    )  # fmt: skip
+
+
+def _beside(node: Node, topic: str, name: str) -> str:
+    """Where ``name`` is remapped to; if it is not, the sibling of ``topic``."""
+    resolved = node.resolve_topic_name(name)
+    if resolved != node.resolve_topic_name(name, only_expand=True):
+        return resolved
+    return f"{topic.rpartition('/')[0]}/{name}"
+
+
+def _in_encoding(rgb: Image, encoding: str) -> Image:
+    """uint8 [H, W, 3] or, for mono8, [H, W]."""
+    if encoding == "mono8":
+        return cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)  # type: ignore[return-value]
+    return rgb[..., ::-1] if encoding == "bgr8" else rgb
+
+
+def _wanted(publisher: Publisher) -> bool:
+    return publisher.get_subscription_count() > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
