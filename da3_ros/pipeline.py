@@ -107,6 +107,7 @@ class Pipeline:
         """Forget window, odometry and map; keep the loaded network and the counters."""
         self.map = VoxelMap(self.config.map.voxel_m, self.config.map.max_points)
         self.trajectory = Trajectory()
+        self.T_map_world = T_MAP_WORLD
         self._start_segment()
 
     def scene(self) -> Scene:

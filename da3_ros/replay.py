@@ -177,7 +177,7 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self.folder / name)
         scene, stamp = pipeline.scene(), pipeline.trajectory.poses[-1].stamp_ns
-        self._write(self.outputs.path(scene, stamp), stamp)
+        self._write(self.outputs.path(scene.poses, stamp), stamp)
         self._write(self.outputs.map_points(scene, stamp), stamp)
         if self.sheet is not None:
             write_png(self.folder / "contact_sheet.png", self.sheet.picture())

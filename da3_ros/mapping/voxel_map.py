@@ -33,8 +33,9 @@ class PointCloud:
 
     def take(self, index: Array) -> PointCloud:
         """The points at ``index``."""
-        columns = (self.xyz, self.rgb, self.confidence, self.count)
-        return PointCloud(*(column[index] for column in columns))
+        return PointCloud(
+            self.xyz[index], self.rgb[index], self.confidence[index], self.count[index]
+        )
 
 
 class VoxelMap:

@@ -15,6 +15,7 @@ import numpy as np
 from da3_ros.config import DepthConfig
 from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.mapping.export import Scene
+from da3_ros.mapping.trajectory import Pose
 from da3_ros.pictures import colorize_depth
 from da3_ros.ros import messages as build
 from da3_ros.ros.messages import MessageLibrary
@@ -23,6 +24,7 @@ from da3_ros.types import Array, TrackedFrame
 MAX_PATH = 1000  # poses in ~/path
 MAX_DISPLAY = 500_000  # points in ~/map/points
 Published = tuple[str, str, Any]  # topic, type, message
+Edge = tuple[str, str, Array]  # parent, child, T_parent_child
 
 FRAME_TOPICS = {
     "depth/image": "sensor_msgs/msg/Image",
@@ -52,14 +54,19 @@ class Outputs:
         map_frame: str = "map",
         odom_frame: str = "odom",
         timings: bool = True,
+        tf: Callable[[TrackedFrame], list[Edge]] | None = None,
     ) -> None:
-        """``timings=False`` leaves out what differs from run to run (NaN instead)."""
+        """``timings=False`` leaves out what differs from run to run (NaN instead).
+
+        ``tf`` says which transforms a frame brings; by default map to odom to the camera.
+        """
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
         self.T_map_world = T_MAP_WORLD
         self._window_size = window_size
         self._timings = timings
+        self._tf = tf or self._stand_alone
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
 
     def frame(
@@ -73,7 +80,11 @@ class Outputs:
         while len(self._recent) > self._window_size:
             self._recent.popitem(last=False)
         for topic, kind in FRAME_TOPICS.items():
-            if wanted(topic):
+            if topic == "/tf":
+                transforms = self._tf(frame)
+                if transforms:
+                    yield topic, kind, self._transforms(frame.stamp_ns, transforms)
+            elif wanted(topic):
                 yield topic, kind, self._build(topic, frame)
         if frame.id == frame.window.view_ids[-1] and wanted(WINDOW_TOPIC[0]):
             frames = [self._recent[i] for i in frame.window.view_ids if i in self._recent]
@@ -83,11 +94,21 @@ class Outputs:
             message = build.window(self.lib, report, frames, self.map_frame, self.T_map_world)
             yield (*WINDOW_TOPIC, message)
 
-    def path(self, scene: Scene, stamp_ns: int) -> Published:
+    @property
+    def fresh(self) -> bool:
+        """Whether no frame of this stream has been seen yet."""
+        return not self._recent
+
+    def reset(self) -> None:
+        """A new stream: forget its frames and where its map lay."""
+        self._recent.clear()
+        self.T_map_world = T_MAP_WORLD
+
+    def path(self, poses: list[Pose], stamp_ns: int) -> Published:
         """Where the camera has been, evenly thinned."""
-        stride = max(1, -(-len(scene.poses) // MAX_PATH))
-        poses = [(p.stamp_ns, scene.T_map_world @ p.T_world_camera) for p in scene.poses[::stride]]
-        return (*PATH_TOPIC, build.path(self.lib, stamp_ns, self.map_frame, poses))
+        stride = max(1, -(-len(poses) // MAX_PATH))
+        chosen = [(p.stamp_ns, self.T_map_world @ p.T_world_camera) for p in poses[::stride]]
+        return (*PATH_TOPIC, build.path(self.lib, stamp_ns, self.map_frame, chosen))
 
     def map_points(self, scene: Scene, stamp_ns: int) -> Published:
         """The scene's cloud in the map frame, evenly thinned for display."""
@@ -110,14 +131,16 @@ class Outputs:
             return build.pose_with_covariance(lib, stamp, self.map_frame, T)
         if topic == "odom":
             return build.odometry(lib, stamp, self.odom_frame, camera, T)
-        if topic == "/tf":
-            return build.tf(lib, self._transforms(frame, T))
         return build.image(lib, stamp, camera, self._pixels(topic, frame))
 
-    def _transforms(self, frame: TrackedFrame, T: Array) -> list[tuple[int, str, str, Array]]:
+    def _transforms(self, stamp_ns: int, edges: list[Edge]) -> Any:
+        return build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
+
+    def _stand_alone(self, frame: TrackedFrame) -> list[Edge]:
+        T_map_camera = self.T_map_world @ frame.T_world_camera
         return [
-            (frame.stamp_ns, self.map_frame, self.odom_frame, np.eye(4)),
-            (frame.stamp_ns, self.odom_frame, frame.frame_id, T),
+            (self.map_frame, self.odom_frame, np.eye(4)),
+            (self.odom_frame, frame.frame_id, T_map_camera),
         ]
 
     def _pixels(self, topic: str, frame: TrackedFrame) -> Any:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.geometry import invert_pose
+from da3_ros.ros.outputs import Edge
 from da3_ros.transforms import TransformTree
 from da3_ros.types import Array
-
-Edge = tuple[str, str, Array]  # parent, child, T_parent_child
 
 
 @dataclass(frozen=True)

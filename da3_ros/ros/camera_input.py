@@ -1,0 +1,170 @@
+"""The subscriptions of one camera: image and camera_info, paired and handed on undecoded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.node import Node
+from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+
+from da3_ros.config import InputConfig
+from da3_ros.recordings.cameras import info_topic, says_rectified
+from da3_ros.ros.calibration import CameraInfoKeeper
+from da3_ros.ros.decode import ImageError, calibration_from_msg, image_size, stamp_ns
+from da3_ros.ros.stream import Pending
+
+DEPTH = 5
+GRAPH_PERIOD_S = 1.0
+
+
+class CameraInput:
+    """Subscribes while it lives; ``take`` gets every image that is paired with its calibration.
+
+    ``take(pending)`` and ``bad(text)`` are called from the executor's thread.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        config: InputConfig,
+        take: Callable[[Pending], None],
+        bad: Callable[[str], None],
+    ) -> None:
+        self.node, self.config = node, config
+        self._take, self._bad = take, bad
+        self.compressed = config.image_transport == "compressed"
+        self.image_topic = image_topic(node, config.image_transport)
+        self.info_topic = camera_info_topic(node)
+        self.rectified = (
+            says_rectified(self.image_topic)
+            if config.input_rectified == "auto"
+            else config.input_rectified == "true"
+        )
+        self._keeper: CameraInfoKeeper[Any] = CameraInfoKeeper(
+            self.info_topic, config.camera_info_timeout_s
+        )
+        self.images = self.infos = 0
+        self.reliable: bool | None = None
+        self._image_subscription: Any = None
+        self._subscribe_image(self._should_be_reliable())
+        self._info_subscription = node.create_subscription(
+            CameraInfo,
+            self.info_topic,
+            self._on_info,
+            self._profile(reliable=False),
+            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        )
+
+    def update(self) -> None:
+        """Look at the graph and the clock; call this regularly, on steady time."""
+        reliable = self._should_be_reliable()
+        if reliable != self.reliable:
+            self._subscribe_image(reliable)
+        self._hand_on()
+
+    def reset(self) -> None:
+        """A new stream: which calibration belongs to it is decided anew."""
+        self._keeper.reset()
+
+    def close(self) -> None:
+        """Drop the subscriptions: rclpy delivers to inactive nodes otherwise."""
+        self.node.destroy_subscription(self._image_subscription)
+        self.node.destroy_subscription(self._info_subscription)
+
+    @property
+    def image_type(self) -> str:
+        """ROS type of the image topic."""
+        return "sensor_msgs/msg/" + ("CompressedImage" if self.compressed else "Image")
+
+    def _should_be_reliable(self) -> bool:
+        """``auto``: if and only if every publisher offers it, so that none is left unheard."""
+        if self.config.image_reliability != "auto":
+            return self.config.image_reliability == "reliable"
+        offers = self.node.get_publishers_info_by_topic(self.image_topic)
+        reliable = ReliabilityPolicy.RELIABLE
+        return bool(offers) and all(o.qos_profile.reliability == reliable for o in offers)
+
+    def _subscribe_image(self, reliable: bool) -> None:
+        if self._image_subscription is not None:
+            self.node.destroy_subscription(self._image_subscription)
+        self.reliable = reliable
+        self._image_subscription = self.node.create_subscription(
+            CompressedImage if self.compressed else Image,
+            self.image_topic,
+            self._on_image,
+            self._profile(reliable),
+            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible),
+            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        )
+
+    def _on_incompatible(self, event: Any) -> None:
+        self.node.get_logger().warning(
+            f"{self.image_topic}: a publisher offers a QoS that does not fit ours "
+            f"({'reliable' if self.reliable else 'best effort'}); set image_reliability to auto "
+            "or best_effort",
+            throttle_duration_sec=10.0,
+        )
+
+    def _on_info(self, message: CameraInfo) -> None:
+        self.infos += 1
+        try:
+            calibration = calibration_from_msg(message)
+        except (ImageError, ValueError) as error:
+            self._bad(f"{self.info_topic}: {error}")
+            return
+        self._keeper.add_info(calibration, message.header.frame_id)
+        self._hand_on()
+
+    def _on_image(self, message: Any) -> None:
+        self.images += 1
+        try:
+            width, height = image_size(message)
+        except ImageError as error:
+            self._bad(f"{self.image_topic}: image dropped: {error}")
+            return
+        now = time.monotonic_ns()
+        self._keeper.add_image(message, message.header.frame_id, width, height, now)
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        for message, calibration in self._keeper.ready(time.monotonic_ns()):
+            self._take(
+                Pending(
+                    stamp_ns=stamp_ns(message.header.stamp),
+                    message=message,
+                    frame_id=message.header.frame_id,
+                    calibration=calibration,
+                    rectified=self.rectified,
+                    topic=self.image_topic,
+                )
+            )
+        for notice in self._keeper.notices():
+            self.node.get_logger().warning(notice)
+
+    @staticmethod
+    def _profile(reliable: bool) -> QoSProfile:
+        return QoSProfile(
+            depth=DEPTH,
+            history=HistoryPolicy.KEEP_LAST,
+            reliability=(
+                ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
+            ),
+        )
+
+
+def image_topic(node: Node, transport: str) -> str:
+    """Full name of the image topic; remapping ``image`` moves the compressed one too."""
+    base = node.resolve_topic_name("image")
+    return f"{base}/compressed" if transport == "compressed" else base
+
+
+def camera_info_topic(node: Node) -> str:
+    """Where ``camera_info`` is remapped to, else the sibling of the resolved image topic."""
+    resolved = node.resolve_topic_name("camera_info")
+    unmapped = f"{node.get_namespace().rstrip('/')}/camera_info"
+    return resolved if resolved != unmapped else info_topic(node.resolve_topic_name("image"))

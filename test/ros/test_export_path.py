@@ -1,0 +1,32 @@
+"""Nothing is written outside the configured folder."""
+
+import pytest
+
+from da3_ros.ros.export_path import PathError, resolve_inside
+
+
+def test_relative_and_absolute_paths_inside_are_accepted(tmp_path):
+    assert resolve_inside(str(tmp_path), "a/b.glb") == tmp_path / "a" / "b.glb"
+    assert resolve_inside(str(tmp_path), str(tmp_path / "c.ply")) == tmp_path / "c.ply"
+
+
+@pytest.mark.parametrize("path", ["../x.glb", "/etc/x.glb", "a/../../x.glb", "~/x.glb", ""])
+def test_paths_outside_are_refused(tmp_path, path):
+    with pytest.raises(PathError):
+        resolve_inside(str(tmp_path / "root"), path)
+
+
+def test_a_link_that_leads_outside_is_refused(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(PathError, match="leaves export_dir"):
+        resolve_inside(str(root), "link/x.glb")
+
+
+def test_the_format_adds_a_suffix_and_a_folder_is_no_file(tmp_path):
+    assert resolve_inside(str(tmp_path), "scan", ".ply").name == "scan.ply"
+    assert resolve_inside(str(tmp_path), "scan.PLY", ".ply").name == "scan.PLY"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PathError, match="is a folder"):
+        resolve_inside(str(tmp_path), "folder")
