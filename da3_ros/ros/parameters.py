@@ -16,6 +16,7 @@ from rclpy.parameter import Parameter as RosParameter
 
 from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parameters
 
+NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
 # Read anew at every frame, so that a change takes effect at once.
 DYNAMIC = ("depth.", "keyframe.")
@@ -43,6 +44,11 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
 def is_dynamic(name: str) -> bool:
     """Whether a parameter may change while the node is configured."""
     return name.startswith(DYNAMIC)
+
+
+def accept() -> SetParametersResult:
+    """An acceptance."""
+    return SetParametersResult(successful=True)
 
 
 def refuse(reason: str) -> SetParametersResult:

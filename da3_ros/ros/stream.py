@@ -82,6 +82,7 @@ class Stream:
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.published: deque[float] = deque(maxlen=LATENCIES)
         self.arrived: deque[float] = deque(maxlen=LATENCIES)
+        self.own_edges: set[tuple[str, str]] = set()  # transforms that this node publishes
         self._tf_plan: tf_policy.TfPlan | None = None
         self._path_at = self._map_at = 0.0
 
@@ -206,9 +207,11 @@ class Stream:
         self._tf_plan = plan
         T_map_optical = self.outputs.T_map_world @ frame.T_world_camera
         try:
-            return tf_policy.edges(
+            edges = tf_policy.edges(
                 plan.mode, frames, self.transforms, T_map_optical, frame.stamp_ns
             )
         except TransformError as error:
             self.host.warn(f"no transform for this frame: {error}", every_s=5.0)
             return []
+        self.own_edges = {(parent, child) for parent, child, _ in edges}
+        return edges

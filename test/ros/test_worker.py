@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from da3_ros.ros.worker import WorkerStoppedError, Worker
+from da3_ros.ros.worker import Worker, WorkerStoppedError
 
 
 def make(step=lambda: False, errors=None):

@@ -1,0 +1,112 @@
+"""What the node says of itself: ``~/status`` for machines, ``/diagnostics`` for people."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from da3_ros.network import MODELS
+from da3_ros.ros import messages as build
+from da3_ros.ros.stream import Stream
+
+if TYPE_CHECKING:
+    from da3_ros.ros.node import Da3Node
+
+STALE_S = 5.0  # without output for so long while frames come is worth a warning
+
+
+def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
+    """da3_ros/Status; what is not known is NaN, 0 or empty."""
+    if stream is None:
+        return build.status(node.library, node.now_ns(), state=state, last_error=node.last_error)
+    config = stream.config.pipeline
+    median, p95 = stream.latency()
+    scale = stream.last_report.scale if stream.last_report else None
+    return build.status(
+        node.library,
+        node.now_ns(),
+        state=state,
+        model=config.inference.model,
+        license=MODELS[config.inference.model].license,
+        device=str(getattr(stream.pipeline.session, "device", "")),
+        precision="float32",
+        attention="scaled_dot_product_attention",
+        window_size=config.window.size,
+        process_size=stream.process_size,
+        memory_peak_gb=peak_memory_gb(),
+        frames_received=stream.received,
+        frames_processed=stream.pipeline.counters["processed"],
+        drops=stream.drop_counts(),
+        input_hz=rate(stream.arrived),
+        output_hz=rate(stream.published),
+        latency_median_s=median,
+        latency_p95_s=p95,
+        scale_source=config.scale.source,
+        scale=scale.value if scale else math.nan,
+        scale_sigma=scale.sigma if scale else math.nan,
+        map_points=len(stream.pipeline.map),
+        map_memory_mb=stream.pipeline.map.nbytes / 2**20,
+        last_error=node.last_error,
+    )
+
+
+def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticArray:
+    """One DiagnosticStatus: ERROR if configuring failed, WARN if something is unknown."""
+    message = status(node, stream, state)
+    level, text = _judge(node, stream, state)
+    values = {
+        name: getattr(message, name)
+        for name in message.get_fields_and_field_types()
+        if name not in ("header", "drop_causes", "drop_counts")
+    }
+    drops = zip(message.drop_causes, message.drop_counts, strict=True)
+    values.update({f"dropped_{cause}": count for cause, count in drops})
+    out = DiagnosticArray()
+    out.header = message.header
+    out.status = [
+        DiagnosticStatus(
+            level=level,
+            name=f"{node.get_fully_qualified_name()}: stream",
+            message=text,
+            hardware_id=message.device or "none",
+            values=[KeyValue(key=k, value=_text(v)) for k, v in values.items()],
+        )
+    ]
+    return out
+
+
+def rate(times: deque[float]) -> float:
+    """Events per second over the kept ones, 0 when the newest is old."""
+    held = list(times)
+    if len(held) < 2 or time.monotonic() - held[-1] > STALE_S:
+        return 0.0
+    return (len(held) - 1) / max(held[-1] - held[0], 1e-9)
+
+
+def peak_memory_gb() -> float:
+    """Peak resident memory of this process, GB (the device is the CPU's memory here)."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def _judge(node: Da3Node, stream: Stream | None, state: str) -> tuple[bytes, str]:
+    if stream is None:
+        failed = bool(node.last_error)
+        return (DiagnosticStatus.ERROR if failed else DiagnosticStatus.OK), (
+            node.last_error or state
+        )
+    if state == "active" and not rate(stream.arrived):
+        return DiagnosticStatus.WARN, "no images arrive"
+    if stream.config.pipeline.scale.source == "none":
+        return DiagnosticStatus.WARN, "the scale is unknown: lengths are not metres"
+    return DiagnosticStatus.OK, state
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
