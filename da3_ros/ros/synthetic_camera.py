@@ -35,11 +35,11 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from da3_ros.config import ConfigError, option, parameters
+from da3_ros.rectify import check_calibration
 from da3_ros.ros import messages as build
 from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, cycle_index
 from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.rclpy_library import RclpyLibrary
-from da3_ros.rectify import check_calibration
 from da3_ros.types import Array, Calibration, FloatImage, Image
 
 if TYPE_CHECKING:

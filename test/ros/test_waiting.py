@@ -1,0 +1,401 @@
+"""What is said when nothing or not everything arrives. Without ROS."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from da3_ros.ros.waiting import (
+    CAMERA_INFO,
+    COMPRESSED,
+    IMAGE,
+    Awaited,
+    GapMeter,
+    Graph,
+    Publisher,
+    WaitingReport,
+    describe_surroundings,
+    look_around,
+    profile_file,
+    sibling,
+    waiting_text,
+)
+
+RAW = Awaited("/image", IMAGE, "image")
+JPEG = Awaited("/image/compressed", COMPRESSED, "image")
+INFO = Awaited("/camera_info", CAMERA_INFO, "camera_info")
+ODOMETRY = "nav_msgs/msg/Odometry"
+
+
+def graph(**topics):
+    """A graph of ``a__b=type`` as /a/b from one driver; a Publisher stands for itself."""
+    publishers = {
+        "/" + name.replace("__", "/"): [
+            kind if isinstance(kind, Publisher) else Publisher("/driver", kind)
+        ]
+        for name, kind in topics.items()
+    }
+    return Graph(publishers, 1)
+
+
+def line(item, on_graph, *others):
+    """What is said of one topic."""
+    lines = waiting_text([item, *others], on_graph).splitlines()
+    assert lines[0] == "nothing has come for 5 s; waiting for"
+    return lines[1]
+
+
+# What is said
+
+
+def test_every_awaited_topic_has_a_line_with_type_and_qos():
+    lines = waiting_text([RAW, INFO], Graph({}, 1)).splitlines()
+    assert len(lines) == 3
+    assert f"/image ({IMAGE}, best_effort, volatile): nobody publishes it" in lines[1]
+    assert f"/camera_info ({CAMERA_INFO}, best_effort, volatile): nobody" in lines[2]
+
+
+def test_image_of_another_name_gives_the_remap_argument():
+    said = line(RAW, graph(camera__image_raw=IMAGE, chatter="std_msgs/msg/String"))
+    assert "/camera/image_raw (reliable, from /driver)" in said
+    assert said.endswith("--ros-args -r image:=/camera/image_raw")
+    assert "chatter" not in said
+
+
+def test_name_of_one_camera_of_several_is_remapped_by_its_own_name():
+    said = line(Awaited("/front/image", IMAGE, "front/image"), graph(cam0__image_raw=IMAGE))
+    assert said.endswith("-r front/image:=/cam0/image_raw")
+
+
+def test_likeliest_of_many_images_is_proposed_and_depth_is_not():
+    on_graph = graph(a__depth__image=IMAGE, b__image_raw=IMAGE, c__thumbnail=IMAGE, d__debug=IMAGE)
+    said = line(RAW, on_graph)
+    assert said.endswith("-r image:=/b/image_raw")
+    assert "/a/depth/image" not in said  # three are named
+
+
+def test_compressed_image_only_gives_the_transport():
+    said = line(RAW, graph(image__compressed=COMPRESSED))
+    assert said.endswith("--ros-args -p image_transport:=compressed")
+
+
+def test_compressed_image_of_another_name_gives_remap_of_the_base_and_transport():
+    said = line(RAW, graph(camera__image_raw__compressed=COMPRESSED))
+    assert said.endswith("-r image:=/camera/image_raw -p image_transport:=compressed")
+
+
+def test_raw_image_only_gives_the_transport_back():
+    said = line(JPEG, graph(image=IMAGE))
+    assert said.endswith("--ros-args -p image_transport:=raw")
+
+
+def test_compressed_wanted_and_there_under_another_name():
+    said = line(JPEG, graph(cam__image_raw=IMAGE, cam__image_raw__compressed=COMPRESSED))
+    assert said.endswith("--ros-args -r image:=/cam/image_raw")
+
+
+@pytest.mark.parametrize(
+    ("item", "arguments"),
+    [(JPEG, ""), (RAW, " -p image_transport:=compressed")],
+)
+def test_compressed_image_without_the_usual_suffix_is_remapped_by_its_full_name(item, arguments):
+    said = line(item, graph(jpeg=COMPRESSED))
+    assert said.endswith(f"--ros-args -r /image/compressed:=/jpeg{arguments}")
+
+
+def test_raw_wanted_where_the_very_name_is_compressed():
+    said = line(RAW, graph(image=COMPRESSED))
+    assert "another type" in said
+    assert said.endswith("-r /image/compressed:=/image -p image_transport:=compressed")
+
+
+def test_forgotten_namespace_is_named():
+    said = line(
+        Awaited("/camera/image", IMAGE, "camera/image"), graph(robot1__camera__image=IMAGE)
+    )
+    assert "-r camera/image:=/robot1/camera/image" in said
+    assert said.endswith("(or in its namespace: -r __ns:=/robot1)")
+
+
+def test_topic_of_another_type_is_said_with_its_type_and_publisher():
+    said = line(RAW, graph(image="sensor_msgs/msg/PointCloud2"))
+    assert "it is sensor_msgs/msg/PointCloud2 from /driver: another type" in said
+
+
+def test_similar_name_of_another_type_is_not_proposed_as_a_remap():
+    said = line(RAW, graph(images="std_msgs/msg/String"))
+    assert "/images (std_msgs/msg/String, reliable" in said
+    assert "-r image" not in said
+
+
+def test_wrong_type_under_our_name_points_to_the_right_one():
+    said = line(RAW, graph(image="std_msgs/msg/String", camera__image=IMAGE))
+    assert "-r image:=/camera/image" in said
+
+
+@pytest.mark.parametrize(
+    ("offered", "item", "words"),
+    [
+        (
+            Publisher("/driver", IMAGE, "best_effort"),
+            Awaited("/image", IMAGE, "image", "reliable", "volatile", "image_reliability"),
+            "/driver offers best_effort, we ask for reliable. "
+            "Set -p image_reliability:=best_effort",
+        ),
+        (
+            Publisher("/driver", IMAGE, "best_effort"),
+            Awaited("/image", IMAGE, "image", "reliable"),
+            "Have /driver offer reliable",
+        ),
+        (
+            Publisher("/driver", IMAGE, "reliable", "volatile"),
+            Awaited("/image", IMAGE, "image", "reliable", "transient_local"),
+            "/driver offers volatile, we ask for transient_local. Have /driver offer transient",
+        ),
+    ],
+)
+def test_qos_that_does_not_fit_says_who_must_change_what(offered, item, words):
+    said = line(item, graph(image=offered))
+    assert "the QoS does not fit" in said
+    assert words in said
+
+
+def test_one_fitting_publisher_is_enough():
+    publishers = [Publisher("/a", IMAGE, "best_effort"), Publisher("/b", IMAGE, "reliable")]
+    item = Awaited("/image", IMAGE, "image", "reliable")
+    said = line(item, Graph({"/image": publishers}, 2))
+    assert "published by /b (reliable), type and QoS fit, but nothing comes" in said
+
+
+def test_best_effort_images_that_never_come_name_the_profile_and_whose_process():
+    said = line(RAW, graph(image=Publisher("/driver", IMAGE, "best_effort")))
+    assert "fastdds_images.xml" in said
+    assert "driver's process" in said
+    assert "fastdds" not in line(RAW, graph(image=IMAGE))
+
+
+def test_camera_info_beside_the_proposed_image_needs_no_remap_of_its_own():
+    on_graph = graph(cam__image_raw=IMAGE, cam__camera_info=CAMERA_INFO, x__info=CAMERA_INFO)
+    text = waiting_text([RAW, INFO], on_graph)
+    assert "/cam/camera_info will be used once the image is /cam/image_raw" in text
+    assert "-r camera_info" not in text
+
+
+def test_camera_info_of_another_name_gives_its_remap():
+    said = line(INFO, graph(image=IMAGE, cam__info=CAMERA_INFO))
+    assert said.endswith("-r camera_info:=/cam/info")
+
+
+def test_other_awaited_types_are_found_too():
+    said = line(Awaited("/odometry", ODOMETRY, "odometry"), graph(wheel__odom=ODOMETRY, i=IMAGE))
+    assert said.endswith("-r odometry:=/wheel/odom")
+
+
+def test_empty_graph_points_to_domain_and_discovery():
+    here = describe_surroundings(
+        {"ROS_DOMAIN_ID": "7", "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}, "rmw_x"
+    )
+    said = waiting_text([RAW], Graph(), here)
+    assert "ROS_DOMAIN_ID=7, ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST, rmw_x" in said
+    assert "No other node" not in waiting_text([RAW], Graph({}, 1), here)
+
+
+def test_no_domain_set_means_zero():
+    assert describe_surroundings({}) == "ROS_DOMAIN_ID=0"
+
+
+@pytest.mark.parametrize(
+    ("image", "info"),
+    [
+        ("/cam/image_raw", "/cam/camera_info"),
+        ("/cam/image_raw/compressed", "/cam/camera_info"),
+        ("/image", "/camera_info"),
+    ],
+)
+def test_camera_info_is_the_sibling_of_either_transport(image, info):
+    assert sibling(image) == info
+
+
+# The graph
+
+
+class FakeNode:
+    """The methods that look_around uses, answering as rclpy does."""
+
+    def get_name(self):
+        return "da3"
+
+    def get_namespace(self):
+        return "/"
+
+    def get_topic_names_and_types(self):
+        return [("/image", [IMAGE]), ("/rosout", ["rcl_interfaces/msg/Log"]), ("/imag", ["x/y/Z"])]
+
+    def get_node_names_and_namespaces(self):
+        return [("da3", "/"), ("driver", "/cam"), ("_ros2cli_daemon_0", "/")]
+
+    def get_publishers_info_by_topic(self, topic):
+        assert topic != "/rosout"
+        qos = SimpleNamespace(
+            reliability=SimpleNamespace(name="BEST_EFFORT"),
+            durability=SimpleNamespace(name="VOLATILE"),
+        )
+        kind = dict(self.get_topic_names_and_types())[topic][0]
+        return [
+            SimpleNamespace(node_name=n, node_namespace=ns, topic_type=kind, qos_profile=qos)
+            for n, ns in (("da3", "/"), ("driver", "/cam"))
+        ]
+
+
+def test_graph_is_what_others_publish_of_like_type_or_name():
+    seen = look_around(FakeNode(), [RAW])
+    assert seen.publishers == {
+        "/image": [Publisher("/cam/driver", IMAGE, "best_effort", "volatile")],
+        "/imag": [Publisher("/cam/driver", "x/y/Z", "best_effort", "volatile")],
+    }
+    assert seen.other_nodes == 1
+
+
+# When it is said
+
+
+def test_report_speaks_after_five_seconds_and_again_only_when_the_text_changes():
+    report = WaitingReport(now_s=100.0)
+    said = [report.due(100.0 + t, lambda: "a") for t in (1.0, 4.9, 5.0, 10.0, 60.0)]
+    assert said == ["", "", "a", "", ""]
+    assert report.due(161.0, lambda: "b") == "b"
+    assert report.due(162.0, lambda: "b") == ""
+
+
+def test_report_asks_for_no_text_while_input_flows():
+    report = WaitingReport(now_s=0.0)
+
+    def fail():
+        pytest.fail("the graph was asked without need")
+
+    for t in np.arange(0.0, 60.0, 0.5):
+        report.heard(float(t))
+        assert report.due(float(t) + 0.4, fail) == ""
+
+
+def test_report_speaks_again_when_a_stream_stops():
+    report = WaitingReport(now_s=0.0)
+    assert report.due(6.0, lambda: "a") == "a"
+    for t in np.arange(7.0, 20.0, 0.5):
+        report.heard(float(t))
+    assert report.due(30.0, lambda: "a") == "a"
+
+
+def test_report_speaks_once_of_a_camera_slower_than_its_patience():
+    report = WaitingReport(now_s=0.0)
+    said = []
+    for t in range(10, 100, 10):
+        said.append(report.due(t - 1.0, lambda: "a"))
+        report.heard(float(t))
+    assert said.count("a") == 1
+
+
+def test_report_begins_anew_at_activation():
+    report = WaitingReport(now_s=0.0)
+    assert report.due(6.0, lambda: "a") == "a"
+    report.restart(10.0)
+    assert report.due(14.0, lambda: "a") == ""
+    assert report.due(15.0, lambda: "a") == "a"
+
+
+# Gaps
+
+PERIOD = 33_333_333
+
+
+def feed(meter, slots, **options):
+    """Warnings of frames that come in these slots of a 30 Hz camera."""
+    return [
+        text
+        for slot in slots
+        if (text := meter.add(round(slot * PERIOD) + 10**18, 921_600, **options))
+    ]
+
+
+def lossy(share, count, seed=3):
+    """Slots of a stream of which this share is lost."""
+    kept = np.random.default_rng(seed).random(count) >= share
+    return np.flatnonzero(kept)
+
+
+def meter(**options):
+    return GapMeter("/camera/image_raw", "/opt/share/fastdds_images.xml", **options)
+
+
+def test_complete_stream_with_jitter_has_no_gaps():
+    jitter = np.random.default_rng(0).normal(0.0, 0.1, 1000)
+    m = meter()
+    assert feed(m, np.arange(1000) + jitter) == []
+    assert m.missing == 0
+
+
+@pytest.mark.parametrize("share", [0.06, 0.15, 0.3])
+def test_missing_frames_are_counted(share):
+    m, slots = meter(), lossy(share, 2000)
+    warnings = feed(m, slots)
+    lost = 2000 - len(slots)
+    assert m.missing == pytest.approx(lost, rel=0.06)
+    assert len(warnings) == 1
+
+
+def test_single_losses_are_counted_and_not_worth_a_warning():
+    m = meter()
+    slots = [i for i in range(1000) if i % 50 != 25]
+    assert feed(m, slots) == []
+    assert m.missing == 20
+
+
+def test_warning_names_topic_share_size_cure_and_whose_process():
+    m = meter()
+    (text,) = feed(m, [i for i in range(300) if i % 10 != 5])
+    assert text.startswith("/camera/image_raw: 10 % of the last 100 best-effort images (921600")
+    assert "the camera driver), not in this one" in text
+    assert "FASTDDS_DEFAULT_PROFILES_FILE=/opt/share/fastdds_images.xml" in text
+    for word in ("net.core.rmem_max", "MaxMessageSize", "Zenoh", "reliable"):
+        assert word in text
+
+
+def test_warning_keeps_to_the_middleware_in_use():
+    (text,) = feed(meter(middleware="rmw_cyclonedds_cpp"), lossy(0.2, 400))
+    assert "MaxMessageSize" in text
+    assert "Fast DDS" not in text
+
+
+def test_reliable_stream_is_counted_and_not_warned_about():
+    m = meter()
+    assert feed(m, lossy(0.2, 500), best_effort=False) == []
+    assert m.missing > 50
+
+
+def test_time_jumps_pauses_and_repeated_stamps_are_no_loss():
+    m = meter()
+    slots = [*range(200), *range(100), *range(5000, 5200), 5199, *range(5200, 5300)]
+    assert feed(m, slots) == []
+    assert m.missing == 0
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
+def test_camera_that_changes_its_rate_loses_nothing(factor):
+    slots = np.concatenate([np.arange(200.0), 200 + np.arange(300) * factor])
+    m = meter()
+    assert feed(m, slots) == []
+    assert m.share == 0.0
+    assert m.missing == 0
+
+
+# The profile
+
+
+def test_profile_is_found_where_it_is_installed_and_else_in_the_clone(tmp_path):
+    installed = tmp_path / "share" / "da3_ros" / "config" / "fastdds_images.xml"
+    clone = profile_file()
+    assert clone.endswith("/config/fastdds_images.xml")
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    assert profile_file(f"/nowhere:{tmp_path}") == str(installed)
+    assert profile_file("/nowhere") == clone
