@@ -1,0 +1,216 @@
+"""The synthetic camera as a process of its own, heard over DDS."""
+
+import re
+import signal
+
+import numpy as np
+import pytest
+from geometry_msgs.msg import PoseStamped
+from nav_msgs.msg import Odometry
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from ros_testing import (
+    BEST_EFFORT,
+    collect,
+    domain,
+    environment,
+    session,
+    spin_until,
+    stamp_ns,
+    start,
+)
+from sensor_msgs.msg import CameraInfo, CompressedImage, Image
+from tf2_msgs.msg import TFMessage
+
+from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion, project
+from da3_ros.ros.decode import calibration_from_msg, decode
+from da3_ros.synthetic import WALKS, SyntheticCamera
+
+MODULE = "da3_ros.ros.synthetic_camera"
+TRUTH = "/synthetic_camera/truth"
+SMALL = {"width": 96, "height": 72, "rate_hz": 20.0, "wait_for_subscribers": 1}
+
+
+def camera(domain_id, *remaps, **parameters):
+    """A synthetic camera's process."""
+    given = {**SMALL, **parameters}
+    options = [word for name, value in given.items() for word in ("-p", f"{name}:={text(value)}")]
+    rules = [word for rule in remaps for word in ("-r", rule)]
+    return start(MODULE, *options, *rules, env=environment(domain_id))
+
+
+def text(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def all_of(node, count, *lists, timeout_s=30.0):
+    """Serve until each list holds ``count`` messages."""
+    done = spin_until(node, lambda: min(map(len, lists)) >= count, timeout_s)
+    assert done, f"received {[len(x) for x in lists]} of {count}"
+
+
+def pose_matrix(pose):
+    p, q = pose.position, pose.orientation
+    T = np.eye(4)
+    T[:3, :3] = matrix_from_quaternion(np.array([q.x, q.y, q.z, q.w]))
+    T[:3, 3] = p.x, p.y, p.z
+    return T
+
+
+def floats(message):
+    assert message.encoding == "32FC1"
+    return np.frombuffer(message.data, np.float32).reshape(message.height, message.width)
+
+
+# Over DDS
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    """The same walk as the first test's, rendered here."""
+    return list(SyntheticCamera(11, (96, 72), frames=8, rate_hz=20.0, walk="strafe"))
+
+
+def test_image_camera_info_and_truth_are_those_of_the_rendered_walk(rendered):
+    domain_id = domain()
+    with session(domain_id) as node:
+        infos = collect(node, CameraInfo, "/cam/camera_info")
+        depths = collect(node, Image, f"{TRUTH}/depth/image")
+        poses = collect(node, PoseStamped, f"{TRUTH}/pose")
+        odometry = collect(node, Odometry, f"{TRUTH}/odom")
+        images = collect(node, Image, "/cam/image_raw")
+        with camera(
+            domain_id, "image_raw:=/cam/image_raw", seed=11, frames=8, walk="strafe"
+        ) as process:
+            all_of(node, 8, images, infos, depths, poses, odometry)
+            process.wait_for("all 8 frames are published")
+            assert process.running
+    reference = SyntheticCamera(11, (96, 72), frames=8, rate_hz=20.0, walk="strafe")
+    for i, frame in enumerate(rendered):
+        assert images[i].encoding == "rgb8"
+        np.testing.assert_array_equal(decode(images[i]), frame.image)
+        np.testing.assert_array_equal(floats(depths[i]), frame.depth)
+        np.testing.assert_allclose(pose_matrix(poses[i].pose), frame.T_world_camera, atol=1e-9)
+        np.testing.assert_allclose(
+            pose_matrix(odometry[i].pose.pose), frame.T_world_camera, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            calibration_from_msg(infos[i]).K, reference.calibration.K, atol=1e-9
+        )
+        assert len({stamp_ns(m[i]) for m in (images, infos, depths, poses, odometry)}) == 1
+    assert {m[0].header.frame_id for m in (images, infos, depths)} == {"camera_optical"}
+    assert {m[0].header.frame_id for m in (poses, odometry)} == {"room"}
+    assert odometry[0].child_frame_id == "camera_optical"
+    assert_depth_reprojects(rendered[0], depths[0], depths[7], poses[0], poses[7])
+
+
+def assert_depth_reprojects(frame, depth_a, depth_b, pose_a, pose_b):
+    """Points of one depth image lie on the surfaces of the other, by the published poses."""
+    T_b_a = invert_pose(pose_matrix(pose_b.pose)) @ pose_matrix(pose_a.pose)
+    points = backproject(floats(depth_a), frame.K).reshape(-1, 3)
+    moved = points @ T_b_a[:3, :3].T + T_b_a[:3, 3]
+    pixels = np.floor(project(moved, frame.K))
+    inside = ((pixels >= 0) & (pixels < [depth_b.width, depth_b.height])).all(-1)
+    column, row = pixels[inside].astype(int).T
+    error = np.abs(floats(depth_b)[row, column] - moved[inside, 2]) / moved[inside, 2]
+    assert inside.mean() > 0.5
+    assert np.median(error) < 0.01
+
+
+def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
+    domain_id = domain()
+    with session(domain_id) as node, camera(domain_id, buffer_frames=4, rate_hz=25.0) as process:
+        images = collect(node, Image, "/image_raw")
+        all_of(node, 40, images)
+        assert process.stop(signal.SIGINT) == 0
+        assert "Traceback" not in process.output()
+    stamps = np.array([stamp_ns(m) for m in images])
+    steps = np.diff(stamps)
+    assert steps.min() > 0
+    # Late ones leave whole periods out; on average a busy machine keeps most of them.
+    np.testing.assert_allclose(steps / 40e6, np.round(steps / 40e6), atol=1e-3)
+    assert 40e6 <= steps.mean() < 80e6
+    assert bytes(images[0].data) == bytes(images[3].data)  # a loop ends where it began
+    assert bytes(images[0].data) != bytes(images[1].data)
+
+
+def test_compressed_distorted_best_effort_odometry_and_transforms():
+    domain_id = domain()
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    with session(domain_id) as node:
+        infos = collect(node, CameraInfo, "/robot/camera_info", BEST_EFFORT)
+        odometry = collect(node, Odometry, "/robot/synthetic_camera/odometry")
+        tf = collect(node, TFMessage, "/tf")
+        static = collect(node, TFMessage, "/tf_static", latched)
+        images = collect(node, CompressedImage, "/robot/image_raw/compressed", BEST_EFFORT)
+        with camera(
+            domain_id, "__ns:=/robot", frames=6, transport="compressed", reliability="best_effort",
+            distortion="[-0.2,0.05,0.001,0.0]", frame_id="left_optical", publish_odometry=True,
+            publish_tf=True, odometry_noise_m=0.1,
+        ) as process:  # fmt: skip
+            all_of(node, 6, images, infos, odometry, tf)
+            all_of(node, 1, static)
+            offered = node.get_publishers_info_by_topic("/robot/image_raw/compressed")
+            assert process.stop(signal.SIGTERM) == 0
+            assert "Traceback" not in process.output()
+    assert [p.qos_profile.reliability.name for p in offered] == ["BEST_EFFORT"]
+    truth = SyntheticCamera(7, (96, 72), frames=6, rate_hz=20.0, D=(-0.2, 0.05, 0.001, 0.0))
+    assert infos[0].distortion_model == "plumb_bob"
+    np.testing.assert_allclose(infos[0].d, [-0.2, 0.05, 0.001, 0.0])
+    difference = decode(images[0]).astype(float) - truth[0].image
+    assert np.abs(difference).mean() < 4.0  # JPEG
+    (mounted,) = static[0].transforms
+    assert (mounted.header.frame_id, mounted.child_frame_id) == ("base_link", "left_optical")
+    moved = tf[5].transforms[0]
+    assert (moved.header.frame_id, moved.child_frame_id) == ("odom", "base_link")
+    assert (odometry[5].header.frame_id, odometry[5].child_frame_id) == ("odom", "base_link")
+    assert moved.transform.translation.x == odometry[5].pose.pose.position.x
+    assert moved.header.stamp == odometry[5].header.stamp == images[5].header.stamp
+
+
+@pytest.mark.parametrize("encoding", ["bgr8", "mono8"])
+def test_encoding_says_what_the_bytes_are(encoding):
+    domain_id = domain()
+    with session(domain_id) as node, camera(domain_id, encoding=encoding, frames=2) as process:
+        images = collect(node, Image, "/image_raw")
+        all_of(node, 2, images)
+        assert process.stop() == 0
+    frame = SyntheticCamera(7, (96, 72), frames=2, rate_hz=20.0)[0]
+    assert images[0].encoding == encoding
+    if encoding == "bgr8":
+        np.testing.assert_array_equal(decode(images[0]), frame.image)
+    else:
+        grey = frame.image @ np.array([0.299, 0.587, 0.114])
+        np.testing.assert_allclose(decode(images[0])[..., 0], grey, atol=1.0)
+
+
+def test_process_ends_by_itself_when_told_to():
+    with camera(domain(), frames=2, wait_for_subscribers=0, exit_when_done=True) as process:
+        assert process.wait() == 0
+        assert "all 2 frames are published" in process.output()
+
+
+def test_unusable_parameter_ends_the_process_with_one_line():
+    with camera(domain(), walk="flying") as process:
+        assert process.wait() == 1
+        assert "walk is 'flying': one of loop, straight" in process.output()
+        assert "Traceback" not in process.output()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_rendering_ends_the_process_in_time(sig):
+    with camera(domain(), width=1280, height=960) as process:
+        process.wait_for("frames to be rendered")
+        assert process.stop(sig) == 0
+        assert not re.search("Traceback|terminate|Fatal Python", process.output())
+
+
+# Without a process
+
+
+def test_walks_offered_are_those_there_are():
+    from da3_ros.config import parameters
+    from da3_ros.ros.synthetic_camera import CameraConfig
+
+    (walk,) = (p for p in parameters(CameraConfig()) if p.name == "walk")
+    assert set(walk.choices) == set(WALKS)
+    assert all(p.text for p in parameters(CameraConfig()))
