@@ -23,13 +23,16 @@ import pytest
 rclpy = pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
 from rclpy.executors import SingleThreadedExecutor  # noqa: E402
-from rclpy.qos import QoSProfile, ReliabilityPolicy  # noqa: E402
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy  # noqa: E402
+
+from da3_ros.ros.rclpy_library import RclpyLibrary  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "config" / "fastdds_images.xml"
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 BEST_EFFORT = QoSProfile(depth=100, reliability=ReliabilityPolicy.BEST_EFFORT)
 RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 _domains = itertools.count(os.getpid())
 
@@ -165,9 +168,16 @@ def matched(endpoint: Any, count: int = 1) -> bool:
     return endpoint.get_publisher_count() >= count
 
 
-def collect(node: Any, cls: type, topic: str, qos: QoSProfile = RELIABLE) -> list[Any]:
-    """A list that fills with the messages of ``topic`` while the node is served."""
+def collect(
+    node: Any, kind: type | str, topic: str, qos: QoSProfile | int = RELIABLE
+) -> list[Any]:
+    """A list that fills with the messages of ``topic`` while the node is served.
+
+    ``kind`` is a message class or its name, ``sensor_msgs/msg/Image``; with names alone a test
+    file imports no ROS, and is skipped as a whole where there is none.
+    """
     messages: list[Any] = []
+    cls = RclpyLibrary().type(kind) if isinstance(kind, str) else kind
     node.create_subscription(cls, topic, messages.append, qos)
     return messages
 

@@ -5,11 +5,9 @@ import signal
 
 import numpy as np
 import pytest
-from geometry_msgs.msg import PoseStamped
-from nav_msgs.msg import Odometry
-from rclpy.qos import DurabilityPolicy, QoSProfile
 from ros_testing import (
     BEST_EFFORT,
+    LATCHED,
     collect,
     domain,
     environment,
@@ -18,11 +16,10 @@ from ros_testing import (
     stamp_ns,
     start,
 )
-from sensor_msgs.msg import CameraInfo, CompressedImage, Image
-from tf2_msgs.msg import TFMessage
 
 from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion, project
 from da3_ros.ros.decode import calibration_from_msg, decode
+from da3_ros.ros.waiting import IMAGE, Awaited, Publisher, look_around
 from da3_ros.synthetic import WALKS, SyntheticCamera
 
 MODULE = "da3_ros.ros.synthetic_camera"
@@ -73,11 +70,11 @@ def rendered():
 def test_image_camera_info_and_truth_are_those_of_the_rendered_walk(rendered):
     domain_id = domain()
     with session(domain_id) as node:
-        infos = collect(node, CameraInfo, "/cam/camera_info")
-        depths = collect(node, Image, f"{TRUTH}/depth/image")
-        poses = collect(node, PoseStamped, f"{TRUTH}/pose")
-        odometry = collect(node, Odometry, f"{TRUTH}/odom")
-        images = collect(node, Image, "/cam/image_raw")
+        infos = collect(node, "sensor_msgs/msg/CameraInfo", "/cam/camera_info")
+        depths = collect(node, "sensor_msgs/msg/Image", f"{TRUTH}/depth/image")
+        poses = collect(node, "geometry_msgs/msg/PoseStamped", f"{TRUTH}/pose")
+        odometry = collect(node, "nav_msgs/msg/Odometry", f"{TRUTH}/odom")
+        images = collect(node, "sensor_msgs/msg/Image", "/cam/image_raw")
         with camera(
             domain_id, "image_raw:=/cam/image_raw", seed=11, frames=8, walk="strafe"
         ) as process:
@@ -119,10 +116,13 @@ def assert_depth_reprojects(frame, depth_a, depth_b, pose_a, pose_b):
 def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
     domain_id = domain()
     with session(domain_id) as node, camera(domain_id, buffer_frames=4, rate_hz=25.0) as process:
-        images = collect(node, Image, "/image_raw")
+        images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
         all_of(node, 40, images)
+        seen = look_around(node, [Awaited("/image_raw", IMAGE, "image")])
         assert process.stop(signal.SIGINT) == 0
         assert "Traceback" not in process.output()
+    assert seen.publishers["/image_raw"] == [Publisher("/synthetic_camera", IMAGE)]
+    assert seen.other_nodes == 1
     stamps = np.array([stamp_ns(m) for m in images])
     steps = np.diff(stamps)
     assert steps.min() > 0
@@ -135,13 +135,13 @@ def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
 
 def test_compressed_distorted_best_effort_odometry_and_transforms():
     domain_id = domain()
-    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
     with session(domain_id) as node:
-        infos = collect(node, CameraInfo, "/robot/camera_info", BEST_EFFORT)
-        odometry = collect(node, Odometry, "/robot/synthetic_camera/odometry")
-        tf = collect(node, TFMessage, "/tf")
-        static = collect(node, TFMessage, "/tf_static", latched)
-        images = collect(node, CompressedImage, "/robot/image_raw/compressed", BEST_EFFORT)
+        infos = collect(node, "sensor_msgs/msg/CameraInfo", "/robot/camera_info", BEST_EFFORT)
+        odometry = collect(node, "nav_msgs/msg/Odometry", "/robot/synthetic_camera/odometry")
+        tf = collect(node, "tf2_msgs/msg/TFMessage", "/tf")
+        static = collect(node, "tf2_msgs/msg/TFMessage", "/tf_static", LATCHED)
+        topic = "/robot/image_raw/compressed"
+        images = collect(node, "sensor_msgs/msg/CompressedImage", topic, BEST_EFFORT)
         with camera(
             domain_id, "__ns:=/robot", frames=6, transport="compressed", reliability="best_effort",
             distortion="[-0.2,0.05,0.001,0.0]", frame_id="left_optical", publish_odometry=True,
@@ -149,7 +149,7 @@ def test_compressed_distorted_best_effort_odometry_and_transforms():
         ) as process:  # fmt: skip
             all_of(node, 6, images, infos, odometry, tf)
             all_of(node, 1, static)
-            offered = node.get_publishers_info_by_topic("/robot/image_raw/compressed")
+            offered = node.get_publishers_info_by_topic(topic)
             assert process.stop(signal.SIGTERM) == 0
             assert "Traceback" not in process.output()
     assert [p.qos_profile.reliability.name for p in offered] == ["BEST_EFFORT"]
@@ -171,7 +171,7 @@ def test_compressed_distorted_best_effort_odometry_and_transforms():
 def test_encoding_says_what_the_bytes_are(encoding):
     domain_id = domain()
     with session(domain_id) as node, camera(domain_id, encoding=encoding, frames=2) as process:
-        images = collect(node, Image, "/image_raw")
+        images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
         all_of(node, 2, images)
         assert process.stop() == 0
     frame = SyntheticCamera(7, (96, 72), frames=2, rate_hz=20.0)[0]
