@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from da3_ros.config import InputConfig
@@ -17,6 +19,16 @@ from da3_ros.recordings.cameras import info_topic, says_rectified
 from da3_ros.ros.calibration import CameraInfoKeeper
 from da3_ros.ros.decode import ImageError, calibration_from_msg, image_size, stamp_ns
 from da3_ros.ros.stream import Pending
+from da3_ros.ros.waiting import (
+    CAMERA_INFO,
+    Awaited,
+    GapMeter,
+    WaitingReport,
+    describe_surroundings,
+    look_around,
+    profile_file,
+    waiting_text,
+)
 
 DEPTH = 5
 GRAPH_PERIOD_S = 1.0
@@ -49,6 +61,12 @@ class CameraInput:
             self.info_topic, config.camera_info_timeout_s
         )
         self.images = self.infos = 0
+        self.gaps = GapMeter(
+            self.image_topic,
+            profile_file(os.environ.get("AMENT_PREFIX_PATH", "")),
+            get_rmw_implementation_identifier(),
+        )
+        self._waiting = WaitingReport(time.monotonic())
         self.reliable: bool | None = None
         self._image_subscription: Any = None
         self._subscribe_image(self._should_be_reliable())
@@ -66,6 +84,9 @@ class CameraInput:
         if reliable != self.reliable:
             self._subscribe_image(reliable)
         self._hand_on()
+        text = self._waiting.due(time.monotonic(), self._waiting_text)
+        if text:
+            self.node.get_logger().warning(text)
 
     def reset(self) -> None:
         """A new stream: which calibration belongs to it is decided anew."""
@@ -122,6 +143,8 @@ class CameraInput:
 
     def _on_image(self, message: Any) -> None:
         self.images += 1
+        self._waiting.heard(time.monotonic())
+        self._count_gaps(message)
         try:
             width, height = image_size(message)
         except ImageError as error:
@@ -130,6 +153,28 @@ class CameraInput:
         now = time.monotonic_ns()
         self._keeper.add_image(message, message.header.frame_id, width, height, now)
         self._hand_on()
+
+    def _count_gaps(self, message: Any) -> None:
+        warning = self.gaps.add(
+            stamp_ns(message.header.stamp), len(message.data), best_effort=not self.reliable
+        )
+        if warning:
+            self.node.get_logger().warning(warning)
+
+    def _waiting_text(self) -> str:
+        awaited = [
+            Awaited(
+                self.image_topic,
+                self.image_type,
+                "image",
+                "reliable" if self.reliable else "best_effort",
+                reliability_parameter="image_reliability",
+            )
+        ]
+        if not self.infos:
+            awaited.append(Awaited(self.info_topic, CAMERA_INFO, "camera_info"))
+        surroundings = describe_surroundings(os.environ, get_rmw_implementation_identifier())
+        return waiting_text(awaited, look_around(self.node, awaited), surroundings)
 
     def _hand_on(self) -> None:
         for message, calibration in self._keeper.ready(time.monotonic_ns()):

@@ -406,3 +406,7 @@ def main(args: list[str] | None = None) -> int:
     node.destroy_node()
     rclpy.try_shutdown()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,6 +26,8 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
     if stream is None:
         return build.status(node.library, node.now_ns(), state=state, last_error=node.last_error)
     config = stream.config.pipeline
+    gaps = node.input.gaps.missing if node.input is not None else 0
+    lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
@@ -42,7 +44,7 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         memory_peak_gb=peak_memory_gb(),
         frames_received=stream.received,
         frames_processed=stream.pipeline.counters["processed"],
-        drops=stream.drop_counts(),
+        drops=stream.drop_counts() | lost,
         input_hz=rate(stream.arrived),
         output_hz=rate(stream.published),
         latency_median_s=median,

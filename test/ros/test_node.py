@@ -1,0 +1,460 @@
+"""The live node as a real process over DDS: what goes in, what comes out, what it survives."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+from ros import ros_testing as rt
+
+from da3_ros.cli import load_config
+from da3_ros.recordings import open_recording
+from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay import ReplayOptions, replay
+from da3_ros.ros import messages as build
+from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.synthetic import SyntheticCamera
+
+NODE = "da3_ros.ros.node"
+SIZE = (140, 112)
+QUICK = {"model": "da3-tiny", "checkpoint": "random", "process_res": 140, "window.size": 3}
+LIB = RclpyLibrary()
+IMAGE = "/camera/image_raw"
+FRAME = "camera_optical"
+
+
+def arguments(**parameters):
+    values = {**QUICK, **parameters}
+    flat = [f"{name}:={value}" for name, value in values.items()]
+    return ["-r", f"image:={IMAGE}", *(part for p in flat for part in ("-p", p))]
+
+
+def camera_frames(n=6, **options):
+    camera = SyntheticCamera(seed=2, size=SIZE, walk="straight", frames=n, **options)
+    return camera, list(camera)
+
+
+class Rig:
+    """A node process, and a node of the test that is its camera and its audience."""
+
+    def __init__(self, *, qos=rt.RELIABLE, **parameters):
+        self.domain = rt.domain()
+        self.process = rt.start(NODE, *arguments(**parameters), env=rt.environment(self.domain))
+        self._session = rt.session(self.domain)
+        self._qos = qos
+
+    def __enter__(self):
+        self.process.__enter__()
+        self.node = self._session.__enter__()
+        self.images = self.node.create_publisher(
+            LIB.type("sensor_msgs/msg/Image"), IMAGE, self._qos
+        )
+        self.infos = self.node.create_publisher(
+            LIB.type("sensor_msgs/msg/CameraInfo"), "/camera/camera_info", rt.RELIABLE
+        )
+        self.status = rt.collect(self.node, "da3_ros/msg/Status", "/da3/status", rt.LATCHED)
+        return self
+
+    def __exit__(self, *error):
+        self._session.__exit__(*error)
+        self.process.__exit__(*error)
+
+    def listen(self, topic, kind, qos=rt.RELIABLE):
+        return rt.collect(self.node, kind, topic, qos)
+
+    def until(self, condition, timeout_s=40.0):
+        assert rt.spin_until(self.node, condition, timeout_s), self.process.output()
+
+    def ready(self, *topics):
+        """Until the node listens to the camera and the test to the node."""
+        self.until(lambda: rt.matched(self.images) and rt.matched(self.infos))
+        for subscription in self.node.subscriptions:
+            if subscription.topic_name.startswith("/da3/"):
+                self.until(lambda s=subscription: rt.matched(s))
+
+    def show(self, camera, frame):
+        """One frame as a camera driver sends it."""
+        info = build.calibration_message(LIB, frame.stamp_ns, FRAME, camera.calibration)
+        self.infos.publish(info)
+        self.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
+
+    def call(self, kind, name, **fields):
+        package, _, cls = kind.split("/")
+        module = __import__(f"{package}.srv", fromlist=[cls])
+        service = getattr(module, cls)
+        client = self.node.create_client(service, name)
+        self.until(client.service_is_ready)
+        future = client.call_async(service.Request(**fields))
+        self.until(future.done)
+        return future.result()
+
+    def drops(self):
+        if not self.status:
+            return {}
+        last = self.status[-1]
+        return dict(zip(last.drop_causes, last.drop_counts, strict=True))
+
+
+def depth_of(message):
+    return np.frombuffer(bytes(message.data), "<f4").reshape(message.height, message.width)
+
+
+def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
+    camera, frames = camera_frames()
+    write_synthetic_bag(tmp_path / "bag", camera)
+    settings = load_config(None, [f"{k}:={v}" for k, v in QUICK.items()])
+    replay(ReplayOptions(tmp_path / "bag", tmp_path / "out"), settings)
+    with open_recording(tmp_path / "out" / "output.mcap", camera="/da3/rgb") as recording:
+        depths = [m for _, m in recording.messages("/da3/depth/image")]
+        poses = [m for _, m in recording.messages("/da3/pose")]
+    with Rig() as rig:
+        live_depth = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        live_pose = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
+        rig.ready()
+        for i, frame in enumerate(frames):
+            rig.show(camera, frame)
+            rig.until(lambda n=i: len(live_depth) > n and len(live_pose) > n)
+    assert [rt.stamp_ns(m) for m in live_depth] == [f.stamp_ns for f in frames]
+    for live, recorded in zip(live_depth, depths, strict=True):
+        assert bytes(live.data) == bytes(recorded.data)
+        assert live.header.frame_id == FRAME
+    for live, recorded in zip(live_pose, poses, strict=True):
+        for part in ("x", "y", "z"):
+            a, b = live.pose.pose.position, recorded.pose.pose.position
+            assert getattr(a, part) == getattr(b, part)
+
+
+def test_every_topic_comes_with_its_type_frame_and_stamp():
+    camera, frames = camera_frames(4)
+    topics = {
+        "depth/image": "sensor_msgs/msg/Image",
+        "depth/camera_info": "sensor_msgs/msg/CameraInfo",
+        "rgb/image": "sensor_msgs/msg/Image",
+        "depth/image_color": "sensor_msgs/msg/Image",
+        "confidence/image": "sensor_msgs/msg/Image",
+        "points": "sensor_msgs/msg/PointCloud2",
+        "pose": "geometry_msgs/msg/PoseWithCovarianceStamped",
+        "odom": "nav_msgs/msg/Odometry",
+        "window": "da3_ros/msg/Window",
+    }
+    with Rig() as rig:
+        got = {name: rig.listen(f"/da3/{name}", kind) for name, kind in topics.items()}
+        paths = rig.listen("/da3/path", "nav_msgs/msg/Path", rt.LATCHED)
+        clouds = rig.listen("/da3/map/points", "sensor_msgs/msg/PointCloud2", rt.LATCHED)
+        transforms = rig.listen("/tf", "tf2_msgs/msg/TFMessage")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.ready()
+        for i, frame in enumerate(frames):
+            rig.show(camera, frame)
+            rig.until(lambda n=i: all(len(m) > n for m in got.values()))
+        rig.until(lambda: paths and clouds and diagnostics and len(transforms) >= 4)
+        rig.until(lambda: rig.status and rig.status[-1].frames_processed == 4)
+    stamps = [f.stamp_ns for f in frames]
+    for name, messages in got.items():
+        assert [rt.stamp_ns(m) for m in messages] == stamps, name
+        frame = {"pose": "map", "odom": "odom", "window": "map"}.get(name, FRAME)
+        assert messages[0].header.frame_id == frame, name
+    assert got["odom"][0].child_frame_id == FRAME
+    assert got["odom"][0].twist.covariance[0] == -1
+    depth, info, cloud = (got[n][2] for n in ("depth/image", "depth/camera_info", "points"))
+    z, P = depth_of(depth), np.array(info.p).reshape(3, 4)
+    assert (info.width, info.height) == SIZE == (depth.width, depth.height)
+    points = np.frombuffer(bytes(cloud.data), "<f4").reshape(*z.shape, 4)[..., :3]
+    known = np.isfinite(z)
+    assert known.mean() > 0.1
+    pixels = points[known] @ P[:, :3].T
+    rows, columns = np.nonzero(known)
+    np.testing.assert_allclose(pixels[:, 0] / pixels[:, 2], columns, atol=5e-3)
+    np.testing.assert_allclose(pixels[:, 1] / pixels[:, 2], rows, atol=5e-3)
+    edges = {(t.header.frame_id, t.child_frame_id) for t in transforms[-1].transforms}
+    assert edges == {("map", "odom"), ("odom", FRAME)}
+    status = rig.status[-1]
+    assert (status.state, status.model, status.device) == ("active", "da3-tiny", "cpu")
+    assert status.license == "Apache-2.0"
+    assert tuple(status.process_size) == SIZE
+    assert np.isnan(status.scale)
+    assert status.scale_source == "none"
+    assert status.frames_received == 4
+    assert any("scale is unknown" in d.status[0].message for d in diagnostics)
+
+
+def test_topics_without_a_subscriber_cost_nothing_and_late_ones_get_the_map():
+    camera, frames = camera_frames(4)
+    with Rig() as rig:
+        rig.ready()
+        for i, frame in enumerate(frames):
+            rig.show(camera, frame)
+            rig.until(lambda n=i: rig.status and rig.status[-1].frames_processed > n)
+        clouds = rig.listen("/da3/map/points", "sensor_msgs/msg/PointCloud2", rt.LATCHED)
+        rig.until(lambda: clouds)
+    assert clouds[0].width > 100
+
+
+def test_services_export_reset_and_pause(tmp_path):
+    camera, frames = camera_frames(5)
+    root = tmp_path / "exports"
+    with Rig(export_dir=str(root)) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        empty = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="early.glb")
+        assert not empty.success
+        assert "nothing was processed" in empty.message
+        for i, frame in enumerate(frames[:3]):
+            rig.show(camera, frame)
+            rig.until(lambda n=i: len(depths) > n)
+        done = rig.call(
+            "da3_ros/srv/ExportScene", "/da3/export_scene", path="a/scene", format="ply"
+        )
+        assert done.success, done.message
+        assert done.path == str(root / "a" / "scene.ply")
+        assert done.bytes == (root / "a" / "scene.ply").stat().st_size
+        assert done.points > 100
+        some = rig.call(
+            "da3_ros/srv/ExportScene", "/da3/export_scene", path="few.glb", max_points=50
+        )
+        assert 0 < some.points <= 50
+        (root / "file").write_text("")
+        for path, words in (
+            ("../out.ply", "leaves export_dir"),
+            ("/etc/out.ply", "leaves export_dir"),
+            ("file/out.ply", "cannot be written"),
+            ("scene.obj", "unknown format"),
+        ):
+            refused = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path=path)
+            assert not refused.success
+            assert words in refused.message
+        assert rig.call("std_srvs/srv/SetBool", "/da3/enable", data=False).success
+        rig.show(camera, frames[3])
+        rig.until(lambda: rig.drops().get("paused") == 1)
+        assert rig.call("std_srvs/srv/SetBool", "/da3/enable", data=True).success
+        assert rig.call("std_srvs/srv/Trigger", "/da3/reset").success
+        rig.until(lambda: rig.status[-1].map_points == 0)
+        rig.show(camera, frames[4])
+        rig.until(lambda: len(depths) == 4)
+    assert not [p for p in root.rglob("*") if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_gone_within_four_seconds_even_in_mid_window(kill):
+    camera, frames = camera_frames(8, rate_hz=10)
+    slow = {"model": "da3-base", "process_res": 504, "window.size": 8, "window.new": 7}
+    with Rig(**slow) as rig:
+        rig.ready()
+        for frame in frames[:7]:
+            rig.show(camera, frame)
+        rig.until(lambda: rig.status and rig.status[-1].frames_received == 7)
+        time.sleep(0.5)  # the window is under way: nothing on the graph says so
+        assert rig.process.stop(kill, timeout_s=4.0) == 0
+        assert "Traceback" not in rig.process.output()
+
+
+def test_configure_without_checkpoint_fails_with_the_remedies_and_the_node_stays(tmp_path):
+    from lifecycle_msgs.msg import Transition
+
+    with Rig(checkpoint=str(tmp_path)) as rig:
+        rig.process.wait_for("lacks config.json and model.safetensors")
+        rig.until(lambda: rig.status and rig.status[-1].last_error)
+        assert rig.status[-1].state == "unconfigured"
+        answer = set_parameter(rig, "checkpoint", "random")
+        assert answer.successful
+        for transition in (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE):
+            change = Transition(id=transition)
+            done = rig.call(
+                "lifecycle_msgs/srv/ChangeState", "/da3/change_state", transition=change
+            )
+            assert done.success
+        camera, frames = camera_frames(1)
+        rig.until(lambda: rt.matched(rig.images) and rt.matched(rig.infos))
+        rig.show(camera, frames[0])
+        rig.until(lambda: rig.status[-1].frames_processed == 1)
+
+
+def set_parameter(rig, name, value):
+    from rclpy.parameter import Parameter
+
+    message = Parameter(name, value=value).to_parameter_msg()
+    answer = rig.call(
+        "rcl_interfaces/srv/SetParameters", "/da3/set_parameters", parameters=[message]
+    )
+    return answer.results[0]
+
+
+def test_parameters_are_described_and_refused_with_the_reason():
+    with Rig() as rig:
+        rig.until(lambda: rig.status and rig.status[-1].state == "active")
+        described = rig.call(
+            "rcl_interfaces/srv/DescribeParameters",
+            "/da3/describe_parameters",
+            names=["window.size", "device"],
+        ).descriptors
+        assert described[0].integer_range[0].from_value == 2
+        assert "one of auto, cuda, mps, cpu" in described[1].additional_constraints
+        fixed = set_parameter(rig, "model", "da3-base")
+        assert not fixed.successful
+        assert "deactivate and clean up" in fixed.reason
+        assert set_parameter(rig, "depth.min_confidence", 1.5).successful
+        bad = set_parameter(rig, "depth.color_range_m", [5.0, 1.0])
+        assert not bad.successful
+        assert "depth.color_range_m" in bad.reason
+
+
+def malformed():
+    """Images that no camera should send, with the cause they are counted under."""
+    good = np.zeros((SIZE[1], SIZE[0], 3), np.uint8)
+
+    def image(**changes):
+        message = build.image(LIB, 1, FRAME, good)
+        for name, value in changes.items():
+            setattr(message, name, value)
+        return message
+
+    return {
+        "unknown encoding": image(encoding="rgb9"),
+        "zero size": image(width=0, height=0),
+        "short step": image(step=10),
+        "short data": image(data=LIB.bytes(good[:5])),
+        "huge": image(width=2**31, height=2**31),
+    }
+
+
+def test_bad_images_are_counted_named_and_survived():
+    camera, frames = camera_frames(3)
+    with Rig() as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        rig.show(camera, frames[0])
+        rig.until(lambda: len(depths) == 1)
+        for n, message in enumerate(malformed().values(), 1):
+            message.header.stamp.sec = 1_700_000_050 + n
+            rig.images.publish(message)
+            rig.until(lambda n=n: rig.drops().get("bad_image") == n)
+        rig.show(camera, frames[1])
+        rig.until(lambda: len(depths) == 2)
+        assert rig.process.running
+        assert f"{IMAGE}: image dropped" in rig.process.output()
+        assert "Traceback" not in rig.process.output()
+
+
+def test_invalid_intrinsics_are_refused_and_the_networks_own_are_used():
+    camera, frames = camera_frames(2)
+    with Rig(camera_info_timeout_s=0.5) as rig:
+        infos = rig.listen("/da3/depth/camera_info", "sensor_msgs/msg/CameraInfo")
+        rig.ready()
+        broken = build.calibration_message(LIB, 1, FRAME, camera.calibration)
+        broken.k = np.full(9, np.nan)
+        rig.infos.publish(broken)
+        rig.images.publish(build.image(LIB, frames[0].stamp_ns, FRAME, frames[0].image))
+        rig.until(lambda: infos)
+        assert np.isfinite(infos[0].k).all()
+        assert infos[0].k[0] != pytest.approx(camera.calibration.K[0, 0])
+        assert "NaN" in rig.process.output()
+        assert "/camera/camera_info" in rig.process.output()
+
+
+def test_late_repeated_and_jumping_stamps():
+    camera, frames = camera_frames(4)
+    with Rig(max_late_s=0.15) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        for n, i in enumerate((0, 1, 2, 3), 1):
+            rig.show(camera, frames[i])
+            rig.until(lambda n=n: len(depths) == n)
+        rig.show(camera, frames[3])
+        rig.until(lambda: rig.drops().get("late") == 1)
+        rig.show(camera, frames[2])
+        rig.until(lambda: rig.drops().get("late") == 2)
+        rig.show(camera, frames[0])
+        rig.until(lambda: len(depths) == 5)
+        assert "jump back" in rig.process.output()
+
+
+def test_a_change_of_resolution_in_mid_stream_is_survived():
+    camera, frames = camera_frames(2)
+    other = SyntheticCamera(seed=2, size=(140, 84), walk="straight", frames=4)
+    with Rig() as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        for n, frame in enumerate(frames, 1):
+            rig.show(camera, frame)
+            rig.until(lambda n=n: len(depths) == n)
+        rig.show(other, other[3])
+        rig.until(lambda: len(depths) == 3)
+        assert (depths[2].width, depths[2].height) == (140, 84)
+        assert "image size" in rig.process.output()
+
+
+def test_reliability_follows_the_publishers():
+    with Rig(qos=rt.BEST_EFFORT) as rig:
+        rig.until(lambda: rt.matched(rig.images))
+
+        def offered():
+            infos = rig.node.get_subscriptions_info_by_topic(IMAGE)
+            return [i.qos_profile.reliability.name for i in infos]
+
+        rig.until(lambda: offered() == ["BEST_EFFORT"])
+        rig.node.destroy_publisher(rig.images)
+        reliable = rig.node.create_publisher(LIB.type("sensor_msgs/msg/Image"), IMAGE, rt.RELIABLE)
+        rig.until(lambda: offered() == ["RELIABLE"])
+        assert reliable
+
+
+def test_the_newest_frames_count_when_the_camera_is_faster():
+    camera, frames = camera_frames(40, rate_hz=100)
+    with Rig() as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        for frame in frames:
+            rig.show(camera, frame)
+        rig.until(lambda: depths and rt.stamp_ns(depths[-1]) == frames[-1].stamp_ns)
+        rig.until(lambda: rig.status[-1].frames_received == 40)
+        rig.until(lambda: sum(rig.drops().values()) + rig.status[-1].frames_processed == 40)
+
+
+def test_a_compressed_camera_with_distortion_comes_through():
+    domain = rt.domain()
+    camera = rt.start(
+        "da3_ros.ros.synthetic_camera", "-r", "image_raw:=/cam/image_raw", "-p", "frames:=0",
+        "-p", "buffer_frames:=4", "-p", "width:=140", "-p", "height:=112",
+        "-p", "transport:=compressed", "-p", "distortion:=[-0.1,0.01,0.0,0.0,0.0]",
+        env=rt.environment(domain),
+    )  # fmt: skip
+    node = rt.start(
+        NODE, *arguments(image_transport="compressed"), "-r", "image:=/cam/image_raw",
+        env=rt.environment(domain),
+    )  # fmt: skip
+    with camera, node, rt.session(domain) as test:
+        infos = rt.collect(test, "sensor_msgs/msg/CameraInfo", "/da3/depth/camera_info")
+        assert rt.spin_until(test, lambda: len(infos) > 2, 60), node.output() + camera.output()
+    assert not np.any(infos[-1].d)
+    assert infos[-1].width == 140
+
+
+def test_waiting_names_the_topic_and_the_remap_that_helps():
+    domain = rt.domain()
+    with rt.session(domain) as test:
+        publisher = test.create_publisher(
+            LIB.type("sensor_msgs/msg/Image"), "/robot/front/image_raw", rt.BEST_EFFORT
+        )
+        node = rt.start(NODE, *arguments(), env=rt.environment(domain))
+        with node:
+            node.wait_for("nothing has come for 5 s", 60)
+            assert rt.spin_until(test, lambda: "/robot/front/image_raw" in node.output(), 30)
+            assert IMAGE in node.output()
+            assert publisher
+
+
+def test_a_wrong_parameter_type_is_one_line(tmp_path):
+    domain = rt.domain()
+    with rt.start(NODE, "-p", "window.size:=text", env=rt.environment(domain)) as node:
+        assert node.wait(30) == 2
+        assert "Traceback" not in node.output()
+        assert "window.size" in node.output()
+
+
+def test_status_is_plain_data():
+    """A recorded status can be kept: every field is a number, a text or a list of them."""
+    status = build.status(LIB, 5, state="active", drops={"busy": 3})
+    fields = status.get_fields_and_field_types()
+    text = json.dumps({n: str(getattr(status, n)) for n in fields})
+    assert "busy" in text
