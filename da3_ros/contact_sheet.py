@@ -7,7 +7,7 @@ import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.pictures import colorize_depth
-from da3_ros.types import FloatImage, Image, TrackedFrame
+from da3_ros.types import FloatImage, Image
 
 ROWS = 6
 CELL_WIDTH = 320
@@ -27,10 +27,10 @@ class ContactSheet:
         self._count = 0
         self._spacing = 1
 
-    def add(self, frame: TrackedFrame) -> None:
-        """Look at one frame of the stream."""
+    def add(self, image: Image, depth: FloatImage, confidence: FloatImage) -> None:
+        """Look at one frame of the stream: RGB [h, w, 3], depth and confidence [h, w]."""
         if self._count % self._spacing == 0:
-            self._rows.append(self._row(frame))
+            self._rows.append(self._row(image, depth, confidence))
         self._count += 1
         if len(self._rows) > 2 * ROWS:
             self._rows = self._rows[::2]
@@ -47,11 +47,11 @@ class ContactSheet:
         width = max(row.shape[1] for row in self._rows)
         return np.concatenate([_pad(self._rows[i], height, width) for i in chosen])
 
-    def _row(self, frame: TrackedFrame) -> Image:
+    def _row(self, image: Image, depth: FloatImage, confidence: FloatImage) -> Image:
         cells = (
-            frame.image,
-            colorize_depth(frame.depth_m, self._range(frame.depth_m), self.config.color_map),
-            color_confidence(frame.confidence),
+            image,
+            colorize_depth(depth, self._range(depth), self.config.color_map),
+            color_confidence(confidence),
         )
         return np.concatenate([_cell(c) for c in cells], axis=1)
 

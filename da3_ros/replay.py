@@ -170,7 +170,7 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             self._write(published, frame.stamp_ns)
         self.trajectory.write(tum_line(frame.stamp_ns, T_MAP_WORLD @ frame.T_world_camera))
         if self.sheet is not None:
-            self.sheet.add(frame)
+            self.sheet.add(frame.image, frame.depth_m, frame.confidence)
 
     def finish(self, pipeline: Pipeline) -> None:
         """Write what needs the whole scene."""

@@ -55,10 +55,15 @@ class Alignment:
     inliers: float  # share 0..1
 
 
-def fit_similarity(source: Array, target: Array, weights: Array) -> Similarity | None:
-    """Weighted least-squares Sim(3) of points [M, 3] (Umeyama, PAMI 1991), or None."""
+def fit_similarity(
+    source: Array, target: Array, weights: Array, *, on_a_line: bool = False
+) -> Similarity | None:
+    """Weighted least-squares Sim(3) of points [M, 3] (Umeyama, PAMI 1991), or None.
+
+    Points on one line leave the rotation about it open: None, unless ``on_a_line`` allows any.
+    """
     total = weights.sum()
-    if len(source) < MIN_POINTS or not np.isfinite(total) or total <= 0:
+    if len(source) < 3 or not np.isfinite(total) or total <= 0:
         return None
     w = (weights / total)[:, None]
     mean_s, mean_t = (w * source).sum(axis=0), (w * target).sum(axis=0)
@@ -66,8 +71,8 @@ def fit_similarity(source: Array, target: Array, weights: Array) -> Similarity |
     u, d, vt = np.linalg.svd((w * t).T @ s)
     sign = np.array([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
     variance = (w * s * s).sum()
-    if d[1] <= 1e-12 * max(d[0], 1e-300) or variance <= 0:
-        return None  # all points on a line: the rotation about it is open
+    if variance <= 0 or (d[1] <= 1e-12 * d[0] and not on_a_line):
+        return None
     R = (u * sign) @ vt
     scale = float((d * sign).sum() / variance)
     return Similarity(scale, R, mean_t - scale * R @ mean_s) if scale > 0 else None
@@ -89,7 +94,7 @@ def align_window(
         for frame, i in zip(known, indices, strict=True)
     ]
     source, target, weights, depth = (np.concatenate(p) for p in zip(*parts, strict=True))
-    fit = fit_similarity(source, target, weights)
+    fit = fit_similarity(source, target, weights) if len(source) >= MIN_POINTS else None
     if fit is None:
         return None
     residual = np.linalg.norm(fit.points(source) - target, axis=1)

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.node import Node
-from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import HistoryPolicy, QoSPolicyKind, QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
@@ -68,6 +69,7 @@ class CameraInput:
         )
         self._waiting = WaitingReport(time.monotonic())
         self.reliable: bool | None = None
+        self._overridden = _reliability_override(node, self.image_topic)
         self._image_subscription: Any = None
         self._subscribe_image(self._should_be_reliable())
         self._info_subscription = node.create_subscription(
@@ -104,8 +106,9 @@ class CameraInput:
 
     def _should_be_reliable(self) -> bool:
         """``auto``: if and only if every publisher offers it, so that none is left unheard."""
-        if self.config.image_reliability != "auto":
-            return self.config.image_reliability == "reliable"
+        chosen = self._overridden or self.config.image_reliability
+        if chosen != "auto":
+            return chosen == "reliable"
         offers = self.node.get_publishers_info_by_topic(self.image_topic)
         reliable = ReliabilityPolicy.RELIABLE
         return bool(offers) and all(o.qos_profile.reliability == reliable for o in offers)
@@ -120,7 +123,11 @@ class CameraInput:
             self._on_image,
             self._profile(reliable),
             event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible),
-            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+            # Not reliability: rclpy keeps the first subscription's as a parameter and would force
+            # it on the later ones that follow the publishers.
+            qos_overriding_options=QoSOverridingOptions(
+                [QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH]
+            ),
         )
 
     def _on_incompatible(self, event: Any) -> None:
@@ -200,6 +207,15 @@ class CameraInput:
                 ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
             ),
         )
+
+
+def _reliability_override(node: Node, topic: str) -> str:
+    """What the user's ``qos_overrides`` say of the image's reliability, or an empty text."""
+    name = f"qos_overrides.{topic}.subscription.reliability"
+    if not node.has_parameter(name):
+        about = ParameterDescriptor(description="wins over image_reliability", read_only=True)
+        node.declare_parameter(name, "", about)
+    return str(node.get_parameter(name).value)
 
 
 def image_topic(node: Node, transport: str) -> str:

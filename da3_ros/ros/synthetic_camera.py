@@ -142,7 +142,7 @@ class SyntheticCameraNode(Node):
         self._shots = FrameBuffer(self.config.walk_frames, self._render)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._sim_time = bool(self.get_parameter("use_sim_time").value)
-        self._clock = self.get_clock() if self._sim_time else steady
+        self._pace_clock = self.get_clock() if self._sim_time else steady
         self._timer = self.create_timer(0.05, self._try_to_begin, clock=steady)
 
     def close(self) -> bool:
@@ -228,7 +228,7 @@ class SyntheticCameraNode(Node):
         )
         if c.publish_tf:
             self._publish_static()
-        self._timer = self.create_timer(1.0 / c.rate_hz, self._tick, clock=self._clock)
+        self._timer = self.create_timer(1.0 / c.rate_hz, self._tick, clock=self._pace_clock)
         self._tick()
 
     def _missing(self) -> str:
