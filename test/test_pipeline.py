@@ -199,3 +199,36 @@ def test_reset_forgets_the_scene(short):
     assert len(pipeline.map) == 0
     (result,) = pipeline.push(to_frame(camera, frames[0]))
     np.testing.assert_allclose(result.T_world_camera, np.eye(4), atol=1e-9)
+
+
+def test_a_standing_camera_sees_what_moves_before_it():
+    camera = SyntheticCamera(seed=4, size=SIZE, walk="still", frames=6)
+    frames = list(camera)
+    moved = []
+    for i, f in enumerate(frames):
+        depth = f.depth.copy()
+        depth[40:70, 10 + 20 * i : 30 + 20 * i] = 0.8  # somebody walks by
+        moved.append(dataclasses.replace(f, depth=depth))
+    _, results = run(camera, moved, settings())
+    unit = float(np.nanmedian(results[0].depth_m / moved[0].depth))
+    for i, result in enumerate(results):
+        inside = result.depth_m[45:65, 14 + 20 * i : 26 + 20 * i] / unit
+        np.testing.assert_allclose(inside, 0.8, rtol=0.02)
+
+
+def test_the_floor_of_a_level_camera_lies_flat_in_the_map():
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="spot", frames=10)
+    frames = list(camera)
+    pipeline, _ = run(camera, frames, settings(**{"map.voxel_m": 0.05}))
+    scene = pipeline.scene()
+    T = frames[0].T_world_camera
+    tilt = T[:3, :3].T @ [0, 0, 1]  # the room's up in the first camera
+    points = scene.map_points()
+    from da3_ros.geometry import T_MAP_WORLD
+
+    up = T_MAP_WORLD[:3, :3] @ tilt
+    heights = points @ up
+    lowest = heights < np.percentile(heights, 1) + 0.05
+    normal = np.linalg.svd(points[lowest] - points[lowest].mean(axis=0))[2][2]
+    assert abs(normal @ up) > 0.999
+    assert up[2] > 0.9  # a camera held about level has its map about level

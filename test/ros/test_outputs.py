@@ -1,0 +1,70 @@
+"""Which messages a frame becomes, and that nothing is made for nobody."""
+
+import array
+
+import numpy as np
+import pytest
+
+from da3_ros.config import DepthConfig
+from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.ros.outputs import FRAME_TOPICS, Outputs
+from da3_ros.types import Scale, TrackedFrame, WindowReport
+
+
+class CountingLibrary(RosbagsLibrary):
+    """Counts the message classes asked for: each costs an allocation and a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def type(self, name):
+        self.asked.append(name)
+        return super().type(name)
+
+
+def tracked(i, ids):
+    report = WindowReport(0, i, ids, 1, True, 0.0, 1.0, 1.0)
+    return TrackedFrame(
+        id=i, stamp_ns=i, frame_id="optical", camera="", image=np.zeros((4, 6, 3), np.uint8),
+        depth_m=np.ones((4, 6), np.float32), confidence=np.ones((4, 6), np.float32),
+        K=np.diag([5.0, 5, 1]), T_world_camera=np.eye(4), keyframe=True, scale=Scale(),
+        window=report,
+    )  # fmt: skip
+
+
+def outputs(lib, **options):
+    return Outputs(lib, DepthConfig(), window_size=4, **options)
+
+
+def test_only_wanted_topics_are_built():
+    lib = CountingLibrary()
+    made = list(outputs(lib, tf=lambda frame: []).frame(tracked(0, (0,)), lambda t: t == "pose"))
+    assert [topic for topic, _, _ in made] == ["pose"]
+    assert "sensor_msgs/msg/PointCloud2" not in lib.asked
+    assert "sensor_msgs/msg/Image" not in lib.asked
+
+
+def test_all_topics_come_in_their_types_and_the_window_closes_the_list():
+    made = list(outputs(RosbagsLibrary()).frame(tracked(0, (0,))))
+    assert {topic: kind for topic, kind, _ in made[:-1]} == FRAME_TOPICS
+    assert made[-1][0] == "window"
+
+
+def test_a_window_is_announced_once_with_all_its_frames():
+    out = outputs(RosbagsLibrary())
+    ids = (0, 1, 2)
+    names = [[t for t, _, _ in out.frame(tracked(i, ids))] for i in ids]
+    assert ["window" in n for n in names] == [False, False, True]
+    *_, (_, _, message) = out.frame(tracked(2, ids))
+    assert [f.header.stamp.nanosec for f in message.frames] == [0, 1, 2]
+
+
+def test_large_fields_of_real_messages_are_filled_in_one_copy():
+    pytest.importorskip("rclpy", reason="needs ROS 2")
+    from da3_ros.ros.rclpy_library import RclpyLibrary
+
+    data = RclpyLibrary().bytes(np.arange(6, dtype="<u2").reshape(2, 3).T)
+    assert isinstance(data, array.array)
+    assert data.typecode == "B"
+    assert data.tobytes() == np.arange(6, dtype="<u2").reshape(2, 3).T.tobytes()

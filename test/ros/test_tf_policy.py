@@ -1,0 +1,107 @@
+"""Which transforms are published, row by row of the interface's table."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.ros.tf_policy import Frames, edges, plan
+from da3_ros.transforms import TransformError, TransformTree
+
+ALONE = Frames("map", "odom", "", "camera_optical")
+ROBOT = Frames("map", "odom", "base_link", "camera_optical")
+STAMP = 5 * 10**9
+
+
+def pose(x=0.0, y=0.0, z=0.0, rpy=(0, 0, 0)):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("xyz", rpy, degrees=True).as_matrix()
+    T[:3, 3] = x, y, z
+    return T
+
+
+T_BASE_OPTICAL = pose(0.2, 0, 1.0, (-90, 0, -90))
+T_MAP_OPTICAL = pose(3, 1, 1.0, (-90, 0, -60))
+
+
+def tree(*transforms):
+    out = TransformTree()
+    for parent, child, T, static in transforms:
+        out.add(parent, child, T, STAMP, static=static)
+    return out
+
+
+MOUNT = ("base_link", "camera_optical", T_BASE_OPTICAL, True)
+LOCALISER = ("odom", "base_link", pose(1, 2, 0, (0, 0, 30)), False)
+
+
+def published(mode, frames, others):
+    return {(p, c): T for p, c, T in edges(mode, frames, others, T_MAP_OPTICAL, STAMP)}
+
+
+def test_alone_the_camera_hangs_under_odom():
+    others = TransformTree()
+    assert plan("auto", ALONE, others, metric=False).mode == "camera"
+    out = published("camera", ALONE, others)
+    np.testing.assert_array_equal(out["map", "odom"], np.eye(4))
+    np.testing.assert_array_equal(out["odom", "camera_optical"], T_MAP_OPTICAL)
+
+
+def test_with_a_base_and_its_mount_the_base_moves_and_the_camera_follows():
+    others = tree(MOUNT)
+    assert plan("auto", ROBOT, others, metric=True).mode == "base"
+    out = published("base", ROBOT, others)
+    chain = out["odom", "base_link"] @ T_BASE_OPTICAL
+    np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
+    assert ("base_link", "camera_optical") not in out
+
+
+def test_beside_a_localiser_only_the_map_is_placed():
+    others = tree(MOUNT, LOCALISER)
+    assert plan("auto", ROBOT, others, metric=True).mode == "map_only"
+    out = published("map_only", ROBOT, others)
+    assert set(out) == {("map", "odom")}
+    chain = out["map", "odom"] @ LOCALISER[2] @ T_BASE_OPTICAL
+    np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
+
+
+def test_a_camera_that_somebody_parents_is_left_alone_with_one_warning():
+    others = tree(("gimbal", "camera_optical", pose(), True))
+    chosen = plan("auto", ALONE, others, metric=True)
+    assert chosen.mode == "none"
+    assert "gimbal already parents camera_optical" in chosen.warning
+    assert published("none", ALONE, others) == {}
+
+
+@pytest.mark.parametrize("others", [tree(MOUNT), tree(MOUNT, LOCALISER)])
+def test_an_unknown_scale_is_never_attached_to_a_robot(others):
+    chosen = plan("auto", ROBOT, others, metric=False)
+    assert chosen.mode == "none"
+    assert "the scale is unknown" in chosen.warning
+
+
+@pytest.mark.parametrize("requested", ["base", "camera", "map_only"])
+def test_a_request_that_would_break_the_tree_is_refused_with_the_reason(requested):
+    others = tree(MOUNT, LOCALISER, ("map", "odom", pose(), False))
+    chosen = plan(requested, ROBOT, others, metric=True)
+    assert chosen.mode == "none"
+    assert chosen.warning.startswith(f"tf.publish is {requested}, but ")
+    assert "already parents" in chosen.warning
+
+
+def test_a_request_is_followed_where_it_fits_and_none_is_silent():
+    assert plan("base", ROBOT, tree(MOUNT), metric=True).mode == "base"
+    assert plan("none", ROBOT, tree(MOUNT), metric=True) == plan(
+        "none", ALONE, TransformTree(), metric=False
+    )
+    assert not plan("none", ALONE, TransformTree(), metric=False).warning
+
+
+def test_an_owner_of_odom_keeps_the_map_to_himself():
+    others = tree(MOUNT, ("map", "odom", pose(), False))
+    assert ("map", "odom") not in published("base", ROBOT, others)
+
+
+def test_a_localiser_that_lags_is_an_error_and_no_guess():
+    others = tree(MOUNT, LOCALISER)
+    with pytest.raises(TransformError, match="after what is known"):
+        edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9)
