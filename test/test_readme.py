@@ -20,9 +20,9 @@ def table_rows():
 def test_parameter_table_equals_the_config():
     missing = [row for row in table_rows() if row not in README]
     assert not missing, "\n".join(missing)
-    names = [line.split("`")[1] for line in README.splitlines() if line.startswith("| `")]
-    tail = names[names.index("model") :]
-    assert tail == [p.name for p in parameters(NodeConfig())]
+    section = README.split("### Parameters")[1].split("\n### ")[0]
+    names = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert names == [p.name for p in parameters(NodeConfig())]
 
 
 def test_every_model_is_listed_with_its_licence():
