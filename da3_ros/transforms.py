@@ -110,6 +110,9 @@ class TransformTree:
         return invert_pose(T_common_target) @ T_common_source
 
     def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:
+        if edge.stamps and stamp_ns < edge.stamps[-1] - self.keep_ns:
+            # Time has jumped back (a looping recording): the future that is held never comes.
+            edge.stamps, edge.poses = [], []
         at = bisect_left(edge.stamps, stamp_ns)
         if at < len(edge.stamps) and edge.stamps[at] == stamp_ns:
             edge.poses[at] = T

@@ -72,6 +72,15 @@ def test_history_is_bounded():
     assert len(tree._edges["base"].stamps) <= 102
 
 
+def test_time_that_jumps_back_starts_the_history_anew():
+    tree = TransformTree(keep_s=1.0)
+    for stamp in (100 * S, 101 * S, 5 * S, 6 * S):
+        tree.add("odom", "base", pose(x=stamp / S), stamp)
+    np.testing.assert_allclose(tree.lookup("odom", "base", 5 * S + S // 2)[0, 3], 5.5)
+    with pytest.raises(TransformError, match="after"):
+        tree.lookup("odom", "base", 100 * S)
+
+
 def test_a_new_parent_replaces_the_old_one_as_in_tf2(robot):
     robot.add("wheel", "camera", pose(x=7), 0, static=True)
     assert robot.parent("camera") == "wheel"

@@ -340,9 +340,7 @@ class Da3Node(LifecycleNode):
         name = topic if topic.startswith("/") else f"~/{topic}"
         options = QoSOverridingOptions.with_default_policies()
         # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
-        return super(LifecycleNode, self).create_publisher(
-            kind, name, profile, qos_overriding_options=options
-        )
+        return self.create_publisher(kind, name, profile, qos_overriding_options=options)
 
     def _is_ours(self, message: TFMessage, parent: str, child: str) -> bool:
         """Whether a transform came from this very node."""
