@@ -35,7 +35,7 @@ from da3_ros.srv import ExportScene
 from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
-CAMERA_RATE_HZ = 4.0  # slow enough that a CPU keeps up: the demo wants to show every frame
+CAMERA_RATE_HZ = 2.5  # slow enough that a CPU keeps up: the demo wants to show every frame
 TIMEOUT_S = 180.0
 TOPICS = {
     "depth": ("/da3/depth/image", "sensor_msgs/msg/Image"),

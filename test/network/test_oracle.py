@@ -56,6 +56,15 @@ def test_tiny_equals_the_reference_for_every_strategy_and_one_to_six_views(seed,
             assert_equal(found, record_property, f"tiny/{n}/{strategy}")
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_small_equals_the_reference_for_every_strategy(seed, record_property):
+    ours, theirs = pair("da3-small", seed, packaged=True)
+    for n in (1, 2, 4, 6):
+        for strategy in STRATEGIES:
+            found = errors(ours, theirs, images(n, SIZES["small square"], n), strategy)
+            assert_equal(found, record_property, f"da3-small/{n}/{strategy}")
+
+
 @pytest.mark.parametrize("model", ["da3-small", "da3-base"])
 @pytest.mark.parametrize("shape", ["wide", "tall"])
 def test_full_model_equals_the_reference(model, shape, record_property):
