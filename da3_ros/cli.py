@@ -1,4 +1,4 @@
-"""The command line: `da3_ros replay | synth-bag` (also `python -m da3_ros`)."""
+"""The command line: `da3_ros replay | synth-bag | models` (also `python -m da3_ros`)."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_replay(commands)
     _add_synth_bag(commands)
+    _add_models(commands)
     return parser
 
 
@@ -110,6 +111,14 @@ def _add_synth_bag(commands: Any) -> None:
     synth.add_argument("--storage", default="mcap", choices=("mcap", "sqlite3"))
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
+
+
+def _add_models(commands: Any) -> None:
+    models = commands.add_parser(
+        "models", help="the models, their licences, and which are on this machine"
+    )
+    models.add_argument("--get", metavar="NAME", help="fetch a model's weights from the hub")
+    models.set_defaults(run=_run_models)
 
 
 def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
@@ -202,6 +211,32 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(text)
+    return 0
+
+
+def _run_models(options: argparse.Namespace) -> int:
+    from da3_ros.network import MODELS, CheckpointError
+    from da3_ros.network.checkpoint import cached_folder, find_checkpoint, shipped_folder
+
+    if options.get is None:
+        rows = [("model", "hub name", "licence", "here")]
+        for spec in MODELS.values():
+            here = shipped_folder(spec.name) or cached_folder(spec)
+            rows.append((spec.name, spec.repo or "-", spec.license, str(here or "no")))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        for row in rows:
+            columns = [row[i].ljust(widths[i]) for i in range(3)]
+            sys.stdout.write("  ".join([*columns, row[3]]) + "\n")
+        return 0
+    if options.get not in MODELS:
+        raise ConfigError(f"--get {options.get!r}: one of {', '.join(MODELS)}")
+    spec = MODELS[options.get]
+    try:
+        folder = find_checkpoint(spec, spec.repo)
+    except CheckpointError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(f"{spec.name} is in {folder}; its weights are under {spec.license}\n")
     return 0
 
 

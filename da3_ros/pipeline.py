@@ -40,6 +40,7 @@ from da3_ros.types import (
 
 log = logging.getLogger(__name__)
 
+FOCAL = (0.05, 50.0)  # focal lengths over the image's width that a camera may have
 ALIGN_FRAMES = 3  # shared frames that place a window; more cost time and add little
 
 
@@ -174,6 +175,11 @@ class Pipeline:
         window = Window(self._next_window, views, len(new))
         self._next_window += 1
         prediction = self.session.infer(window)
+        fault = _fault(prediction, window)
+        if fault:
+            self.counters["dropped_unusable"] += len(new)
+            log.error("window %d dropped: %s", window.id, fault)
+            return
         placed = self._place([frame for _, frame in shared], prediction)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
         for offset, prepared in enumerate(new):
@@ -279,6 +285,21 @@ class Pipeline:
         self.map.insert(
             points @ T[:3, :3].T + T[:3, 3], frame.image[known], frame.confidence[known]
         )
+
+
+def _fault(prediction: Prediction, window: Window) -> str:
+    """Why nothing of a prediction may be published, or an empty text."""
+    if not np.isfinite(prediction.T_window_camera).all():
+        return "the network gave poses that are no numbers"
+    width = prediction.depth.shape[-1]
+    for view, K in zip(window.views, prediction.K, strict=True):
+        # A field of view that the decoder clips to zero becomes a focal length of 5e5 widths.
+        if view.K is None and not FOCAL[0] * width < K[0, 0] < FOCAL[1] * width:
+            return (
+                f"the network's focal length ({K[0, 0]:.3g} pixels at a width of {width}) cannot "
+                "be right: publish a camera_info"
+            )
+    return ""
 
 
 def _shrink_mask(valid: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from da3_ros.cli import load_config
+from da3_ros.cli import load_config, main
 from da3_ros.config import (
     ConfigError,
     NodeConfig,
@@ -74,3 +74,16 @@ def test_a_broken_file_is_named(tmp_path, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"broken\.yaml"):
         load_config(file, [])
+
+
+def test_models_lists_every_model_with_its_licence(capsys):
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    for name in ("da3-tiny", "da3-small", "da3-base", "da3-large", "da3-giant"):
+        assert name in out
+    assert "CC BY-NC 4.0" in out
+
+
+def test_models_get_of_an_unknown_name_lists_the_known_ones(capsys):
+    assert main(["models", "--get", "da4"]) == 2
+    assert "da3-small" in capsys.readouterr().err

@@ -232,3 +232,38 @@ def test_the_floor_of_a_level_camera_lies_flat_in_the_map():
     normal = np.linalg.svd(points[lowest] - points[lowest].mean(axis=0))[2][2]
     assert abs(normal @ up) > 0.999
     assert up[2] > 0.9  # a camera held about level has its map about level
+
+
+class BrokenSession(TruthSession):
+    """Breaks the prediction of one window."""
+
+    def __init__(self, frames, field, value, at=2):
+        super().__init__(frames)
+        self.field, self.value, self.at = field, value, at
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        if window.id == self.at:
+            broken = np.full_like(getattr(prediction, self.field), self.value)
+            return dataclasses.replace(prediction, **{self.field: broken})
+        return prediction
+
+
+@pytest.mark.parametrize(("field", "value"), [("T_window_camera", np.nan), ("K", 1e9)])
+def test_a_prediction_without_sense_is_dropped_and_the_stream_goes_on(short, caplog, field, value):
+    camera, frames = short
+    pipeline = Pipeline(settings(), BrokenSession(frames, field, value))
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f, calibration=None))]
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames[:2] + frames[3:]]
+    assert pipeline.counters["dropped_unusable"] == 1
+    assert "window 2 dropped" in caplog.text
+    assert all(np.isfinite(r.T_world_camera).all() for r in results)
+
+
+def test_depth_that_is_no_number_is_unknown_and_refuses_the_join(short):
+    camera, frames = short
+    pipeline = Pipeline(settings(), BrokenSession(frames, "depth", np.nan))
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    assert np.isnan(results[2].depth_m).all()
+    assert not results[2].window.aligned
+    assert results[3].window.aligned

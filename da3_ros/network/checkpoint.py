@@ -53,8 +53,8 @@ def load_checkpoint(network: DepthAnything3, source: str | Path, *, download: bo
 
 def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> Path:
     """The folder that holds the files of ``source`` (see load_checkpoint)."""
-    if not source and (Path(__file__).parents[1] / "checkpoints" / spec.name / WEIGHTS).is_file():
-        return Path(__file__).parents[1] / "checkpoints" / spec.name
+    if not source and (shipped := shipped_folder(spec.name)):
+        return shipped
     if source and (Path(source).expanduser().is_dir() or not _is_hub_name(source)):
         folder = Path(source).expanduser()
         missing = [n for n in (CONFIG, WEIGHTS) if not (folder / n).is_file()]
@@ -67,6 +67,22 @@ def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> P
     if not source and not spec.repo:
         raise CheckpointError(f"{spec.name} has no hub name: give its folder as `checkpoint`")
     return _from_hub(source or spec.repo, spec, local_only=not source or not download)
+
+
+def shipped_folder(name: str) -> Path | None:
+    """Where a model's weights came with the package, or None."""
+    folder = Path(__file__).parents[1] / "checkpoints" / name
+    return folder if (folder / WEIGHTS).is_file() else None
+
+
+def cached_folder(spec: ModelSpec) -> Path | None:
+    """Where the local hub cache holds a model's files, or None; never uses the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if not spec.repo:
+        return None
+    paths = [try_to_load_from_cache(spec.repo, name) for name in (CONFIG, WEIGHTS)]
+    return Path(paths[0]).parent if all(isinstance(p, str) for p in paths) else None  # type: ignore[arg-type]
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -158,9 +174,15 @@ def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:
         raise CheckpointError(
             f"{repo} {why}{detail}: run `da3_ros models --get {spec.name}` on a machine with "
             "internet, or set `checkpoint` to a folder with config.json and model.safetensors, "
-            "or try the shipped model with `model: da3-tiny`"
+            + _for_trying()
         ) from error
     return paths[0].parent
+
+
+def _for_trying() -> str:
+    if shipped_folder("da3-tiny"):
+        return "or try the shipped model with `model: da3-tiny`"
+    return "or see the path without meaning with `checkpoint: random`"
 
 
 def _is_hub_name(source: str) -> bool:

@@ -18,7 +18,7 @@ from da3_ros.network import (
     load_checkpoint,
     save_checkpoint,
 )
-from da3_ros.network.checkpoint import ALIASES, check_config, find_checkpoint
+from da3_ros.network.checkpoint import ALIASES, check_config, find_checkpoint, shipped_folder
 
 # SHA-256 of the published config.json files, collected from public lock files.
 CONFIG_SHA = {
@@ -179,7 +179,9 @@ def test_missing_file_is_named(tmp_path):
 
 def test_empty_checkpoint_reads_the_local_hub_cache_only(hub_cache, tmp_path):
     spec = dataclasses.replace(MODELS["da3-tiny"], name="da3-tiny-on-hub", repo="someone/tiny")
-    with pytest.raises(CheckpointError, match=r"models --get .* da3-tiny`$"):
+    with pytest.raises(
+        CheckpointError, match=r"models --get .* `(model: da3-tiny|checkpoint: random)`$"
+    ):
         find_checkpoint(spec, "")
     put_in_cache(hub_cache, "someone/tiny", tiny_folder(tmp_path / "files"))
     assert (find_checkpoint(spec, "") / "config.json").is_file()
@@ -195,7 +197,8 @@ def test_hub_name_without_network_or_cache_names_the_three_remedies(hub_cache):
         load_checkpoint(build_network("da3-small"), "depth-anything/DA3-SMALL")
     message = str(caught.value)
     assert "\n" not in message
-    for remedy in ("da3_ros models --get", "`checkpoint` to a folder", "model: da3-tiny"):
+    trying = "model: da3-tiny" if shipped_folder("da3-tiny") else "checkpoint: random"
+    for remedy in ("da3_ros models --get", "`checkpoint` to a folder", trying):
         assert remedy in message
 
 
