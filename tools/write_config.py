@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Write config/da3.yaml: every parameter of the node at its default, with its text.
+
+Usage: write_config.py [FILE]; without FILE it is printed. Needs da3_ros on the path, no ROS.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from da3_ros.config import NodeConfig, Parameter, parameters
+
+HEADER = """\
+# All parameters of da3_node at their defaults. To change some, keep those lines in a file of your
+# own (params_file:=FILE for launch, --params-file FILE for ros2 run, --config FILE for replay):
+# what a file does not name keeps its default. Made by tools/write_config.py.
+"""
+STEP, WIDTH = 2, 99
+
+
+def config_text() -> str:
+    """The whole file, for any node name and namespace."""
+    lines = ["/**:", "  ros__parameters:"]
+    group: list[str] = []
+    for parameter in parameters(NodeConfig()):
+        *path, name = parameter.name.split(".")
+        shared = 0
+        while shared < min(len(path), len(group)) and path[shared] == group[shared]:
+            shared += 1
+        for depth in range(shared, len(path)):
+            lines.append(_indent(depth) + f"{path[depth]}:")
+        group = path
+        indent = _indent(len(path))
+        lines += textwrap.wrap(
+            _comment(parameter), WIDTH, initial_indent=indent + "# ",
+            subsequent_indent=indent + "#   ", break_on_hyphens=False,
+        )  # fmt: skip
+        lines.append(f"{indent}{name}: {_value(parameter.value)}")
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _indent(depth: int) -> str:
+    return " " * STEP * (depth + 2)
+
+
+def _comment(parameter: Parameter) -> str:
+    return parameter.text + "".join(f"; {part}" for part in _allowed(parameter))
+
+
+def _allowed(parameter: Parameter) -> Iterable[str]:
+    low, high = parameter.low, parameter.high
+    if parameter.choices:
+        # In quotes: a plain true would be a bool, which ROS refuses for a string.
+        yield "one of " + ", ".join(_value(c) for c in parameter.choices)
+    if low is not None and high is not None:
+        yield f"{low:g} to {high:g}"
+    elif low is not None:
+        yield f"at least {low:g}"
+    elif high is not None:
+        yield f"at most {high:g}"
+
+
+def _value(value: Any) -> str:
+    """A value in YAML that PyYAML and ROS's own parser read in the same type."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(v) for v in value)}]"
+    # 1.0e-06 and not 1e-06, which YAML 1.1 takes for a text; the rest is PyYAML's end mark.
+    return yaml.safe_dump(value).split("\n")[0]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or print; returns the exit code."""
+    if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
+        sys.stderr.write(f"{__doc__}")
+        return 2
+    if arguments:
+        Path(arguments[0]).write_text(config_text())
+    else:
+        sys.stdout.write(config_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
