@@ -33,20 +33,27 @@ EXIT_CODES = (
 )
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or a kill. Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports,
+    dataclasses), CPython ends the process by SIGINT whatever we return."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = build_parser().parse_args(arguments)
     logging.basicConfig(
         format="%(levelname)s %(name)s: %(message)s", level=options.log_level.upper()
     )
-    # A kill from a launch system must clean up just as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    # A kill from a launch system must clean up just as Ctrl-C does, and Ctrl-C must work where a
+    # parent shell has set it to be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         return int(options.run(options))
     except ConfigError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return USAGE
-    except KeyboardInterrupt:
+    except Interrupted:
         sys.stderr.write("da3_ros: interrupted, nothing was written\n")
         return INTERRUPTED
 
@@ -245,4 +252,4 @@ def _walks() -> tuple[str, ...]:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Interrupted

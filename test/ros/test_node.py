@@ -67,8 +67,19 @@ class Rig:
         assert rt.spin_until(self.node, condition, timeout_s), self.process.output()
 
     def ready(self, *topics):
-        """Until the node listens to the camera and the test to the node."""
+        """Until the node listens to the camera, as reliably as it sends, and the test to the node.
+
+        A publisher cannot see when its subscriber has seen it too, hence the second at the end.
+        """
         self.until(lambda: rt.matched(self.images) and rt.matched(self.infos))
+        wanted = self._qos.reliability
+
+        def settled():
+            offers = self.node.get_subscriptions_info_by_topic(IMAGE)
+            return offers and all(o.qos_profile.reliability == wanted for o in offers)
+
+        self.until(settled)
+        rt.spin_until(self.node, lambda: False, 1.0)
         for subscription in self.node.subscriptions:
             if subscription.topic_name.startswith("/da3/"):
                 self.until(lambda s=subscription: rt.matched(s))
@@ -266,7 +277,7 @@ def test_configure_without_checkpoint_fails_with_the_remedies_and_the_node_stays
             )
             assert done.success
         camera, frames = camera_frames(1)
-        rig.until(lambda: rt.matched(rig.images) and rt.matched(rig.infos))
+        rig.ready()
         rig.show(camera, frames[0])
         rig.until(lambda: rig.status[-1].frames_processed == 1)
 
