@@ -1,0 +1,219 @@
+"""What training minimises. Every term is zero at the truth, except in its confidence form.
+
+The truth is in scene units (see ``data.Batch``); predictions are taken as they are. Terms follow
+the DA3 paper (arXiv 2511.10647, section 3) where it has them; probes and the supervision of
+attention exist in training only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from da3_ros.network.camera import quaternion_from_matrix
+from da3_ros.network.head import Dense
+from da3_ros.network.specs import PATCH
+from training.data import Batch, sight
+from training.model import Cameras, Guess
+
+CONFIDENCE_REWARD = 0.2  # of log confidence
+GRADIENT_STRIDES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of the terms; ``trust`` goes from 0 to 1 as errors become weighted by confidence."""
+
+    depth: float = 1.0
+    gradient: float = 0.5
+    ray: float = 0.5
+    camera: float = 1.0
+    quaternion: float = 5.0  # within the camera term
+    probe: float = 0.5
+    attention: float = 0.3
+    trust: float = 0.0
+
+
+def total_loss(guess: Guess, truth: Batch, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum, and its terms before weighting."""
+    terms = camera_losses(guess.cameras, truth)
+    terms["probe"] = probe_loss(guess.probes, truth)
+    if guess.attention and truth.depth.shape[1] > 1:
+        matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
+        terms["attention"] = attention_loss(guess.attention, matches, truth.depth.shape[1])
+    if guess.dense is not None:
+        terms |= dense_losses(guess.dense, truth, weights.trust)
+    factor = {
+        "centre": weights.camera,
+        "quaternion": weights.camera * weights.quaternion,
+        "fov": weights.camera,
+        "probe": weights.probe,
+        "attention": weights.attention,
+        "depth": weights.depth,
+        "gradient": weights.gradient,
+        "ray": weights.ray,
+        "sky": CONFIDENCE_REWARD,
+    }
+    return torch.stack([factor[k] * v for k, v in terms.items()]).sum(), terms
+
+
+# Cameras ----------------------------------------------------------------------------------------
+
+
+def camera_losses(cameras: Cameras, truth: Batch) -> dict[str, Tensor]:
+    """Huber losses on the centre, the quaternion of the nearer sign, and the fields of view."""
+    q = quaternion_from_matrix(truth.T_ref_camera[..., :3, :3])
+    same = (cameras.quaternion * q).sum(-1, keepdim=True) >= 0
+    q = torch.where(same, q, -q)
+    centre = truth.T_ref_camera[..., :3, 3]
+    return {
+        "centre": F.smooth_l1_loss(cameras.centre, centre, beta=0.05),
+        "quaternion": F.smooth_l1_loss(cameras.quaternion, q, beta=0.01),
+        "fov": F.smooth_l1_loss(cameras.fov, field_of_view(truth.K, truth.size), beta=0.05),
+    }
+
+
+def field_of_view(K: Tensor, size: tuple[int, int]) -> Tensor:
+    """Vertical and horizontal field of view [..., 2] in radians."""
+    H, W = size
+    half = torch.stack((H / 2 / K[..., 1, 1], W / 2 / K[..., 0, 0]), dim=-1)
+    return 2 * half.atan()
+
+
+# Dense maps -------------------------------------------------------------------------------------
+
+
+def dense_losses(dense: Dense, truth: Batch, trust: float) -> dict[str, Tensor]:
+    """Log-depth L1, its gradients, rays, and low confidence where there is sky."""
+    known = truth.depth.isfinite()
+    log_truth = torch.where(known, truth.depth, 1.0).log()
+    error = torch.where(known, dense.depth.float().log() - log_truth, 0.0)
+    confidence = dense.confidence.float()
+    terms = {
+        "depth": _mean(_trusting(error.abs(), confidence, trust), known),
+        "gradient": gradient_loss(error, known),
+        "sky": trust * _mean(confidence.log(), ~known),
+    }
+    if dense.ray is not None and dense.ray_confidence is not None:
+        rays = ray_map(truth.T_ref_camera, truth.K, truth.size, dense.ray.shape[2:4])
+        off = (dense.ray.float() - rays).abs().mean(-1)
+        terms["ray"] = _trusting(off, dense.ray_confidence.float(), trust).mean()
+    return terms
+
+
+def _trusting(error: Tensor, confidence: Tensor, trust: float) -> Tensor:
+    """From the error itself to c error - 0.2 log c, ``trust`` of the way."""
+    if not trust:
+        return error
+    weighted = confidence * error - CONFIDENCE_REWARD * confidence.log()
+    return (1 - trust) * error + trust * weighted
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where, values, 0.0).sum() / where.sum().clamp_min(1)
+
+
+def gradient_loss(error: Tensor, known: Tensor) -> Tensor:
+    """Mean change of the log-depth error [..., H, W] between known pixels some strides apart."""
+    total = error.new_zeros(())
+    for s in GRADIENT_STRIDES:
+        for axis in (-1, -2):
+            n = error.shape[axis] - s
+            a, b = error.narrow(axis, 0, n), error.narrow(axis, s, n)
+            both = known.narrow(axis, 0, n) & known.narrow(axis, s, n)
+            total = total + _mean((a - b).abs(), both)
+    return total / (2 * len(GRADIENT_STRIDES))
+
+
+def ray_map(T: Tensor, K: Tensor, size: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+    """Rays [B, N, h, w, 6] of a grid's cell centres: direction R K^-1 p, then the origin.
+
+    Depth times direction plus origin is the point in the reference frame (architecture notes, 9).
+    """
+    (H, W), (h, w) = size, grid
+    v, u = torch.meshgrid(
+        (torch.arange(h, device=K.device) + 0.5) * H / h,
+        (torch.arange(w, device=K.device) + 0.5) * W / w,
+        indexing="ij",
+    )
+    x = (u - K[..., 0, 2, None, None]) / K[..., 0, 0, None, None]
+    y = (v - K[..., 1, 2, None, None]) / K[..., 1, 1, None, None]
+    in_camera = torch.stack((x, y, torch.ones_like(x)), dim=-1)  # [B, N, h, w, 3]
+    direction = torch.einsum("bnij,bnhwj->bnhwi", T[..., :3, :3], in_camera)
+    origin = T[..., None, None, :3, 3].expand_as(direction)
+    return torch.cat((direction, origin), dim=-1)
+
+
+# Probes -----------------------------------------------------------------------------------------
+
+
+def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
+    """L1 of every linear probe [B, N, P, 7] on the patches' log-depth and central rays."""
+    H, W = truth.size
+    depth = truth.depth.unflatten(3, (W // PATCH, PATCH)).unflatten(2, (H // PATCH, PATCH))
+    depth = depth.transpose(3, 4).flatten(4).flatten(2, 3)  # [B, N, P, 196]
+    known = depth.isfinite()
+    log_depth = torch.where(known, depth, 1.0).log()
+    log_depth = log_depth.sum(-1) / known.sum(-1).clamp_min(1)
+    mostly = known.float().mean(-1) > 0.5
+    rays = ray_map(truth.T_ref_camera, truth.K, truth.size, (H // PATCH, W // PATCH))
+    rays = rays.flatten(2, 3)
+    losses = [
+        _mean((p[..., 0] - log_depth).abs(), mostly) + (p[..., 1:] - rays).abs().mean()
+        for p in probes
+    ]
+    return torch.stack(losses).mean()
+
+
+# Attention --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def patch_matches(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
+    """Where the middle of each patch is in the other views: [B, N P, N P] of N views, P patches.
+
+    A row is a distribution over the patches of the other views that see the point, shared out by
+    bilinear weights in each; zero where no other view sees it. Visible means inside the picture
+    and of the same depth as what is seen there.
+    """
+    B, N, H, W = depth.shape
+    h, w = H // PATCH, W // PATCH
+    rows = torch.arange(PATCH // 2, H, PATCH, device=depth.device).repeat_interleave(w)
+    columns = torch.arange(PATCH // 2, W, PATCH, device=depth.device).repeat(h)
+    seen = sight(depth, T, K, rows, columns)
+    apart = ~torch.eye(N, dtype=torch.bool, device=depth.device)[:, None]  # [N, 1, N]
+    visible = (seen.visible & apart).float()  # [B, N, P, N]
+    x = (seen.u / PATCH - 0.5).clamp(0, w - 1)
+    y = (seen.v / PATCH - 0.5).clamp(0, h - 1)
+    x0, y0 = x.floor().clamp(0, max(w - 2, 0)), y.floor().clamp(0, max(h - 2, 0))
+    target = depth.new_zeros(B, N, h * w, N, h * w)
+    for dy in (0, 1):
+        for dx in (0, 1):
+            share = (1 - (x - x0 - dx).abs()) * (1 - (y - y0 - dy).abs()) * visible
+            column, row = (x0 + dx).clamp_max(w - 1), (y0 + dy).clamp_max(h - 1)
+            at = (row * w + column).long()
+            target.scatter_add_(-1, at[..., None], share[..., None])
+    target = target.flatten(3).flatten(1, 2)
+    return target / target.sum(-1, keepdim=True).clamp_min(1e-6)
+
+
+def attention_loss(logits: list[Tensor], matches: Tensor, N: int) -> Tensor:
+    """Cross-entropy of attention across frames against ``matches``, above its least value.
+
+    The softmax is over the patches of all other frames. Within its own frame a patch may look
+    where it likes: without knowing which of several frames it is in, it could not avoid itself.
+    """
+    P = matches.shape[-1] // N
+    frame = torch.arange(N, device=matches.device).repeat_interleave(P)
+    own = frame[:, None] == frame[None]
+    matched = matches.sum(-1) > 0.5
+    least = -torch.where(matches > 0, matches * matches.clamp_min(1e-12).log(), 0.0).sum(-1)
+    losses = []
+    for one in logits:
+        log_share = one.masked_fill(own, -torch.inf).log_softmax(-1)
+        entropy = -torch.where(matches > 0, matches * log_share, 0.0).sum(-1)
+        losses.append(_mean(entropy - least, matched))
+    return torch.stack(losses).mean()

@@ -1,0 +1,116 @@
+"""What is trained when: phases, learning rate, curriculum. All of it is counted in steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from training.data import Bucket
+
+WARM_UP, DECAY_FROM = 0.02, 0.7  # shares of all steps
+PHASE_WARM_UP = 0.01  # new modules and sizes begin gently
+LAST_RATE = 0.01  # of the full rate, at the end
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training.
+
+    share: of all steps. size: (height, width) that the pool is rendered at. near: the share of the
+    picture that views have in common at least, at the phase's start and from its middle on.
+    """
+
+    name: str
+    share: float
+    size: tuple[int, int]
+    buckets: tuple[Bucket, ...]
+    near: tuple[float, float]
+    dense: bool = True  # run and train the DPT head
+    posed: float = 0.0  # share of steps in which poses are given
+
+
+PHASES = (
+    Phase("near pairs", 0.6, (98, 126), (Bucket(2, 98, 126),), (0.75, 0.3), dense=False),
+    Phase(
+        "views",
+        0.28,
+        (126, 168),
+        (
+            *(Bucket(n, 126, 168) for n in (1, 2, 3, 4, 6)),
+            Bucket(2, 98, 168),
+            Bucket(3, 126, 126),
+        ),
+        (0.4, 0.25),
+    ),
+    Phase(
+        "views and poses",
+        0.12,
+        (168, 224),
+        (
+            *(Bucket(n, 168, 224) for n in (1, 2, 3, 4, 6, 8)),
+            Bucket(4, 126, 224),
+            Bucket(3, 168, 168),
+        ),
+        (0.3, 0.2),
+        posed=0.35,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where in its schedule a step is."""
+
+    phase: int
+    step: int  # within the phase
+    steps: int  # of the phase
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Phases laid out over ``steps`` optimiser steps."""
+
+    steps: int
+    phases: tuple[Phase, ...] = PHASES
+
+    @property
+    def ends(self) -> list[int]:
+        """The step at which each phase is over."""
+        total, ends = 0.0, []
+        whole = sum(p.share for p in self.phases)
+        for phase in self.phases:
+            total += phase.share
+            ends.append(round(self.steps * total / whole))
+        return ends
+
+    def at(self, step: int) -> Moment:
+        """Phase and place in it."""
+        start = 0
+        for number, end in enumerate(self.ends):
+            if step < end:
+                return Moment(number, step - start, end - start)
+            start = end
+        raise ValueError(f"step {step} is beyond the last, {self.steps - 1}")
+
+    def rate(self, step: int) -> float:
+        """Factor on the learning rate: warm-up, constant, half a cosine down."""
+        moment = self.at(step)
+        rise = (step + 1) / max(1.0, WARM_UP * self.steps)
+        again = (moment.step + 1) / max(1.0, PHASE_WARM_UP * self.steps)
+        done = (step / self.steps - DECAY_FROM) / (1 - DECAY_FROM)
+        fall = LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * max(0.0, done)))
+        return min(1.0, rise, again) * fall
+
+    def near(self, step: int) -> float:
+        """Least share of the picture that views have in common."""
+        moment = self.at(step)
+        first, last = self.phases[moment.phase].near
+        return first + (last - first) * min(1.0, 2 * moment.step / moment.steps)
+
+    def trust(self, step: int) -> float:
+        """How far losses are weighted by confidence: 0 in the first third in which the head
+        trains, 1 from its middle on."""
+        ends = [0, *self.ends]
+        begin = next((a for a, p in zip(ends, self.phases, strict=False) if p.dense), self.steps)
+        done = (step - begin) / max(1, self.steps - begin)
+        return min(1.0, max(0.0, (done - 1 / 3) * 6))
