@@ -141,7 +141,9 @@ def test_gaussian_head_is_left_out(tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["model.gs_head.projects.0.bias"] = torch.zeros(3)
     save_file(weights, folder / "model.safetensors")
-    load_checkpoint(build_network("da3-tiny"), folder)
+    network = build_network("da3-tiny")
+    load_checkpoint(network, folder)
+    assert torch.equal(network.cam_dec.fc_t.weight, weights["model.cam_dec.fc_t.weight"])
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "shape"])
@@ -189,7 +191,8 @@ def test_empty_checkpoint_reads_the_local_hub_cache_only(hub_cache, tmp_path):
 
 def test_hub_name_is_found_in_the_cache_without_network(hub_cache, tmp_path):
     put_in_cache(hub_cache, "someone/tiny", tiny_folder(tmp_path / "files"))
-    load_checkpoint(build_network("da3-tiny"), "someone/tiny")
+    folder = load_checkpoint(build_network("da3-tiny"), "someone/tiny")
+    assert hub_cache in folder.parents
 
 
 def test_hub_name_without_network_or_cache_names_the_three_remedies(hub_cache):

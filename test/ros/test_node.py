@@ -423,6 +423,8 @@ def test_the_newest_frames_count_when_the_camera_is_faster():
         rig.until(lambda: depths and rt.stamp_ns(depths[-1]) == frames[-1].stamp_ns)
         rig.until(lambda: rig.status[-1].frames_received == 40)
         rig.until(lambda: sum(rig.drops().values()) + rig.status[-1].frames_processed == 40)
+        assert rig.drops().get("busy", 0) > 0
+        assert set(rig.drops()) == {"busy"}
 
 
 def test_a_compressed_camera_with_distortion_comes_through():

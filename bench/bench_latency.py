@@ -1,0 +1,122 @@
+"""Where the time goes between a camera's stamp and our publication, at 30 Hz 640x480.
+
+Starts the synthetic camera and the node, listens to everything, prints a table and JSON. The shares
+are of one run on one machine; compare runs only on the same one.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import rclpy
+from rclpy.node import Node
+
+from da3_ros.ros.decode import stamp_ns
+from da3_ros.ros.outputs import FRAME_TOPICS
+from da3_ros.ros.rclpy_library import RclpyLibrary
+
+
+def start(module, remaps, parameters):
+    """A node's module as a process."""
+    command = [sys.executable, "-m", module, "--ros-args"]
+    command += [part for r in remaps for part in ("-r", r)]
+    command += [part for p in parameters for part in ("-p", p)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class Listener(Node):
+    """Receives all topics; keeps windows, the last status and when each cloud arrived."""
+
+    def __init__(self):
+        super().__init__("bench")
+        library = RclpyLibrary()
+        self.windows, self.arrivals, self.status = [], {}, None
+        for topic, kind in FRAME_TOPICS.items():
+            name = topic if topic.startswith("/") else f"/da3/{topic}"
+            self.create_subscription(library.type(kind), name, lambda m: None, 10)
+        self.create_subscription(
+            library.type("sensor_msgs/msg/PointCloud2"), "/da3/points", self._cloud, 10
+        )
+        self.create_subscription(
+            library.type("da3_ros/msg/Window"), "/da3/window", self.windows.append, 10
+        )
+        self.create_subscription(
+            library.type("da3_ros/msg/Status"), "/da3/status", self._status, 10
+        )
+
+    def _cloud(self, message):
+        self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
+
+    def _status(self, message):
+        self.status = message
+
+
+def measure(seconds, parameters):
+    """Figures of one run, seconds."""
+    camera = start(
+        "da3_ros.ros.synthetic_camera", ["image_raw:=/bench/image_raw"],
+        ["rate_hz:=30.0", "buffer_frames:=30"],
+    )  # fmt: skip
+    node = start("da3_ros.ros.node", ["image:=/bench/image_raw"], parameters)
+    listener = Listener()
+    try:
+        while len(listener.arrivals) < 5:
+            rclpy.spin_once(listener, timeout_sec=0.1)
+        listener.windows.clear()
+        listener.arrivals.clear()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            rclpy.spin_once(listener, timeout_sec=0.1)
+    finally:
+        for process in (camera, node):
+            process.send_signal(signal.SIGINT)
+            process.wait(15)
+    return figures(listener, seconds)
+
+
+def figures(listener, seconds):
+    """Medians of the parts."""
+    inference = [w.inference_s for w in listener.windows]
+    total = [w.total_s for w in listener.windows]
+    received = [(t - s) / 1e9 for s, t in listener.arrivals.items()]
+    status = listener.status
+    drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
+    return {
+        "frames_per_s": len(listener.windows) / seconds,
+        "stamp_to_publication_median_s": status.latency_median_s,
+        "stamp_to_publication_p95_s": status.latency_p95_s,
+        "stamp_to_cloud_received_median_s": statistics.median(received),
+        "network_median_s": statistics.median(inference),
+        "network_and_join_median_s": statistics.median(total),
+        "input_hz": status.input_hz,
+        "drops": {cause: int(count) for cause, count in drops.items()},
+        "received": int(status.frames_received),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("-p", "--param", action="append", default=[])
+    options = parser.parse_args()
+    parameters = options.param or [
+        "model:=da3-tiny", "checkpoint:=random", "process_res:=252", "window.size:=4",
+    ]  # fmt: skip
+    rclpy.init(args=[])
+    result = measure(options.seconds, parameters)
+    rclpy.try_shutdown()
+    for name, value in result.items():
+        shown = f"{value:.4f}" if isinstance(value, float) else value
+        sys.stdout.write(f"{name:<36} {shown}\n")
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
