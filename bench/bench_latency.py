@@ -1,7 +1,7 @@
 """Where the time goes between a camera's stamp and our publication, at 30 Hz 640x480.
 
-Starts the synthetic camera and the node, listens to everything, prints a table and JSON. The shares
-are of one run on one machine; compare runs only on the same one.
+Starts the synthetic camera and the node, listens to everything, prints a table and JSON. Compare
+runs only on the same machine.
 """
 
 import argparse
