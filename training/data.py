@@ -271,35 +271,35 @@ class Batch:
 
 
 def draw_frames(
-    pool: Pool, windows: int, views: int, low: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Clip [B] and frame [B, N] numbers of random windows, in random order.
+    pool: Pool, clip: Tensor, views: int, low: float, generator: torch.Generator
+) -> Tensor:
+    """Frame numbers [B, N] of random windows of the clips [B], in random order.
 
     Each view shares at least ``low`` of its picture with another view of the window; where a clip
     has no such frame left, the nearest frames are taken.
     """
-    C, F, _ = pool.share.shape
+    B, F = len(clip), pool.share.shape[-1]
     if views > F:
         raise ValueError(f"a window of {views} views needs clips of as many frames, not {F}")
     draw = {"generator": generator, "device": pool.device}
-    clip = torch.randint(C, (windows,), **draw)
-    frames = torch.randint(F, (windows, 1), **draw)
-    mutual = torch.minimum(pool.share, pool.share.transpose(1, 2))[clip]  # [B, F, F]
+    frames = torch.randint(F, (B, 1), **draw)
+    mutual = torch.minimum(pool.share, pool.share.mT)[clip]  # [B, F, F]
     for _ in range(views - 1):
-        chosen = torch.zeros(windows, F, dtype=torch.bool, device=pool.device)
+        chosen = torch.zeros(B, F, dtype=torch.bool, device=pool.device)
         chosen.scatter_(1, frames, True)
         near = mutual.gather(1, frames[..., None].expand(-1, -1, F)).amax(1)  # [B, F]
         weight = torch.where(near >= low, 1.0, 1e-6 * (near + 1e-3) ** 2).masked_fill(chosen, 0.0)
         frames = torch.cat((frames, torch.multinomial(weight, 1, generator=generator)), 1)
     order = torch.rand(frames.shape, **draw).argsort(1)
-    return clip, frames.gather(1, order)
+    return frames.gather(1, order)
 
 
 def draw_batch(
     pool: Pool, bucket: Bucket, windows: int, low: float, generator: torch.Generator
 ) -> Batch:
     """Random windows with every augmentation."""
-    clip, frames = draw_frames(pool, windows, bucket.views, low, generator)
+    clip = torch.randint(len(pool), (windows,), generator=generator, device=pool.device)
+    frames = draw_frames(pool, clip, bucket.views, low, generator)
     images, depth, T, K = crop(*take(pool, clip, frames), bucket.height, bucket.width)
     flip = torch.rand(windows, generator=generator, device=pool.device) < 0.5
     images, depth, T, K = mirror(images, depth, T, K, flip)

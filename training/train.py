@@ -12,12 +12,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from da3_ros.network import build_network
@@ -121,13 +123,19 @@ class Trainer:
         if posed:
             noisy = noisy_poses(batch, *POSE_NOISE, seed=self._seed(2))
             poses = (conditioning_extrinsics(noisy), batch.K)
-        with self._autocast():
+        with self._autocast(), self._attention():
             guess = self.model(batch.images, *poses, dense=phase.dense, rays=phase.dense)
         return total_loss(guess, batch, weights)
 
     def _autocast(self) -> torch.autocast:
         wanted = self.config.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
+
+    def _attention(self) -> AbstractContextManager[None]:
+        """On CPUs the plain formula: at these lengths the fused backward pass is slower."""
+        if self.device.type == "cpu":
+            return sdpa_kernel(SDPBackend.MATH)
+        return nullcontext()
 
     def _batch(self) -> tuple[Batch, bool]:
         moment = self.schedule.at(self.step)
@@ -310,10 +318,18 @@ def choose_config(args: argparse.Namespace, device: torch.device) -> Config:
 
 
 def best_precision(device: torch.device) -> str:
-    """bfloat16 where measuring showed it to be faster: on GPUs that have it."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return "bfloat16"
-    return "float32"
+    """bfloat16 where the chip has it.
+
+    Measured on a CPU with AVX512-BF16, a step takes two thirds of what it takes in float32.
+    """
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported()
+    else:
+        native = any(
+            getattr(torch.cpu, f"_is_{name}_supported", bool)()
+            for name in ("avx512_bf16", "amx_tile")
+        )
+    return "bfloat16" if native else "float32"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -22,6 +22,12 @@ from training.data import (
 )
 
 
+def draw(windows, views, low, generator):
+    """Clips and frames of windows; every clip has its turn."""
+    clip = torch.arange(windows) % len(pool())
+    return clip, draw_frames(pool(), clip, views, low, generator)
+
+
 def reprojection_error(images, depth, T, K):
     """Mean colour difference of the points of view 0 that view 1 sees, and how many there are.
 
@@ -47,7 +53,7 @@ def reprojection_error(images, depth, T, K):
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_reprojection_holds_after_mirroring_and_cropping(flip):
-    drawn = draw_frames(pool(), 8, 2, 0.6, generator(3))
+    drawn = draw(8, 2, 0.6, generator(3))
     window = crop(*take(pool(), *drawn), 42, 56)
     window = mirror(*window, torch.full((8,), flip))
     for one in zip(*window, strict=True):
@@ -57,7 +63,7 @@ def test_reprojection_holds_after_mirroring_and_cropping(flip):
 
 
 def test_mirroring_the_picture_without_the_pose_would_be_noticed():
-    drawn = draw_frames(pool(), 16, 2, 0.5, generator(3))
+    drawn = draw(16, 2, 0.5, generator(3))
     images, depth, T, K = take(pool(), *drawn)
     right = mirror(images, depth, T, K, torch.ones(16, dtype=torch.bool))
     wrong = (right[0], right[1], T, right[3])
@@ -66,13 +72,13 @@ def test_mirroring_the_picture_without_the_pose_would_be_noticed():
 
 
 def test_mirrored_poses_are_rotations():
-    drawn = draw_frames(pool(), 2, 3, 0.3, generator())
+    drawn = draw(2, 3, 0.3, generator())
     T = mirror(*take(pool(), *drawn), torch.tensor([True, False]))[2]
     assert torch.allclose(torch.linalg.det(T[..., :3, :3]), torch.ones(2, 3), atol=1e-5)
 
 
 def test_views_share_what_was_asked_for():
-    clip, frames = draw_frames(pool(), 64, 3, 0.3, generator())
+    clip, frames = draw(64, 3, 0.3, generator())
     assert all(len(set(row)) == 3 for row in frames.tolist())
     share = pool().share[clip[:, None, None], frames[:, :, None], frames[:, None]]
     mutual = torch.minimum(share, share.mT) - torch.eye(3)

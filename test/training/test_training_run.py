@@ -11,7 +11,7 @@ from training.losses import Weights, total_loss
 from training.model import TrainingNetwork
 from training.schedule import PHASES as REAL
 from training.schedule import Schedule
-from training.train import CURVE, STATE, Config, Trainer, best_precision, read_config, read_state
+from training.train import CURVE, STATE, Config, Trainer, read_config, read_state
 from training.train import main as train_main
 
 TOY = Config(steps=6, tokens=80, rooms=2, clips=1, frames=4, refresh=2)
@@ -127,7 +127,3 @@ def test_command_trains_resumes_and_keeps_one_curve(tmp_path, monkeypatch):
     assert state["step"] == 4
     assert read_config(state).tokens == 80
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(STATE)] == [STATE]
-
-
-def test_cpu_precision_is_the_measured_one():
-    assert best_precision(torch.device("cpu")) in ("float32", "bfloat16")

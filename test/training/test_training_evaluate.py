@@ -1,0 +1,107 @@
+"""The table: perfect for the truth, right for known errors, and the weights that get shipped."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from training_toy import SPEC, generator, network, pool
+
+from da3_ros.network import MODELS, build_network, load_checkpoint
+from training import evaluate as ev
+from training.data import Bucket, draw_batch
+from training.export import averaged_network
+from training.export import main as export_main
+from training.train import Config, Trainer
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return draw_batch(pool(), Bucket(4, 56, 70), 4, 0.4, generator(4))
+
+
+def turn(degrees):
+    a = torch.deg2rad(torch.tensor(float(degrees)))
+    T = torch.eye(4)
+    T[0, 0], T[0, 1], T[1, 0], T[1, 1] = a.cos(), -a.sin(), a.sin(), a.cos()
+    return T
+
+
+def test_the_truth_in_another_unit_is_perfect(truth):
+    T = truth.T_ref_camera.clone()
+    T[..., :3, 3] *= 3
+    answer = ev.Answer(truth.depth * 3, T)
+    figures = ev.summarize([(slice(0, 4), answer, truth)], torch.ones(4, 4, 4))
+    assert figures["AbsRel"] == pytest.approx(0, abs=1e-5)
+    assert figures["delta1"] == pytest.approx(1)
+    assert figures["rotation, deg"] < 0.01
+    assert figures["AUC@5"] > 0.99
+    assert figures["pairs"] == 24
+
+
+def test_known_errors_are_measured(truth):
+    T = truth.T_ref_camera.clone()
+    T[:, 1:] = T[:, 1:] @ turn(3)
+    depth = truth.depth.clone()
+    depth[..., ::2, :] *= 1.2  # half of the rows
+    answer = ev.Answer(depth, T)
+    errors = ev.pose_errors(answer, truth, torch.ones(4, 4, 4))
+    from_reference = ev.angle_between((truth.T_ref_camera @ turn(3))[..., :3, :3], T[..., :3, :3])
+    assert torch.allclose(from_reference[:, 0], torch.tensor(3.0), atol=1e-3)
+    assert errors.rotation.max() < 3.1 + 3
+    absolute = ev.depth_errors(answer, truth, per_frame=False)[0].mean()
+    assert 0.07 < float(absolute) < 0.13
+
+
+def test_pairs_that_share_little_or_do_not_move_do_not_count(truth):
+    answer = ev.Answer(truth.depth, truth.T_ref_camera)
+    assert not len(ev.pose_errors(answer, truth, torch.zeros(4, 4, 4)).rotation)
+    still = replace(truth, T_ref_camera=torch.eye(4).expand(4, 4, 4, 4))
+    errors = ev.pose_errors(answer, still, torch.ones(4, 4, 4))
+    assert len(errors.rotation) == 24
+    assert not len(errors.direction)
+
+
+def test_area_under_the_curve():
+    errors = torch.tensor([0.0, 2.5, 100.0])
+    assert ev.auc(errors, 5) == pytest.approx(0.5)
+    thresholds = torch.linspace(0, 5, 10001)
+    share = (errors[None] <= thresholds[:, None]).float().mean()
+    assert ev.auc(errors, 5) == pytest.approx(float(share), abs=1e-3)
+
+
+def test_no_motion_points_nowhere():
+    zero, ahead = torch.zeros(3), torch.tensor([0.0, 0.0, 1.0])
+    assert ev.direction_error(zero, ahead) == 90
+    assert ev.direction_error(ahead, torch.tensor([1.0, 0.0, 1.0])) == pytest.approx(45)
+
+
+def test_table_has_every_row_and_the_same_frames():
+    rows = ev.evaluate(network(), 2, (56, 70), torch.device("cpu"))
+    assert len(rows) == 2 * 4 * 3
+    blind = [r["AbsRel, scale per frame"] for r in rows if r["given"] == "blind"]
+    assert blind[:4] == pytest.approx([blind[0]] * 4)  # whatever the windows, the same frames
+    text = ev.to_markdown(rows)
+    assert text.count("\n") == len(rows) + 2
+    assert "nan" not in text
+    json.dumps(rows)
+
+
+def test_shipped_weights_are_the_average_in_half_precision(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "toy", SPEC)
+    config = Config(steps=4, tokens=40, rooms=2, clips=1, frames=4)
+    from training_toy import PHASES
+
+    trainer = Trainer(config, torch.device("cpu"), network=build_network("toy"), phases=PHASES)
+    trainer.advance()
+    trainer.save(tmp_path / "run")
+    export_main(["--run", str(tmp_path / "run"), "--to", str(tmp_path / "out"), "--model", "toy"])
+    loaded = build_network("toy")
+    load_checkpoint(loaded, tmp_path / "out")
+    average = averaged_network(tmp_path / "run", "toy")
+    for name, value in loaded.state_dict().items():
+        assert torch.allclose(value, average.state_dict()[name], rtol=1e-3, atol=1e-6), name
+    trainer.ema["cam_dec.fc_t.bias"][0] = 1e6
+    trainer.save(tmp_path / "run")
+    with pytest.raises(OverflowError, match="fc_t"):
+        averaged_network(tmp_path / "run", "toy")
