@@ -7,8 +7,8 @@ package name; extending the search path makes them importable from the root of a
 import os
 from pkgutil import extend_path
 
-# Before torch loads its OpenMP: by default a thread that waits for its siblings spins, which beside
-# other busy processes (a robot is full of them) makes convolutions up to nine times slower.
+# Before torch loads its OpenMP: by default a thread that waits for its siblings spins. Beside
+# other busy processes (a robot is full of them) that makes convolutions up to nine times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __path__ = extend_path(__path__, __name__)
