@@ -308,3 +308,13 @@ def test_changed_inputs_repeat_only_what_depends_on_them(set_up, monkeypatch):
     monkeypatch.setenv("TORCH_SPEC", "torch==2.4.0")
     set_up.set_up()
     assert done[4:] == ["packages", "underlay", "colcon"]
+
+
+def test_sourcing_the_environment_brings_the_command(tmp_path):
+    """What the README promises: after `source tools/env.sh`, `da3_ros` works from anywhere."""
+    script = f"source '{ROOT}/tools/env.sh' && da3_ros --version"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("da3_ros ")

@@ -45,6 +45,7 @@ COLCON_PYTHON_EXECUTABLE="$_da3_colcon_python"
 # The clone goes before the overlay, so that what runs is what is being edited.
 _da3_prepend PYTHONPATH "$_da3_root"
 _da3_prepend PATH "$_da3_venv/bin"
+_da3_prepend PATH "$_da3_root/scripts"
 export VIRTUAL_ENV="$_da3_venv"
 
 # Large images get lost without it; config/fastdds_images.xml says why. One of the two names only:
