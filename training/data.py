@@ -17,6 +17,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 from tqdm import tqdm
 
@@ -67,15 +68,29 @@ def make_clips(seed: int, *, narrow: bool, clips: int, frames: int) -> list[Clip
     rng = np.random.default_rng([seed, 0xC11B])
     made = []
     for _ in range(clips):
-        # From nearly still to steps of a third of a metre and 14 degrees between frames.
-        pace = Pace(1.0, float(rng.uniform(0.03, 0.35)), float(rng.uniform(2.0, 14.0)))
+        # From nearly still to steps of half a metre and 25 degrees between frames.
+        pace = Pace(1.0, float(rng.uniform(0.03, 0.5)), float(rng.uniform(2.0, 25.0)))
         kind, walk_seed = WALKS[rng.integers(len(WALKS))], int(rng.integers(2**31))
         try:
             poses = make_walk(room, kind, frames, walk_seed, pace)
         except ValueError:  # no free place: another room stands in for this one
             return []
-        made.append(Clip(room, poses, float(rng.uniform(*FOV_DEG))))
+        made.append(Clip(room, _glance(poses, rng), float(rng.uniform(*FOV_DEG))))
     return made
+
+
+def _glance(T_world_camera: Array, rng: np.random.Generator) -> Array:
+    """Let the camera look about at every frame, in two clips of three.
+
+    Walks turn slowly, and their turning goes with their moving; pose must not be guessed from it.
+    """
+    if rng.random() < 1 / 3:
+        return T_world_camera
+    size = np.radians(rng.uniform(0.0, 12.0)) * np.array([0.5, 1.0, 0.3])  # pitch, yaw, roll
+    turns = Rotation.from_rotvec(size * rng.uniform(-1, 1, (len(T_world_camera), 3)))
+    out = T_world_camera.copy()
+    out[:, :3, :3] = out[:, :3, :3] @ turns.as_matrix()
+    return out
 
 
 def draw_clips(
