@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CORE = (
     "network", "inference", "mapping", "synthetic", "recordings",
-    "pipeline.py", "types.py", "config.py",
+    "pipeline.py", "types.py", "config.py", "measure.py", "demo_settings.py",
 )  # fmt: skip
 ROS = re.compile(
     r"^(rclpy|\w+_msgs|\w+_interfaces|std_srvs|cv_bridge|sensor_msgs_py|tf2_\w+|message_filters|"

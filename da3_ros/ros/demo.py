@@ -23,20 +23,22 @@ from rclpy.qos import DurabilityPolicy, QoSProfile
 
 from da3_ros.config import DepthConfig
 from da3_ros.contact_sheet import ContactSheet
+from da3_ros.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
 from da3_ros.geometry import matrix_from_quaternion
-from da3_ros.mapping.alignment import fit_similarity
 from da3_ros.mapping.export import Scene
 from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.mapping.trajectory import Pose
 from da3_ros.mapping.voxel_map import PointCloud
+from da3_ros.measure import FramePair, depth_errors, measure, seen_blindly, trajectory_error
 from da3_ros.ros.decode import decode, stamp_ns
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.srv import ExportScene
+from da3_ros.synthetic import Room, make_room
 from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
-CAMERA_RATE_HZ = 2.5  # slow enough that a CPU keeps up: the demo wants to show every frame
 TIMEOUT_S = 180.0
+DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
 TOPICS = {
     "depth": ("/da3/depth/image", "sensor_msgs/msg/Image"),
     "rgb": ("/da3/rgb/image", "sensor_msgs/msg/Image"),
@@ -91,19 +93,22 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     camera = _start(
         "da3_ros.ros.synthetic_camera",
         ["-r", f"image_raw:={IMAGE}"],
-        ["wait_for_subscribers:=1", f"frames:={frames}", f"seed:={seed}", "walk:=strafe",
-         "width:=504", "height:=378", f"rate_hz:={CAMERA_RATE_HZ}", "max_speed_m_s:=0.4"],
+        ["wait_for_subscribers:=1", f"frames:={frames}", f"buffer_frames:={frames}",
+         f"seed:={seed}", f"walk:={WALK}", f"width:={SIZE[0]}", f"height:={SIZE[1]}",
+         f"rate_hz:={RATE_HZ}", f"max_speed_m_s:={PACE.max_speed_m_s}",
+         f"max_turn_deg_s:={PACE.max_turn_deg_s}"],
     )  # fmt: skip
     node = _start(
         "da3_ros.ros.node",
         ["-r", f"image:={IMAGE}"],
-        [f"export_dir:={output.resolve()}", *parameters],
+        # A later value wins: what the user gives comes last.
+        [f"export_dir:={output.resolve()}", *DEFAULTS, *parameters],
     )
     note = ""
     if any(p.replace(" ", "") == "checkpoint:=random" for p in parameters):
         note = "random weights: depth and path mean nothing, this run shows that the way is open\n"
     try:
-        return _watch(output, frames, (camera, node)) + note
+        return _watch(output, frames, make_room(seed), (camera, node)) + note
     finally:
         for process in (camera, node):
             process.send_signal(signal.SIGINT)
@@ -111,7 +116,9 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
             process.wait(10)
 
 
-def _watch(output: Path, frames: int, processes: tuple[subprocess.Popen[bytes], ...]) -> str:
+def _watch(
+    output: Path, frames: int, room: Room, processes: tuple[subprocess.Popen[bytes], ...]
+) -> str:
     audience = Audience()
 
     def alive() -> None:
@@ -132,12 +139,13 @@ def _watch(output: Path, frames: int, processes: tuple[subprocess.Popen[bytes], 
         f" ({status.model} on {status.device}), dropped: {drops or 'none'}",
         f"latency from stamp to publication: median {status.latency_median_s:.2f} s, "
         f"95 % within {status.latency_p95_s:.2f} s; {status.output_hz:.1f} frames/s",
-        *compare(audience.got),
     ]
-    _pictures(output, audience.got)
+    cloud = _read_cloud(output / "scene.ply")
+    _pictures(output, audience.got, cloud)
     audience.destroy_node()
     names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
-    return "\n".join(lines + [f"  {output / name}" for name in names]) + "\n"
+    files = "".join(f"  {output / name}\n" for name in names)
+    return "\n".join(lines) + "\n" + compare(audience.got, room, cloud.xyz) + files
 
 
 def _all_done(audience: Audience, frames: int) -> bool:
@@ -157,38 +165,30 @@ def _export(audience: Audience, name: str, alive: Callable[[], None]) -> None:
         raise DemoError(future.result().message)
 
 
-def compare(got: dict[str, dict[int, Any]]) -> list[str]:
-    """How depth and path compare with the truth, after fitting one scale (no unit is known)."""
-    stamps = sorted(got["depth"].keys() & got["true_depth"].keys())
-    ours = [_depth(got["depth"][s]) for s in stamps]
-    true = [_resized(_depth(got["true_depth"][s]), o.shape) for s, o in zip(stamps, ours)]  # noqa: B905
-    known = [np.isfinite(o) & np.isfinite(t) for o, t in zip(ours, true)]  # noqa: B905
-    ratio = np.concatenate([(t / o)[k] for o, t, k in zip(ours, true, known)])  # noqa: B905
-    scale = float(np.median(ratio))
-    error = np.abs(scale / ratio - 1)
-    share = float(np.mean(np.maximum(ratio / scale, scale / ratio) < 1.25))
-    lines = [
-        f"depth against the truth over {len(stamps)} frames, one scale fitted: "
-        f"AbsRel {error.mean():.3f}, within a factor of 1.25: {100 * share:.0f} %"
+def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
+    """What was received, and the exported cloud [M, 3], against the exact room."""
+    needed = ("depth", "pose", "true_depth", "true_pose")
+    stamps = sorted(set.intersection(*(set(got[name]) for name in needed)))
+    pairs = [
+        FramePair(
+            _depth(got["depth"][s]),
+            _matrix(got["pose"][s].pose.pose),
+            _depth(got["true_depth"][s]),
+            _matrix(got["true_pose"][s].pose),
+        )
+        for s in stamps
     ]
-    return lines + _compare_paths(got)
+    blind = seen_blindly(pairs)
+    still, true = (np.array([getattr(p, f"T_{n}_camera") for p in blind]) for n in ("map", "room"))
+    return (
+        "against the exact room, of a seed that was not trained on:\n"
+        + measure(room, pairs, cloud).text()
+        + f"without looking (one depth, no motion): AbsRel {depth_errors(blind).abs_rel:.3f}, "
+        + f"ATE {trajectory_error(still, true):.3f} m\n"
+    )
 
 
-def _compare_paths(got: dict[str, dict[int, Any]]) -> list[str]:
-    stamps = sorted(got["pose"].keys() & got["true_pose"].keys())
-    ours = np.array([_matrix(got["pose"][s].pose.pose)[:3, 3] for s in stamps])
-    true = np.array([_matrix(got["true_pose"][s].pose)[:3, 3] for s in stamps])
-    length = float(np.linalg.norm(np.diff(true, axis=0), axis=1).sum())
-    fit = fit_similarity(ours, true, np.ones(len(ours)), on_a_line=True)
-    if fit is None:
-        return [f"path of {length:.2f} m: ours has no shape to compare"]
-    rmse = float(np.sqrt(np.mean(np.sum((fit.points(ours) - true) ** 2, axis=1))))
-    return [f"path of {length:.2f} m, after a similarity fit: RMSE {rmse:.3f} m"]
-
-
-def _pictures(output: Path, got: dict[str, dict[int, Any]]) -> None:
-    import trimesh
-
+def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -> None:
     sheet = ContactSheet(DepthConfig(), metric=False)
     poses = []
     needed = ("depth", "rgb", "confidence", "info", "pose")
@@ -200,25 +200,24 @@ def _pictures(output: Path, got: dict[str, dict[int, Any]]) -> None:
         K = np.array(got["info"][stamp].k).reshape(3, 3)
         poses.append(Pose(stamp, T, K, (depth.shape[1], depth.shape[0]), len(poses) % 3 == 0))
     write_png(output / "contact_sheet.png", sheet.picture())
-    ply = trimesh.load(output / "scene.ply")
+    write_png(output / "cloud.png", render_scene(Scene(cloud, poses, np.eye(4))))
+
+
+def _read_cloud(path: Path) -> PointCloud:
+    """The exported points, in the map frame; the file says nothing of how often each was seen."""
+    import trimesh
+
+    ply = trimesh.load(path)
     count = len(ply.vertices)
-    cloud = PointCloud(
+    return PointCloud(
         np.asarray(ply.vertices, np.float32), np.asarray(ply.colors)[:, :3],
         np.ones(count, np.float32), np.ones(count, np.int32),
     )  # fmt: skip
-    write_png(output / "cloud.png", render_scene(Scene(cloud, poses, np.eye(4))))
 
 
 def _depth(message: Any) -> Any:
     values = np.frombuffer(message.data, "<f4").reshape(message.height, message.width)
     return values
-
-
-def _resized(depth: Any, shape: tuple[int, int]) -> Any:
-    """Nearest pixel: averages across a depth edge would be depths that nothing has."""
-    rows = (np.arange(shape[0]) + 0.5) * depth.shape[0] // shape[0]
-    columns = (np.arange(shape[1]) + 0.5) * depth.shape[1] // shape[1]
-    return depth[rows.astype(int)][:, columns.astype(int)]
 
 
 def _matrix(pose: Any) -> Array:
@@ -238,8 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("demo_out"))
-    parser.add_argument("--frames", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=13)
+    parser.add_argument("--frames", type=int, default=FRAMES)
+    parser.add_argument("--seed", type=int, default=SEED, help="of room and walk")
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
     options = parser.parse_args(arguments)
     # A domain of its own: a robot on the same network is neither heard nor disturbed.

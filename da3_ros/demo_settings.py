@@ -1,0 +1,27 @@
+"""What `make demo`, its picture in the README and their measurements share. Knows no ROS.
+
+The room is held out: the weights that ship were trained on rooms of other seeds
+(`training/data.py`). The network's size is the largest that they were trained at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from da3_ros.synthetic import Pace, SyntheticCamera
+
+SEED, FRAMES = 13, 40
+WALK, SIZE = "loop", (504, 378)
+RATE_HZ = 2.5  # slow enough that a CPU keeps up: the demo wants to show every frame
+PACE = Pace(RATE_HZ, 0.4, 40.0)
+PARAMETERS: dict[str, Any] = {
+    "model": "da3-tiny",
+    "process_res": 224,
+    "window.size": 6,
+    "map.voxel_m": 0.01,  # of the first window's unit: the mean distance of what its view sees
+}
+
+
+def demo_camera(seed: int = SEED, frames: int = FRAMES) -> SyntheticCamera:
+    """The camera of the demo, without ROS around it."""
+    return SyntheticCamera(seed, SIZE, walk=WALK, frames=frames, rate_hz=RATE_HZ, pace=PACE)
