@@ -69,7 +69,7 @@ class InferenceSession:
         start = time.perf_counter()
         images = np.stack([view.image for view in window.views])
         batch = normalize(torch.from_numpy(images).to(self.device))[None]
-        out = self.network(batch, ref_view="first", head_chunk=self._head_chunk())
+        out = self.network(batch, ref_view="first")
         return to_prediction(out, time.perf_counter() - start)
 
     def _head_chunk(self) -> int:

@@ -7,6 +7,7 @@ T = 1 + P tokens per frame (class slot first), D channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,10 +22,14 @@ TABLE_SIZES = 8  # image sizes whose position tables are kept
 
 
 class RopeTable(NamedTuple):
-    """Cosines and sines of 2-D rotary positions, each [T, 4, 16]: (row u, v, column u, v)."""
+    """Cosines and sines of 2-D rotary positions, each [T, 2, 16] (row, column).
+
+    They hold for every ``stride``-th token; the tokens between stay as they are.
+    """
 
     cos: Tensor
     sin: Tensor
+    stride: int = 1
 
 
 def rope_table(positions: Tensor) -> RopeTable:
@@ -35,10 +40,34 @@ def rope_table(positions: Tensor) -> RopeTable:
 
 
 def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
-    """Rotate [..., T, 64] channels: 32 by the row position, 32 by the column position."""
+    """Rotate [..., T, 64] channels: 32 by the row position, 32 by the column position.
+
+    With a stride ``x`` itself is changed, and returned.
+    """
+    if table.stride == 1:
+        return _rotate(x, table)
+    x[..., :: table.stride, :] = _rotate(x[..., :: table.stride, :], table)
+    return x
+
+
+def _rotate(x: Tensor, table: RopeTable) -> Tensor:
     u, v = x.unflatten(-1, (2, 2, 16)).unbind(-2)  # each [..., T, 2, 16]
-    cos, sin = table
-    return torch.stack((u * cos - v * sin, v * cos + u * sin), dim=-2).flatten(-3)
+    cos, sin = table.cos, table.sin  # fp32: so is the arithmetic, whatever x is
+    return torch.stack((u * cos - v * sin, v * cos + u * sin), dim=-2).flatten(-3).to(x.dtype)
+
+
+def matching(x: Tensor, layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> Tensor:
+    """``x`` in the type of a layer whose weights are in 16 bits; else as it is."""
+    dtype = layer.weight.dtype
+    return x if dtype == torch.float32 else x.to(dtype)
+
+
+class HeadNorm(nn.LayerNorm):
+    """LayerNorm of queries or keys in whatever type they come; statistics are fp32 inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class Attention(nn.Module):
@@ -49,13 +78,13 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.q_norm = nn.LayerNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
         """[S, L, D] -> [S, L, D]; attention is over L."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [S, L, 3, heads, d]
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [S, heads, L, d]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [S, heads, L, d], L in strides
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
@@ -72,7 +101,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, out or width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(F.gelu(self.fc1(matching(x, self.fc1))))
 
 
 class SwiGlu(nn.Module):
@@ -84,7 +113,7 @@ class SwiGlu(nn.Module):
         self.w3 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.w12(x).chunk(2, dim=-1)
+        gate, value = self.w12(matching(x, self.w12)).chunk(2, dim=-1)
         return self.w3(F.silu(gate) * value)
 
 
@@ -100,7 +129,13 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block (5.5)."""
+    """Pre-norm transformer block (5.5).
+
+    ``mlp_tokens``: in inference, tokens that pass the feed-forward together (its hidden layer is
+    the widest tensor of a block); 0: all.
+    """
+
+    mlp_tokens = 0
 
     def __init__(
         self, width: int, heads: int, mlp: nn.Module, *, eps: float, qk_norm: bool = False
@@ -114,8 +149,13 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width)
 
     def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
-        x = x + self.ls1(self.attn(self.norm1(x), rope))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        # Cast here: an argument lives as long as the call, and the fp32 one is twice as large.
+        x = x + self.ls1(self.attn(matching(self.norm1(x), self.attn.qkv), rope))
+        if not self.mlp_tokens or torch.is_grad_enabled():
+            return x + self.ls2(self.mlp(self.norm2(x)))
+        for part in x.view(-1, x.shape[-1]).split(self.mlp_tokens):  # the sum above is ours alone
+            part += self.ls2(self.mlp(self.norm2(part)))
+        return x
 
 
 class PatchEmbed(nn.Module):
@@ -126,7 +166,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, width, PATCH, PATCH)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images).flatten(2).transpose(1, 2)
+        return self.proj(matching(images, self.proj)).flatten(2).transpose(1, 2)
 
 
 class Prefix(NamedTuple):
@@ -139,7 +179,7 @@ class Prefix(NamedTuple):
 class Taps(NamedTuple):
     """The backbone's output: four taps in the caller's frame order."""
 
-    patches: list[Tensor]  # 4 x [B, N, P, 2D], global half normalised
+    patches: list[Tensor]  # 4 x [B, N, P, 2D], global half normalised, or what became of them
     camera: Tensor  # [B, N, 2D] raw class slot of the last tap
 
 
@@ -162,7 +202,16 @@ class VisionTransformer(nn.Module):
             for i in range(spec.blocks)
         )
         self.norm = nn.LayerNorm(D, eps=1e-5)
+        self.local_frames = (
+            0  # in inference, frames that pass a frame-local block together; 0: all
+        )
         self._tables: dict[tuple[int, int, torch.device], tuple[RopeTable, RopeTable]] = {}
+
+    def set_chunks(self, local_frames: int, mlp_tokens: int) -> None:
+        """How much is worked on at a time in inference (0: all); results agree to rounding."""
+        self.local_frames = local_frames
+        for block in self.blocks:
+            block.mlp_tokens = mlp_tokens
 
     def is_global(self, i: int) -> bool:
         """Whether block ``i`` attends across all frames (5.10)."""
@@ -171,12 +220,14 @@ class VisionTransformer(nn.Module):
     def prefix(self, images: Tensor) -> Prefix:
         """Run the blocks that see one frame alone on images [F, 3, H, W] (5.2 to 5.8)."""
         h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
-        patches = self.patch_embed(images)
+        patches = self.patch_embed(images).to(self.cls_token.dtype)
         x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         x = x + self.position_embedding(h, w)
-        for block in self.blocks[: self.spec.alt_start - 1]:
-            x = block(x)
-        return Prefix(self.blocks[self.spec.alt_start - 1](x), x[:, 0])
+        last = self.spec.alt_start - 1
+        for block in self.blocks[:last]:
+            x = self._frame_by_frame(block, x, None)
+        descriptor = x[:, 0].clone()  # a view would keep, and see changes of, all of x
+        return Prefix(self._frame_by_frame(self.blocks[last], x, None), descriptor)
 
     def fuse(
         self,
@@ -186,24 +237,31 @@ class VisionTransformer(nn.Module):
         *,
         ref_view: str = "saddle_balanced",
         camera_tokens: Tensor | None = None,
+        frames: list[int] | None = None,
+        consume: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Taps:
         """Let the frames of a window see each other: tokens [B, N, T, D] -> taps.
 
         ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
         come from known poses, in which case no frame is the reference and none is moved.
+        In inference ``tokens`` may be overwritten. ``frames`` are those whose patches are wanted, by default all; the camera slot is of all.
+        ``consume`` turns each tap's patches into what is kept of them as soon as they are there:
+        four whole taps are the largest thing in memory otherwise.
         """
         given = camera_tokens is not None
         order = None if given else select_reference(descriptor, ref_view)
         slot = camera_tokens if camera_tokens is not None else self._roles(*tokens.shape[:2])
-        x = _reorder(tokens, order)
-        x = torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
-        local, taps = x, []
+        x = self._with_slots(_reorder(tokens, order), slot)
+        keep = consume or (lambda k, patches: patches)
+        patches: list[Tensor] = []
+        local = camera = x
         for i in range(self.spec.alt_start, self.spec.blocks):
             x = self._run(i, x, grid)
             local = local if self.is_global(i) else x
             if i in self.spec.taps:
-                taps.append(self._tap(local, x, order))
-        return Taps([t[:, :, 1:] for t, _ in taps], taps[-1][1])
+                tap, camera = self._tap(local, x, order, frames)
+                patches.append(keep(len(patches), tap))
+        return Taps(patches, camera)
 
     def position_embedding(self, h: int, w: int) -> Tensor:
         """``pos_embed`` resized to an h x w grid, [1, 1 + h w, D] (5.4).
@@ -224,19 +282,40 @@ class VisionTransformer(nn.Module):
         reference, source = self.camera_token[:, :1], self.camera_token[:, 1:]
         return torch.cat((reference, source.expand(-1, N - 1, -1)), dim=1).expand(B, -1, -1)
 
+    @staticmethod
+    def _with_slots(x: Tensor, slot: Tensor) -> Tensor:
+        """Camera tokens [B, N, D] in place of the class slots of [B, N, T, D] (5.9)."""
+        if torch.is_grad_enabled():
+            return torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
+        x[:, :, 0] = slot
+        return x
+
     def _run(self, i: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
         B, N, T, _ = x.shape
         local_rope, global_rope = self._rope(*grid, x.device)
-        if not self.is_global(i):
-            return self.blocks[i](x.flatten(0, 1), local_rope).unflatten(0, (B, N))
-        rope = RopeTable(*(t.repeat(N, 1, 1) for t in global_rope))
-        return self.blocks[i](x.flatten(1, 2), rope).unflatten(1, (N, T))
+        if self.is_global(i):
+            return self.blocks[i](x.flatten(1, 2), global_rope).unflatten(1, (N, T))
+        return self._frame_by_frame(self.blocks[i], x.flatten(0, 1), local_rope).unflatten(
+            0, (B, N)
+        )
 
-    def _tap(self, local: Tensor, x: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tap [B, N, T, 2D] with its global half normalised, and its raw class slot (5.11)."""
+    def _frame_by_frame(self, block: nn.Module, x: Tensor, rope: RopeTable | None) -> Tensor:
+        """A frame-local block on [F, T, D]; in chunks it overwrites ``x``, which is ours."""
+        if not self.local_frames or torch.is_grad_enabled():
+            return block(x, rope)
+        for part in x.split(self.local_frames):
+            part.copy_(block(part, rope))
+        return x
+
+    def _tap(
+        self, local: Tensor, x: Tensor, order: Tensor | None, frames: list[int] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Patches [B, M, P, 2D], their global half normalised, and raw class slots [B, N, 2D]."""
         local, x = _restore(local, order), _restore(x, order)
         raw_slot = torch.cat((local[:, :, 0], x[:, :, 0]), dim=-1)
-        return torch.cat((local, self.norm(x)), dim=-1), raw_slot
+        if frames is not None and frames != list(range(x.shape[1])):
+            local, x = local[:, frames], x[:, frames]
+        return torch.cat((local[:, :, 1:], self.norm(x[:, :, 1:])), dim=-1), raw_slot
 
     def _rope(self, h: int, w: int, device: torch.device) -> tuple[RopeTable, RopeTable]:
         key = (h, w, device)
@@ -247,10 +326,12 @@ class VisionTransformer(nn.Module):
             columns = torch.arange(1, w + 1, device=device).repeat(h)
             patches = torch.stack((rows, columns), dim=1)
             slot = torch.zeros(1, 2, dtype=patches.dtype, device=device)
+            # Across frames every patch stands at (1, 1) and the class slots at (0, 0). Only
+            # differences of positions matter, so patches may stay and the slots turn back.
+            back = rope_table(-torch.ones_like(slot))
             self._tables[key] = (
                 rope_table(torch.cat((slot, patches))),
-                # Across frames every patch stands at (1, 1): only the class slot is told apart.
-                rope_table(torch.cat((slot, torch.ones_like(patches)))),
+                RopeTable(back.cos, back.sin, stride=1 + h * w),
             )
         return self._tables[key]
 

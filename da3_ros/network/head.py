@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from da3_ros.network.backbone import matching
 from da3_ros.network.specs import PATCH, ModelSpec
 
 UV_GAIN = 0.1
@@ -95,26 +96,37 @@ class DualDptHead(nn.Module):
         self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8
     ) -> Dense:
         """Taps 4 x [F, P, 2D] of F frames of ``size`` (H, W) -> maps [F, ...]."""
+        return self.decode([self.project(k, t) for k, t in enumerate(taps)], size, rays, chunk)
+
+    def project(self, k: int, tap: Tensor) -> Tensor:
+        """Tap number ``k`` [F, P, 2D] -> its channels [F, P, c_k], several times fewer."""
+        layer = self.projects[k]  # a 1x1 convolution: the same as a linear layer on tokens
+        return F.linear(matching(self.norm(tap), layer), layer.weight.flatten(1), layer.bias)
+
+    def decode(
+        self, projected: list[Tensor], size: tuple[int, int], rays: bool = False, chunk: int = 8
+    ) -> Dense:
+        """Projected taps 4 x [F, P, c_k] -> maps [F, ...], ``chunk`` frames at a time."""
         parts = [
-            self._frames([t[i : i + chunk] for t in taps], size, rays)
-            for i in range(0, len(taps[0]), chunk)
+            self._frames([t[i : i + chunk] for t in projected], size, rays)
+            for i in range(0, len(projected[0]), chunk)
         ]
         return parts[0] if len(parts) == 1 else _concatenate(parts)
 
-    def _frames(self, taps: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
-        laterals = self._pyramid(taps, size)
+    def _frames(self, projected: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
+        laterals = self._pyramid(projected, size)
         depth, confidence = self._depth(self._refine(laterals, ""), size)
         if not rays:
             return Dense(depth, confidence)
         return Dense(depth, confidence, *self._rays(self._refine(laterals, "_aux"), size))
 
-    def _pyramid(self, taps: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
+    def _pyramid(self, projected: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
         """Four maps of F channels at 4h, 2h, h and h/2."""
         h, w = size[0] // PATCH, size[1] // PATCH
         maps = []
-        for k, tap in enumerate(taps):
-            x = self.norm(tap).transpose(1, 2).unflatten(2, (h, w))
-            x = self.resize_layers[k](self._with_uv(self.projects[k](x), size))
+        for k, tokens in enumerate(projected):
+            x = tokens.unflatten(1, (h, w)).permute(0, 3, 1, 2)  # channels last in memory
+            x = self.resize_layers[k](self._with_uv(x, size))
             maps.append(self.scratch.get_submodule(f"layer{k + 1}_rn")(x))
         return maps
 
@@ -129,7 +141,8 @@ class DualDptHead(nn.Module):
 
     def _depth(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         x = _enlarge(self.scratch.output_conv1(x), size)
-        logits = self.scratch.output_conv2(self._with_uv(x, size))
+        neck = self.scratch.output_conv2[:2](self._with_uv(x, size))
+        logits = self.scratch.output_conv2[2](neck.float())  # 16 bits here make terraces in depth
         return logits[:, 0].exp(), 1 + logits[:, 1].exp()
 
     def _rays(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -137,7 +150,7 @@ class DualDptHead(nn.Module):
         live = self.scratch.output_conv2_aux[3]
         norm = self.scratch.output_conv2_aux[0].get_submodule("2")  # shared, stored with stack 0
         first, last = live.get_submodule("0"), live.get_submodule("5")
-        x = norm(first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = norm(first(x).float().permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         out = last(F.relu(x)).permute(0, 2, 3, 1)
         return out[..., :6], 1 + out[..., 6].exp()
 

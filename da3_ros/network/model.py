@@ -6,21 +6,29 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from da3_ros.network.backbone import Backbone
+from da3_ros.network.backbone import Backbone, Prefix
 from da3_ros.network.camera import CameraDecoder, CameraEncoder
 from da3_ros.network.head import DualDptHead
 from da3_ros.network.specs import MODELS, PATCH, ModelSpec
 
 
+class Chunks(NamedTuple):
+    """How much passes at a time in inference; memory and speed only, results agree to rounding."""
+
+    head_frames: int = 8  # frames in the head, whose maps are the largest
+    local_frames: int = 0  # frames in a frame-local block; 0: all
+    mlp_tokens: int = 0  # tokens in a feed-forward layer; 0: all
+
+
 class Output(NamedTuple):
     """What a forward pass returns, in one unknown unit and the reference camera's world."""
 
-    depth: Tensor  # [B, N, H, W] z-depth
-    confidence: Tensor  # [B, N, H, W], from 1 upwards
+    depth: Tensor  # [B, N, H, W] z-depth, or of the M frames that were asked for
+    confidence: Tensor  # likewise, from 1 upwards
     extrinsics: Tensor  # [B, N, 3, 4] world-to-camera, OpenCV axes
     intrinsics: Tensor  # [B, N, 3, 3] pixels of the input, pixel i covers [i, i + 1)
     sky: Tensor | None = None
-    ray: Tensor | None = None  # [B, N, 8h, 8w, 6], only with rays=True
+    ray: Tensor | None = None  # [B, N or M, 8h, 8w, 6], only with rays=True
     ray_confidence: Tensor | None = None
 
 
@@ -37,6 +45,12 @@ class DepthAnything3(nn.Module):
         self.head = DualDptHead(spec)
         self.cam_enc = CameraEncoder(spec)
         self.cam_dec = CameraDecoder(spec)
+        self.chunks = Chunks()
+
+    def set_chunks(self, chunks: Chunks) -> None:
+        """Choose how much passes at a time."""
+        self.chunks = chunks
+        self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
 
     def forward(
         self,
@@ -46,7 +60,6 @@ class DepthAnything3(nn.Module):
         ref_view: str = "saddle_balanced",
         *,
         rays: bool = False,
-        head_chunk: int = 8,
     ) -> Output:
         """Run the whole network.
 
@@ -55,25 +68,53 @@ class DepthAnything3(nn.Module):
             frame, both or none (the network has no use for intrinsics alone).
         ref_view: ``first``, ``middle``, ``saddle_balanced`` or ``saddle_sim_range``.
         rays: also return the ray maps (the second branch of the head, skipped otherwise).
-        head_chunk: frames that pass the head together; memory only, no effect on values.
 
         Raises ValueError for a size that is no multiple of 14, or for poses without intrinsics.
         """
         size = self._check(images, extrinsics, intrinsics)
-        B, N = images.shape[:2]
         camera_tokens = None
         if extrinsics is not None and intrinsics is not None:
             camera_tokens = self.cam_enc(extrinsics, intrinsics, size)
-        vit = self.backbone.pretrained
-        tokens, descriptor = (x.unflatten(0, (B, N)) for x in vit.prefix(images.flatten(0, 1)))
-        grid = (size[0] // PATCH, size[1] // PATCH)
-        taps = vit.fuse(tokens, descriptor, grid, ref_view=ref_view, camera_tokens=camera_tokens)
-        frames = [t.flatten(0, 1) for t in taps.patches]
-        dense = self.head(frames, size, rays=rays, chunk=head_chunk)
+        prefix = self.encode(images)
+        return self.decode(prefix, size, camera_tokens, ref_view=ref_view, rays=rays)
+
+    def encode(self, images: Tensor) -> Prefix:
+        """The part that sees each frame alone: images [B, N, 3, H, W] -> [B, N, T, D], [B, N, D].
+
+        It can be kept for every window that a frame is in.
+        """
+        prefix = self.backbone.pretrained.prefix(images.flatten(0, 1))
+        return Prefix(*(x.unflatten(0, images.shape[:2]) for x in prefix))
+
+    def decode(
+        self,
+        prefix: Prefix,
+        size: tuple[int, int],
+        camera_tokens: Tensor | None = None,
+        *,
+        ref_view: str = "saddle_balanced",
+        frames: list[int] | None = None,
+        rays: bool = False,
+    ) -> Output:
+        """The part in which frames of ``size`` (H, W) see each other, and the heads.
+
+        frames: those whose maps are wanted (default all); poses are of all.
+        """
+        vit, grid = self.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)
+        taps = vit.fuse(
+            prefix.tokens,
+            prefix.descriptor,
+            grid,
+            ref_view=ref_view,
+            camera_tokens=camera_tokens,
+            frames=frames,
+            consume=lambda k, patches: self.head.project(k, patches.flatten(0, 1)),
+        )
+        dense = self.head.decode(taps.patches, size, rays, self.chunks.head_frames)
         w2c, K = self.cam_dec(taps.camera, size)
-        depth, confidence = (m.unflatten(0, (B, N)) for m in dense[:2])
-        ray, ray_confidence = (None if m is None else m.unflatten(0, (B, N)) for m in dense[2:])
-        return Output(depth, confidence, w2c, K, None, ray, ray_confidence)
+        shape = (len(taps.camera), -1)
+        maps = [None if m is None else m.unflatten(0, shape) for m in dense]
+        return Output(maps[0], maps[1], w2c, K, None, *maps[2:])
 
     @staticmethod
     def _check(images: Tensor, extrinsics: Tensor | None, K: Tensor | None) -> tuple[int, int]:

@@ -1,0 +1,41 @@
+"""Puts a network's large matrices into 16 bits, and leaves alone what would make errors visible.
+
+Norms, gammas, tokens and the residual stream stay fp32, as do the camera parts and the last
+convolution and exponential of the heads: there 16 bits make terraces in depth.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from da3_ros.network.model import DepthAnything3
+
+MATRICES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+KEPT = ("cam_enc.", "cam_dec.", "head.scratch.output_conv2.2", "head.scratch.output_conv2_aux")
+
+
+@torch.no_grad()
+def convert(network: DepthAnything3, dtype: torch.dtype) -> None:
+    """Turn the weights of matrix products into ``dtype``, in place; fp32 does nothing.
+
+    What was lost comes back only by loading the checkpoint again.
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, MATRICES) and not name.startswith(KEPT):
+            module.to(dtype)
+
+
+@torch.no_grad()
+def channels_last(network: DepthAnything3) -> None:
+    """Lay out the head's convolutions as its maps are: channels last."""
+    for module in network.head.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
+
+
+def drop_rays(network: DepthAnything3) -> None:
+    """Remove the head's ray branch, two thirds of its weights; ray maps are gone with it."""
+    scratch = network.head.scratch
+    for name in [n for n, _ in scratch.named_children() if n.endswith("_aux")]:
+        delattr(scratch, name)
