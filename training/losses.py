@@ -30,7 +30,7 @@ class Weights:
     depth: float = 1.0
     gradient: float = 0.5
     ray: float = 0.5
-    camera: float = 1.0
+    camera: float = 4.0  # of several terms the smallest by far, and the one that is hard
     quaternion: float = 5.0  # within the camera term
     probe: float = 0.5
     attention: float = 0.3

@@ -41,6 +41,7 @@ PHASES = (
             Bucket(3, 126, 126),
         ),
         (0.4, 0.25),
+        posed=0.25,
     ),
     Phase(
         "views and poses",
