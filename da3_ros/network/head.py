@@ -8,7 +8,7 @@ architecture notes; the design is DPT (Ranftl et al., arXiv 2103.13413) with two
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,14 +73,16 @@ class Fusion(nn.Module):
         return _enlarge(self.out_conv(self.resConfUnit2(x)), size)
 
 
-class DualDptHead(nn.Module):
-    """Depth and confidence, and on demand rays, from four taps (7.1)."""
+class DptPyramid(nn.Module):
+    """What the heads share: four taps to four maps, and those to one of 8h x 8w."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    scratch: nn.Module
+
+    def __init__(self, channels: tuple[int, ...], tap_width: int) -> None:
         super().__init__()
-        c, C = spec.channels, 2 * spec.width
-        self.norm = nn.LayerNorm(C, eps=1e-5)
-        self.projects = nn.ModuleList(nn.Conv2d(C, ck, 1) for ck in c)
+        c = channels
+        self.norm: nn.Module = nn.Identity()
+        self.projects = nn.ModuleList(nn.Conv2d(tap_width, ck, 1) for ck in c)
         self.resize_layers = nn.ModuleList(
             (
                 nn.ConvTranspose2d(c[0], c[0], 4, 4),
@@ -89,36 +91,12 @@ class DualDptHead(nn.Module):
                 nn.Conv2d(c[3], c[3], 3, 2, 1),
             )
         )
-        self.scratch = Scratch(spec.features, c)
-        self._uv: dict[tuple[object, ...], Tensor] = {}
-
-    def forward(
-        self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8
-    ) -> Dense:
-        """Taps 4 x [F, P, 2D] of F frames of ``size`` (H, W) -> maps [F, ...]."""
-        return self.decode([self.project(k, t) for k, t in enumerate(taps)], size, rays, chunk)
 
     def project(self, k: int, tap: Tensor) -> Tensor:
-        """Tap number ``k`` [F, P, 2D] -> its channels [F, P, c_k], several times fewer."""
-        layer = self.projects[k]  # a 1x1 convolution: the same as a linear layer on tokens
+        """Tap number ``k`` [F, P, C] -> its channels [F, P, c_k], several times fewer."""
+        # A 1x1 convolution: the same as a linear layer on tokens.
+        layer: Any = self.projects[k]
         return F.linear(matching(self.norm(tap), layer), layer.weight.flatten(1), layer.bias)
-
-    def decode(
-        self, projected: list[Tensor], size: tuple[int, int], rays: bool = False, chunk: int = 8
-    ) -> Dense:
-        """Projected taps 4 x [F, P, c_k] -> maps [F, ...], ``chunk`` frames at a time."""
-        parts = [
-            self._frames([t[i : i + chunk] for t in projected], size, rays)
-            for i in range(0, len(projected[0]), chunk)
-        ]
-        return parts[0] if len(parts) == 1 else _concatenate(parts)
-
-    def _frames(self, projected: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
-        laterals = self._pyramid(projected, size)
-        depth, confidence = self._depth(self._refine(laterals, ""), size)
-        if not rays:
-            return Dense(depth, confidence)
-        return Dense(depth, confidence, *self._rays(self._refine(laterals, "_aux"), size))
 
     def _pyramid(self, projected: list[Tensor], size: tuple[int, int]) -> list[Tensor]:
         """Four maps of F channels at 4h, 2h, h and h/2."""
@@ -138,6 +116,45 @@ class DualDptHead(nn.Module):
         for r in (3, 2, 1):
             x = self.scratch.get_submodule(f"refinenet{r}{branch}")(x, maps[r - 1], sizes[r - 1])
         return x
+
+    def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """Positions added to a map, in the heads that have them."""
+        return x
+
+
+class DualDptHead(DptPyramid):
+    """Depth and confidence, and on demand rays, from four taps (7.1)."""
+
+    scratch: Scratch
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec.channels, 2 * spec.width)
+        self.norm = nn.LayerNorm(2 * spec.width, eps=1e-5)
+        self.scratch = Scratch(spec.features, spec.channels)
+        self._uv: dict[tuple[object, ...], Tensor] = {}
+
+    def forward(
+        self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8
+    ) -> Dense:
+        """Taps 4 x [F, P, 2D] of F frames of ``size`` (H, W) -> maps [F, ...]."""
+        return self.decode([self.project(k, t) for k, t in enumerate(taps)], size, rays, chunk)
+
+    def decode(
+        self, projected: list[Tensor], size: tuple[int, int], rays: bool = False, chunk: int = 8
+    ) -> Dense:
+        """Projected taps 4 x [F, P, c_k] -> maps [F, ...], ``chunk`` frames at a time."""
+        parts = [
+            self._frames([t[i : i + chunk] for t in projected], size, rays)
+            for i in range(0, len(projected[0]), chunk)
+        ]
+        return parts[0] if len(parts) == 1 else _concatenate(parts)
+
+    def _frames(self, projected: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
+        laterals = self._pyramid(projected, size)
+        depth, confidence = self._depth(self._refine(laterals, ""), size)
+        if not rays:
+            return Dense(depth, confidence)
+        return Dense(depth, confidence, *self._rays(self._refine(laterals, "_aux"), size))
 
     def _depth(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         x = _enlarge(self.scratch.output_conv1(x), size)

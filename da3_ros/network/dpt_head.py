@@ -1,0 +1,46 @@
+"""The head of the monocular networks: depth and sky (architecture notes, 7.2)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from da3_ros.network.head import DptPyramid, Fusion
+from da3_ros.network.specs import ModelSpec
+
+
+class DptHead(DptPyramid):
+    """Depth and sky from four taps; no token norm, no positions, no confidence."""
+
+    scratch: DptScratch
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec.channels, spec.width)
+        self.scratch = DptScratch(spec.features, spec.channels)
+
+    def forward(self, projected: list[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Projected taps 4 x [F, P, c_k] of frames of ``size`` -> depth and sky [F, H, W]."""
+        x = self.scratch.output_conv1(self._refine(self._pyramid(projected, size), ""))
+        x = F.interpolate(x, size=size, mode="bilinear", align_corners=True)
+        depth, sky = self.scratch.output_conv2, self.scratch.sky_output_conv2
+        # The last step in fp32: 16 bits here make terraces in depth.
+        return depth[2](depth[:2](x).float())[:, 0].exp(), sky[2](sky[:2](x).float())[:, 0].relu()
+
+
+class DptScratch(nn.Module):
+    """The part of the head that the checkpoints call ``scratch``."""
+
+    def __init__(self, features: int, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        half = features // 2
+        for k, ck in enumerate(channels):
+            self.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, features, 3, padding=1, bias=False))
+        for r in (1, 2, 3, 4):
+            self.add_module(f"refinenet{r}", Fusion(features, lateral=r < 4))
+        self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
+        self.output_conv2 = _one_channel(half)
+        self.sky_output_conv2 = _one_channel(half)
+
+
+def _one_channel(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(width, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 1, 1))
