@@ -1,14 +1,15 @@
 """Figures on held-out rooms: ``python -m training.evaluate [--run DIR | --checkpoint DIR]``.
 
-Prints a table in markdown and writes it beside the same numbers in JSON. Every row sees the same
-frames: windows of eight, split into windows of 1, 2, 4 or 8.
+Prints tables in markdown and writes them beside the same numbers in JSON. Every row sees the same
+frames: windows of eight, split into windows of 1, 2, 4 or 8. Beside each figure stands that of two
+baselines that see no image: the mean depth map of other rooms, and no motion.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,7 +39,10 @@ HELD_OUT_SEED = 5_000_000  # below the training rooms, beyond those of demo and 
 BLIND_SEED = FIRST_TRAINING_SEED - 1_000_000  # rooms that the mean depth map is taken from
 MIN_SHARE = 0.3  # of their picture, for pairs whose pose counts
 MIN_BASELINE = 0.1  # of the median depth, for pairs whose direction of translation counts
-POSE_NOISE = (1.0, 0.03)  # of the poses given: up to so many degrees, and share of the distance
+# Of the poses given: up to so many degrees, and up to that share of the distance.
+POSE_NOISE = (1.0, 0.03)
+NOISE_CURVE = ((0.0, 0.0), POSE_NOISE, (2.0, 0.06), (4.0, 0.12), (8.0, 0.24), (16.0, 0.48))
+NOISE_VIEWS = 4
 AUC_DEG = (5, 15, 30)
 KINDS = {"rooms as trained on": False, "narrow rooms, a kind never trained on": True}
 
@@ -83,19 +87,26 @@ def split(batch: Batch, views: int) -> list[tuple[slice, Batch]]:
 
 
 @torch.no_grad()
-def ask(network: DepthAnything3, batch: Batch, conditioned: bool, chunk: int = 4) -> Answer:
-    """The network's answer, ``chunk`` windows at a time."""
-    given = conditioning_extrinsics(noisy_poses(batch, *POSE_NOISE, seed=2))
+def ask(
+    network: DepthAnything3, batch: Batch, poses_given: Tensor | None = None, chunk: int = 4
+) -> Answer:
+    """The network's answer, ``chunk`` windows at a time; poses [B, N, 4, 4] in metres if given."""
+    given = None if poses_given is None else conditioning_extrinsics(poses_given)
     depth, poses = [], []
     for i in range(0, len(batch.depth), chunk):
         part = slice(i, i + chunk)
-        known = (given[part], batch.K[part]) if conditioned else ()
+        known = () if given is None else (given[part], batch.K[part])
         out = network(batch.images[part], *known, ref_view="first")
         depth.append(out.depth)
         T = torch.eye(4, device=out.depth.device).repeat(*out.depth.shape[:2], 1, 1)
         T[..., :3, :] = out.extrinsics
         poses.append(torch.linalg.inv(T))
     return Answer(torch.cat(depth), torch.cat(poses))
+
+
+def as_odometry(batch: Batch, noise: tuple[float, float]) -> Tensor:
+    """Noisy poses [B, N, 4, 4] in metres; the same draw for every amount of noise."""
+    return noisy_poses(batch, *noise, seed=2)
 
 
 def mean_depth_map(pool: Pool) -> Tensor:
@@ -125,7 +136,7 @@ def depth_errors(answer: Answer, truth: Batch, per_frame: bool) -> tuple[Tensor,
     if per_frame:
         scale = ratio.flatten(2).nanmedian(-1).values[..., None, None]
     else:
-        scale = ratio.flatten(1).nanmedian(-1).values[:, None, None, None]
+        scale = window_scale(answer, truth)[:, None, None, None]
     ratio = ratio / scale
     count = known.flatten(2).sum(-1).clamp_min(1)
     off = torch.where(known, (1 / ratio - 1).abs(), 0.0).flatten(2).sum(-1) / count
@@ -133,13 +144,21 @@ def depth_errors(answer: Answer, truth: Batch, per_frame: bool) -> tuple[Tensor,
     return off.flatten(), (good.flatten(2).sum(-1) / count).flatten()
 
 
+def window_scale(answer: Answer, truth: Batch) -> Tensor:
+    """Median ratio [B] of true depth to the answer's."""
+    known = truth.depth.isfinite()
+    ratio = torch.where(known, truth.depth / answer.depth, torch.nan)
+    return ratio.flatten(1).nanmedian(-1).values
+
+
 @dataclass(frozen=True, eq=False)
 class PoseErrors:
-    """Of pairs of views, in degrees."""
+    """Of pairs of views; the last three of those with a baseline."""
 
-    rotation: Tensor  # [pairs that share enough]
-    direction: Tensor  # [those of them with a baseline]
-    both: Tensor  # the larger one, of pairs with a baseline
+    rotation: Tensor  # degrees
+    direction: Tensor  # of the translation, degrees
+    both: Tensor  # the larger one
+    translation: Tensor  # over the baseline, after the scale that fits the depth
 
 
 def pose_errors(answer: Answer, truth: Batch, share: Tensor) -> PoseErrors:
@@ -158,7 +177,10 @@ def pose_errors(answer: Answer, truth: Batch, share: Tensor) -> PoseErrors:
     counts = share[:, i, j] >= MIN_SHARE
     moved = counts & (true[..., :3, 3].norm(dim=-1) >= MIN_BASELINE * median[:, None])
     both = torch.maximum(rotation, direction)
-    return PoseErrors(rotation[counts], direction[moved], both[moved])
+    there, here = true[..., :3, 3], said[..., :3, 3]
+    off = (window_scale(answer, truth)[:, None, None] * here - there).norm(dim=-1)
+    translation = off / there.norm(dim=-1).clamp_min(1e-12)
+    return PoseErrors(rotation[counts], direction[moved], both[moved], translation[moved])
 
 
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
@@ -191,52 +213,161 @@ def summarize(answers: list[tuple[slice, Answer, Batch]], share: Tensor) -> dict
     window = [depth_errors(a, t, per_frame=False) for _, a, t in answers]
     frame = [depth_errors(a, t, per_frame=True) for _, a, t in answers]
     poses = [pose_errors(a, t, share[:, k, k]) for k, a, t in answers]
-    rotation = torch.cat([p.rotation for p in poses])
-    direction, both = (torch.cat([getattr(p, n) for p in poses]) for n in ("direction", "both"))
+    rotation, direction, both, translation = (
+        torch.cat([getattr(p, name) for p in poses])
+        for name in ("rotation", "direction", "both", "translation")
+    )
     return {
         "AbsRel": float(torch.cat([w[0] for w in window]).mean()),
         "delta1": float(torch.cat([w[1] for w in window]).mean()),
         "AbsRel, scale per frame": float(torch.cat([f[0] for f in frame]).mean()),
         "rotation, deg": median(rotation),
         "direction, deg": median(direction),
+        "translation, share": median(translation),
         **{f"AUC@{d}": auc(both, d) for d in AUC_DEG},
         "pairs": len(rotation),
         "pairs with baseline": len(both),
     }
 
 
-# Command ----------------------------------------------------------------------------------------
+# Tables -----------------------------------------------------------------------------------------
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What an evaluation found."""
+
+    rows: list[Row]  # scenes x views x (images, images and poses, blind)
+    noise: list[Row]  # what poses of growing noise are worth
 
 
 def evaluate(
     network: DepthAnything3, rooms: int, size: tuple[int, int], device: torch.device
-) -> list[dict[str, object]]:
-    """Rows of the table."""
+) -> Report:
+    """Everything that the command prints."""
     blind_pool = render_pool(draw_clips(BLIND_SEED, rooms, clips=1), size, device)
     mean_map = mean_depth_map(blind_pool)
-    rows: list[dict[str, object]] = []
-    for kind, narrow in KINDS.items():
-        batch, share = held_out_windows(rooms, size, narrow, device)
+    scenes = {
+        kind: held_out_windows(rooms, size, narrow, device) for kind, narrow in KINDS.items()
+    }
+    rows: list[Row] = []
+    for kind, (batch, share) in scenes.items():
         for views in tqdm(VIEWS, kind, leave=False):
-            parts = split(batch, views)
-            methods = {
-                "images": [ask(network, p, False) for _, p in parts],
-                "images and poses": [ask(network, p, True) for _, p in parts],
-                "blind": [guess_blindly(p, mean_map) for _, p in parts],
-            }
-            for method, answers in methods.items():
-                known = [(k, a, p) for (k, p), a in zip(parts, answers, strict=True)]
-                figures = summarize(known, share)
-                rows.append({"scenes": kind, "views": views, "given": method, **figures})
+            rows += compare_methods(network, split(batch, views), share, mean_map, kind, views)
+    batch, share = next(iter(scenes.values()))
+    return Report(rows, noise_curve(network, split(batch, NOISE_VIEWS), share))
+
+
+def compare_methods(
+    network: DepthAnything3,
+    parts: list[tuple[slice, Batch]],
+    share: Tensor,
+    mean_map: Tensor,
+    kind: str,
+    views: int,
+) -> list[Row]:
+    """Rows of one kind of scenes and one number of views."""
+    methods = {
+        "images": [ask(network, p) for _, p in parts],
+        "images and poses": [ask(network, p, as_odometry(p, POSE_NOISE)) for _, p in parts],
+        "blind": [guess_blindly(p, mean_map) for _, p in parts],
+    }
+    rows = []
+    for method, answers in methods.items():
+        known = [(k, a, p) for (k, p), a in zip(parts, answers, strict=True)]
+        figures = summarize(known, share)
+        rows.append({"scenes": kind, "views": views, "given": method, **figures})
     return rows
 
 
-def to_markdown(rows: list[dict[str, object]]) -> str:
-    """A table of the rows; a dash where there is nothing to measure."""
+def noise_curve(
+    network: DepthAnything3, parts: list[tuple[slice, Batch]], share: Tensor
+) -> list[Row]:
+    """Errors without poses, and with poses of growing noise, beside the errors of those poses."""
+    wanted = ("AbsRel", "rotation, deg", "direction, deg", "AUC@30")
+    rows: list[Row] = []
+    for noise in tqdm((None, *NOISE_CURVE), "noise of poses", leave=False):
+        said, given = [], []
+        for k, p in parts:
+            poses = None if noise is None else as_odometry(p, noise)
+            said.append((k, ask(network, p, poses), p))
+            if poses is not None:
+                given.append((k, Answer(p.depth * p.scale_m[:, None, None, None], poses), p))
+        figures = summarize(said, share)
+        own = summarize(given, share) if given else dict.fromkeys(figures, float("nan"))
+        label = "no poses" if noise is None else f"{noise[0]:g} deg, {100 * noise[1]:g} %"
+        row: Row = {"noise up to": label, **{name: figures[name] for name in wanted}}
+        rows.append(row | {f"{name} of the poses": own[name] for name in wanted[1:]})
+    return rows
+
+
+def to_markdown(report: Report) -> str:
+    """Tables and the sentences that compare their rows."""
+    return (
+        "Every figure is followed by that of not looking: the mean depth map, no motion.\n\n"
+        + _table(_beside_blind(report.rows))
+        + "\n"
+        + "".join(f"- {line}\n" for line in compare_rows(report.rows))
+        + f"\nWindows of {NOISE_VIEWS} views, given poses of growing noise:\n\n"
+        + _table(report.noise)
+    )
+
+
+def _beside_blind(rows: list[Row]) -> list[Row]:
+    """Rows whose figures are ``ours / blind``."""
+    blind = {(r["scenes"], r["views"]): r for r in rows if r["given"] == "blind"}
+    shown = []
+    for row in (r for r in rows if r["given"] != "blind"):
+        other = blind[row["scenes"], row["views"]]
+        both = {
+            k: f"{_cell(v)} / {_cell(other[k])}"
+            for k, v in row.items()
+            if isinstance(v, float) and v == v
+        }
+        shown.append({**row, **both})
+    return shown
+
+
+def compare_rows(rows: list[Row]) -> list[str]:
+    """One view against several, rotation against not looking, poses against none."""
+    at = {(r["scenes"], r["views"], r["given"]): r for r in rows}
+    lines = []
+    for kind in KINDS:
+        one = at[kind, 1, "images"]["AbsRel, scale per frame"]
+        several = ", ".join(
+            f"{_cell(at[kind, n, 'images']['AbsRel, scale per frame'])} from {n}"
+            for n in VIEWS[1:]
+        )
+        lines.append(
+            f"{kind}: the same frames, one scale per frame, AbsRel {_cell(one)} from one view, "
+            f"{several}"
+        )
+        for n in VIEWS[1:]:
+            seen, posed, blind = (
+                at[kind, n, given] for given in ("images", "images and poses", "blind")
+            )
+            share = _share(seen["rotation, deg"], blind["rotation, deg"])
+            depth = _share(posed["AbsRel"], seen["AbsRel"])
+            turn = _share(posed["rotation, deg"], seen["rotation, deg"])
+            lines.append(
+                f"{kind}, {n} views: rotation error {share} of the blind one; with poses given "
+                f"AbsRel becomes {depth} and rotation {turn} of what they are without"
+            )
+    return lines
+
+
+def _share(a: object, b: object) -> str:
+    assert isinstance(a, float)
+    assert isinstance(b, float)
+    return f"{100 * a / b:.0f} %" if b and a == a and b == b else "–"
+
+
+def _table(rows: list[Row]) -> str:
+    """Markdown of rows; a dash where there is nothing to measure."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    for row in rows:
-        cells = [_cell(v) for v in row.values()]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["| " + " | ".join(_cell(v) for v in row.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -246,12 +377,15 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+# Command ----------------------------------------------------------------------------------------
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, help="a run's averaged weights")
     parser.add_argument("--checkpoint", default="", help="a folder; default: what is shipped")
-    parser.add_argument("--rooms", type=int, default=100, help="held-out rooms of each kind")
+    parser.add_argument("--rooms", type=int, default=60, help="held-out rooms of each kind")
     parser.add_argument("--size", type=int, nargs=2, default=(168, 224), metavar=("H", "W"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("evaluation"), help="without suffix")
@@ -262,11 +396,11 @@ def main(argv: list[str] | None = None) -> None:
     else:
         network = build_network("da3-tiny")
         load_checkpoint(network, args.checkpoint)
-    rows = evaluate(network.to(device), args.rooms, tuple(args.size), device)
+    report = evaluate(network.eval().to(device), args.rooms, tuple(args.size), device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".md").write_text(to_markdown(rows))
-    args.out.with_suffix(".json").write_text(json.dumps(rows, indent=1))
-    print(to_markdown(rows), end="")
+    args.out.with_suffix(".md").write_text(to_markdown(report))
+    args.out.with_suffix(".json").write_text(json.dumps(asdict(report), indent=1))
+    print(to_markdown(report), end="")
 
 
 if __name__ == "__main__":

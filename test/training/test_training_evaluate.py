@@ -1,7 +1,7 @@
 """The table: perfect for the truth, right for known errors, and the weights that get shipped."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -62,6 +62,16 @@ def test_pairs_that_share_little_or_do_not_move_do_not_count(truth):
     assert not len(errors.direction)
 
 
+def test_translation_counts_in_the_unit_of_the_depth(truth):
+    T = truth.T_ref_camera.clone()
+    T[..., :3, 3] *= 3
+    everything = torch.ones(4, 4, 4)
+    in_step = ev.pose_errors(ev.Answer(truth.depth * 3, T), truth, everything)
+    assert in_step.translation.max() < 1e-4
+    too_long = ev.pose_errors(ev.Answer(truth.depth, T), truth, everything)
+    assert torch.allclose(too_long.translation, torch.tensor(2.0, dtype=torch.double), atol=1e-3)
+
+
 def test_area_under_the_curve():
     errors = torch.tensor([0.0, 2.5, 100.0])
     assert ev.auc(errors, 5) == pytest.approx(0.5)
@@ -76,15 +86,39 @@ def test_no_motion_points_nowhere():
     assert ev.direction_error(ahead, torch.tensor([1.0, 0.0, 1.0])) == pytest.approx(45)
 
 
-def test_table_has_every_row_and_the_same_frames():
-    rows = ev.evaluate(network(), 2, (56, 70), torch.device("cpu"))
+@pytest.fixture(scope="module")
+def report():
+    return ev.evaluate(network(), 2, (56, 70), torch.device("cpu"))
+
+
+def test_table_has_every_row_and_the_same_frames(report):
+    rows = report.rows
     assert len(rows) == 2 * 4 * 3
     blind = [r["AbsRel, scale per frame"] for r in rows if r["given"] == "blind"]
     assert blind[:4] == pytest.approx([blind[0]] * 4)  # whatever the windows, the same frames
-    text = ev.to_markdown(rows)
-    assert text.count("\n") == len(rows) + 2
+    json.dumps(asdict(report))
+
+
+def test_text_shows_not_looking_beside_every_figure_and_compares_rows(report):
+    text = ev.to_markdown(report)
     assert "nan" not in text
-    json.dumps(rows)
+    body = [line for line in text.splitlines() if "| images" in line]
+    assert len(body) == 2 * 4 * 2
+    one, blind = (
+        next(r for r in report.rows if r["given"] == given) for given in ("images", "blind")
+    )
+    assert f"{one['AbsRel']:.3f} / {blind['AbsRel']:.3f}" in body[0]
+    assert text.count("from one view") == 2
+    assert text.count("of the blind one") == 2 * 3
+
+
+def test_noise_curve_names_the_errors_of_the_poses_themselves(report):
+    rows = report.noise
+    assert [r["noise up to"] for r in rows][:2] == ["no poses", "0 deg, 0 %"]
+    own = [r["rotation, deg of the poses"] for r in rows[1:]]
+    assert own[0] == pytest.approx(0, abs=1e-2)
+    assert own == sorted(own)
+    assert len(rows) == 1 + len(ev.NOISE_CURVE)
 
 
 def test_shipped_weights_are_the_average_in_half_precision(tmp_path, monkeypatch):
