@@ -32,7 +32,9 @@ class Weights:
     ray: float = 0.5
     camera: float = 4.0  # of several terms the smallest by far, and the one that is hard
     quaternion: float = 5.0  # within the camera term
+    fov: float = 0.25  # within the camera term: one picture hardly tells, the rest is noise
     probe: float = 0.5
+    flow: float = 5.0
     attention: float = 0.3
     trust: float = 0.0
 
@@ -41,6 +43,8 @@ def total_loss(guess: Guess, truth: Batch, weights: Weights) -> tuple[Tensor, di
     """The weighted sum, and its terms before weighting."""
     terms = camera_losses(guess.cameras, truth)
     terms["probe"] = probe_loss(guess.probes, truth)
+    if truth.depth.shape[1] > 1:
+        terms["flow"] = flow_loss(guess.probes, truth)
     if guess.attention and truth.depth.shape[1] > 1:
         matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
         terms["attention"] = attention_loss(guess.attention, matches, truth.depth.shape[1])
@@ -49,8 +53,9 @@ def total_loss(guess: Guess, truth: Batch, weights: Weights) -> tuple[Tensor, di
     factor = {
         "centre": weights.camera,
         "quaternion": weights.camera * weights.quaternion,
-        "fov": weights.camera,
+        "fov": weights.camera * weights.fov,
         "probe": weights.probe,
+        "flow": weights.flow,
         "attention": weights.attention,
         "depth": weights.depth,
         "gradient": weights.gradient,
@@ -151,7 +156,7 @@ def ray_map(T: Tensor, K: Tensor, size: tuple[int, int], grid: tuple[int, ...]) 
 
 
 def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
-    """L1 of every linear probe [B, N, P, 7] on the patches' log-depth and central rays."""
+    """L1 of every linear probe [B, N, P, 9] on the patches' log-depth and central rays."""
     H, W = truth.size
     depth = truth.depth.unflatten(3, (W // PATCH, PATCH)).unflatten(2, (H // PATCH, PATCH))
     depth = depth.transpose(3, 4).flatten(4).flatten(2, 3)  # [B, N, P, 196]
@@ -162,10 +167,40 @@ def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
     rays = ray_map(truth.T_ref_camera, truth.K, truth.size, (H // PATCH, W // PATCH))
     rays = rays.flatten(2, 3)
     losses = [
-        _mean((p[..., 0] - log_depth).abs(), mostly) + (p[..., 1:] - rays).abs().mean()
+        _mean((p[..., 0] - log_depth).abs(), mostly) + (p[..., 1:7] - rays).abs().mean()
         for p in probes
     ]
     return torch.stack(losses).mean()
+
+
+def flow_loss(probes: list[Tensor], truth: Batch) -> Tensor:
+    """L1 of every linear probe on how far each patch moves from its view into the reference.
+
+    Attention that looks at the right place is not enough: its values must carry where that is.
+    The unit is the picture's width; only patches that the reference sees count.
+    """
+    moved, visible = flow_to_reference(truth.depth, truth.T_ref_camera, truth.K)
+    losses = [_mean((p[:, 1:, :, 7:] - moved).abs().mean(-1), visible) for p in probes]
+    return torch.stack(losses).mean()
+
+
+@torch.no_grad()
+def flow_to_reference(depth: Tensor, T: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+    """Movement [B, N - 1, P, 2] of patch middles into view 0, in widths, and where it is seen."""
+    W = depth.shape[-1]
+    rows, columns = patch_middles(depth)
+    seen = sight(depth, T, K, rows, columns)
+    u, v, visible = (x[:, 1:, :, 0] for x in (seen.u, seen.v, seen.visible))
+    moved = torch.stack((u - columns - 0.5, v - rows - 0.5), dim=-1) / W
+    return torch.where(visible[..., None], moved, 0.0), visible
+
+
+def patch_middles(depth: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns [P] of the middle pixels of the patches of [..., H, W]."""
+    H, W = depth.shape[-2:]
+    rows = torch.arange(PATCH // 2, H, PATCH, device=depth.device)
+    columns = torch.arange(PATCH // 2, W, PATCH, device=depth.device)
+    return rows.repeat_interleave(len(columns)), columns.repeat(len(rows))
 
 
 # Attention --------------------------------------------------------------------------------------
@@ -181,9 +216,7 @@ def patch_matches(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
     """
     B, N, H, W = depth.shape
     h, w = H // PATCH, W // PATCH
-    rows = torch.arange(PATCH // 2, H, PATCH, device=depth.device).repeat_interleave(w)
-    columns = torch.arange(PATCH // 2, W, PATCH, device=depth.device).repeat(h)
-    seen = sight(depth, T, K, rows, columns)
+    seen = sight(depth, T, K, *patch_middles(depth))
     apart = ~torch.eye(N, dtype=torch.bool, device=depth.device)[:, None]  # [N, 1, N]
     visible = (seen.visible & apart).float()  # [B, N, P, N]
     x = (seen.u / PATCH - 0.5).clamp(0, w - 1)

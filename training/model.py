@@ -21,6 +21,7 @@ from da3_ros.network.model import DepthAnything3
 from da3_ros.network.specs import PATCH, POS_GRID
 
 SUPERVISED_HEAD = 0
+PROBED = 9  # what a linear probe tells of each patch
 FOV_BIAS = 1.1  # radians, the middle of what cameras have
 
 
@@ -36,7 +37,8 @@ class Guess(NamedTuple):
     """Everything that losses look at."""
 
     cameras: Cameras
-    probes: list[Tensor]  # per global tap [B, N, P, 7]: log-depth, ray direction, ray origin
+    # Per global tap [B, N, P, 9]: log-depth, ray direction, ray origin, flow into the reference.
+    probes: list[Tensor]
     attention: list[Tensor]  # per global block [B, N P, N P]: logits of one head, patches only
     dense: Dense | None  # maps [B, N, ...], if asked for
 
@@ -85,7 +87,7 @@ class TrainingNetwork(nn.Module):
         self.network = network
         vit, spec = network.backbone.pretrained, network.spec
         self.global_taps = [k for k, block in enumerate(spec.taps) if vit.is_global(block)]
-        self.probes = nn.ModuleList(nn.Linear(2 * spec.width, 7) for _ in self.global_taps)
+        self.probes = nn.ModuleList(nn.Linear(2 * spec.width, PROBED) for _ in self.global_taps)
         blocks = [b.attn for i, b in enumerate(vit.blocks) if vit.is_global(i)]
         self.recorder = AttentionRecorder(blocks, head)
         scratch = network.head.scratch

@@ -11,6 +11,7 @@ from training.losses import (
     Weights,
     attention_loss,
     field_of_view,
+    flow_to_reference,
     patch_matches,
     ray_map,
     total_loss,
@@ -34,6 +35,8 @@ def perfect(truth):
     mean = torch.where(finite, patches, 0).sum(-1) / finite.sum(-1).clamp_min(1)
     small = ray_map(truth.T_ref_camera, truth.K, truth.size, (4, 5))
     probe = torch.cat((mean[..., None], small), -1).flatten(2, 3)
+    moved, _ = flow_to_reference(truth.depth, truth.T_ref_camera, truth.K)
+    probe = torch.cat((probe, torch.nn.functional.pad(moved, (0, 0, 0, 0, 1, 0))), -1)
     ray = ray_map(truth.T_ref_camera, truth.K, truth.size, (32, 40))
     depth = torch.where(known, truth.depth, 7.0)
     dense = Dense(depth, torch.full_like(depth, 2.0), ray, torch.full_like(ray[..., 0], 2.0))
