@@ -6,8 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# No trained weights ship yet: the demo shows the whole path, its depth means nothing.
-DEMO_ARGS ?= -p model:=da3-tiny -p checkpoint:=random -p process_res:=252 -p window.size:=5
+DEMO_ARGS ?=
 export TORCH_SPEC TORCH_INDEX_URL
 
 # Every command that needs the packages starts so. Set -u is off while ROS's own scripts run.
@@ -21,6 +20,7 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 	@echo
 	@echo '  PYTEST_ARGS="-k export"   which tests to run'
+	@echo '  DEMO_ARGS="--seed 21"     which room; -p NAME:=VALUE sets a parameter of the node'
 	@echo '  PYTHON=python3.12         the interpreter to build .venv with (3.10 to 3.13)'
 	@echo '  TORCH_SPEC="torch==2.13.0" what pip gets for torch; none: torch is there already'
 	@echo '  TORCH_INDEX_URL=URL       where pip gets torch, e.g. the CPU-only index of PyTorch:'
@@ -31,7 +31,7 @@ setup: ## virtual environment, ROS 2, messages; skipped when nothing has changed
 	  { echo 'set-up: $(PYTHON) is missing, please run: apt install python3 python3-venv python3-dev' >&2; exit 1; }
 	@$(PYTHON) tools/set_up.py
 
-demo: setup ## a synthetic camera and the live node over DDS, compared with the truth: demo_out/
+demo: setup ## a synthetic camera and the live node, held against the exact room: demo_out/
 	@$(ENV) python -m da3_ros.ros.demo --output demo_out $(DEMO_ARGS)
 
 lint: setup ## format, lint and types

@@ -14,14 +14,15 @@ SEED, FRAMES = 13, 40
 WALK, SIZE = "loop", (504, 378)
 RATE_HZ = 2.5  # slow enough that a CPU keeps up: the demo wants to show every frame
 PACE = Pace(RATE_HZ, 0.4, 40.0)
+NETWORK_SIZE = (224, 168)
 PARAMETERS: dict[str, Any] = {
     "model": "da3-tiny",
-    "process_res": 224,
+    "process_res": NETWORK_SIZE[0],
     "window.size": 6,
     "map.voxel_m": 0.01,  # of the first window's unit: the mean distance of what its view sees
 }
 
 
-def demo_camera(seed: int = SEED, frames: int = FRAMES) -> SyntheticCamera:
+def demo_camera(size: tuple[int, int] = SIZE) -> SyntheticCamera:
     """The camera of the demo, without ROS around it."""
-    return SyntheticCamera(seed, SIZE, walk=WALK, frames=frames, rate_hz=RATE_HZ, pace=PACE)
+    return SyntheticCamera(SEED, size, walk=WALK, frames=FRAMES, rate_hz=RATE_HZ, pace=PACE)

@@ -1,25 +1,85 @@
-"""Makes docs/images/scene.png: a rendered room joined from windows of exact depth and poses."""
+"""Makes the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
 
+docs/images/reconstruction.png: the demo's room as da3-tiny reconstructs it, beside the same frames
+joined from exact depth and poses. With --exact docs/images/scene.png instead: what the mapping
+does with windows of exact depth and poses (1 % noise).
+"""
+
+from __future__ import annotations
+
+import argparse
 from pathlib import Path
 
+import numpy as np
+
 from da3_ros.config import config_from_parameters
+from da3_ros.demo_settings import NETWORK_SIZE, PARAMETERS, demo_camera
 from da3_ros.mapping.picture import render_scene, write_png
+from da3_ros.measure import FramePair, measure
 from da3_ros.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame
+from da3_ros.types import Frame, Image
 
-SETTINGS = {
-    "window.size": 6,
-    "window.new": 2,
-    "map.voxel_m": 0.03,
-    "keyframe.parallax": 0.03,
-}
+IMAGES = Path(__file__).parent / "images"
+EXACT = {"window.size": 6, "window.new": 2, "map.voxel_m": 0.03, "keyframe.parallax": 0.03}
+PANEL, GAP = (720, 720), 12
 
-camera = SyntheticCamera(seed=13, size=(504, 378), walk="strafe", frames=60)
-frames = list(camera)
-pipeline = Pipeline(config_from_parameters(SETTINGS), TruthSession(frames, depth_noise=0.01))
-for frame in frames:
-    for _ in pipeline.push(Frame(frame.stamp_ns, frame.image, calibration=camera.calibration)):
-        pass
-write_png(Path(__file__).parent / "images" / "scene.png", render_scene(pipeline.scene()))
+
+def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
+    """All frames of the camera through the pipeline, each beside its truth."""
+    true = {f.stamp_ns: f for f in camera}
+    done = []
+    for f in true.values():
+        done += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+    done += pipeline.flush()
+    return [
+        FramePair(
+            d.depth_m,
+            pipeline.T_map_world @ d.T_world_camera,
+            true[d.stamp_ns].depth,
+            true[d.stamp_ns].T_world_camera,
+        )
+        for d in done
+    ]
+
+
+def exact() -> Image:
+    """A sideways walk from exact windows."""
+    camera = SyntheticCamera(seed=13, size=(504, 378), walk="strafe", frames=60)
+    pipeline = Pipeline(config_from_parameters(EXACT), TruthSession(camera, depth_noise=0.01))
+    run(pipeline, camera)
+    return render_scene(pipeline.scene())
+
+
+def reconstruction(checkpoint: str) -> Image:
+    """The demo's room from the network, and from exact windows of the size that it sees."""
+    config = config_from_parameters({**PARAMETERS, "checkpoint": checkpoint})
+    small = demo_camera(size=NETWORK_SIZE)
+    left = _panel(Pipeline(config), demo_camera())
+    right = _panel(Pipeline(config, TruthSession(small)), small)
+    return np.hstack((left, np.full((PANEL[1], GAP, 3), 255, np.uint8), right))
+
+
+def _panel(pipeline: Pipeline, camera: SyntheticCamera) -> Image:
+    pairs = run(pipeline, camera)
+    scene = pipeline.scene()
+    print(measure(camera.room, pairs, scene.map_points()).text())
+    return render_scene(scene, PANEL)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--exact", action="store_true", help="scene.png, no network")
+    parser.add_argument("--checkpoint", default="", help="a folder; default: what is shipped")
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the picture")
+    args = parser.parse_args()
+    if args.exact:
+        write_png(args.out / "scene.png", exact())
+    else:
+        write_png(args.out / "reconstruction.png", reconstruction(args.checkpoint))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
 """A synthetic camera and the live node: `ros2 launch da3_ros demo.launch.py rviz:=true`.
 
-No trained weights ship yet: the node runs on random ones, so that depth and poses mean nothing.
-What can be seen is that everything arrives. `checkpoint:=FOLDER model:=da3-small` gives it sense.
-`make demo` compares with the truth and needs no launch.
+It runs on da3-tiny, the weights that ship for trying; `model:=da3-small` takes an official model
+(`da3_ros models --get da3-small`). `make demo` compares with the truth and needs no launch.
 """
 
 import os
@@ -29,13 +28,13 @@ ARGUMENTS = [
     ),
     DeclareLaunchArgument(
         "checkpoint",
-        default_value="random",
-        description="weights: folder or hub name; random: none ship yet, depth means nothing",
+        default_value="",
+        description="weights: folder or hub name; empty: those that ship, or the local hub cache",
     ),
     DeclareLaunchArgument(
         "process_res",
-        default_value="252",
-        description="longest side in the network, pixels; small, so that a CPU keeps up",
+        default_value="224",
+        description="longest side in the network, pixels; what da3-tiny was trained at",
     ),
     DeclareLaunchArgument(
         "walk",

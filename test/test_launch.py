@@ -365,6 +365,4 @@ def test_demo_starts_a_camera_and_the_node_that_hears_it(launch_file):
     assert "image_raw:=/demo/image_raw" in after(camera, "-r")
     assert "image:=/demo/image_raw" in after(node, "-r")
     (ours,) = [yaml.safe_load(Path(p).read_text()) for p in after(node, "--params-file")[1:]]
-    assert ours["/da3"]["ros__parameters"] == {
-        "model": "da3-tiny", "checkpoint": "random", "process_res": 252,
-    }  # fmt: skip
+    assert ours["/da3"]["ros__parameters"] == {"model": "da3-tiny", "process_res": 224}

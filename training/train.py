@@ -1,5 +1,6 @@
-"""Train `da3-tiny`: ``python -m training.train --out DIR``; again with ``--resume`` to go on.
+"""Train `da3-tiny`: ``python -m training.train --out RUN``; again with ``--resume`` to go on.
 
+State is kept in that folder; ``RUN/`` in the clone is what git ignores.
 Every random number of a step comes from the run's seed and the step's number, so a run that was
 stopped and resumed takes the same steps as one that was not.
 """
@@ -282,7 +283,9 @@ def pick_device(name: str) -> torch.device:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the run's state")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the run's state, e.g. RUN"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--device", default="auto")

@@ -1,5 +1,7 @@
 """The weights that ship still say what they said when they were shipped."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from da3_ros.network.checkpoint import WEIGHTS, shipped_folder
 from training.guard import STORED, answer, shipped_network
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     shipped_folder("da3-tiny") is None, reason="no weights of da3-tiny ship yet"
 )
@@ -37,6 +40,12 @@ def test_a_small_change_of_one_block_would_be_noticed(stored):
     with torch.no_grad():
         network.backbone.pretrained.blocks[3].mlp.fc2.weight.mul_(1.1)
     assert max(drift(answer(network, stored), stored).values()) > TOLERANCE
+
+
+def test_nothing_that_belongs_to_the_weights_is_left_to_fill_in():
+    card = shipped_folder("da3-tiny") / "README.md"
+    files = (card, ROOT / "README.md", ROOT / "test" / "test_end_to_end.py")
+    assert [f.name for f in files if "TODO" in f.read_text()] == []
 
 
 def test_files_stay_small():
