@@ -1,18 +1,20 @@
 """The DA3 network as plain PyTorch, and reading official checkpoints. Knows tensors only."""
 
+from da3_ros.network.build import Network, build_network
 from da3_ros.network.checkpoint import (
     CheckpointError,
     initialize_randomly,
     load_checkpoint,
     save_checkpoint,
 )
-from da3_ros.network.model import Output, build_network
+from da3_ros.network.model import Output
 from da3_ros.network.specs import MODELS, ModelSpec
 
 __all__ = [
     "MODELS",
     "CheckpointError",
     "ModelSpec",
+    "Network",
     "Output",
     "build_network",
     "initialize_randomly",

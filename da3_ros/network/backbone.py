@@ -191,7 +191,8 @@ class VisionTransformer(nn.Module):
         self.spec = spec
         D = spec.width
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D))
-        self.camera_token = nn.Parameter(torch.zeros(1, 2, D))  # reference, source
+        if spec.multi_view:
+            self.camera_token = nn.Parameter(torch.zeros(1, 2, D))  # reference, source
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + POS_GRID**2, D))
         self.patch_embed = PatchEmbed(D)
         feed_forward = SwiGlu if spec.swiglu else Mlp
@@ -211,6 +212,7 @@ class VisionTransformer(nn.Module):
         """How much is worked on at a time in inference (0: all); results agree to rounding."""
         self.local_frames = local_frames
         for block in self.blocks:
+            assert isinstance(block, Block)
             block.mlp_tokens = mlp_tokens
 
     def is_global(self, i: int) -> bool:
@@ -219,15 +221,29 @@ class VisionTransformer(nn.Module):
 
     def prefix(self, images: Tensor) -> Prefix:
         """Run the blocks that see one frame alone on images [F, 3, H, W] (5.2 to 5.8)."""
-        h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
-        patches = self.patch_embed(images).to(self.cls_token.dtype)
-        x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
-        x = x + self.position_embedding(h, w)
+        x = self.embed(images)
         last = self.spec.alt_start - 1
         for block in self.blocks[:last]:
             x = self._frame_by_frame(block, x, None)
         descriptor = x[:, 0].clone()  # a view would keep, and see changes of, all of x
         return Prefix(self._frame_by_frame(self.blocks[last], x, None), descriptor)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images [F, 3, H, W] -> tokens [F, T, D] that know their places (5.2 to 5.4)."""
+        h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
+        patches = self.patch_embed(images).to(self.cls_token.dtype)
+        x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
+        return x + self.position_embedding(h, w)
+
+    def local_taps(self, images: Tensor, consume: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
+        """Taps of a monocular network on images [F, 3, H, W], each as ``consume`` leaves it."""
+        x = self.embed(images)
+        taps: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            x = self._frame_by_frame(block, x, None)
+            if i in self.spec.taps:
+                taps.append(consume(len(taps), self.norm(x[:, 1:])))
+        return taps
 
     def fuse(
         self,
@@ -244,7 +260,8 @@ class VisionTransformer(nn.Module):
 
         ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
         come from known poses, in which case no frame is the reference and none is moved.
-        In inference ``tokens`` may be overwritten. ``frames`` are those whose patches are wanted, by default all; the camera slot is of all.
+        In inference ``tokens`` may be overwritten. ``frames`` are those whose patches are wanted,
+        by default all; the camera slot is of all.
         ``consume`` turns each tap's patches into what is kept of them as soon as they are there:
         four whole taps are the largest thing in memory otherwise.
         """

@@ -7,16 +7,20 @@ our own specs and its numbers must agree with it. Weights are safetensors only.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from da3_ros.network.model import DepthAnything3
+from da3_ros.network.build import Network, parts
 from da3_ros.network.specs import MODELS, ModelSpec
+
+log = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # The four ray stacks share one LayerNorm that files store once; re-saved files may list it again.
@@ -26,14 +30,15 @@ ALIASES = {
     for k in (1, 2, 3)
     for p in ("weight", "bias")
 }
-GAUSSIAN_HEAD = "gs_head."  # giant's splatting head: known, and left out on purpose
+# The splatting head of giant and nested: known, and left out on purpose.
+GAUSSIAN_HEADS = ("gs_head.", "da3.gs_head.")
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message is one line and ends with what to do."""
 
 
-def load_checkpoint(network: DepthAnything3, source: str | Path, *, download: bool = True) -> Path:
+def load_checkpoint(network: Network, source: str | Path, *, download: bool = True) -> Path:
     """Load official weights into ``network``; every tensor must be there and fit.
 
     source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the weights that
@@ -45,7 +50,8 @@ def load_checkpoint(network: DepthAnything3, source: str | Path, *, download: bo
     folder = find_checkpoint(network.spec, str(source), download=download)
     check_config(network.spec, _read_config(folder / CONFIG))
     weights = dict(_read_weights(folder / WEIGHTS))
-    _check_aliases(weights, folder)
+    _leave_out_gaussians(weights, network.spec)
+    _check_aliases(weights, network.spec, folder)
     _check_names_and_shapes(network, weights, folder)
     network.load_state_dict(weights, strict=True)
     return folder
@@ -106,7 +112,7 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def save_checkpoint(
-    network: DepthAnything3, folder: str | Path, *, dtype: torch.dtype = torch.float32
+    network: Network, folder: str | Path, *, dtype: torch.dtype = torch.float32
 ) -> Path:
     """Write ``config.json`` and ``model.safetensors`` in the official layout into ``folder``."""
     from safetensors.torch import save_file
@@ -114,7 +120,7 @@ def save_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{k}": v.to(dtype).contiguous() for k, v in network.state_dict().items()}
-    metadata = {f"model.{alias}": f"model.{kept}" for alias, kept in ALIASES.items()}
+    metadata = {f"model.{a}": f"model.{kept}" for a, kept in aliases(network.spec).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", **metadata})
     text = json.dumps(
         {"model_name": network.spec.name, "config": make_config(network.spec)}, indent=2
@@ -127,13 +133,24 @@ def make_config(spec: ModelSpec) -> dict[str, Any]:
     """The ``config`` object of config.json, without the class paths nobody should import."""
     config: dict[str, Any] = {}
     for path, value in _expected_numbers(spec).items():
-        node, *rest = path.split(".")
-        config.setdefault(node, {})[rest[0]] = value
+        *nodes, last = path.split(".")
+        node = config
+        for name in nodes:
+            node = node.setdefault(name, {})
+        node[last] = value
     return config
 
 
+def aliases(spec: ModelSpec) -> dict[str, str]:
+    """Names under which a file of ``spec`` may repeat a tensor -> the name that counts."""
+    if not spec.multi_view:
+        return {}
+    prefix = "da3." if spec.metric_branch else ""
+    return {prefix + alias: prefix + kept for alias, kept in ALIASES.items()}
+
+
 @torch.no_grad()
-def initialize_randomly(network: DepthAnything3, seed: int = 0) -> None:
+def initialize_randomly(network: Network, seed: int = 0) -> None:
     """Fill every parameter from ``seed``: plausible outputs without meaning, for tests and timing.
 
     Depth comes out positive, poses near the identity, fields of view near 60 degrees.
@@ -153,7 +170,13 @@ def initialize_randomly(network: DepthAnything3, seed: int = 0) -> None:
             normal(p, 0.3)
         else:
             normal(p, (0.64 / p[0].numel()) ** 0.5)
-    decoder = network.cam_dec
+    for part in parts(network):
+        if part.spec.multi_view:
+            _plausible_cameras(part.get_submodule("cam_dec"))
+
+
+def _plausible_cameras(decoder: nn.Module) -> None:
+    """Near the identity, with fields of view near 60 degrees."""
     for layer, bias in (("fc_t", 0.0), ("fc_qvec", (0.0, 0.0, 0.0, 1.0)), ("fc_fov.0", 1.1)):
         decoder.get_parameter(f"{layer}.weight").mul_(0.02)
         decoder.get_parameter(f"{layer}.bias").copy_(torch.tensor(bias))
@@ -202,32 +225,36 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names without the leading ``model.`` and their tensors, the Gaussian head left out."""
+    """Names without the leading ``model.``, and their tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             for stored in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                name = stored.removeprefix("model.")
-                if not name.startswith(GAUSSIAN_HEAD):
-                    yield name, file.get_tensor(stored)
+                yield stored.removeprefix("model."), file.get_tensor(stored)
     except (SafetensorError, OSError, struct.error) as error:
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}): fetch it again"
         ) from error
 
 
-def _check_aliases(weights: dict[str, Tensor], folder: Path) -> None:
+def _leave_out_gaussians(weights: dict[str, Tensor], spec: ModelSpec) -> None:
+    names = [name for name in weights if name.startswith(GAUSSIAN_HEADS)]
+    for name in names:
+        del weights[name]
+    if names:
+        log.info("%s: Gaussian head left out on purpose (%d tensors)", spec.name, len(names))
+
+
+def _check_aliases(weights: dict[str, Tensor], spec: ModelSpec, folder: Path) -> None:
     """Drop repeated copies of the shared norm; they must equal the stored one."""
-    for alias, kept in ALIASES.items():
+    for alias, kept in aliases(spec).items():
         copy = weights.pop(alias, None)
         if copy is not None and not torch.equal(copy, weights.get(kept, torch.empty(0))):
             raise CheckpointError(f"{folder}: {alias} differs from {kept}, which it must repeat")
 
 
-def _check_names_and_shapes(
-    network: DepthAnything3, weights: dict[str, Tensor], folder: Path
-) -> None:
+def _check_names_and_shapes(network: Network, weights: dict[str, Tensor], folder: Path) -> None:
     """One line that names what is missing, left over or of the wrong shape."""
     ours = {name: tuple(p.shape) for name, p in network.state_dict().items()}
     theirs = {name: tuple(t.shape) for name, t in weights.items()}
@@ -245,21 +272,26 @@ def _check_names_and_shapes(
 
 
 def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
-    D = spec.width
-    return {
+    """Every number of config.json that says which network it is, by its path there."""
+    if spec.metric_branch is not None:
+        any_view = replace(spec, metric_branch=None)
+        branches = (("anyview", any_view), ("metric", spec.metric_branch))
+        return {f"{b}.{k}": v for b, s in branches for k, v in _expected_numbers(s).items()}
+    many, D = spec.multi_view, spec.width
+    start = spec.alt_start if many else -1
+    numbers = {
         "net.name": spec.backbone,
         "net.out_layers": list(spec.taps),
-        "net.alt_start": spec.alt_start,
-        "net.qknorm_start": spec.alt_start,
-        "net.rope_start": spec.alt_start,
-        "net.cat_token": True,
-        "head.dim_in": 2 * D,
-        "head.output_dim": 2,
+        "net.alt_start": start,
+        "net.qknorm_start": start,
+        "net.rope_start": start,
+        "net.cat_token": many,
+        "head.dim_in": 2 * D if many else D,
+        "head.output_dim": 2 if many else 1,
         "head.features": spec.features,
         "head.out_channels": list(spec.channels),
-        "cam_enc.dim_out": D,
-        "cam_dec.dim_in": 2 * D,
     }
+    return numbers | ({"cam_enc.dim_out": D, "cam_dec.dim_in": 2 * D} if many else {})
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from da3_ros.network.backbone import Backbone, Prefix
 from da3_ros.network.camera import CameraDecoder, CameraEncoder
 from da3_ros.network.head import DualDptHead
-from da3_ros.network.specs import MODELS, PATCH, ModelSpec
+from da3_ros.network.ray_pose import cameras_from_rays
+from da3_ros.network.specs import PATCH, ModelSpec
 
 
 class Chunks(NamedTuple):
@@ -30,6 +31,8 @@ class Output(NamedTuple):
     sky: Tensor | None = None
     ray: Tensor | None = None  # [B, N or M, 8h, 8w, 6], only with rays=True
     ray_confidence: Tensor | None = None
+    scale: Tensor | None = None  # [B] nested: metres per unit, applied already; NaN: unknown
+    metric_depth: Tensor | None = None  # nested: [B, N, H, W] metres, each frame on its own
 
 
 class DepthAnything3(nn.Module):
@@ -60,6 +63,7 @@ class DepthAnything3(nn.Module):
         ref_view: str = "saddle_balanced",
         *,
         rays: bool = False,
+        ray_pose: bool = False,
     ) -> Output:
         """Run the whole network.
 
@@ -68,15 +72,21 @@ class DepthAnything3(nn.Module):
             frame, both or none (the network has no use for intrinsics alone).
         ref_view: ``first``, ``middle``, ``saddle_balanced`` or ``saddle_sim_range``.
         rays: also return the ray maps (the second branch of the head, skipped otherwise).
+        ray_pose: poses and intrinsics from the ray maps instead of the camera decoder; NaN for a
+            frame whose rays fit no camera.
 
         Raises ValueError for a size that is no multiple of 14, or for poses without intrinsics.
         """
-        size = self._check(images, extrinsics, intrinsics)
+        size = image_size(images)
+        if (extrinsics is None) != (intrinsics is None):
+            raise ValueError("known poses need both extrinsics and intrinsics of every frame")
         camera_tokens = None
         if extrinsics is not None and intrinsics is not None:
             camera_tokens = self.cam_enc(extrinsics, intrinsics, size)
         prefix = self.encode(images)
-        return self.decode(prefix, size, camera_tokens, ref_view=ref_view, rays=rays)
+        return self.decode(
+            prefix, size, camera_tokens, ref_view=ref_view, rays=rays, ray_pose=ray_pose
+        )
 
     def encode(self, images: Tensor) -> Prefix:
         """The part that sees each frame alone: images [B, N, 3, H, W] -> [B, N, T, D], [B, N, D].
@@ -95,10 +105,12 @@ class DepthAnything3(nn.Module):
         ref_view: str = "saddle_balanced",
         frames: list[int] | None = None,
         rays: bool = False,
+        ray_pose: bool = False,
     ) -> Output:
         """The part in which frames of ``size`` (H, W) see each other, and the heads.
 
-        frames: those whose maps are wanted (default all); poses are of all.
+        frames: those whose maps are wanted (default all); poses are of all, but with
+            ``ray_pose``, which reads them off the maps, of these frames only.
         """
         vit, grid = self.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)
         taps = vit.fuse(
@@ -110,29 +122,23 @@ class DepthAnything3(nn.Module):
             frames=frames,
             consume=lambda k, patches: self.head.project(k, patches.flatten(0, 1)),
         )
-        dense = self.head.decode(taps.patches, size, rays, self.chunks.head_frames)
-        w2c, K = self.cam_dec(taps.camera, size)
+        chunk = self.chunks.head_frames
+        dense = self.head.decode(taps.patches, size, rays or ray_pose, chunk)
         shape = (len(taps.camera), -1)
-        maps = [None if m is None else m.unflatten(0, shape) for m in dense]
-        return Output(maps[0], maps[1], w2c, K, None, *maps[2:])
-
-    @staticmethod
-    def _check(images: Tensor, extrinsics: Tensor | None, K: Tensor | None) -> tuple[int, int]:
-        if images.ndim != 5 or images.shape[2] != 3:
-            raise ValueError(f"images must be [B, N, 3, H, W], not {list(images.shape)}")
-        H, W = images.shape[-2:]
-        if H % PATCH or W % PATCH or not H or not W:
-            raise ValueError(f"image size {W}x{H} is not a multiple of {PATCH}")
-        if (extrinsics is None) != (K is None):
-            raise ValueError("known poses need both extrinsics and intrinsics of every frame")
-        return H, W
+        depth, confidence = (m.unflatten(0, shape) for m in dense[:2])
+        maps = [None if m is None else m.unflatten(0, shape) for m in dense[2:]]
+        if ray_pose and maps[0] is not None and maps[1] is not None:
+            w2c, K = cameras_from_rays(maps[0], maps[1], size)
+        else:
+            w2c, K = self.cam_dec(taps.camera, size)
+        return Output(depth, confidence, w2c, K, None, *(maps if rays else ()))
 
 
-def build_network(name: str) -> DepthAnything3:
-    """A network of MODELS with PyTorch's initial weights, in eval mode, on the CPU.
-
-    Raises ValueError for an unknown name.
-    """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: one of {', '.join(MODELS)}")
-    return DepthAnything3(MODELS[name]).eval()
+def image_size(images: Tensor) -> tuple[int, int]:
+    """(H, W) of images [B, N, 3, H, W]; ValueError for what no network takes."""
+    if images.ndim != 5 or images.shape[2] != 3:
+        raise ValueError(f"images must be [B, N, 3, H, W], not {list(images.shape)}")
+    H, W = images.shape[-2:]
+    if H % PATCH or W % PATCH or not H or not W:
+        raise ValueError(f"image size {W}x{H} is not a multiple of {PATCH}")
+    return H, W

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PATCH = 14
 POS_GRID = 37  # the stored positional embedding covers 37 x 37 patches (518 pixels)
@@ -10,10 +10,11 @@ POS_GRID = 37  # the stored positional embedding covers 37 x 37 patches (518 pix
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes of one any-view DA3 network (arXiv 2511.10647 and the official config.json).
+    """Sizes of one DA3 network (arXiv 2511.10647 and the official config.json).
 
-    ``alt_start`` is the first block that may attend across frames; from there on odd blocks do.
-    ``taps`` are the blocks whose output feeds the head.
+    ``alt_start`` is the first block that may attend across frames; from there on odd blocks do. In
+    a monocular network none does: it equals ``blocks``. ``taps`` are the blocks whose output feeds
+    the head. A nested network has the sizes of its any-view part and a ``metric_branch`` beside.
     """
 
     name: str
@@ -28,6 +29,26 @@ class ModelSpec:
     swiglu: bool = False
     repo: str = ""  # on the Hugging Face hub; empty: ships with this package
     license: str = "Apache-2.0"
+    parameters: int = 0  # in the official file; the Gaussian heads, which are left out, count too
+    metric: bool = False  # depth in metres, once the focal length is known
+    metric_branch: ModelSpec | None = None
+
+    @property
+    def multi_view(self) -> bool:
+        """Whether frames see each other: depth that agrees, confidence, poses and intrinsics."""
+        return self.alt_start < self.blocks
+
+    @property
+    def sky(self) -> bool:
+        """Whether the network says where the sky is."""
+        return not self.multi_view or self.metric_branch is not None
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """What one gets from the network, in a few words each."""
+        many = ("multi-view", "confidence", "poses", "takes poses") if self.multi_view else ()
+        told = (("metres",) if self.metric else ()) + (("sky",) if self.sky else ())
+        return ("depth", *many, *told)
 
     @property
     def hidden(self) -> int:
@@ -41,26 +62,39 @@ class ModelSpec:
 
 
 _NC = "CC BY-NC 4.0"
+_L = (256, 512, 1024, 1024)
+
+_ANY_VIEW = (
+    ModelSpec("da3-tiny", "vitxs", 192, 8, 3, (2, 3, 5, 7), 2, 32, (24, 48, 96, 192)),
+    ModelSpec(
+        "da3-small", "vits", 384, 12, 6, (5, 7, 9, 11), 4, 64, (48, 96, 192, 384),
+        repo="depth-anything/DA3-SMALL", parameters=34_299_463,
+    ),
+    ModelSpec(
+        "da3-base", "vitb", 768, 12, 12, (5, 7, 9, 11), 4, 128, (96, 192, 384, 768),
+        repo="depth-anything/DA3-BASE", parameters=135_366_599,
+    ),
+    ModelSpec(
+        "da3-large", "vitl", 1024, 24, 16, (11, 15, 19, 23), 8, 256, _L,
+        repo="depth-anything/DA3-LARGE-1.1", license=_NC, parameters=410_941_767,
+    ),
+)  # fmt: skip
+_GIANT = ModelSpec(
+    "da3-giant", "vitg", 1536, 40, 24, (19, 27, 33, 39), 13, 256, _L,
+    swiglu=True, repo="depth-anything/DA3-GIANT-1.1", license=_NC, parameters=1_355_674_125,
+)  # fmt: skip
+_MONO = ModelSpec(
+    "da3mono-large", "vitl", 1024, 24, 16, (4, 11, 17, 23), 24, 256, _L,
+    repo="depth-anything/DA3MONO-LARGE", parameters=334_171_394,
+)  # fmt: skip
+_METRIC = replace(
+    _MONO, name="da3metric-large", repo="depth-anything/DA3METRIC-LARGE", metric=True
+)
+_NESTED = replace(
+    _GIANT, name="da3nested-giant-large", repo="depth-anything/DA3NESTED-GIANT-LARGE-1.1",
+    parameters=1_689_845_519, metric=True, metric_branch=_METRIC,
+)  # fmt: skip
 
 MODELS: dict[str, ModelSpec] = {
-    spec.name: spec
-    for spec in (
-        ModelSpec("da3-tiny", "vitxs", 192, 8, 3, (2, 3, 5, 7), 2, 32, (24, 48, 96, 192)),
-        ModelSpec(
-            "da3-small", "vits", 384, 12, 6, (5, 7, 9, 11), 4, 64, (48, 96, 192, 384),
-            repo="depth-anything/DA3-SMALL",
-        ),
-        ModelSpec(
-            "da3-base", "vitb", 768, 12, 12, (5, 7, 9, 11), 4, 128, (96, 192, 384, 768),
-            repo="depth-anything/DA3-BASE",
-        ),
-        ModelSpec(
-            "da3-large", "vitl", 1024, 24, 16, (11, 15, 19, 23), 8, 256, (256, 512, 1024, 1024),
-            repo="depth-anything/DA3-LARGE-1.1", license=_NC,
-        ),
-        ModelSpec(
-            "da3-giant", "vitg", 1536, 40, 24, (19, 27, 33, 39), 13, 256, (256, 512, 1024, 1024),
-            swiglu=True, repo="depth-anything/DA3-GIANT-1.1", license=_NC,
-        ),
-    )
-}  # fmt: skip
+    spec.name: spec for spec in (*_ANY_VIEW, _GIANT, _MONO, _METRIC, _NESTED)
+}

@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from network.tiny import tiny_metric_spec, tiny_nested_spec
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -18,7 +20,15 @@ from da3_ros.network import (
     load_checkpoint,
     save_checkpoint,
 )
-from da3_ros.network.checkpoint import ALIASES, check_config, find_checkpoint, shipped_folder
+from da3_ros.network.build import network_of
+from da3_ros.network.checkpoint import (
+    ALIASES,
+    aliases,
+    check_config,
+    find_checkpoint,
+    make_config,
+    shipped_folder,
+)
 
 # SHA-256 of the published config.json files, collected from public lock files.
 CONFIG_SHA = {
@@ -26,6 +36,10 @@ CONFIG_SHA = {
     "da3-base": "5e34115ebc17bd2d8d43033c5f72e9446ac8833fd61d3fa160b7e67e0bb5b7b5",
     "da3-large": "744dcaf53859490ed92fc6cb98d68d3daf624b8c54533aaf604bdb53f06321f5",
     "da3-giant": "74626a50d6dee2a11820291a4305c1a34aa5adc4f7260908bbdbc9a939ba8e93",
+    "da3metric-large": "a336f3e76fe375aaae17a9aed9130c9f2aa061535d317ec57dcb2f1f02e1dd53",
+    # Computed from the reference's own table; no lock file was found that holds it.
+    "da3mono-large": "649809acdfe99631293430bfb8bcd85620a1bba47bb4e27689bd204c645a4204",
+    "da3nested-giant-large": "09adf89474017e717bc05aa86fd3a378708ba8914b036d61874eced328069468",
 }
 # Bytes of the published weights: they pin every name, shape and the alias metadata.
 SMALL_BYTES = 137_248_940
@@ -75,6 +89,26 @@ def test_published_config_is_accepted(name):
     check_config(MODELS[name], json.loads(text))
 
 
+@pytest.mark.parametrize("name", [n for n, spec in MODELS.items() if not spec.metric_branch])
+def test_numbers_of_a_config_fit_no_model_of_other_sizes(name):
+    config = make_config(MODELS[name])
+    check_config(MODELS[name], {"model_name": name, "config": config})
+    for other in (spec for spec in MODELS.values() if not spec.metric_branch):
+        if make_config(other) != config:
+            with pytest.raises(CheckpointError, match="belong to another model"):
+                check_config(other, {"model_name": other.name, "config": config})
+
+
+def test_numbers_of_both_parts_of_a_nested_config_are_checked():
+    spec = MODELS["da3nested-giant-large"]
+    for path in ("anyview.net.alt_start", "metric.head.dim_in"):
+        config = make_config(spec)
+        part, node, key = path.split(".")
+        config[part][node][key] = 7
+        with pytest.raises(CheckpointError, match=f"{path} is 7"):
+            check_config(spec, {"model_name": spec.name, "config": config})
+
+
 def test_config_of_another_model_is_refused_with_the_parameter_to_change():
     with pytest.raises(CheckpointError, match="set `model` to da3-base"):
         check_config(MODELS["da3-small"], {"model_name": "da3-base", "config": {}})
@@ -93,9 +127,16 @@ def test_names_and_shapes_equal_the_published_files(name, state_dict_lists):
     published = {
         k: v
         for k, v in state_dict_lists(name).items()
-        if k.removeprefix("model.") not in ALIASES and not k.startswith("model.gs_head.")
+        if k.removeprefix("model.") not in aliases(MODELS[name]) and ".gs_head." not in k
     }
     assert ours == published
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if MODELS[n].repo])
+def test_number_of_parameters_is_that_of_the_published_files(name, state_dict_lists):
+    shapes = {k.removeprefix("model."): v for k, v in state_dict_lists(name).items()}
+    stored = [v for k, v in shapes.items() if k not in aliases(MODELS[name])]
+    assert MODELS[name].parameters == sum(math.prod(shape) for shape in stored)
 
 
 @pytest.fixture
@@ -136,14 +177,45 @@ def test_aliases_of_the_shared_norm_are_accepted_when_equal_and_refused_when_not
         load_checkpoint(build_network("da3-tiny"), folder)
 
 
-def test_gaussian_head_is_left_out(tmp_path):
+def test_gaussian_head_is_left_out_and_the_log_says_so(tmp_path, caplog):
     folder = tiny_folder(tmp_path)
     weights = load_file(folder / "model.safetensors")
     weights["model.gs_head.projects.0.bias"] = torch.zeros(3)
     save_file(weights, folder / "model.safetensors")
     network = build_network("da3-tiny")
-    load_checkpoint(network, folder)
+    with caplog.at_level("INFO"):
+        load_checkpoint(network, folder)
     assert torch.equal(network.cam_dec.fc_t.weight, weights["model.cam_dec.fc_t.weight"])
+    (line,) = (m for m in caplog.messages if "Gaussian" in m)
+    assert "da3-tiny" in line
+    assert "1 tensors" in line
+
+
+def test_nested_round_trip_with_repeated_norms_and_a_gaussian_head(tmp_path, caplog):
+    spec = tiny_nested_spec()
+    first, second = network_of(spec), network_of(spec)
+    initialize_randomly(first, 1)
+    folder = save_checkpoint(first, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    for alias, kept in aliases(spec).items():
+        weights[f"model.{alias}"] = weights[f"model.{kept}"].clone()
+    weights["model.da3.gs_head.projects.0.bias"] = torch.zeros(3)
+    save_file(weights, folder / "model.safetensors")
+    with caplog.at_level("INFO"):
+        load_checkpoint(second, folder)
+    assert any("Gaussian" in m for m in caplog.messages)
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_weights_of_one_monocular_model_are_refused_for_the_other(tmp_path):
+    """They have the same tensors: only config.json tells them apart."""
+    metric = tiny_metric_spec()
+    network = network_of(metric)
+    folder = save_checkpoint(network, tmp_path)
+    network.spec = dataclasses.replace(metric, name="da3mono-large")
+    with pytest.raises(CheckpointError, match="set `model` to da3metric-large"):
+        load_checkpoint(network, folder)
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "shape"])

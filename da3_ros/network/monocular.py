@@ -1,0 +1,60 @@
+"""The monocular networks, da3mono-large and da3metric-large: every frame on its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from da3_ros.network.backbone import Backbone
+from da3_ros.network.dpt_head import DptHead
+from da3_ros.network.metric import fill_sky as fill
+from da3_ros.network.model import Chunks, image_size
+from da3_ros.network.specs import ModelSpec
+
+
+class MonocularOutput(NamedTuple):
+    """What a monocular network returns; there are no poses, intrinsics or confidence."""
+
+    depth: Tensor  # [B, N, H, W] z-depth; da3metric-large: see metric.metric_depth for metres
+    sky: Tensor  # [B, N, H, W] from 0 upwards; metric.is_sky says what counts as sky
+
+
+class MonocularDepth(nn.Module):
+    """Depth Anything 3, monocular series (arXiv 2511.10647).
+
+    Parameter names are those of the official checkpoints without the leading ``model.``.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.backbone = Backbone(spec)
+        self.head = DptHead(spec)
+        self.chunks = Chunks()
+
+    def set_chunks(self, chunks: Chunks) -> None:
+        """Choose how much passes at a time."""
+        self.chunks = chunks
+        self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
+
+    def forward(self, images: Tensor, *, fill_sky: bool = True) -> MonocularOutput:
+        """Run the network, ``chunks.head_frames`` frames at a time.
+
+        images: [B, N, 3, H, W], ImageNet-normalised, H and W multiples of 14.
+        fill_sky: put sky behind everything else of its scene, as the reference does; otherwise
+            the depth of sky is what the network happens to say.
+
+        Raises ValueError for a size that is no multiple of 14.
+        """
+        size = image_size(images)
+        frames = images.flatten(0, 1).split(self.chunks.head_frames)
+        parts = [self._frames(part, size) for part in frames]
+        depth, sky = (
+            torch.cat(p).unflatten(0, images.shape[:2]) for p in zip(*parts, strict=True)
+        )
+        return MonocularOutput(fill(depth, sky) if fill_sky else depth, sky)
+
+    def _frames(self, images: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        return self.head(self.backbone.pretrained.local_taps(images, self.head.project), size)

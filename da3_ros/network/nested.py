@@ -1,0 +1,85 @@
+"""The nested network: an any-view network, and a metric one that tells it what a metre is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from da3_ros.network import metric
+from da3_ros.network.model import Chunks, DepthAnything3, Output
+from da3_ros.network.monocular import MonocularDepth, MonocularOutput
+from da3_ros.network.specs import ModelSpec
+
+
+class NestedDepthAnything3(nn.Module):
+    """Depth Anything 3, nested series (arXiv 2511.10647).
+
+    Parameter names are those of the official checkpoint without the leading ``model.``: those of
+    the two parts after ``da3.`` and ``da3_metric.``.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        if spec.metric_branch is None:
+            raise ValueError(f"{spec.name} has no metric branch")
+        self.spec = spec
+        self.da3 = DepthAnything3(spec)
+        self.da3_metric = MonocularDepth(spec.metric_branch)
+
+    def set_chunks(self, chunks: Chunks) -> None:
+        """Choose how much passes at a time, in both parts."""
+        self.da3.set_chunks(chunks)
+        self.da3_metric.set_chunks(chunks)
+
+    def forward(
+        self,
+        images: Tensor,
+        extrinsics: Tensor | None = None,
+        intrinsics: Tensor | None = None,
+        ref_view: str = "saddle_balanced",
+        *,
+        rays: bool = False,
+        ray_pose: bool = False,
+        focal_px: Tensor | None = None,
+        fill_sky: bool = True,
+    ) -> Output:
+        """Run both parts; arguments as for DepthAnything3 and ``to_metres``."""
+        out = self.da3(images, extrinsics, intrinsics, ref_view, rays=rays, ray_pose=ray_pose)
+        return to_metres(out, self.da3_metric(images, fill_sky=False), focal_px, fill_sky=fill_sky)
+
+
+def to_metres(
+    out: Output,
+    canonical: MonocularOutput,
+    focal_px: Tensor | None = None,
+    *,
+    fill_sky: bool = True,
+) -> Output:
+    """Scale a multi-view output by a metric network's output for the same frames.
+
+    focal_px: known mean focal lengths [B, N] of the frames in ``out.depth``; by default those
+        that ``out`` says.
+    fill_sky: put sky behind everything else, at most 200 m away, with confidence 1, as the
+        reference does; otherwise sky keeps what the network happens to say.
+
+    Where no scale can be found (all sky, too few pixels) ``scale`` is NaN, and lengths stay in
+    their unknown unit, unfilled.
+    """
+    focal = metric.focal_length(out.intrinsics) if focal_px is None else focal_px
+    metres = metric.metric_depth(canonical.depth, focal)
+    scale = metric.align_depth(out.depth, out.confidence, metres, canonical.sky).scale
+    known = scale.isfinite()[:, None, None, None]
+    factor = torch.where(known, scale[:, None, None, None], 1)
+    R, t = out.extrinsics.split((3, 1), dim=-1)
+    depth, confidence, sky = out.depth * factor, out.confidence, canonical.sky
+    if fill_sky:
+        depth = torch.where(known, metric.fill_sky(depth, sky, metric.SKY_LIMIT_M, 0), depth)
+        confidence = confidence.masked_fill(metric.is_sky(sky), 1.0)
+    return out._replace(
+        depth=depth,
+        confidence=confidence,
+        extrinsics=torch.cat((R, t * factor), dim=-1),
+        sky=sky,
+        scale=scale,
+        metric_depth=metres,
+    )

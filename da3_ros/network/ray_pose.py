@@ -1,0 +1,137 @@
+"""Cameras from ray maps: the second way to poses and intrinsics, beside the camera decoder.
+
+Cell p of a frame's grid holds the direction d = R K^-1 p of its ray and the ray's origin, both in
+the reference frame. So all directions of a frame are one linear map A = R K^-1 of the cells, up
+to lengths: a homography, fitted robustly (Hartley and Zisserman, 4.1) and split into rotation and
+intrinsics. Follows the architecture notes, section 9; docs/deviations.md lists what differs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from da3_ros.network.camera import invert_rigid
+
+TRIALS, DRAWN = 100, 8  # RANSAC: trials, cells in each
+TOP_SHARE = 0.3  # cells are drawn from this share, the most confident ones
+INLIER = 0.2  # largest distance between unit directions
+SCORED = 4096  # a trial is judged by about as many cells, evenly spread
+SHORTEST = 1e-4  # shorter directions say nothing
+FRAMES = 4  # at a time: bounds memory at about 150 bytes per cell of each
+
+
+@torch.no_grad()
+def cameras_from_rays(
+    ray: Tensor, confidence: Tensor, size: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Ray maps [B, N, h, w, 6] with weights [B, N, h, w] of frames of ``size`` (H, W) in pixels.
+
+    Returns world-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (pixel i covers [i, i + 1)), NaN for a
+    frame whose rays fit no camera. The same input gives the same output, whatever ran before.
+    """
+    B, N, h, w, _ = ray.shape
+    device = torch.device("cpu") if ray.device.type == "mps" else ray.device  # MPS lacks float64
+    rays = ray.to(device).flatten(2, 3).flatten(0, 1).split(FRAMES)
+    weights = confidence.to(device).flatten(2).flatten(0, 1).split(FRAMES)
+    cells = cell_grid(h, w, device)
+    parts = [_cameras(r.double(), c.double(), cells) for r, c in zip(rays, weights, strict=True)]
+    extrinsics, K = (
+        torch.cat(part).to(ray).unflatten(0, (B, N)) for part in zip(*parts, strict=True)
+    )
+    return extrinsics, _in_pixels(K, size)
+
+
+def cell_grid(h: int, w: int, device: torch.device | None = None) -> Tensor:
+    """Cells [h w, 3], row by row, of an image plane that spans -1 to 1 both ways."""
+    y = (2 * torch.arange(h, dtype=torch.float64, device=device) + 1) / h - 1
+    x = (2 * torch.arange(w, dtype=torch.float64, device=device) + 1) / w - 1
+    yy, xx = torch.meshgrid(y, x, indexing="ij")
+    return torch.stack((xx, yy, torch.ones_like(xx)), dim=-1).flatten(0, 1)
+
+
+def fit_direction_map(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
+    """A [F, 3, 3] of unit norm and positive determinant with A p parallel to d, robustly.
+
+    d: directions [F, M, 3]; weights [F, M]; cells [M, 3].
+    """
+    best = _consensus(d, weights, cells)
+    cosine = torch.nn.functional.cosine_similarity(cells @ best.mT, d, dim=-1)
+    return _least_squares(d, weights * (cosine > _COSINE), cells)
+
+
+def split_direction_map(A: Tensor) -> tuple[Tensor, Tensor]:
+    """R and K [..., 3, 3] of A ~ R K^-1; K in the cells' units, with K[2, 2] = 1.
+
+    K^-1 is upper triangular, so this is a QR decomposition with a positive diagonal.
+    """
+    Q, U = torch.linalg.qr(A)
+    sign = torch.where(U.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(A)
+    R, U = Q * sign[..., None, :], U * sign[..., :, None]
+    identity = torch.eye(3, dtype=A.dtype, device=A.device).expand_as(U)
+    K = torch.linalg.solve_triangular(U, identity, upper=True)
+    return R, K / K[..., 2:, 2:]
+
+
+_COSINE = 1 - INLIER**2 / 2  # of the angle between unit vectors INLIER apart
+
+
+def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """World-to-camera [F, 3, 4] and K [F, 3, 3] in the cells' units, of rays [F, M, 6]."""
+    d, origin = rays.split(3, dim=-1)
+    good = rays.isfinite().all(-1) & weights.isfinite() & (d.norm(dim=-1) > SHORTEST)
+    d, origin = (x.where(good[..., None], 0) for x in (d, origin))
+    weights = weights.where(good, 0).clamp_min(0)
+    A = fit_direction_map(d, weights, cells)
+    R, K = split_direction_map(A)
+    total = weights.sum(1)[:, None]
+    centre = (weights[..., None] * origin).sum(1) / total  # NaN without any weight
+    T = invert_rigid(torch.cat((R, centre[..., None]), dim=-1))
+    wrong = ~(T.isfinite().all(2).all(1) & K.isfinite().all(2).all(1))[:, None, None]
+    return T.masked_fill(wrong, torch.nan), K.masked_fill(wrong, torch.nan)
+
+
+def _consensus(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
+    """The map [F, 3, 3] of the trial on which the most weight agrees."""
+    F, M = weights.shape
+    top = max(DRAWN, int(TOP_SHARE * M))
+    # A table of its own seed: the global generator is neither read nor moved.
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.randint(top, (TRIALS, DRAWN), generator=generator).to(d.device)
+    drawn = weights.argsort(dim=1, descending=True, stable=True)[:, ranks]  # [F, trials, 8]
+    frame = torch.arange(F, device=d.device)[:, None, None]
+    A = _least_squares(d[frame, drawn], weights[frame, drawn], cells[drawn])  # [F, trials, 3, 3]
+    step = -(-M // SCORED)
+    seen = torch.nn.functional.normalize(d[:, ::step], dim=-1)
+    score = torch.zeros(F, TRIALS, dtype=d.dtype, device=d.device)
+    for t, trial in enumerate(A.unbind(1)):
+        mapped = torch.nn.functional.normalize(cells[::step] @ trial.mT, dim=-1)
+        score[:, t] = (((mapped * seen).sum(-1) > _COSINE) * weights[:, ::step]).sum(1)
+    return A[frame[:, 0, 0], score.argmax(1)]
+
+
+def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
+    """A [..., 3, 3] with the least sum of w |d x A p|^2, of d [..., M, 3] and cells p alike.
+
+    The normal matrix is a sum of Kronecker products p p^T (x) (d^T d I - d d^T), so it is one
+    product of [9, M] and [M, 9] matrices, however many cells there are.
+    """
+    pp = (cells[..., :, None] * cells[..., None, :]).flatten(-2)  # [..., M, 9]
+    square = (d * d).sum(-1)[..., None, None] * torch.eye(3, dtype=d.dtype, device=d.device)
+    dd = (square - d[..., :, None] * d[..., None, :]).flatten(-2)  # [..., M, 9]
+    normal = pp.mT @ (weights[..., None] * dd)  # [..., (j, k), (a, b)]
+    normal = normal.unflatten(-1, (3, 3)).unflatten(-3, (3, 3)).transpose(-3, -2).flatten(-2)
+    normal = normal.flatten(-3, -2)  # [..., (j, a), (k, b)]
+    smallest = torch.linalg.eigh(normal).eigenvectors[..., 0]
+    A = smallest.unflatten(-1, (3, 3)).mT  # column j of A stands in row j
+    return torch.where(torch.linalg.det(A)[..., None, None] < 0, -A, A)
+
+
+def _in_pixels(K: Tensor, size: tuple[int, int]) -> Tensor:
+    """K of cells that span -1 to 1, in pixels of an image of ``size`` (H, W), without skew."""
+    H, W = size
+    out = torch.zeros_like(K)
+    out[..., 0, 0], out[..., 1, 1] = K[..., 0, 0] * W / 2, K[..., 1, 1] * H / 2
+    out[..., 0, 2], out[..., 1, 2] = (K[..., 0, 2] + 1) * W / 2, (K[..., 1, 2] + 1) * H / 2
+    out[..., 2, 2] = K[..., 2, 2]
+    return out
