@@ -122,10 +122,16 @@ def test_overlay_alone_is_enough_anywhere_else(tmp_path):
     }
 
 
-def test_overlay_holds_every_module_of_the_clone():
+def modules_and_checkpoints() -> list[Path]:
+    """Everything in the package's folder that an installation must have, relative to ROOT."""
+    package = ROOT / "da3_ros"
+    found = (*package.rglob("*.py"), *(package / "checkpoints").rglob("*"))
+    return [f.relative_to(ROOT) for f in found if f.is_file()]
+
+
+def test_overlay_holds_every_module_and_checkpoint_file_of_the_clone():
     overlay = Path(overlay_path())
-    modules = [f.relative_to(ROOT) for f in (ROOT / "da3_ros").rglob("*.py")]
-    assert [str(m) for m in modules if not (overlay / m).is_file()] == []
+    assert [str(f) for f in modules_and_checkpoints() if not (overlay / f).is_file()] == []
 
 
 @pytest.mark.parametrize("name", INTERFACES)
@@ -164,9 +170,7 @@ def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
 
 
 def test_pip_installs_every_module_and_every_checkpoint_file(pip_target):
-    folders = (ROOT / "da3_ros", ROOT / "da3_ros" / "checkpoints")
-    files = {f for f in [*folders[0].rglob("*.py"), *folders[1].rglob("*")] if f.is_file()}
-    assert [str(f) for f in files if not (pip_target / f.relative_to(ROOT)).is_file()] == []
+    assert [str(f) for f in modules_and_checkpoints() if not (pip_target / f).is_file()] == []
 
 
 def test_pip_installs_a_command_that_runs_without_ros(pip_target, tmp_path):
