@@ -25,8 +25,8 @@ CLOUD_M = 0.30  # median distance to the nearest surface
 # Of what a method reaches that does not look: one depth everywhere and no motion.
 SHARE_OF_BLIND = 0.8
 
-SEEDS = (21, 42)
-FRAMES, SIZE, PACE = 20, (224, 168), Pace(2.5, 0.4, 40.0)
+SEEDS = (13, 21)
+FRAMES, SIZE, PACE = 20, (224, 168), Pace(2.5, 0.5, 15.0)
 SETTINGS = {
     "model": "da3-tiny",
     "process_res": 224,
