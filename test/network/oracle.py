@@ -41,16 +41,16 @@ def randomize(network: torch.nn.Module, seed: int) -> None:
             elif p.ndim > 1 and "token" not in name and "pos_embed" not in name:
                 std = (0.64 / p[0].numel()) ** 0.5
             p.copy_(torch.randn(p.shape, generator=g) * std + mean)
-        network.cam_dec.fc_fov[0].bias.add_(1.0)
+        for name, p in network.named_parameters():
+            if name.endswith("fc_fov.0.bias"):  # no field of view clipped to zero
+                p.add_(1.0)
 
 
-def reference_network(spec):
-    """The reference's modules put together for ``spec``, without its Gaussian head."""
-    from depth_anything_3.model.cam_dec import CameraDec
-    from depth_anything_3.model.cam_enc import CameraEnc
-    from depth_anything_3.model.da3 import DepthAnything3Net
+def reference_backbone(spec):
+    """The reference's transformer for ``spec``, in the holder that its networks expect."""
     from depth_anything_3.model.dinov2.vision_transformer import DinoVisionTransformer
-    from depth_anything_3.model.dualdpt import DualDPT
+
+    start = spec.alt_start if spec.multi_view else -1
 
     class Backbone(torch.nn.Module):
         def __init__(self):
@@ -58,20 +58,52 @@ def reference_network(spec):
             self.pretrained = DinoVisionTransformer(
                 img_size=518, patch_size=14, embed_dim=spec.width, depth=spec.blocks,
                 num_heads=spec.heads, ffn_layer="swiglufused" if spec.swiglu else "mlp",
-                init_values=1.0, alt_start=spec.alt_start, qknorm_start=spec.alt_start,
-                rope_start=spec.alt_start, cat_token=True,
+                init_values=1.0, alt_start=start, qknorm_start=start, rope_start=start,
+                cat_token=spec.multi_view,
             )  # fmt: skip
 
         def forward(self, x, **kw):
             return self.pretrained.get_intermediate_layers(x, list(spec.taps), **kw)
+
+    return Backbone()
+
+
+def reference_network(spec):
+    """The reference's modules put together for ``spec``, without its Gaussian head."""
+    from depth_anything_3.model.cam_dec import CameraDec
+    from depth_anything_3.model.cam_enc import CameraEnc
+    from depth_anything_3.model.da3 import DepthAnything3Net
+    from depth_anything_3.model.dualdpt import DualDPT
 
     head = DualDPT(
         dim_in=2 * spec.width, output_dim=2, features=spec.features,
         out_channels=list(spec.channels),
     )  # fmt: skip
     return DepthAnything3Net(
-        Backbone(), head, CameraDec(2 * spec.width), CameraEnc(dim_out=spec.width)
+        reference_backbone(spec), head, CameraDec(2 * spec.width), CameraEnc(dim_out=spec.width)
     ).eval()
+
+
+def monocular_reference(spec):
+    """The same for a monocular network."""
+    from depth_anything_3.model.da3 import DepthAnything3Net
+    from depth_anything_3.model.dpt import DPT
+
+    head = DPT(
+        dim_in=spec.width, output_dim=1, features=spec.features, out_channels=list(spec.channels)
+    )
+    return DepthAnything3Net(reference_backbone(spec), head).eval()
+
+
+def nested_reference(spec):
+    """The reference's nested network, its forward pass its own, around two such networks."""
+    from depth_anything_3.model.da3 import NestedDepthAnything3Net
+
+    network = NestedDepthAnything3Net.__new__(NestedDepthAnything3Net)
+    torch.nn.Module.__init__(network)
+    network.da3 = reference_network(spec)
+    network.da3_metric = monocular_reference(spec.metric_branch)
+    return network.eval()
 
 
 def packaged_network(name: str):

@@ -14,7 +14,7 @@ def tiny_metric_spec(name: str = "da3metric-large") -> ModelSpec:
 
 def tiny_nested_spec() -> ModelSpec:
     return dataclasses.replace(
-        MODELS["da3nested-giant-large"], width=128, heads=2, blocks=6, alt_start=3,
-        taps=(2, 3, 4, 5), features=32, channels=(16, 24, 32, 48),
+        MODELS["da3nested-giant-large"], width=128, heads=2, blocks=7, alt_start=3,
+        taps=(3, 4, 5, 6), features=32, channels=(16, 24, 32, 48),
         metric_branch=tiny_metric_spec(),
     )  # fmt: skip
