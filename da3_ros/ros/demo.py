@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ def _watch(
         for process in processes:
             if process.poll() is not None:
                 raise DemoError(f"{process.args[2]} ended by itself")  # type: ignore[index]
+        status = audience.status
+        if status is not None and status.state == "unconfigured" and status.last_error:
+            raise DemoError(status.last_error)  # the node stays up, but will do nothing
 
     start = time.monotonic()
     audience.until(lambda: bool(audience.got["depth"]), "the first depth image", alive)
@@ -241,6 +245,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="of room and walk")
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
     options = parser.parse_args(arguments)
+    if find_spec("evo") is None:  # now, not after the walk
+        sys.stderr.write("demo: evo is missing, `make setup` or `pip install --no-deps evo`\n")
+        return 1
     # A domain of its own: a robot on the same network is neither heard nor disturbed.
     os.environ.setdefault("ROS_DOMAIN_ID", str(10 + os.getpid() % 90))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")

@@ -1,0 +1,38 @@
+"""`make demo` as a user runs it: it ends by itself, writes its files and prints the errors."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from ros import ros_testing as rt
+
+from da3_ros.network.checkpoint import shipped_folder
+
+FILES = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
+
+
+def run_demo(output, *arguments):
+    command = [sys.executable, "-m", "da3_ros.ros.demo", "--output", str(output), *arguments]
+    return subprocess.run(
+        command, cwd=rt.ROOT, env=rt.environment(rt.domain()), capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
+    weights = [] if shipped_folder("da3-tiny") else ["-p", "checkpoint:=random"]
+    done = run_demo(tmp_path, "--frames", "6", "-p", "process_res:=112", *weights)
+    assert done.returncode == 0, done.stderr
+    for figure in ("AbsRel", "ATE", "median", "fitted scale", "without looking"):
+        assert re.search(rf"{figure}[^\n]*?\d\.\d", done.stdout), (figure, done.stdout)
+    assert ("mean nothing" in done.stdout) == bool(weights)
+    assert {f.name for f in tmp_path.iterdir()} == set(FILES)
+    assert all(f.stat().st_size for f in tmp_path.iterdir())
+
+
+def test_a_node_without_its_network_ends_the_demo_with_the_reason(tmp_path):
+    done = run_demo(tmp_path, "--frames", "2", "-p", "checkpoint:=/nowhere")
+    assert done.returncode == 1
+    assert "demo: checkpoint folder /nowhere lacks" in done.stderr
