@@ -8,7 +8,10 @@ intrinsics. Follows the architecture notes, section 9; docs/deviations.md lists 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from da3_ros.network.camera import invert_rigid
@@ -18,7 +21,17 @@ TOP_SHARE = 0.3  # cells are drawn from this share, the most confident ones
 INLIER = 0.2  # largest distance between unit directions
 SCORED = 4096  # a trial is judged by about as many cells, evenly spread
 SHORTEST = 1e-4  # shorter directions say nothing
-FRAMES = 4  # at a time: bounds memory at about 150 bytes per cell of each
+PATCH_CELLS = 64  # cells that come from one patch, and share its error
+PRINCIPAL_POINT_SIGMA = 0.05  # how far off the middle cameras have it, half widths or heights
+FRAMES = 4  # at a time: bounds memory at about 200 bytes per cell of each
+_COSINE = 1 - INLIER**2 / 2  # of the angle between unit vectors INLIER apart
+
+
+class DirectionMap(NamedTuple):
+    """A [..., 3, 3] with A p parallel to the direction of cell p; unit norm, det A >= 0."""
+
+    A: Tensor
+    errors: Tensor  # [..., 8, 3, 3] independent one-sigma errors of A
 
 
 @torch.no_grad()
@@ -36,9 +49,8 @@ def cameras_from_rays(
     weights = confidence.to(device).flatten(2).flatten(0, 1).split(FRAMES)
     cells = cell_grid(h, w, device)
     parts = [_cameras(r.double(), c.double(), cells) for r, c in zip(rays, weights, strict=True)]
-    extrinsics, K = (
-        torch.cat(part).to(ray).unflatten(0, (B, N)) for part in zip(*parts, strict=True)
-    )
+    pair = (torch.cat(part).to(ray).unflatten(0, (B, N)) for part in zip(*parts, strict=True))
+    extrinsics, K = pair
     return extrinsics, _in_pixels(K, size)
 
 
@@ -50,30 +62,43 @@ def cell_grid(h: int, w: int, device: torch.device | None = None) -> Tensor:
     return torch.stack((xx, yy, torch.ones_like(xx)), dim=-1).flatten(0, 1)
 
 
-def fit_direction_map(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
-    """A [F, 3, 3] of unit norm and positive determinant with A p parallel to d, robustly.
+def fit_direction_map(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap:
+    """The map that most of the weight agrees on.
 
     d: directions [F, M, 3]; weights [F, M]; cells [M, 3].
     """
     best = _consensus(d, weights, cells)
-    cosine = torch.nn.functional.cosine_similarity(cells @ best.mT, d, dim=-1)
+    cosine = F.cosine_similarity(cells @ best.mT, d, dim=-1)
     return _least_squares(d, weights * (cosine > _COSINE), cells)
 
 
-def split_direction_map(A: Tensor) -> tuple[Tensor, Tensor]:
-    """R and K [..., 3, 3] of A ~ R K^-1; K in the cells' units, with K[2, 2] = 1.
+def split_direction_map(found: DirectionMap) -> tuple[Tensor, Tensor]:
+    """R and K [F, 3, 3] of A ~ R K^-1; K in the cells' units, without skew.
 
-    K^-1 is upper triangular, so this is a QR decomposition with a positive diagonal.
+    Principal point and rotation are hard to tell apart in a narrow view. So the principal point
+    that A implies counts only as far as A is known better than that cameras have it near the
+    middle. From there on the columns of A are orthogonal, and the third, which is known best, is
+    the optical axis: a QL decomposition with positive diagonal.
     """
-    Q, U = torch.linalg.qr(A)
-    sign = torch.where(U.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(A)
-    R, U = Q * sign[..., None, :], U * sign[..., :, None]
-    identity = torch.eye(3, dtype=A.dtype, device=A.device).expand_as(U)
-    K = torch.linalg.solve_triangular(U, identity, upper=True)
-    return R, K / K[..., 2:, 2:]
+    A = found.A
+    point = _principal_point(A)
+    variance = ((_principal_point(A[:, None] + found.errors) - point[:, None]) ** 2).sum(1)
+    point = point * PRINCIPAL_POINT_SIGMA**2 / (PRINCIPAL_POINT_SIGMA**2 + variance)
+    axis = A[..., 2] + (A[..., :2] * point[:, None]).sum(-1)
+    Q, U = torch.linalg.qr(torch.stack((axis, A[..., 1], A[..., 0]), dim=-1))
+    lengths = U.diagonal(dim1=-2, dim2=-1)
+    R = (Q * torch.where(lengths < 0, -1.0, 1.0)[:, None]).flip(-1)
+    K = torch.zeros_like(A)
+    K[:, 0, 0], K[:, 1, 1] = (lengths[:, :1] / lengths).abs().flip(-1)[:, :2].unbind(-1)
+    K[:, :2, 2], K[:, 2, 2] = point, 1
+    return R, K
 
 
-_COSINE = 1 - INLIER**2 / 2  # of the angle between unit vectors INLIER apart
+def _principal_point(A: Tensor) -> Tensor:
+    """The cell [..., 2] whose direction is at right angles to the first two columns of A."""
+    columns = A[..., :2]
+    right_angles = torch.linalg.inv_ex(columns.mT @ columns).inverse  # of no rank: no error, inf
+    return -(right_angles @ (columns.mT @ A[..., 2:]))[..., 0]
 
 
 def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,36 +107,36 @@ def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tens
     good = rays.isfinite().all(-1) & weights.isfinite() & (d.norm(dim=-1) > SHORTEST)
     d, origin = (x.where(good[..., None], 0) for x in (d, origin))
     weights = weights.where(good, 0).clamp_min(0)
-    A = fit_direction_map(d, weights, cells)
-    R, K = split_direction_map(A)
-    total = weights.sum(1)[:, None]
-    centre = (weights[..., None] * origin).sum(1) / total  # NaN without any weight
+    found = fit_direction_map(d, weights, cells)
+    R, K = split_direction_map(found)
+    centre = (weights[..., None] * origin).sum(1) / weights.sum(1)[:, None]
     T = invert_rigid(torch.cat((R, centre[..., None]), dim=-1))
-    wrong = ~(T.isfinite().all(2).all(1) & K.isfinite().all(2).all(1))[:, None, None]
+    right = T.isfinite().all(2).all(1) & K.isfinite().all(2).all(1)
+    right &= torch.linalg.det(found.A) > 1e-9  # else all rays lie in a plane, or are parallel
+    wrong = ~right[:, None, None]
     return T.masked_fill(wrong, torch.nan), K.masked_fill(wrong, torch.nan)
 
 
 def _consensus(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
     """The map [F, 3, 3] of the trial on which the most weight agrees."""
-    F, M = weights.shape
+    M = len(cells)
     top = max(DRAWN, int(TOP_SHARE * M))
     # A table of its own seed: the global generator is neither read nor moved.
     generator = torch.Generator().manual_seed(0)
     ranks = torch.randint(top, (TRIALS, DRAWN), generator=generator).to(d.device)
     drawn = weights.argsort(dim=1, descending=True, stable=True)[:, ranks]  # [F, trials, 8]
-    frame = torch.arange(F, device=d.device)[:, None, None]
-    A = _least_squares(d[frame, drawn], weights[frame, drawn], cells[drawn])  # [F, trials, 3, 3]
+    frame = torch.arange(len(d), device=d.device)[:, None, None]
+    A = _least_squares(d[frame, drawn], weights[frame, drawn], cells[drawn]).A
     step = -(-M // SCORED)
-    seen = torch.nn.functional.normalize(d[:, ::step], dim=-1)
-    score = torch.zeros(F, TRIALS, dtype=d.dtype, device=d.device)
-    for t, trial in enumerate(A.unbind(1)):
-        mapped = torch.nn.functional.normalize(cells[::step] @ trial.mT, dim=-1)
-        score[:, t] = (((mapped * seen).sum(-1) > _COSINE) * weights[:, ::step]).sum(1)
-    return A[frame[:, 0, 0], score.argmax(1)]
+    seen, score = F.normalize(d[:, ::step], dim=-1), []
+    for trial in A.unbind(1):
+        cosine = (F.normalize(cells[::step] @ trial.mT, dim=-1) * seen).sum(-1)
+        score.append(((cosine > _COSINE) * weights[:, ::step]).sum(1))
+    return A[frame[:, 0, 0], torch.stack(score, dim=1).argmax(1)]
 
 
-def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
-    """A [..., 3, 3] with the least sum of w |d x A p|^2, of d [..., M, 3] and cells p alike.
+def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap:
+    """The A with the least sum of w |d x A p|^2, of d [..., M, 3] and cells p alike.
 
     The normal matrix is a sum of Kronecker products p p^T (x) (d^T d I - d d^T), so it is one
     product of [9, M] and [M, 9] matrices, however many cells there are.
@@ -121,17 +146,18 @@ def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
     dd = (square - d[..., :, None] * d[..., None, :]).flatten(-2)  # [..., M, 9]
     normal = pp.mT @ (weights[..., None] * dd)  # [..., (j, k), (a, b)]
     normal = normal.unflatten(-1, (3, 3)).unflatten(-3, (3, 3)).transpose(-3, -2).flatten(-2)
-    normal = normal.flatten(-3, -2)  # [..., (j, a), (k, b)]
-    smallest = torch.linalg.eigh(normal).eigenvectors[..., 0]
-    A = smallest.unflatten(-1, (3, 3)).mT  # column j of A stands in row j
-    return torch.where(torch.linalg.det(A)[..., None, None] < 0, -A, A)
+    values, vectors = torch.linalg.eigh(normal.flatten(-3, -2))  # [..., (j, a), (k, b)]
+    maps = vectors.mT.unflatten(-1, (3, 3)).mT  # [..., 9, 3, 3]; column j of A stood in row j
+    A = maps[..., 0, :, :]
+    seen = ((weights > 0).sum(-1, keepdim=True) / PATCH_CELLS).clamp_min(1)
+    variance = values[..., :1].clamp_min(0) / (seen * values[..., 1:])
+    errors = maps[..., 1:, :, :] * variance.sqrt()[..., None, None]
+    return DirectionMap(torch.where(torch.linalg.det(A)[..., None, None] < 0, -A, A), errors)
 
 
 def _in_pixels(K: Tensor, size: tuple[int, int]) -> Tensor:
-    """K of cells that span -1 to 1, in pixels of an image of ``size`` (H, W), without skew."""
-    H, W = size
-    out = torch.zeros_like(K)
-    out[..., 0, 0], out[..., 1, 1] = K[..., 0, 0] * W / 2, K[..., 1, 1] * H / 2
-    out[..., 0, 2], out[..., 1, 2] = (K[..., 0, 2] + 1) * W / 2, (K[..., 1, 2] + 1) * H / 2
-    out[..., 2, 2] = K[..., 2, 2]
-    return out
+    """K of cells that span -1 to 1, in pixels of an image of ``size`` (H, W)."""
+    half = K.new_tensor([[size[1] / 2], [size[0] / 2], [1]])
+    middle = torch.zeros_like(K)
+    middle[..., 0, 2], middle[..., 1, 2] = 1, 1
+    return (K + middle) * half
