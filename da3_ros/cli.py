@@ -1,4 +1,4 @@
-"""The command line: `da3_ros replay | synth-bag | models` (also `python -m da3_ros`)."""
+"""The command line: `da3_ros replay | synth-bag | models | plan` (also `python -m da3_ros`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import yaml
 from da3_ros import __version__
 from da3_ros.config import (
     ConfigError,
+    InferenceConfig,
     InputConfig,
     NodeConfig,
     PipelineConfig,
+    WindowConfig,
     config_from_parameters,
     flatten,
     parameters,
@@ -71,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_replay(commands)
     _add_synth_bag(commands)
     _add_models(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -97,6 +100,10 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
     replay.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
+    replay.add_argument(
+        "--plan", type=Path, metavar="FILE",
+        help="run exactly as an earlier replay's report.json says, whatever memory is free",
+    )  # fmt: skip
     replay.add_argument("--pictures", action="store_true", help="contact sheet and cloud picture")
     replay.set_defaults(run=_run_replay)
 
@@ -126,6 +133,30 @@ def _add_models(commands: Any) -> None:
     )
     models.add_argument("--get", metavar="NAME", help="fetch a model's weights from the hub")
     models.set_defaults(run=_run_models)
+
+
+def _add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what fits into a memory budget: models, window, image size, precision",
+        description="Predicts what runs in each memory budget; --measure also runs it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    config = InferenceConfig()
+    plan.add_argument("--device", default=config.device, choices=("auto", "cuda", "mps", "cpu"))
+    plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
+    plan.add_argument(
+        "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",
+        help="0: 90 %% of what is free",
+    )  # fmt: skip
+    plan.add_argument("--size", default="640x480", metavar="WxH", help="of the camera's images")
+    plan.add_argument("--process-res", type=int, default=config.process_res)
+    plan.add_argument("--window", type=int, default=WindowConfig().size)
+    plan.add_argument("--new", type=int, default=WindowConfig().new)
+    plan.add_argument("--mixed-precision", default=config.mixed_precision)
+    plan.add_argument("--performance-mode", default=config.performance_mode)
+    plan.add_argument("--measure", action="store_true", help="run each with random weights")
+    plan.set_defaults(run=_run_plan)
 
 
 def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
@@ -187,6 +218,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         every=options.every,
         rate_hz=options.rate,
         pictures=options.pictures,
+        plan=options.plan,
     )
     try:
         summary = replay(wanted, config)
@@ -244,6 +276,46 @@ def _run_models(options: argparse.Namespace) -> int:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(f"{spec.name} is in {folder}; its weights are under {spec.license}\n")
+    return 0
+
+
+def _run_plan(options: argparse.Namespace) -> int:
+    from da3_ros.inference.devices import DeviceError
+    from da3_ros.inference.plan_table import Question, as_text, table
+    from da3_ros.network import MODELS
+
+    unknown = [name for name in options.model if name not in MODELS]
+    width, _, height = options.size.partition("x")
+    if unknown or not (width.isdigit() and height.isdigit()):
+        raise ConfigError(
+            f"--model {unknown[0]!r}: one of {', '.join(MODELS)}"
+            if unknown
+            else f"--size {options.size!r}: write WIDTHxHEIGHT"
+        )
+    config: PipelineConfig = config_from_parameters(
+        {
+            "device": options.device,
+            "process_res": options.process_res,
+            "mixed_precision": options.mixed_precision,
+            "performance_mode": options.performance_mode,
+            "window.size": options.window,
+            "window.new": options.new,
+        }
+    )
+    question = Question(
+        models=options.model,
+        budgets_gb=options.budget,
+        config=config.inference,
+        image=(int(width), int(height)),
+        window=options.window,
+        new=options.new,
+        measure=options.measure,
+    )
+    try:
+        sys.stdout.write(as_text(table(question)))
+    except DeviceError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
     return 0
 
 

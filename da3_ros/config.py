@@ -49,6 +49,22 @@ class InferenceConfig:
         "", "folder, hub name, `random` (no meaning, for tests), or empty: shipped or hub cache"
     )
     device: str = option("auto", "where the network runs", choices=("auto", "cuda", "mps", "cpu"))
+    performance_mode: str = option(
+        "balanced",
+        "minimal: least memory, half of the CPU; max: also compiler and CUDA graphs",
+        choices=("minimal", "balanced", "max"),
+    )
+    mixed_precision: str = option(
+        "auto",
+        "16-bit matrix products; auto: where the chip has them",
+        choices=("auto", "off", "float16", "bfloat16"),
+    )
+    compile: str = option(
+        "auto", "torch.compile; auto: on CUDA in mode max", choices=("auto", "on", "off")
+    )
+    memory_budget_gb: float = option(
+        0.0, "GiB for weights, activations and driver; 0: 90 % of what is free", low=0.0
+    )
     process_res: int = option(504, "longest side in the network, pixels", low=28, high=2016)
 
 

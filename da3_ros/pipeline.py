@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from da3_ros.config import PipelineConfig
 from da3_ros.depth_filter import filter_depth
 from da3_ros.geometry import T_MAP_WORLD, backproject
-from da3_ros.inference import InferenceSession, resize_for_network
+from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
 from da3_ros.mapping.alignment import Alignment, Similarity, align_window
 from da3_ros.mapping.export import Scene, export_scene
 from da3_ros.mapping.trajectory import Trajectory
@@ -41,13 +41,29 @@ from da3_ros.types import (
 log = logging.getLogger(__name__)
 
 FOCAL = (0.05, 50.0)  # focal lengths over the image's width that a camera may have
-ALIGN_FRAMES = 3  # shared frames that place a window; more cost time and add little
 
 
 class Network(Protocol):
     """What the pipeline needs of an inference session."""
 
+    def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
+        """What the memory budget allows for images of (width, height); None: anything."""
+
     def infer(self, window: Window) -> Prediction: ...
+
+
+class Limits(Protocol):
+    """What a budget allows; never more than was asked for."""
+
+    @property
+    def process_res(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def new(self) -> int: ...
+
+
+_Shared = tuple[View, TrackedFrame]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +92,8 @@ class Pipeline:
         self._unit = 1.0  # scene units per network unit, of the newest window
         self._next_view = 0
         self._next_window = 0
+        self._image_size: tuple[int, int] | None = None
+        self._refit()
         self._start_segment()
 
     def push(self, frame: Frame) -> Iterator[TrackedFrame]:
@@ -88,6 +106,10 @@ class Pipeline:
         self.counters["received"] += 1
         if not self._in_time(frame):
             return
+        size = (frame.image.shape[1], frame.image.shape[0])
+        if size != self._image_size:
+            self._image_size = size
+            self._refit()
         prepared = self._prepare(frame)
         if prepared is None:
             return
@@ -96,13 +118,25 @@ class Pipeline:
             self._start_segment()
         self._last_stamp = frame.stamp_ns
         self._pending.append(prepared)
-        if len(self._pending) == self.config.window.new:
+        if len(self._pending) >= self._new:
             yield from self._run_window()
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Process what waits for a full window; call at the end of a recording."""
         if self._pending:
             yield from self._run_window()
+
+    @property
+    def window_size(self) -> int:
+        """Views per pass, as the memory budget allows."""
+        return self._window
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
+        set_budget = getattr(self.session, "set_budget", None)
+        if set_budget is not None:
+            set_budget(memory_budget_gb)
+        self._refit()
 
     def reset(self) -> None:
         """Forget window, odometry and map; keep the loaded network and the counters."""
@@ -119,10 +153,25 @@ class Pipeline:
         """Write the scene; the suffix chooses .glb, .ply or .tum. Returns the path written."""
         return export_scene(self.scene(), Path(path))
 
+    def _refit(self) -> None:
+        """Ask what the memory budget allows for the camera's images."""
+        window = self.config.window
+        self._process_res = self.config.inference.process_res
+        self._window, self._new = window.size, window.new
+        if self._image_size is None:
+            return
+        limits = self.session.fit(self._image_size, window.size, window.new)
+        if limits is not None:
+            self._process_res, self._window, self._new = (
+                limits.process_res,
+                limits.window,
+                limits.new,
+            )
+
     def _start_segment(self) -> None:
         """A new stretch of odometry, starting at the world's origin with nothing shared."""
         self._pending: list[_Prepared] = []
-        self._shared: deque[tuple[View, TrackedFrame]] = deque(maxlen=self.config.window.size - 1)
+        self._shared: deque[_Shared] = deque(maxlen=self.config.window.size - 1)
         self._last_stamp = None
         self._keyframe: TrackedFrame | None = None
 
@@ -145,7 +194,7 @@ class Pipeline:
             if frame.calibration is not None:
                 done = self._rectifier(image, frame.calibration, frame.rectified)
                 image, K, valid = done.image, done.K, done.valid
-            image, K = resize_for_network(image, K, self.config.inference.process_res)
+            image, K = resize_for_network(image, K, self._process_res)
         except (CalibrationError, ValueError) as error:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
@@ -169,12 +218,11 @@ class Pipeline:
     def _run_window(self) -> Iterator[TrackedFrame]:
         start = time.perf_counter()
         new, self._pending = self._pending, []
-        room = self.config.window.size - len(new)
-        shared = list(self._shared)[-room:]
-        views = tuple(view for view, _ in shared) + tuple(p.view for p in new)
-        window = Window(self._next_window, views, len(new))
-        self._next_window += 1
-        prediction = self.session.infer(window)
+        shared = list(self._shared)[-max(1, self._window - len(new)) :]
+        done = self._infer(shared, new)
+        if done is None:
+            return
+        window, shared, prediction = done
         fault = _fault(prediction, window)
         if fault:
             self.counters["dropped_unusable"] += len(new)
@@ -186,6 +234,30 @@ class Pipeline:
             index = len(shared) + offset
             yield self._deliver(prepared, index, prediction, placed.T_scene_window, report)
 
+    def _infer(
+        self, shared: list[_Shared], new: list[_Prepared]
+    ) -> tuple[Window, list[_Shared], Prediction] | None:
+        """Run a window; while memory does not do, with half of the shared views.
+
+        The newest shared view stays: without one the window could not be joined to the scene.
+        """
+        window_id = self._next_window
+        self._next_window += 1
+        while True:
+            views = tuple(view for view, _ in shared) + tuple(p.view for p in new)
+            joining = _joining(len(shared))
+            wanted = (*joining, *range(len(shared), len(views)))
+            window = Window(window_id, views, len(new), wanted)
+            try:
+                return window, shared, self.session.infer(window)
+            except WindowTooLargeError as error:
+                if len(shared) < 2:
+                    self.counters["dropped_out_of_memory"] += len(new)
+                    log.error("window %d dropped: %s", window_id, error)
+                    return None
+            shared = shared[-(len(shared) // 2) :]
+            log.warning("window %d again with %d shared views", window_id, len(shared))
+
     def _place(self, shared: list[TrackedFrame], prediction: Prediction) -> Alignment:
         """Where the window lies in the scene."""
         if not shared:
@@ -193,7 +265,7 @@ class Pipeline:
             origin = Similarity.between(np.eye(4), prediction.T_window_camera[0], factor)
             first = self.counters["processed"] == 0
             return Alignment(origin, first, float("nan"), float("nan"))
-        chosen = sorted({0, len(shared) // 2, len(shared) - 1})[:ALIGN_FRAMES]
+        chosen = _joining(len(shared))
         fit = align_window([shared[i] for i in chosen], prediction, chosen)
         if fit is not None:
             return fit
@@ -285,6 +357,11 @@ class Pipeline:
         self.map.insert(
             points @ T[:3, :3].T + T[:3, 3], frame.image[known], frame.confidence[known]
         )
+
+
+def _joining(shared: int) -> list[int]:
+    """Which of the shared views place a window: first, middle and newest."""
+    return sorted({0, shared // 2, shared - 1}) if shared else []
 
 
 def _fault(prediction: Prediction, window: Window) -> str:

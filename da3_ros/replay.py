@@ -29,7 +29,7 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
 from da3_ros.geometry import T_MAP_WORLD
-from da3_ros.inference import DeviceError, InferenceSession
+from da3_ros.inference import BudgetError, DeviceError, InferenceSession, Plan
 from da3_ros.mapping.export import ExportError
 from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.mapping.trajectory import tum_line
@@ -62,6 +62,7 @@ class ReplayOptions:
     every: int = 1
     rate_hz: float = 10.0
     pictures: bool = False
+    plan: Path | None = None  # a report.json or a plan of its own, to run exactly so again
 
 
 @dataclass
@@ -101,7 +102,10 @@ def replay(
     config = settings.pipeline
     try:
         with _open(options, settings) as recording, _staging(options.output) as folder:
-            pipeline = Pipeline(config, session or InferenceSession(config.inference))
+            session = session or InferenceSession(config.inference)
+            if options.plan is not None:
+                _use_plan(session, options.plan)
+            pipeline = Pipeline(config, session)
             writer = _Results(folder, options.pictures, config)
             with writer:
                 _process(recording, pipeline, writer)
@@ -111,9 +115,26 @@ def replay(
             _write_json(folder / "measured.json", summary.measured)
             summary.files = sorted(f.name for f in folder.iterdir())
             _publish(folder, options.output)
-    except (RecordingError, CheckpointError, DeviceError, ExportError, OSError) as error:
+    except (
+        RecordingError, CheckpointError, DeviceError, BudgetError, ExportError, OSError
+    ) as error:  # fmt: skip
         raise ReplayError(str(error)) from error
     return summary
+
+
+def _use_plan(session: Network, path: Path) -> None:
+    """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ReplayError(f"--plan {path}: {error}") from error
+    plan = values.get("plan", values) if isinstance(values, dict) else values
+    if not isinstance(session, InferenceSession):
+        raise ReplayError("--plan needs a network")
+    try:
+        session.use_plan(Plan.from_json(json.dumps(plan)))
+    except ValueError as error:
+        raise ReplayError(f"--plan {path}: {error}") from error
 
 
 def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
@@ -234,7 +255,7 @@ def _report(
         "options": {
             f.name: getattr(options, f.name)
             for f in dataclasses.fields(options)
-            if f.name not in ("input", "output")
+            if f.name not in ("input", "output", "plan")
         },
         "parameters": {
             p.name: p.value
@@ -242,6 +263,7 @@ def _report(
             for p in parameters(group)
         },
         "license": MODELS[pipeline.config.inference.model].license,
+        "plan": _plan(pipeline),
         "counts": dict(sorted(counts.items())),
         "stopped_at": recording.stopped_at,
         "map_points": len(pipeline.map),
@@ -250,6 +272,12 @@ def _report(
     }
     _write_json(folder / "report.json", report)
     return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+
+
+def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
+    """What ran. Without the budget and what was measured: those differ from run to run."""
+    plan = getattr(pipeline.session, "plan", None)
+    return None if plan is None else plan.repeatable()
 
 
 def _measure(

@@ -86,6 +86,7 @@ class Window:
     id: int
     views: tuple[View, ...]
     new: int  # how many views at the end have not been delivered yet
+    wanted: tuple[int, ...] | None = None  # views whose depth is needed; None: of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +94,7 @@ class Prediction:
     """What the network says of a window, in that window's own world and unit.
 
     The world is about the first view's camera; depth and translations share one unknown unit.
+    Maps of views that the window did not want are NaN.
     """
 
     depth: FloatImage  # [N, h, w] z-depth

@@ -1,14 +1,19 @@
 """Runs a network on one device: images and windows in, predictions out. Knows no ROS, no map."""
 
 from da3_ros.config import InferenceConfig
+from da3_ros.inference.devices import DeviceError, open_device
+from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
-from da3_ros.inference.session import DeviceError, InferenceSession, choose_device
+from da3_ros.inference.session import InferenceSession, WindowTooLargeError
 
 __all__ = [
+    "BudgetError",
     "DeviceError",
     "InferenceConfig",
     "InferenceSession",
-    "choose_device",
+    "Plan",
+    "WindowTooLargeError",
     "fit_size",
+    "open_device",
     "resize_for_network",
 ]

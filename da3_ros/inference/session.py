@@ -1,4 +1,4 @@
-"""One network on one device within a memory budget: a window in; depth, poses and intrinsics out."""
+"""One network on one device within a memory budget: windows in; depth, poses, intrinsics out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from da3_ros.config import InferenceConfig
-from da3_ros.inference.devices import Device, open_device
+from da3_ros.inference.devices import open_device
 from da3_ros.inference.planner import GIB, SMALLEST, UNMEASURED, Plan, Request, make_plan
 from da3_ros.inference.preprocess import fit_size, normalize
 from da3_ros.inference.self_check import SelfCheck
@@ -82,6 +82,11 @@ class InferenceSession:
         self._measured = False
         self._request: Request | None = None
         self._kept: OrderedDict[int, tuple[weakref.ref[View], Prefix]] = OrderedDict()
+
+    @property
+    def precision_name(self) -> str:
+        """The type of matrix products, as in the plan."""
+        return str(self.precision).removeprefix("torch.")
 
     # The plan
 
@@ -231,7 +236,9 @@ class InferenceSession:
         parts = [fresh.get(id(view)) or self._kept_prefix(view) for view in views]
         tokens, descriptors = zip(*(p for p in parts if p is not None), strict=True)
         # A copy: the fusing blocks overwrite their input.
-        stacked = (torch.stack([x.to(self.device) for x in xs])[None] for xs in (tokens, descriptors))
+        stacked = (
+            torch.stack([x.to(self.device) for x in xs])[None] for xs in (tokens, descriptors)
+        )
         return Prefix(*stacked)
 
     def _encode(self, views: list[View], size: tuple[int, int]) -> Prefix:
@@ -360,9 +367,7 @@ class InferenceSession:
         return moved
 
 
-def to_prediction(
-    out: Output, views: int, frames: list[int], size: tuple[int, ...]
-) -> Prediction:
+def to_prediction(out: Output, views: int, frames: list[int], size: tuple[int, ...]) -> Prediction:
     """Network output of one scene to host arrays of ``size``, poses turned camera-to-world.
 
     Maps of views that were not asked for are NaN.
@@ -384,7 +389,9 @@ def _spread(maps: Tensor, views: int, frames: list[int], size: tuple[int, ...]) 
     done = maps.float().cpu().numpy()
     if done.shape[1:] != tuple(size[:2]):
         shape = (size[1], size[0])
-        done = np.stack([cv2.resize(m, shape, interpolation=cv2.INTER_NEAREST_EXACT) for m in done])
+        done = np.stack(
+            [cv2.resize(m, shape, interpolation=cv2.INTER_NEAREST_EXACT) for m in done]
+        )
     if len(frames) == views:
         return np.asarray(done, dtype=np.float32)
     out = np.full((views, *done.shape[1:]), np.nan, np.float32)
@@ -420,4 +427,5 @@ def _load(config: InferenceConfig) -> DepthAnything3:
     else:
         folder = load_checkpoint(network, config.checkpoint)
         log.info("%s loaded from %s", config.model, folder)
-    return network.requires_grad_(False)
+    network.requires_grad_(False)
+    return network

@@ -19,7 +19,7 @@ from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parame
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
 # Read anew at every frame, so that a change takes effect at once.
-DYNAMIC = ("depth.", "keyframe.")
+DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb")
 
 
 def declare(node: Node) -> None:

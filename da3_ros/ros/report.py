@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
+from da3_ros.inference import InferenceSession
+from da3_ros.inference.planner import GIB
 from da3_ros.network import MODELS
 from da3_ros.ros import messages as build
 from da3_ros.ros.stream import Stream
@@ -36,12 +36,9 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         state=state,
         model=config.inference.model,
         license=MODELS[config.inference.model].license,
-        device=str(getattr(stream.pipeline.session, "device", "")),
-        precision="float32",
-        attention="scaled_dot_product_attention",
-        window_size=config.window.size,
+        window_size=stream.pipeline.window_size,
         process_size=stream.process_size,
-        memory_peak_gb=peak_memory_gb(),
+        **_inference(stream),
         frames_received=stream.received,
         frames_processed=stream.pipeline.counters["processed"],
         drops=stream.drop_counts() | lost,
@@ -56,6 +53,22 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         map_memory_mb=stream.pipeline.map.nbytes / 2**20,
         last_error=node.last_error,
     )
+
+
+def _inference(stream: Stream) -> dict[str, Any]:
+    """What runs where, and what memory was allowed, planned and taken (GiB)."""
+    session = stream.pipeline.session
+    if not isinstance(session, InferenceSession):
+        return {}
+    plan = session.plan
+    return {
+        "device": str(session.device),
+        "precision": session.precision_name,
+        "attention": session.attention,
+        "memory_budget_gb": session.budget / GIB,
+        "memory_plan_gb": plan.predicted / GIB if plan else math.nan,
+        "memory_peak_gb": session.peak / GIB,
+    }
 
 
 def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticArray:
@@ -89,12 +102,6 @@ def rate(times: deque[float]) -> float:
     if len(held) < 2 or time.monotonic() - held[-1] > STALE_S:
         return 0.0
     return (len(held) - 1) / max(held[-1] - held[0], 1e-9)
-
-
-def peak_memory_gb() -> float:
-    """Peak resident memory of this process, GB (the device is the CPU's memory here)."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def _judge(node: Da3Node, stream: Stream | None, state: str) -> tuple[bytes, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.inference import BudgetError
 from da3_ros.mapping.export import Selection, export_scene
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.ros import tf_policy
@@ -113,9 +114,15 @@ class Stream:
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Take over parameters that are read anew at every frame."""
+        budget = self.config.pipeline.inference.memory_budget_gb
         self.config = dataclasses.replace(self.config, pipeline=config)
         self.pipeline.config = config
         self.outputs.config = config.depth
+        if config.inference.memory_budget_gb != budget:
+            try:
+                self.pipeline.set_budget(config.inference.memory_budget_gb)
+            except BudgetError as error:
+                self.host.warn(f"memory_budget_gb: {error}; the old plan stays")
 
     def export(self, path: Path, selection: Selection) -> tuple[Path, int]:
         """Write the selected scene; returns the path and the number of points."""

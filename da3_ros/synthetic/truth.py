@@ -37,6 +37,9 @@ class TruthSession:
         self._rng = np.random.default_rng(seed)
         self.depth_noise = depth_noise
 
+    def fit(self, image: tuple[int, int], window: int, new: int) -> None:
+        """The truth needs no memory: nothing is limited."""
+
     def infer(self, window: Window) -> Prediction:
         """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""
         frames = [self._frames[view.stamp_ns] for view in window.views]

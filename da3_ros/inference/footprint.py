@@ -1,0 +1,135 @@
+"""How much memory a network needs, found by running it on tensors that have shapes and no data.
+
+The network itself is what is counted, so the prediction follows every change of its code. Not
+seen: work space inside kernels, an allocator's fragments, and a CUDA context; a measured pass
+tells about those.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from da3_ros.network import MODELS
+from da3_ros.network.backbone import Prefix
+from da3_ros.network.model import Chunks, DepthAnything3
+from da3_ros.network.precision import convert, drop_rays
+from da3_ros.network.specs import PATCH
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes, without what kernels, allocator and driver add."""
+
+    weights: int
+    prefix: int  # of all frames of a window, fp32
+    activations: int  # the most at one time while a window runs, its inputs included
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What determines the memory of a pass."""
+
+    model: str
+    views: int
+    wanted: int  # views whose depth is computed
+    height: int
+    width: int
+    dtype: torch.dtype
+    chunks: Chunks
+
+
+@functools.lru_cache(maxsize=512)
+def footprint(shape: Shape) -> Footprint:
+    """The memory that a window of this shape needs."""
+    network = _without_data(shape.model, shape.dtype)
+    network.set_chunks(shape.chunks)
+    size = (shape.height, shape.width)
+    tokens = 1 + (shape.height // PATCH) * (shape.width // PATCH)
+    per_frame = (tokens + 1) * network.spec.width * 4
+    new = peak_of(lambda: network.encode(torch.empty(1, 1, 3, *size, device="meta")))
+
+    def window() -> Any:
+        width = network.spec.width
+        kept = torch.empty(1, shape.views, tokens, width, device="meta")
+        prefix = Prefix(kept, torch.empty(1, shape.views, width, device="meta"))
+        frames = list(range(shape.views - shape.wanted, shape.views))
+        return network.decode(prefix, size, ref_view="first", frames=frames)
+
+    return Footprint(weight_bytes(network), shape.views * per_frame, max(new, peak_of(window)))
+
+
+@functools.lru_cache(maxsize=16)
+def _without_data(model: str, dtype: torch.dtype) -> DepthAnything3:
+    with torch.device("meta"):
+        network = DepthAnything3(MODELS[model]).eval()
+    drop_rays(network)
+    convert(network, dtype)
+    return network
+
+
+def weight_bytes(network: nn.Module) -> int:
+    """Bytes of all parameters and buffers."""
+    tensors = [*network.parameters(), *network.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@torch.inference_mode()
+def peak_of(work: Callable[[], Any]) -> int:
+    """The most bytes alive at one time in what ``work`` computes on meta tensors."""
+    with _FusedAttention(), _Ledger() as ledger:
+        result = work()
+    del result
+    return ledger.peak
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as fused kernels do it: nothing of quadratic size."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return torch.empty_like(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Ledger(TorchDispatchMode):
+    """Adds up the storages that operations make, as long as anything holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._total = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._forget()
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        self.peak = max(self.peak, self._total)
+        return out
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)
+        if reference.cdata not in self._live:
+            self._live[reference.cdata] = (reference, storage.nbytes())
+            self._total += storage.nbytes()
+
+    def _forget(self) -> None:
+        for key in [k for k, (ref, _) in self._live.items() if ref.expired()]:
+            self._total -= self._live.pop(key)[1]

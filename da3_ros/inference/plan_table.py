@@ -1,0 +1,134 @@
+"""What fits into which budget: the table that `da3_ros plan` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from da3_ros.config import InferenceConfig
+from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
+from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
+from da3_ros.inference.session import FREE_SHARE, InferenceSession
+from da3_ros.network.model import Chunks
+from da3_ros.types import View, Window
+
+WARM_UP, TIMED = 2, 3  # windows of a measurement
+
+
+class AbsentCuda(Device):
+    """A recent NVIDIA card that is not here, for predictions."""
+
+    kind = "cuda"
+    shares_host = False
+
+    def __init__(self, mode: str = "balanced") -> None:
+        super().__init__(mode)
+        self.device = torch.device("cpu")
+
+    def native_half(self) -> torch.dtype | None:
+        return torch.bfloat16
+
+    def chunks(self) -> Chunks:
+        return Chunks(head_frames=8)
+
+    def context(self) -> int:
+        return CONTEXT
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `da3_ros plan` is asked."""
+
+    models: Sequence[str]
+    budgets_gb: Sequence[float]  # 0: 90 % of what is free
+    config: InferenceConfig
+    image: tuple[int, int]  # width, height
+    window: int
+    new: int
+    measure: bool = False
+
+
+def planning_device(name: str, mode: str) -> Device:
+    """The device of that name, or a stand-in for a CUDA card that is not here."""
+    try:
+        return open_device(name, mode)
+    except DeviceError:
+        if name != "cuda":
+            raise
+        return AbsentCuda(mode)
+
+
+def table(question: Question) -> list[list[str]]:
+    """A header and a row for every model and budget; what does not fit says why."""
+    device = planning_device(question.config.device, question.config.performance_mode)
+    if question.measure and isinstance(device, AbsentCuda):
+        raise DeviceError("--measure needs the device itself: set --device to one that is here")
+    header = ["budget", "model", "views", "size", "precision", "predicted", "given up"]
+    if question.measure:
+        header[6:6] = ["measured", "frames/s"]
+    rows = [header]
+    for budget in question.budgets_gb:
+        for model in question.models:
+            rows.append(_row(question, device, model, budget, len(header)))
+    return rows
+
+
+def _row(
+    question: Question, device: Device, model: str, budget_gb: float, columns: int
+) -> list[str]:
+    budget = int(budget_gb * GIB) or int(FREE_SHARE * device.free())
+    first = [f"{budget / GIB:.1f}", model]
+    precision = device.precision(question.config.mixed_precision)
+    request = Request(
+        model, precision, None, question.config.process_res,
+        question.window, question.new, question.image,
+    )  # fmt: skip
+    try:
+        plan = make_plan(device, request, budget)
+    except BudgetError as error:
+        return [*first, *["-"] * (columns - 3), str(error)]
+    measured = measure(question, plan, budget_gb) if question.measure else []
+    return [
+        *first,
+        str(plan.window),
+        f"{plan.width}x{plan.height}",
+        plan.precision,
+        f"{plan.predicted / GIB:.2f}",
+        *measured,
+        ", ".join(plan.reduced) or "nothing",
+    ]
+
+
+def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
+    """Peak in GiB and new frames per second of random weights, which take as long as any."""
+    config = dataclasses.replace(
+        question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
+    )
+    session = InferenceSession(config)
+    session.fit(question.image, question.window, question.new)
+    plan = session.plan or plan
+    rng = np.random.default_rng(0)
+    shape = (plan.height, plan.width, 3)
+    views = [View(i, i, rng.integers(0, 256, shape).astype(np.uint8)) for i in range(plan.window)]
+    seconds = []
+    for number in range(WARM_UP + TIMED):
+        fresh = [dataclasses.replace(view) for view in views[: plan.new]]
+        views = [*views[plan.new :], *fresh]
+        joining = range(min(3, plan.window - plan.new))
+        wanted = (*joining, *range(plan.window - plan.new, plan.window))
+        done = session.infer(Window(number, tuple(views), plan.new, wanted))
+        seconds.append(done.inference_s)
+    rate = plan.new / statistics.median(seconds[WARM_UP:])
+    return [f"{session.peak / GIB:.2f}", f"{rate:.2f}"]
+
+
+def as_text(rows: list[list[str]]) -> str:
+    """Columns of equal width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines) + "\n"

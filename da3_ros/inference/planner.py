@@ -1,0 +1,246 @@
+"""Fits a model into a memory budget: what is kept, what is given up, in a stated order.
+
+Steps, until the prediction fits: the head one frame at a time; feed-forward layers in pieces; the
+rest in the smallest pieces; kept prefixes on the host. None of these changes a result beyond
+rounding. Only then 16 bits (where `mixed_precision` allows it), smaller images, fewer views. The
+model itself is never changed: the error names one that fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from da3_ros.inference.devices import Device
+from da3_ros.inference.footprint import Footprint, Shape, footprint
+from da3_ros.inference.preprocess import fit_size
+from da3_ros.network import MODELS
+from da3_ros.network.model import Chunks
+from da3_ros.network.specs import PATCH
+
+GIB = 2**30
+JOINING = 3  # shared frames whose depth joins a window to the scene
+SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
+LEAST_RES, LEAST_WINDOW = 224, 2
+UNMEASURED = 1.2  # of predicted activations, until a pass was measured: work space, fragments
+SLACK = 48 * 2**20  # what libraries keep for themselves
+ORDER = ("da3-giant", "da3-large", "da3-base", "da3-small", "da3-tiny")
+
+
+class BudgetError(RuntimeError):
+    """A budget that nothing fits into; one line with the remedy."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is wanted, before the budget is looked at."""
+
+    model: str
+    precision: torch.dtype
+    spare_precision: torch.dtype | None  # a smaller type that is allowed, or None
+    process_res: int
+    window: int
+    new: int
+    image: tuple[int, int] = (4, 3)  # width, height of the camera; only the ratio counts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs, and what memory it is predicted to take. Sizes in bytes."""
+
+    model: str
+    device: str
+    precision: str
+    process_res: int
+    width: int
+    height: int
+    window: int
+    new: int
+    chunks: Chunks
+    prefix_on_host: bool
+    budget: int
+    weights: int
+    prefix: int
+    activations: int
+    fixed: int  # context and libraries
+    reduced: tuple[str, ...] = ()  # what was given up that changes results
+
+    @property
+    def predicted(self) -> int:
+        """The peak of everything on the device."""
+        kept = 0 if self.prefix_on_host else self.prefix
+        return self.weights + kept + self.activations + self.fixed
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of matrix products."""
+        return _dtype(self.precision)
+
+    def to_json(self) -> str:
+        """As it is written into reports and read by ``from_json``."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    def repeatable(self) -> dict[str, Any]:
+        """What decides results, without what was free or measured; ``from_json`` reads it too."""
+        values = dataclasses.asdict(self) | {"chunks": list(self.chunks)}
+        return values | {"budget": 0, "activations": 0, "fixed": 0}
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Read what ``to_json`` wrote. Raises BudgetError for anything else."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            values["chunks"] = Chunks(*values["chunks"])
+            values["reduced"] = tuple(values["reduced"])
+            plan = Plan(**values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise BudgetError(f"not a plan as `da3_ros replay` writes it: {error}") from error
+        if plan.model not in MODELS:
+            raise BudgetError(f"the plan is for an unknown model {plan.model!r}")
+        return plan
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One rung of the ladder."""
+
+    precision: torch.dtype
+    process_res: int
+    window: int
+    chunks: Chunks
+    prefix_on_host: bool = False
+
+
+def make_plan(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> Plan:
+    """The first rung that fits ``budget`` bytes.
+
+    factor: measured over predicted activations. Raises BudgetError when nothing fits.
+    """
+    first = _Choice(request.precision, request.process_res, request.window, device.chunks())
+    plans = (_plan(device, request, choice, budget, factor) for choice in _rungs(device, first))
+    fitting = next((p for p in plans if p.predicted <= budget), None)
+    last = list(_rungs(device, first))[-1]
+    if fitting is None and request.spare_precision is not None:
+        last = dataclasses.replace(last, precision=request.spare_precision)
+        fitting = _if_fits(_plan(device, request, last, budget, factor))
+    return fitting or _smaller(device, request, last, budget, factor)
+
+
+def _rungs(device: Device, first: _Choice) -> Iterator[_Choice]:
+    """Lossless steps."""
+    yield first
+    for chunks in (Chunks(1, first.chunks.local_frames), Chunks(1, 1, 4096), SMALLEST):
+        yield dataclasses.replace(first, chunks=chunks)
+    if not device.shares_host:
+        yield dataclasses.replace(first, chunks=SMALLEST, prefix_on_host=True)
+
+
+def _smaller(
+    device: Device, request: Request, choice: _Choice, budget: int, factor: float
+) -> Plan:
+    """Smaller images, then fewer views; the largest that fits."""
+
+    def at(**change: int) -> Plan:
+        changed = dataclasses.replace(choice, **change)  # type: ignore[arg-type]
+        return _plan(device, request, changed, budget, factor)
+
+    sizes = list(range(min(LEAST_RES, request.process_res), request.process_res + 1, PATCH))
+    found = _largest(sizes, lambda res: at(process_res=res))
+    if found is not None:
+        return found
+    least = sizes[0]
+    views = list(range(max(LEAST_WINDOW, request.new + 1), request.window + 1))
+    found = _largest(views, lambda n: at(process_res=least, window=n))
+    if found is not None:
+        return found
+    needed = at(process_res=least, window=views[0] if views else request.window).predicted
+    raise BudgetError(_no_fit(device, request, choice, budget, factor, needed))
+
+
+def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
+    """The plan of the largest value that fits; memory grows with the value."""
+    low, high, best = 0, len(values), None
+    while low < high:
+        middle = (low + high) // 2
+        tried = plan(values[middle])
+        if tried.predicted <= tried.budget:
+            best, low = tried, middle + 1
+        else:
+            high = middle
+    return best
+
+
+def _no_fit(
+    device: Device,
+    request: Request,
+    choice: _Choice,
+    budget: int,
+    factor: float,
+    needed: int,
+) -> str:
+    text = (
+        f"{request.model} does not fit into {budget / GIB:.2f} GiB on {device.kind}: it needs "
+        f"{needed / GIB:.2f} GiB at the least; raise memory_budget_gb"
+    )
+    views = max(LEAST_WINDOW, request.new + 1)
+    small = dataclasses.replace(choice, process_res=LEAST_RES, window=views)
+    for model in ORDER[ORDER.index(request.model) + 1 :] if request.model in ORDER else ():
+        other = dataclasses.replace(request, model=model)
+        if _plan(device, other, small, budget, factor).predicted <= budget:
+            return f"{text} or set model to {model}"
+    return text
+
+
+def _if_fits(plan: Plan) -> Plan | None:
+    return plan if plan.predicted <= plan.budget else None
+
+
+def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor: float) -> Plan:
+    width, height = fit_size(*request.image, choice.process_res)[-1]
+    needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
+    return Plan(
+        model=request.model,
+        device=device.kind,
+        precision=str(choice.precision).removeprefix("torch."),
+        process_res=choice.process_res,
+        width=width,
+        height=height,
+        window=choice.window,
+        new=min(request.new, choice.window - 1),
+        chunks=choice.chunks,
+        prefix_on_host=choice.prefix_on_host,
+        budget=budget,
+        weights=needed.weights,
+        prefix=needed.prefix,
+        activations=round(needed.activations * factor),
+        fixed=SLACK + device.context(),
+        reduced=_given_up(request, choice),
+    )
+
+
+def predict(
+    request: Request, views: int, size: tuple[int, int], dtype: torch.dtype, chunks: Chunks
+) -> Footprint:
+    """What a window of ``views`` at ``size`` (height, width) takes by the network's own shapes."""
+    wanted = min(views, request.new + JOINING)
+    return footprint(Shape(request.model, views, wanted, *size, dtype, chunks))
+
+
+def _given_up(request: Request, choice: _Choice) -> tuple[str, ...]:
+    parts = []
+    if choice.precision != request.precision:
+        parts.append(f"precision {str(choice.precision).removeprefix('torch.')}")
+    if choice.process_res != request.process_res:
+        parts.append(f"process_res {choice.process_res} instead of {request.process_res}")
+    if choice.window != request.window:
+        parts.append(f"window.size {choice.window} instead of {request.window}")
+    return tuple(parts)
+
+
+def _dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
