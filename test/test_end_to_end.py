@@ -17,13 +17,13 @@ from da3_ros.replay import ReplayOptions, replay
 from da3_ros.synthetic import Pace, SyntheticCamera
 from da3_ros.types import Prediction
 
-# Bounds on the errors of the shipped weights, with a margin over what was measured with them.
-# TODO of the final export: measured ... on seeds ..., and the numbers below set from that.
-ABS_REL = 0.35
-ATE_OF_PATH = 0.20  # of the true path's length
-CLOUD_M = 0.30  # median distance to the nearest surface
-# Of what a method reaches that does not look: one depth everywhere and no motion.
-SHARE_OF_BLIND = 0.8
+# Bounds on the errors of the shipped weights, with a margin over what was measured with them;
+# `_OF_BLIND`: of what a method reaches that does not look (one depth everywhere, no motion).
+# TODO with the final export: say here what `pytest -s test/test_end_to_end.py` prints for them,
+# and set the numbers from it.
+ABS_REL, ABS_REL_OF_BLIND = 0.35, 0.8
+ATE_OF_PATH, ATE_OF_BLIND = 0.20, 0.8  # of the true path's length
+CLOUD_M, CLOUD_OF_BLIND = 0.30, 0.8  # median distance to the nearest surface
 
 SEEDS = (13, 21)
 FRAMES, SIZE, PACE = 20, (224, 168), Pace(2.5, 0.5, 15.0)
@@ -35,9 +35,12 @@ SETTINGS = {
     "map.voxel_m": 0.01,
 }
 
-pytestmark = pytest.mark.skipif(
-    shipped_folder("da3-tiny") is None, reason="no weights of da3-tiny ship yet"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        shipped_folder("da3-tiny") is None, reason="no weights of da3-tiny ship yet"
+    ),
+]
 
 
 class Blind:
@@ -82,24 +85,25 @@ def errors(request, tmp_path_factory):
     )
     write_synthetic_bag(folder / "bag", camera)
     ours = errors_of_replay(folder / "bag", camera, folder / "out")
-    print(f"\nseed {request.param}\n{ours.text()}", end="")
-    return ours, errors_of_replay(folder / "bag", camera, folder / "blind", Blind())
+    blind = errors_of_replay(folder / "bag", camera, folder / "blind", Blind())
+    print(f"\nseed {request.param}\n{ours.text()}without looking:\n{blind.text()}", end="")
+    return ours, blind
 
 
 def test_depth_is_near_the_truth_and_better_than_one_depth_everywhere(errors):
     ours, blind = errors
     assert ours.depth.abs_rel < ABS_REL
-    assert ours.depth.abs_rel < SHARE_OF_BLIND * blind.depth.abs_rel
+    assert ours.depth.abs_rel < ABS_REL_OF_BLIND * blind.depth.abs_rel
 
 
 def test_trajectory_is_near_the_truth_and_better_than_standing_still(errors):
     ours, blind = errors
     assert ours.ate_m < ATE_OF_PATH * ours.path_m
-    assert ours.ate_m < SHARE_OF_BLIND * blind.ate_m
+    assert ours.ate_m < ATE_OF_BLIND * blind.ate_m
 
 
 def test_exported_cloud_lies_on_the_surfaces_and_closer_than_a_wall_in_front(errors):
     ours, blind = errors
     assert ours.cloud.points > 1000
     assert ours.cloud.median_m < CLOUD_M
-    assert ours.cloud.median_m < SHARE_OF_BLIND * blind.cloud.median_m
+    assert ours.cloud.median_m < CLOUD_OF_BLIND * blind.cloud.median_m
