@@ -222,6 +222,7 @@ def summarize(answers: list[tuple[slice, Answer, Batch]], share: Tensor) -> dict
         "delta1": float(torch.cat([w[1] for w in window]).mean()),
         "AbsRel, scale per frame": float(torch.cat([f[0] for f in frame]).mean()),
         "rotation, deg": median(rotation),
+        "rotation mean, deg": float(rotation.mean()) if len(rotation) else float("nan"),
         "direction, deg": median(direction),
         "translation, share": median(translation),
         **{f"AUC@{d}": auc(both, d) for d in AUC_DEG},
@@ -304,7 +305,7 @@ def noise_curve(
 
 
 def to_markdown(report: Report) -> str:
-    """Tables and the sentences that compare their rows."""
+    """Tables (medians unless said otherwise) and the sentences that compare their rows."""
     return (
         "Every figure is followed by that of not looking: the mean depth map, no motion.\n\n"
         + _table(_beside_blind(report.rows))
@@ -349,11 +350,12 @@ def compare_rows(rows: list[Row]) -> list[str]:
                 at[kind, n, given] for given in ("images", "images and poses", "blind")
             )
             share = _share(seen["rotation, deg"], blind["rotation, deg"])
+            mean = _share(seen["rotation mean, deg"], blind["rotation mean, deg"])
             depth = _share(posed["AbsRel"], seen["AbsRel"])
             turn = _share(posed["rotation, deg"], seen["rotation, deg"])
             lines.append(
-                f"{kind}, {n} views: rotation error {share} of the blind one; with poses given "
-                f"AbsRel becomes {depth} and rotation {turn} of what they are without"
+                f"{kind}, {n} views: rotation error {share} of the blind one (mean: {mean}); with poses "
+                f"given AbsRel becomes {depth} and rotation {turn} of what they are without"
             )
     return lines
 
