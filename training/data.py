@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from da3_ros.inference.preprocess import MEAN, STD
+from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.specs import PATCH
 from da3_ros.synthetic import (
     Pace,
@@ -435,12 +436,5 @@ def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int
 
 
 def conditioning_extrinsics(T_ref_camera: Tensor) -> Tensor:
-    """World-to-camera [B, N, 4, 4] for the camera encoder, normalised as DA3's API does it.
-
-    The first frame is the origin; lengths are divided by the lower median over all frames of the
-    distance to it, but by no less than 0.1 (architecture notes, 14).
-    """
-    T = torch.linalg.inv(T_ref_camera[:, :1]) @ T_ref_camera
-    median = T[..., :3, 3].norm(dim=-1).median(dim=1).values.clamp_min(0.1)
-    T[..., :3, 3] /= median[:, None, None]
-    return torch.linalg.inv(T)
+    """World-to-camera [B, N, 4, 4] for the camera encoder: the same function as at inference."""
+    return normalize_poses(T_ref_camera).extrinsics
