@@ -354,8 +354,8 @@ def compare_rows(rows: list[Row]) -> list[str]:
             depth = _share(posed["AbsRel"], seen["AbsRel"])
             turn = _share(posed["rotation, deg"], seen["rotation, deg"])
             lines.append(
-                f"{kind}, {n} views: rotation error {share} of the blind one (mean: {mean}); with poses "
-                f"given AbsRel becomes {depth} and rotation {turn} of what they are without"
+                f"{kind}, {n} views: rotation error {share} of the blind one (mean: {mean}); "
+                f"poses given, AbsRel becomes {depth} and rotation {turn} of what they are without"
             )
     return lines
 
