@@ -19,7 +19,13 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.planner import GIB, SMALLEST, UNMEASURED, Plan, Request, make_plan
 from da3_ros.inference.preprocess import fit_size, normalize
 from da3_ros.inference.self_check import SelfCheck
-from da3_ros.network import MODELS, build_network, initialize_randomly, load_checkpoint
+from da3_ros.network import (
+    MODELS,
+    CheckpointError,
+    build_network,
+    initialize_randomly,
+    load_checkpoint,
+)
 from da3_ros.network.backbone import Prefix
 from da3_ros.network.model import DepthAnything3, Output
 from da3_ros.network.precision import channels_last, convert, drop_rays
@@ -421,6 +427,10 @@ def camera_to_world(extrinsics: Array) -> Array:
 
 def _load(config: InferenceConfig) -> DepthAnything3:
     network = build_network(config.model)
+    if not isinstance(network, DepthAnything3):
+        raise CheckpointError(
+            f"{config.model} is no any-view model: set `model` to da3-small, -base, -large or -giant"
+        )
     if config.checkpoint == RANDOM:
         log.warning("checkpoint `random`: %s gives numbers without meaning", config.model)
         initialize_randomly(network)
