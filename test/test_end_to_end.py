@@ -25,7 +25,7 @@ ABS_REL, ABS_REL_OF_BLIND = 0.35, 0.8
 ATE_OF_PATH, ATE_OF_BLIND = 0.20, 0.8  # of the true path's length
 CLOUD_M, CLOUD_OF_BLIND = 0.30, 0.8  # median distance to the nearest surface
 
-SEEDS = (13, 21)
+SEEDS = (37, 55)  # chosen by the truth alone: depths vary, so that one depth everywhere is wrong
 FRAMES, SIZE, PACE = 20, (224, 168), Pace(2.5, 0.5, 15.0)
 SETTINGS = {
     "model": "da3-tiny",
