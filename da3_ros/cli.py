@@ -255,17 +255,12 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
 
 def _run_models(options: argparse.Namespace) -> int:
     from da3_ros.network import MODELS, CheckpointError
-    from da3_ros.network.checkpoint import cached_folder, find_checkpoint, shipped_folder
+    from da3_ros.network.checkpoint import find_checkpoint
 
     if options.get is None:
-        rows = [("model", "hub name", "licence", "here")]
-        for spec in MODELS.values():
-            here = shipped_folder(spec.name) or cached_folder(spec)
-            rows.append((spec.name, spec.repo or "-", spec.license, str(here or "no")))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        for row in rows:
-            columns = [row[i].ljust(widths[i]) for i in range(3)]
-            sys.stdout.write("  ".join([*columns, row[3]]) + "\n")
+        from da3_ros.model_table import model_table
+
+        sys.stdout.write(model_table())
         return 0
     if options.get not in MODELS:
         raise ConfigError(f"--get {options.get!r}: one of {', '.join(MODELS)}")

@@ -10,6 +10,7 @@ from da3_ros.config import (
     config_from_parameters,
     parameters,
 )
+from da3_ros.network import MODELS
 
 
 def test_every_parameter_has_a_text_and_a_default_that_is_allowed():
@@ -79,9 +80,14 @@ def test_a_broken_file_is_named(tmp_path, text):
 def test_models_lists_every_model_with_its_licence(capsys):
     assert main(["models"]) == 0
     out = capsys.readouterr().out
-    for name in ("da3-tiny", "da3-small", "da3-base", "da3-large", "da3-giant"):
-        assert name in out
-    assert "CC BY-NC 4.0" in out
+    for spec in MODELS.values():
+        (row,) = (line for line in out.splitlines() if line.startswith(f"{spec.name} "))
+        assert spec.license in row
+        assert spec.repo in row
+        assert ", ".join(spec.gives) in row
+    (small,) = (line for line in out.splitlines() if line.startswith("da3-small "))
+    assert "34 M" in small
+    assert "137 MB" in small
 
 
 def test_models_get_of_an_unknown_name_lists_the_known_ones(capsys):

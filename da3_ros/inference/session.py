@@ -429,7 +429,8 @@ def _load(config: InferenceConfig) -> DepthAnything3:
     network = build_network(config.model)
     if not isinstance(network, DepthAnything3):
         raise CheckpointError(
-            f"{config.model} is no any-view model: set `model` to da3-small, -base, -large or -giant"
+            f"{config.model} is no any-view model: "
+            "set `model` to da3-small, da3-base, da3-large or da3-giant"
         )
     if config.checkpoint == RANDOM:
         log.warning("checkpoint `random`: %s gives numbers without meaning", config.model)

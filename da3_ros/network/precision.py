@@ -9,33 +9,40 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from da3_ros.network.model import DepthAnything3
+from da3_ros.network.build import Network, parts
 
 MATRICES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
-KEPT = ("cam_enc.", "cam_dec.", "head.scratch.output_conv2.2", "head.scratch.output_conv2_aux")
+KEPT = (
+    "cam_enc.",
+    "cam_dec.",
+    "head.scratch.output_conv2.2",
+    "head.scratch.output_conv2_aux",
+    "head.scratch.sky_output_conv2.2",
+)
 
 
 @torch.no_grad()
-def convert(network: DepthAnything3, dtype: torch.dtype) -> None:
+def convert(network: Network, dtype: torch.dtype) -> None:
     """Turn the weights of matrix products into ``dtype``, in place; fp32 does nothing.
 
     What was lost comes back only by loading the checkpoint again.
     """
-    for name, module in network.named_modules():
-        if isinstance(module, MATRICES) and not name.startswith(KEPT):
-            module.to(dtype)
+    for part in parts(network):
+        for name, module in part.named_modules():
+            if isinstance(module, MATRICES) and not name.startswith(KEPT):
+                module.to(dtype)
 
 
 @torch.no_grad()
-def channels_last(network: DepthAnything3) -> None:
+def channels_last(network: Network) -> None:
     """Lay out the head's convolutions as its maps are: channels last."""
-    for module in network.head.modules():
+    for module in (m for part in parts(network) for m in part.head.modules()):
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
 
 
-def drop_rays(network: DepthAnything3) -> None:
+def drop_rays(network: Network) -> None:
     """Remove the head's ray branch, two thirds of its weights; ray maps are gone with it."""
-    scratch = network.head.scratch
-    for name in [n for n, _ in scratch.named_children() if n.endswith("_aux")]:
-        delattr(scratch, name)
+    for scratch in (part.head.scratch for part in parts(network)):
+        for name in [n for n, _ in scratch.named_children() if n.endswith("_aux")]:
+            delattr(scratch, name)

@@ -46,9 +46,9 @@ class ModelSpec:
     @property
     def gives(self) -> tuple[str, ...]:
         """What one gets from the network, in a few words each."""
-        many = ("multi-view", "confidence", "poses", "takes poses") if self.multi_view else ()
+        many = ("multi-view depth", "poses", "takes poses")
         told = (("metres",) if self.metric else ()) + (("sky",) if self.sky else ())
-        return ("depth", *many, *told)
+        return (many if self.multi_view else ("depth",)) + told
 
     @property
     def hidden(self) -> int:
@@ -65,7 +65,9 @@ _NC = "CC BY-NC 4.0"
 _L = (256, 512, 1024, 1024)
 
 _ANY_VIEW = (
-    ModelSpec("da3-tiny", "vitxs", 192, 8, 3, (2, 3, 5, 7), 2, 32, (24, 48, 96, 192)),
+    ModelSpec("da3-tiny", "vitxs", 192, 8, 3, (2, 3, 5, 7), 2, 32, (24, 48, 96, 192),
+        parameters=7_023_495,
+    ),
     ModelSpec(
         "da3-small", "vits", 384, 12, 6, (5, 7, 9, 11), 4, 64, (48, 96, 192, 384),
         repo="depth-anything/DA3-SMALL", parameters=34_299_463,

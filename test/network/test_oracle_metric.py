@@ -17,6 +17,7 @@ from network.tiny import tiny_metric_spec, tiny_nested_spec
 from da3_ros.network import MODELS
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import aliases
+from da3_ros.network.precision import convert, drop_rays
 
 BOUND = 1e-4
 WIDE, TALL = (56, 84), (84, 42)
@@ -175,6 +176,22 @@ def test_nested_keeps_the_width_of_the_real_parts(record_property):
     set_sky(ours, theirs, x, 0.2)
     found = nested_outputs(ours, theirs, x)
     assert_maps_equal(found, record_property, "nested/wide")
+
+
+def test_nested_in_16_bits_stays_close_and_keeps_its_last_steps_in_fp32():
+    ours, _ = nested_pair(6)
+    x = images(2, WIDE, 10)
+    with torch.inference_mode():
+        exact = ours(x)
+        convert(ours, torch.bfloat16)
+        drop_rays(ours)
+        rough = ours(x)
+    last = ours.da3_metric.head.scratch
+    assert last.output_conv2[2].weight.dtype == last.sky_output_conv2[2].weight.dtype
+    assert last.sky_output_conv2[2].weight.dtype == torch.float32
+    assert ours.da3_metric.backbone.pretrained.blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
+    ratio = (rough.metric_depth / exact.metric_depth).log().abs()
+    assert float(ratio.median()) < 0.05
 
 
 def test_metric_depth_is_the_metric_network_times_the_focal_length_over_300():
