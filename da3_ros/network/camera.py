@@ -15,6 +15,7 @@ from da3_ros.network.specs import ModelSpec
 
 ENCODER_HEADS = 16
 ENCODER_BLOCKS = 4
+NARROWEST = 2e-6  # radians; from here on the reference, too, takes what the network says
 
 
 def matrix_from_quaternion(q: Tensor) -> Tensor:
@@ -104,7 +105,10 @@ class CameraDecoder(nn.Module):
         self.fc_fov = nn.Sequential(nn.Linear(G, 2), nn.ReLU())
 
     def forward(self, slot: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule)."""
+        """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule).
+
+        A field of view that no pinhole camera has, zero above all, gives a focal length of NaN.
+        """
         x = self.backbone(slot.float())
         R = matrix_from_quaternion(self.fc_qvec(x))
         T_world_camera = torch.cat((R, self.fc_t(x)[..., None]), dim=-1)
@@ -113,7 +117,8 @@ class CameraDecoder(nn.Module):
     @staticmethod
     def _intrinsics(fov: Tensor, size: tuple[int, int]) -> Tensor:
         H, W = size
-        f = (fov / 2).tan().clamp_min(1e-6).reciprocal()  # vertical, horizontal
+        possible = (fov > NARROWEST) & (fov < torch.pi)
+        f = torch.where(possible, (fov / 2).tan().reciprocal(), torch.nan)  # vertical, horizontal
         K = torch.zeros(*fov.shape[:-1], 3, 3, device=fov.device, dtype=fov.dtype)
         K[..., 0, 0], K[..., 1, 1] = W / 2 * f[..., 1], H / 2 * f[..., 0]
         K[..., 0, 2], K[..., 1, 2], K[..., 2, 2] = W / 2, H / 2, 1
