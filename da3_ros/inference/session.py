@@ -160,10 +160,10 @@ class InferenceSession:
                 raise ValueError(f"the plan wants {plan.precision}: set mixed_precision to it")
             convert(self.network, plan.dtype)
             self.precision = plan.dtype
+            self._kept.clear()
         for text in plan.reduced:
             log.warning("the memory budget allows only %s", text)
         self.plan = plan
-        self._kept.clear()
         self._set_pieces()
         self.on.cap(self.budget)
 

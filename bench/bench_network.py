@@ -1,0 +1,279 @@
+"""Our network against the reference package, in one run, on one machine.
+
+Same random weights, sizes and views for both; runs of all variants alternate, so that a busy
+machine slows all of them. Prints a table and writes JSON:
+
+    python bench/bench_network.py --models da3-small da3-base --out bench/results/cpu.json
+
+On a GPU the same command runs there (``--device cuda``); see bench/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "test"))
+
+from network.oracle import pair  # noqa: E402
+
+from da3_ros.inference.devices import open_device  # noqa: E402
+from da3_ros.network.backbone import Prefix  # noqa: E402
+from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa: E402
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+JOINING, HEADS = 2, 3  # in a sliding window the head runs on one new and two joining frames
+
+
+@dataclass(frozen=True)
+class Size:
+    """Views of width x height."""
+
+    views: int
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.views} x {self.width}x{self.height}"
+
+
+def parse_size(text: str) -> Size:
+    """``8x504x280``."""
+    return Size(*map(int, text.split("x")))
+
+
+def gflop(model, size: Size, *, heads: int, new: int) -> float:
+    """Linear layers and attention of a window; of the head only its share is unknown, left out."""
+    spec, T = model.spec, 1 + size.width * size.height // 196
+    C, N = spec.width, size.views
+    linear = 24 * C * C * T
+    local, across = 4 * T * T * C, 4 * T * (N * T) * C
+    total = 0.0
+    for i in range(spec.blocks):
+        frames = new if i < spec.alt_start else N
+        attention = across if i >= spec.alt_start and i % 2 else local
+        total += frames * (linear + attention)
+    return total / 1e9
+
+
+class Runner:
+    """The variants of one model at one size."""
+
+    def __init__(
+        self, name: str, size: Size, precisions: list[str], device, compiled: bool
+    ) -> None:
+        self.device = device
+        ours, theirs = pair(name, 0, packaged=name in ("da3-small", "da3-base"))
+        self.spec = ours.spec
+        g = torch.Generator().manual_seed(0)
+        self.images = torch.randn(1, size.views, 3, size.height, size.width, generator=g)
+        self.images = self.images.to(device.device)
+        self.size = (size.height, size.width)
+        self.theirs = theirs.to(device.device)
+        self.variants = {"reference fp32": self._reference(torch.float32)}
+        if device.kind == "cuda":
+            self.variants["reference autocast"] = self._reference(device.native_half())
+        drop_rays(ours)
+        state = {k: v.clone() for k, v in ours.state_dict().items()}
+        for precision in precisions:
+            net = type(ours)(ours.spec).eval()
+            drop_rays(net)
+            net.load_state_dict(state)
+            convert(net, DTYPES[precision])
+            if device.kind != "cpu":
+                channels_last(net)
+            net.to(device.device).set_chunks(device.chunks())
+            self._add(net, precision)
+            if compiled:
+                self._add(net, f"{precision} compiled", torch.compile)
+
+    def _reference(self, dtype: torch.dtype):
+        def run():
+            enabled = dtype != torch.float32
+            with torch.autocast(self.device.kind, dtype, enabled=enabled):
+                return self.theirs(self.images, ref_view_strategy="first").depth
+
+        return run
+
+    def _add(self, net, label: str, wrap=None) -> None:
+        encode, decode = net.encode, net.decode
+        if wrap is not None:
+            encode, decode = (wrap(f, fullgraph=True, dynamic=False) for f in (encode, decode))
+        N = self.images.shape[1]
+
+        def whole():
+            return decode(encode(self.images), self.size, ref_view="first").depth
+
+        def sliding():
+            """One new frame; the other prefixes were kept."""
+            fresh = encode(self.images[:, :1])
+            prefix = Prefix(
+                *(torch.cat((k[:, 1:], f), 1) for k, f in zip(kept, fresh, strict=True))
+            )
+            frames = [0, N // 2, N - 1] if N > HEADS else list(range(N))
+            return decode(prefix, self.size, ref_view="first", frames=frames).depth
+
+        with torch.inference_mode():
+            kept = Prefix(*(x.clone() for x in net.encode(self.images)))
+        self.variants[f"ours {label}"] = whole
+        if N > 1:
+            self.variants[f"ours {label}, per new frame"] = sliding
+
+    @torch.inference_mode()
+    def time(self, repeats: int) -> dict[str, list[float]]:
+        """Seconds of every variant, in turns; the first turn warms up."""
+        seconds: dict[str, list[float]] = {name: [] for name in self.variants}
+        for turn in range(repeats + 1):
+            for name, run in self.variants.items():
+                self._wait()
+                start = time.perf_counter()
+                run()
+                self._wait()
+                if turn:
+                    seconds[name].append(time.perf_counter() - start)
+        return seconds
+
+    @torch.inference_mode()
+    def peak(self, name: str) -> int:
+        """Bytes that a pass takes on top of what was held before it."""
+        run = self.variants[name]
+        run()
+        self._wait()
+        self.device.release()
+        give_back()
+        before = self.device.in_use() if self.device.kind == "cpu" else None
+        self.device.reset_peak()
+        allocated = 0 if self.device.kind == "cpu" else torch.cuda.memory_allocated()
+        run()
+        self._wait()
+        if before is not None:
+            return max(0, self.device.peak() - before)
+        return torch.cuda.max_memory_allocated() - allocated
+
+    def _wait(self) -> None:
+        if self.device.kind == "cuda":
+            torch.cuda.synchronize()
+
+
+def give_back() -> None:
+    """Let the C library return freed memory, so that a pass is seen to take it again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def measure(name: str, size: Size, options, device) -> list[dict]:
+    """A row for every variant."""
+    runner = Runner(name, size, options.precision, device, options.compile)
+    seconds = runner.time(options.repeats)
+    base = statistics.median(seconds["reference fp32"])
+    rows = []
+    for variant, values in seconds.items():
+        median = statistics.median(values)
+        per_new = "per new" in variant
+        work = gflop(runner, size, heads=HEADS, new=1 if per_new else size.views)
+        rows.append(
+            {
+                "model": name,
+                "size": str(size),
+                "variant": variant,
+                "median_s": median,
+                "p95_s": float(np.percentile(values, 95)),
+                "std_s": statistics.pstdev(values),
+                "ratio": base / median,
+                "backbone_tflops": work / median / 1e3,
+                "peak_mb": runner.peak(variant) / 2**20,
+            }
+        )
+    return rows
+
+
+def matmul_peak(device, dtype: torch.dtype) -> float:
+    """TFLOP/s of a large matrix product here, the best of a few."""
+    n = 8192 if device.kind == "cuda" else 1536
+    a = torch.randn(n, n, device=device.device, dtype=dtype)
+    best = float("inf")
+    for _ in range(6):
+        if device.kind == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        a @ a
+        if device.kind == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best / 1e12
+
+
+def machine(device) -> dict:
+    """What the numbers belong to."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "device": device.name(),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "commit": commit,
+        "matmul_tflops": {k: matmul_peak(device, v) for k, v in DTYPES.items() if k != "fp16"},
+    }
+
+
+def as_text(rows: list[dict]) -> str:
+    """The table."""
+    lines = [
+        "| model | views | variant | median s | x reference fp32 | peak MB |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r['model']} | {r['size']} | {r['variant']} | {r['median_s']:.3f} | "
+            f"{r['ratio']:.2f} | {r['peak_mb']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["da3-small", "da3-base"])
+    parser.add_argument(
+        "--sizes", nargs="+", type=parse_size, default=[Size(8, 280, 210), Size(8, 504, 280)]
+    )
+    parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=DTYPES)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--mode", default="balanced")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = open_device(options.device, options.mode)
+    report = {"machine": machine(device), "rows": []}
+    for name in options.models:
+        for size in options.sizes:
+            rows = measure(name, size, options, device)
+            report["rows"] += rows
+            print(as_text(rows), flush=True)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Running out of memory loses nothing; kept prefixes and wanted views change nothing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from da3_ros.inference import (
+    BudgetError,
+    InferenceConfig,
+    InferenceSession,
+    WindowTooLargeError,
+)
+from da3_ros.inference import session as module
+from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
+from da3_ros.inference.planner import GIB
+from da3_ros.inference.self_check import SelfCheck
+from da3_ros.types import View, Window
+
+SIZE = (84, 112)
+
+
+def make_session(**changes):
+    values = {
+        "model": "da3-tiny", "checkpoint": "random", "device": "cpu", "mixed_precision": "off",
+        "process_res": 112,
+    }  # fmt: skip
+    return InferenceSession(InferenceConfig(**(values | changes)))
+
+
+def views(n, first=0):
+    rng = np.random.default_rng(first)
+    return [
+        View(i, i, rng.integers(0, 256, (*SIZE, 3)).astype(np.uint8))
+        for i in range(first, first + n)
+    ]
+
+
+def window(some, new=1, wanted=None, number=0):
+    return Window(number, tuple(some), new, wanted)
+
+
+def close(a, b):
+    np.testing.assert_allclose(a.depth, b.depth, rtol=1e-4)
+    np.testing.assert_allclose(a.T_window_camera, b.T_window_camera, atol=1e-5)
+
+
+def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
+    session, some = make_session(), views(6)
+    session.fit((640, 480), 4, 1)
+    encoded = []
+    plain = session.network.encode
+    monkeypatch.setattr(
+        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+    )
+    for i in range(3):
+        sliding = window(some[i : i + 4])
+        found = session.infer(sliding)
+        close(found, make_session().infer(sliding))
+    assert encoded == [4, 1, 1]
+    assert len(session._kept) == 4
+
+
+def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
+    session, some = make_session(), views(2)
+    session.infer(window(some))
+    assert session._kept_prefix(some[0]) is not None
+    other = views(1, first=9)[0]
+    session._kept[id(other)] = session._kept[id(some[0])]  # as if the address had been used again
+    assert session._kept_prefix(other) is None
+
+
+def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
+    session, some = make_session(), views(4)
+    whole, part = session.infer(window(some)), session.infer(window(some, wanted=(0, 3)))
+    assert np.isnan(part.depth[[1, 2]]).all()
+    np.testing.assert_allclose(part.depth[[0, 3]], whole.depth[[0, 3]], rtol=1e-5)
+    np.testing.assert_allclose(part.T_window_camera, whole.T_window_camera, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["encode", "fuse", "decode", "download"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
+    session, some = make_session(), views(4)
+    expected = session.infer(window(some))
+    session._kept.clear()
+    owner, name = {
+        "encode": (session.network, "encode"),
+        "fuse": (session.network.backbone.pretrained, "fuse"),
+        "decode": (session.network.head, "decode"),
+        "download": (module, "to_prediction"),
+    }[stage]
+    failing(monkeypatch, owner, name, times)
+    found = session.infer(window(some, number=7))
+    assert session.relief == times
+    assert caplog.text.count("out of memory: window 7 again") == times
+    assert found.depth.shape == expected.depth.shape
+    assert np.isfinite(found.depth).all()
+    if times == 1:  # only pieces got smaller
+        close(found, expected)
+    assert found.K[0, 0, 2] == pytest.approx(SIZE[1] / 2)
+
+
+def failing(monkeypatch, owner, name, times):
+    plain, left = getattr(owner, name), [times]
+
+    def fail(*args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("injected")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def test_with_nothing_left_to_try_it_says_so_and_other_errors_pass(monkeypatch):
+    session = make_session()
+    failing(monkeypatch, session.network, "encode", 99)
+    with pytest.raises(WindowTooLargeError, match=r"window\.size or process_res"):
+        session.infer(window(views(2)))
+
+    def broken(*args):
+        raise RuntimeError("something else")
+
+    other = make_session()
+    monkeypatch.setattr(other.network, "encode", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        other.infer(window(views(2)))
+
+
+def test_after_calm_it_climbs_back(monkeypatch):
+    monkeypatch.setattr(module, "CALM", 3)
+    session, some = make_session(), views(3)
+    failing(monkeypatch, session.network, "encode", 2)
+    reliefs = []
+    for _ in range(8):
+        session.infer(window(some))
+        reliefs.append(session.relief)
+    assert reliefs == [2, 2, 1, 1, 1, 0, 0, 0]
+
+
+def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
+    session = make_session(process_res=504)
+    plenty = session.fit((640, 480), 8, 1)
+    session.set_budget((plenty.weights + 0.5 * (plenty.predicted - plenty.weights)) / GIB)
+    small = session.plan
+    assert small.process_res < 504
+    assert small.predicted <= session.budget
+    with pytest.raises(BudgetError):
+        session.set_budget(0.01)
+    assert session.plan == small
+    session.set_budget(0)
+    assert session.plan.process_res == 504
+
+
+def test_a_measured_pass_corrects_the_prediction():
+    session, some = make_session(process_res=252), views(5)
+    session.fit((640, 480), 4, 1)
+    session.infer(window(some[:4]))
+    assert session._measured
+    assert session.peak > 0
+    assert session.plan.predicted < session.budget
+
+
+def test_a_given_plan_stays_and_wants_its_own_model():
+    first = make_session()
+    plan = first.fit((640, 480), 4, 1)
+    session = make_session()
+    session.use_plan(plan)
+    assert session.fit((1000, 10), 8, 2) == plan
+    with pytest.raises(ValueError, match="is for da3-small"):
+        session.use_plan(dataclasses.replace(plan, model="da3-small"))
+
+
+def test_a_fast_path_that_is_wrong_is_not_used(monkeypatch, caplog):
+    monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
+    session = make_session(mixed_precision="bfloat16")
+    assert session.precision == torch.float32
+    assert next(session.network.backbone.parameters()).dtype == torch.float32
+    assert "running in fp32" in caplog.text
+
+
+def test_the_self_check_passes_16_bits_and_finds_a_broken_network():
+    session = make_session()
+    check = SelfCheck(session.network)
+    assert check.fault(session.network) == ""
+    assert make_session(mixed_precision="bfloat16").precision == torch.bfloat16
+    with torch.no_grad():
+        session.network.head.scratch.output_conv2[2].bias += 0.1
+    assert "depth" in check.fault(session.network)
+    with torch.no_grad():
+        session.network.head.scratch.output_conv2[2].bias += torch.nan
+    assert "depth off by nan" in check.fault(session.network)
+
+
+# Devices --------------------------------------------------------------------------------------
+
+
+def test_a_second_session_sets_no_threads_and_does_not_raise():
+    threads = torch.get_num_threads()
+    for _ in range(2):
+        make_session(performance_mode="minimal")
+    assert torch.get_num_threads() <= threads
+
+
+def test_a_containers_limit_counts_as_the_hosts_memory(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 8 kB\nMemAvailable: 4194304 kB\n")
+    assert host_free(str(meminfo), str(tmp_path)) == 4 * GIB
+    (tmp_path / "memory.max").write_text(str(GIB))
+    (tmp_path / "memory.current").write_text(str(GIB // 4))
+    assert host_free(str(meminfo), str(tmp_path)) == GIB * 3 // 4
+    (tmp_path / "memory.max").write_text("max")
+    assert host_free(str(meminfo), str(tmp_path)) == 4 * GIB
+
+
+def test_cpu_knows_its_own_out_of_memory():
+    cpu = Cpu()
+    text = "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"
+    assert cpu.is_out_of_memory(RuntimeError(text))
+    assert cpu.is_out_of_memory(MemoryError())
+    assert not cpu.is_out_of_memory(RuntimeError("shapes"))
+
+
+@pytest.fixture
+def mps(monkeypatch):
+    """A Mac's GPU with 8 GiB recommended and 1 GiB held by the driver."""
+    calls = []
+    faked = {
+        "recommended_max_memory": lambda: 8 * GIB,
+        "driver_allocated_memory": lambda: GIB,
+        "set_per_process_memory_fraction": calls.append,
+        "empty_cache": lambda: calls.append("empty"),
+    }
+    for name, function in faked.items():
+        monkeypatch.setattr(torch.mps, name, function)
+    device = Mps()
+    device.calls = calls
+    return device
+
+
+def test_mps_counts_driver_memory_and_takes_neither_fp16_nor_the_compiler(mps):
+    assert mps.in_use() == GIB
+    assert mps.free() <= 7 * GIB
+    assert mps.precision("auto") == torch.float32
+    assert mps.precision("bfloat16") == torch.bfloat16
+    with pytest.raises(DeviceError, match="mixed_precision float16 is not usable on mps"):
+        mps.precision("float16")
+    with pytest.raises(DeviceError, match="set compile to off"):
+        mps.compile_mode("on")
+    assert mps.compile_mode("auto") == ""
+    mps.cap(4 * GIB)
+    assert mps.calls == [0.5]
+    assert mps.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Makes a CUDA device of a given kind out of nothing."""
+
+    def make(capability=(8, 6), bf16=True, integrated=False, free=6 * GIB, mode="balanced"):
+        class Properties:
+            name, major, minor, is_integrated = "Card", *capability, integrated
+
+        patches = {
+            "current_device": lambda: 0,
+            "get_device_properties": lambda d: Properties,
+            "is_bf16_supported": lambda including_emulation=True: bf16,
+            "mem_get_info": lambda d: (free, 8 * GIB),
+            "memory_reserved": lambda d: GIB,
+            "memory_allocated": lambda d: GIB // 2,
+            "max_memory_reserved": lambda d: 2 * GIB,
+            "set_per_process_memory_fraction": lambda share, d: shares.append(share),
+        }
+        for name, function in patches.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        device = Cuda(mode)
+        device.shares = shares
+        return device
+
+    shares: list[float] = []
+    return make
+
+
+def test_cuda_takes_what_the_chip_has(card):
+    assert card().precision("auto") == torch.bfloat16
+    turing = card((7, 5), bf16=False)
+    assert turing.precision("auto") == torch.float16
+    with pytest.raises(DeviceError, match="bfloat16 is not usable on cuda"):
+        turing.precision("bfloat16")
+    assert card((6, 1), bf16=False).precision("auto") == torch.float32
+
+
+def test_cuda_compiles_in_max_and_when_asked(card):
+    assert card().compile_mode("auto") == ""
+    assert card().compile_mode("on") == "default"
+    assert card(mode="max").compile_mode("auto") == "reduce-overhead"
+    assert card(mode="max").compile_mode("off") == ""
+
+
+def test_cuda_counts_its_context_and_caps_the_allocator(card):
+    device = card()
+    assert device.peak() == 2 * GIB + CONTEXT
+    assert device.free() == 6 * GIB + GIB // 2
+    device.cap(4 * GIB + CONTEXT)
+    assert device.shares == [0.5]
+
+
+def test_a_jetsons_free_memory_is_what_both_leave(card, monkeypatch):
+    monkeypatch.setattr("da3_ros.inference.devices.host_free", lambda: 2 * GIB)
+    assert card(integrated=True).free() == 2 * GIB
+    assert card().free() > 2 * GIB
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks torch about a card that is not there")
+def test_without_fused_attention_the_remedy_is_named(card, monkeypatch):
+    device = card((6, 1), bf16=False)
+    device.device = torch.device("cpu")
+    for name in ("can_use_flash_attention", "can_use_efficient_attention"):
+        monkeypatch.setattr(torch.backends.cuda, name, lambda given: False)
+    with pytest.raises(DeviceError, match=r"no fused attention for float32.*mixed_precision"):
+        device.attention(torch.float32)

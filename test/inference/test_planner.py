@@ -1,0 +1,148 @@
+"""The planner: predictions against what runs, and the order in which it gives things up."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from da3_ros.inference.devices import open_device
+from da3_ros.inference.footprint import Shape, footprint, peak_of, weight_bytes
+from da3_ros.inference.plan_table import AbsentCuda
+from da3_ros.inference.planner import GIB, SMALLEST, BudgetError, Plan, Request, make_plan
+from da3_ros.network import build_network
+from da3_ros.network.model import Chunks
+from da3_ros.network.precision import drop_rays
+
+MIB = 2**20
+
+
+def request(**changes):
+    values = {
+        "model": "da3-small", "precision": torch.float32, "spare_precision": None,
+        "process_res": 504, "window": 8, "new": 1, "image": (640, 480),
+    }  # fmt: skip
+    return Request(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return open_device("cpu")
+
+
+@pytest.fixture(scope="module")
+def full(cpu):
+    return make_plan(cpu, request(), 100 * GIB)
+
+
+def test_live_tensors_are_added_up_and_freed_ones_are_not():
+    def work():
+        a = torch.empty(100, device="meta")
+        b = a + a
+        del a
+        c = b.view(10, 10)  # no memory of its own
+        return c + 1
+
+    assert peak_of(work) == 2 * 400
+
+
+def test_attention_is_counted_as_a_fused_kernel_needs_it():
+    q = torch.empty(1, 1, 1000, 64, device="meta")
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert peak_of(lambda: attention(q, q, q)) == q.numel() * 4
+
+
+def test_weights_are_those_of_the_network_that_runs():
+    network = build_network("da3-small")
+    drop_rays(network)
+    shape = Shape("da3-small", 2, 2, 98, 98, torch.float32, Chunks())
+    assert footprint(shape).weights == weight_bytes(network)
+    half = footprint(dataclasses.replace(shape, dtype=torch.bfloat16)).weights
+    assert 0.5 < half / weight_bytes(network) < 0.7  # camera parts and norms stay fp32
+
+
+def test_memory_grows_with_what_it_should_grow_with():
+    shape = Shape("da3-small", 8, 4, 210, 280, torch.float32, Chunks(1, 1))
+    base = footprint(shape)
+    assert footprint(dataclasses.replace(shape, views=16)).activations > base.activations
+    assert footprint(dataclasses.replace(shape, height=280)).activations > base.activations
+    assert footprint(dataclasses.replace(shape, chunks=Chunks())).activations > base.activations
+    half = dataclasses.replace(shape, dtype=torch.bfloat16)
+    assert footprint(half).activations < base.activations
+
+
+def test_with_room_nothing_is_given_up(full):
+    assert full.reduced == ()
+    assert (full.process_res, full.window, full.width, full.height) == (504, 8, 504, 378)
+    assert full.precision == "float32"
+
+
+def test_lossless_steps_come_before_lossy_ones(cpu):
+    device = AbsentCuda()
+    plan = make_plan(device, request(), 100 * GIB)
+    budgets = [plan.predicted - 1]
+    seen = [plan]
+    while not seen[-1].reduced:
+        seen.append(make_plan(device, request(), budgets[-1]))
+        budgets.append(seen[-1].predicted - 1)
+    lossless = [p for p in seen if not p.reduced]
+    assert [p.chunks.head_frames for p in lossless][:2] == [8, 1]
+    assert lossless[-1].chunks == SMALLEST
+    assert lossless[-1].prefix_on_host
+    assert all(a.predicted > b.predicted for a, b in itertools.pairwise(seen))
+
+
+def test_then_16_bits_then_smaller_images_then_fewer_views(cpu):
+    wanted = request(spare_precision=torch.bfloat16)
+    budget = make_plan(cpu, wanted, 100 * GIB).predicted
+    order = []
+    while True:
+        try:
+            plan = make_plan(cpu, wanted, budget)
+        except BudgetError:
+            break
+        lost = (plan.precision != "float32", plan.process_res < 504, plan.window < 8)
+        if lost not in order:
+            order.append(lost)
+        budget = int(plan.predicted * 0.97)
+    expected = [
+        (False, False, False), (True, False, False), (True, True, False), (True, True, True),
+    ]  # fmt: skip
+    assert order == expected
+
+
+def test_a_lossy_plan_uses_most_of_the_budget(cpu, full):
+    budget = int(full.weights + 0.7 * (full.predicted - full.weights))
+    plan = make_plan(cpu, request(), budget)
+    assert plan.reduced
+    assert 0.9 * budget < plan.predicted <= budget
+
+
+def test_what_was_given_up_is_said(cpu, full):
+    plan = make_plan(cpu, request(), int(full.weights + 0.5 * (full.predicted - full.weights)))
+    assert any("process_res" in text and "instead of 504" in text for text in plan.reduced)
+
+
+def test_nothing_fits_and_the_error_names_what_would(cpu):
+    with pytest.raises(BudgetError, match=r"0\.50 GiB .* needs .* or set model to da3-small"):
+        make_plan(cpu, request(model="da3-large"), GIB // 2)
+    with pytest.raises(BudgetError, match=r"raise memory_budget_gb$"):
+        make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
+
+
+def test_a_measured_factor_changes_the_plan(cpu, full):
+    assert make_plan(cpu, request(), 100 * GIB, factor=2.4).activations == pytest.approx(
+        2 * full.activations, rel=0.01
+    )
+
+
+def test_a_plan_survives_its_file(full):
+    again = Plan.from_json(full.to_json())
+    assert again == full
+    assert isinstance(again.chunks, Chunks)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"model": "da3-small"}'])
+def test_anything_else_is_no_plan(text):
+    with pytest.raises(BudgetError, match="not a plan"):
+        Plan.from_json(text)
