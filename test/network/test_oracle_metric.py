@@ -92,6 +92,21 @@ def test_full_metric_network_equals_the_reference(record_property):
     assert_maps_equal(found, record_property, f"{name}/full")
 
 
+def test_many_frames_of_several_scenes_pass_the_monocular_head():
+    """Scene by scene the reference agrees; given all at once it loses frames and fails."""
+    spec = tiny_metric_spec()
+    ours, theirs = same_weights(spec, monocular_reference(spec), 4)
+    x = torch.cat([images(9, (28, 42), s) for s in (1, 2)])
+    with torch.inference_mode():
+        found = ours(x)
+        for b in range(2):
+            expected = theirs(x[b : b + 1])
+            assert relative_error(found.depth[b : b + 1], expected.depth) < BOUND
+            assert relative_error(found.sky[b : b + 1], expected.sky) < BOUND
+        with pytest.raises(RuntimeError):
+            theirs(x)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_sky_is_filled_as_in_the_reference(share, record_property):
     spec = tiny_metric_spec()

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from network.oracle import pair, relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from da3_ros.network import build_network, initialize_randomly
 from da3_ros.network.camera import invert_rigid, matrix_from_quaternion
@@ -168,6 +170,28 @@ def test_the_global_generator_is_neither_read_nor_moved():
     second = cameras_from_rays(ray, weights(2), SIZE)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_memory_of_poses_from_rays_is_bounded():
+    """The size of 504 x 280 images. The reference's decomposition alone takes a gigabyte."""
+    h, w = 160, 288
+    ray = torch.randn(1, 8, h, w, 6, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), _LargestTensor() as largest:
+        cameras_from_rays(ray, torch.ones(1, 8, h, w), (280, 504))
+    assert largest.bytes <= 4 * h * w * 9 * 8
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.numel() * tensor.element_size())
+        return out
 
 
 def test_each_frame_is_solved_on_its_own():
