@@ -90,3 +90,14 @@ def test_non_commercial_weights_are_named_when_loaded(caplog, monkeypatch):
     monkeypatch.setitem(MODELS, "da3-tiny", spec)
     InferenceSession(InferenceConfig(model="da3-tiny", checkpoint="random", device="cpu"))
     assert "CC BY-NC 4.0" in caplog.text
+
+
+def test_a_model_that_is_not_any_view_is_refused_in_one_line(monkeypatch):
+    from network.tiny import tiny_metric_spec
+
+    from da3_ros.network import MODELS
+
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    config = InferenceConfig(model="da3metric-large", checkpoint="random", device="cpu")
+    with pytest.raises(CheckpointError, match=r"no any-view model: set `model` to da3-small"):
+        InferenceSession(config)
