@@ -1,12 +1,14 @@
 """The pipeline on exact windows of rendered rooms; its rules for stamps, sizes and bad input."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry import backproject, invert_pose
+from da3_ros.inference import WindowTooLargeError
 from da3_ros.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
@@ -267,3 +269,66 @@ def test_depth_that_is_no_number_is_unknown_and_refuses_the_join(short):
     assert np.isnan(results[2].depth_m).all()
     assert not results[2].window.aligned
     assert results[3].window.aligned
+
+
+class CrampedSession(TruthSession):
+    """Has memory for so many views only."""
+
+    def __init__(self, frames, most):
+        super().__init__(frames)
+        self.most, self.tried = most, []
+
+    def infer(self, window):
+        self.tried.append(len(window.views))
+        if len(window.views) > self.most:
+            raise WindowTooLargeError("too many")
+        return super().infer(window)
+
+
+def test_where_memory_does_not_do_the_window_runs_with_fewer_shared_views(short, caplog):
+    camera, frames = short
+    session = CrampedSession(frames, 3)
+    pipeline = Pipeline(settings(), session)
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
+    assert session.tried[3:5] == [4, 2]  # three shared and one new; then the newest shared only
+    assert "again with 1 shared views" in caplog.text
+    assert all(r.window.aligned for r in results)
+
+
+def test_without_memory_for_two_views_frames_are_dropped_and_counted(short, caplog):
+    camera, frames = short
+    pipeline = Pipeline(settings(), CrampedSession(frames, 1))
+    results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
+    assert len(results) == 1
+    assert pipeline.counters["dropped_out_of_memory"] == len(frames) - 1
+    assert "dropped: too many" in caplog.text
+
+
+class LimitedSession(TruthSession):
+    """Allows windows of three views of half the size."""
+
+    def fit(self, image, window, new):
+        return types.SimpleNamespace(process_res=70, window=3, new=new)
+
+
+def test_what_the_budget_allows_is_what_runs(short):
+    camera, frames = short
+    pipeline = Pipeline(settings(), LimitedSession(frames))
+    windows = []
+    infer = pipeline.session.infer
+    pipeline.session.infer = lambda w: windows.append(w) or half_size(infer(w))
+    for f in frames[:5]:
+        list(pipeline.push(to_frame(camera, f)))
+    assert [len(w.views) for w in windows] == [1, 2, 3, 3, 3]
+    assert {w.views[0].image.shape for w in windows} == {(56, 70, 3)}
+    assert pipeline.window_size == 3
+    assert windows[-1].wanted == (0, 1, 2)
+
+
+def half_size(prediction):
+    """Every other pixel."""
+    halved = {n: getattr(prediction, n)[:, ::2, ::2] for n in ("depth", "confidence")}
+    K = prediction.K.copy()
+    K[:, :2] /= 2
+    return dataclasses.replace(prediction, K=K, **halved)

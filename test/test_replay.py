@@ -169,6 +169,30 @@ def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
+def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run_cli("replay", bag, "--output", first, *QUICK).returncode == 0
+    small = ("-p", "memory_budget_gb:=0.01")
+    refused = run_cli("replay", bag, "--output", again, *QUICK, *small)
+    assert refused.returncode == 1
+    assert "raise memory_budget_gb" in refused.stderr
+    plan = ("--plan", first / "report.json")
+    done = run_cli("replay", bag, "--output", again, *QUICK, *small, *plan)
+    assert done.returncode == 0, done.stderr
+    for name in RESULTS - {"measured.json", "report.json"}:
+        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+    plans = [json.loads((x / "report.json").read_text())["plan"] for x in (first, again)]
+    assert plans[0] == plans[1]
+
+
+def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
+    wrong = tmp_path / "plan.json"
+    wrong.write_text("{}")
+    done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK, "--plan", wrong)
+    assert done.returncode == 1
+    assert "not a plan" in done.stderr.splitlines()[-1]
+
+
 def test_start_end_and_every_choose_frames(bag, tmp_path, camera):
     done = run_cli(
         "replay", bag, "--output", tmp_path, "--start", "0.2", "--end", "0.7", "--every", "2",

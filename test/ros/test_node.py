@@ -307,6 +307,8 @@ def test_parameters_are_described_and_refused_with_the_reason():
         assert not fixed.successful
         assert "deactivate and clean up" in fixed.reason
         assert set_parameter(rig, "depth.min_confidence", 1.5).successful
+        assert set_parameter(rig, "memory_budget_gb", 1.5).successful
+        rig.until(lambda: rig.status[-1].memory_budget_gb == pytest.approx(1.5))
         bad = set_parameter(rig, "depth.color_range_m", [5.0, 1.0])
         assert not bad.successful
         assert "depth.color_range_m" in bad.reason
