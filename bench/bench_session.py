@@ -1,0 +1,199 @@
+"""What a session does in a sliding window: modes, precisions, compiler, budgets, window sizes.
+
+    python bench/bench_session.py matrix --model da3-small --out bench/results/matrix.json
+    python bench/bench_session.py budgets --models da3-small da3-base --gib 0.3 0.5 1 2
+    python bench/bench_session.py windows --model da3-small --views 1 2 4 8 16 32 64
+
+Each row runs in a process of its own, so that memory is seen from the start. Random weights: speed
+and memory do not depend on the values. Times include upload, pre-processing and download.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
+from da3_ros.inference.planner import GIB
+from da3_ros.types import View, Window
+
+MODES = ("minimal", "balanced", "max")
+PRECISIONS = ("off", "bfloat16", "float16")
+COLUMNS = {
+    "matrix": ("mode", "precision", "compile", "mean_s", "std_s", "median_s", "p95_s", "peak_gib"),
+    "budgets": (
+        "model",
+        "budget_gib",
+        "runs",
+        "predicted_gib",
+        "peak_gib",
+        "error",
+        "frames_per_s",
+    ),
+    "windows": ("views", "median_s", "frames_per_s", "predicted_gib", "peak_gib", "error"),
+}
+
+
+def one(options: argparse.Namespace) -> dict:
+    """A row: cold start, then windows of one new frame each."""
+    config = InferenceConfig(
+        model=options.model,
+        checkpoint="random",
+        device=options.device,
+        performance_mode=options.mode,
+        mixed_precision=options.precision,
+        compile=options.compile,
+        memory_budget_gb=options.gib,
+        process_res=options.process_res,
+    )
+    start = time.perf_counter()
+    try:
+        session = InferenceSession(config)
+        window = max(2, options.views)
+        plan = session.fit(options.image, window, 1)
+    except (BudgetError, DeviceError, ValueError) as error:
+        return {"refused": str(error)}
+    views = min(options.views, plan.window)
+    seconds, cold = slide(session, plan, views, options.repeats, start)
+    plan = session.plan
+    return {
+        "runs": f"{plan.window} x {plan.width}x{plan.height} {plan.precision}",
+        "reduced": list(plan.reduced),
+        "cold_start_s": cold,
+        "mean_s": statistics.mean(seconds),
+        "std_s": statistics.pstdev(seconds),
+        "median_s": statistics.median(seconds),
+        "p95_s": float(np.percentile(seconds, 95)),
+        "p99_s": float(np.percentile(seconds, 99)),
+        "frames_per_s": 1 / statistics.median(seconds),
+        "predicted_gib": plan.predicted / GIB,
+        "peak_gib": session.peak / GIB,
+        "error": plan.predicted / max(session.peak, 1) - 1,
+    }
+
+
+def slide(session, plan, views: int, repeats: int, start: float) -> tuple[list[float], float]:
+    """Seconds of every window after warm-up, and from ``start`` to the first result."""
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (views, plan.height, plan.width, 3)).astype(np.uint8)
+    held = [View(i, i, picture) for i, picture in enumerate(pictures)]
+    seconds, cold, warm_up = [], 0.0, 3
+    for number in range(repeats + warm_up):
+        held = [*held[1:], dataclasses.replace(held[0], id=views + number)]
+        joining = {0, (views - 1) // 2, views - 2} - {-1}
+        wanted = tuple(sorted(joining | {views - 1}))
+        done = session.infer(Window(number, tuple(held), 1, wanted))
+        cold = cold or time.perf_counter() - start
+        if number >= warm_up:
+            seconds.append(done.inference_s)
+    return seconds, cold
+
+
+def spawn(options: argparse.Namespace, **changes) -> dict:
+    """``one`` in a fresh process."""
+    values = vars(options) | changes
+    command = [sys.executable, __file__, "one"]
+    for name in ("model", "device", "mode", "precision", "compile"):
+        command += [f"--{name}", str(values[name])]
+    command += ["--gib", str(values["gib"]), "--process-res", str(values["process_res"])]
+    command += ["--views", str(values["views"]), "--repeats", str(values["repeats"])]
+    command += ["--image", "x".join(map(str, values["image"]))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"refused": done.stderr.strip().splitlines()[-1]}
+    return json.loads(done.stdout)
+
+
+def matrix(options: argparse.Namespace) -> list[dict]:
+    """Every mode, precision and compiler setting."""
+    rows = []
+    for mode, precision, compiled in itertools.product(MODES, PRECISIONS, ("off", "on")):
+        found = spawn(options, mode=mode, precision=precision, compile=compiled)
+        rows.append({"mode": mode, "precision": precision, "compile": compiled, **found})
+        show(rows[-1:], "matrix")
+    return rows
+
+
+def budgets(options: argparse.Namespace) -> list[dict]:
+    """Every model in every budget."""
+    rows = []
+    for model, gib in itertools.product(options.models, options.gibs):
+        found = spawn(options, model=model, gib=gib)
+        rows.append({"model": model, "budget_gib": gib, **found})
+        show(rows[-1:], "budgets")
+    return rows
+
+
+def windows(options: argparse.Namespace) -> list[dict]:
+    """Window sizes."""
+    rows = []
+    for views in options.sizes:
+        rows.append({"views": views, **spawn(options, views=views)})
+        show(rows[-1:], "windows")
+    return rows
+
+
+def show(rows: list[dict], kind: str) -> None:
+    """Rows of the table, as they come."""
+    for row in rows:
+        text = row.get("refused") or " | ".join(_cell(row.get(c, "")) for c in COLUMNS[kind])
+        print(f"| {text} |", flush=True)
+
+
+def _cell(value) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("matrix", "budgets", "windows", "one"))
+    parser.add_argument("--model", default="da3-small")
+    parser.add_argument("--models", nargs="+", default=["da3-small", "da3-base", "da3-large"])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--mode", default="balanced", choices=MODES)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", default="off", choices=("auto", "off", "on"))
+    parser.add_argument("--gib", type=float, default=0.0)
+    parser.add_argument("--gibs", nargs="+", type=float, default=[2, 3, 4, 6, 8, 12])
+    parser.add_argument(
+        "--image", type=lambda t: tuple(map(int, t.split("x"))), default=(504, 280)
+    )
+    parser.add_argument("--process-res", type=int, default=504)
+    parser.add_argument("--views", type=int, default=8)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    logging.disable(logging.WARNING)
+    if options.what == "one":
+        print(json.dumps(one(options)))
+        return
+    print("| " + " | ".join(COLUMNS[options.what]) + " |")
+    print("|" + "---|" * len(COLUMNS[options.what]))
+    rows = {"matrix": matrix, "budgets": budgets, "windows": windows}[options.what](options)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
