@@ -1,0 +1,50 @@
+"""The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(script, *arguments, tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, ROOT / "bench" / script, *arguments, "--out", out]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_network_against_the_reference(tmp_path):
+    pytest.importorskip("depth_anything_3")
+    report, text = run(
+        "bench_network.py", "--models", "da3-tiny", "--sizes", "2x84x56", "--repeats", "1",
+        "--device", "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    variants = {row["variant"] for row in report["rows"]}
+    assert {"reference fp32", "ours fp32", "ours bf16, per new frame"} <= variants
+    assert report["machine"]["matmul_tflops"]["fp32"] > 0
+    assert "ours bf16" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        ("budgets", ("--models", "da3-tiny", "--gibs", "0.001", "1")),
+        ("windows", ("--model", "da3-tiny", "--sizes", "1", "3")),
+    ],
+)
+def test_sessions(what, arguments, tmp_path):
+    rows, _ = run(
+        "bench_session.py", what, *arguments, "--process-res", "84", "--image", "84x56",
+        "--repeats", "1", "--device", "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert len(rows) == 2
+    if what == "budgets":
+        assert "raise memory_budget_gb" in rows.pop(0)["refused"]
+    assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)
