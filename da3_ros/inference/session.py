@@ -248,8 +248,10 @@ class InferenceSession:
         return Prefix(*stacked)
 
     def _encode(self, views: list[View], size: tuple[int, int]) -> Prefix:
-        images = np.stack([_resized(view.image, size) for view in views])
-        batch = normalize(torch.from_numpy(images).to(self.device))[None]
+        images = torch.from_numpy(np.stack([_resized(view.image, size) for view in views]))
+        if self.device.type == "cuda":
+            images = images.pin_memory()  # else the copy waits for the device
+        batch = normalize(images.to(self.device, non_blocking=True))[None]
         encode = self._compiled("encode") if not self.relief else self.network.encode
         prefix: Prefix = encode(batch)
         return Prefix(prefix.tokens[0], prefix.descriptor[0])

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from da3_ros.network import build_network, initialize_randomly
 from da3_ros.network.backbone import Prefix, RopeTable, apply_rope, rope_table
@@ -112,3 +113,18 @@ def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtyp
     assert close(out.extrinsics, plain.extrinsics, 0.02)
     # Terraces: 16-bit depth would have a few hundred values over this many pixels.
     assert len(out.depth.unique()) > 0.9 * out.depth.numel()
+
+
+@torch.inference_mode()
+def test_the_compiler_meets_no_graph_break_and_compiles_each_shape_once(network, images):
+    whole = network(images, ref_view="first")
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    options = {"backend": counter, "fullgraph": True, "dynamic": False}
+    encode = torch.compile(network.encode, **options)
+    decode = torch.compile(network.decode, **options)
+    for _ in range(3):
+        prefix = Prefix(*(x.clone() for x in encode(images)))
+        out = decode(prefix, SIZE, ref_view="first", frames=[0, 4])
+    assert counter.frame_count == 2
+    same(out, whole, [0, 4])
