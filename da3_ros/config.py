@@ -96,13 +96,21 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """What becomes of uncertain depth, and how depth is coloured."""
+    """The size of published depth, what becomes of sky and doubt, and the colours."""
 
+    size: str = option(
+        "network",
+        "size of all published images; input: of the camera's, never mixed across depth edges",
+        choices=("network", "input"),
+    )
     min_confidence: float = option(0.0, "depth below this confidence is NaN", low=0.0)
     confidence_percentile: float = option(
         0.0, "this share of each frame, the least confident, is NaN", low=0.0, high=99.0
     )
     edge_filter: bool = option(True, "flying pixels on depth edges are NaN")
+    sky: str = option(
+        "inf", "what sky becomes, where the model or its ruler sees sky", choices=("inf", "nan")
+    )
     color_range_m: tuple[float, float] = option((0.3, 10.0), "range of the coloured depth")
     color_map: str = option("spectral", "colours of the depth", choices=("spectral", "turbo"))
 

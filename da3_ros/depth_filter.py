@@ -10,6 +10,7 @@ from da3_ros.config import DepthConfig
 from da3_ros.types import FloatImage
 
 BEND = 0.08  # second difference of inverse depth, relative, that only an edge has
+SKY = 0.3  # a sky map from here on says sky (network/metric.py says why)
 STEP = 1.1  # largest over smallest depth in a 3x3 neighbourhood that is still one surface
 
 
@@ -18,20 +19,39 @@ def filter_depth(
     confidence: FloatImage,
     config: DepthConfig,
     valid: NDArray[np.bool_] | None = None,
+    sky: NDArray[np.bool_] | None = None,
 ) -> FloatImage:
     """Copy of ``depth`` [h, w] with NaN where it is unknown, doubtful or on a depth edge.
 
     ``valid`` [h, w] marks pixels that have a source in the camera image (rectification border).
+    ``sky`` [h, w] marks those that are +Inf or NaN, as ``config.sky`` says, whatever the network
+    makes of their depth and its confidence: neither means anything there.
     """
+    if sky is not None:
+        depth = np.where(sky, np.float32(np.inf), depth)
     with np.errstate(invalid="ignore"):
         bad = ~np.isfinite(depth) | (depth <= 0) | ~(confidence >= config.min_confidence)
     if config.confidence_percentile > 0:
-        bad |= confidence < np.percentile(confidence, config.confidence_percentile)
-    if valid is not None:
-        bad |= ~valid
+        bad |= confidence < _percentile(confidence, config.confidence_percentile, sky)
     if config.edge_filter:
         bad |= depth_edges(depth)
+    if sky is not None and config.sky == "inf":
+        bad &= ~sky
+    if valid is not None:
+        bad |= ~valid
     return np.where(bad, np.float32(np.nan), depth)
+
+
+def _percentile(confidence: FloatImage, share: float, sky: NDArray[np.bool_] | None) -> float:
+    """The confidence that ``share`` percent of all that is not sky lie below."""
+    known = confidence if sky is None else confidence[~sky]
+    return float(np.percentile(known, share)) if known.size else 0.0
+
+
+def sky_mask(sky: FloatImage) -> NDArray[np.bool_]:
+    """Mask of a network's sky map [h, w]; NaN, where nobody looked, is no sky."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sky >= SKY)
 
 
 def depth_edges(depth: FloatImage) -> NDArray[np.bool_]:

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
-from da3_ros.depth_filter import filter_depth
+from da3_ros.depth_filter import filter_depth, sky_mask
+from da3_ros.enlarge import at_size_of
 from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
 from da3_ros.mapping.alignment import Alignment, Similarity, align_window
@@ -30,6 +31,7 @@ from da3_ros.mapping.voxel_map import VoxelMap
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
     Frame,
+    Image,
     Prediction,
     Scale,
     TrackedFrame,
@@ -72,6 +74,7 @@ class _Prepared:
 
     view: View
     valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
+    full: Image | None = None  # the rectified image at its own size, if it is to be published
 
 
 class Pipeline:
@@ -93,6 +96,7 @@ class Pipeline:
         self._next_view = 0
         self._next_window = 0
         self._image_size: tuple[int, int] | None = None
+        self.network_size = (0, 0)  # (width, height) of the images that the network sees
         self._refit()
         self._start_segment()
 
@@ -194,6 +198,7 @@ class Pipeline:
             if frame.calibration is not None:
                 done = self._rectifier(image, frame.calibration, frame.rectified)
                 image, K, valid = done.image, done.K, done.valid
+            full = image if self.config.depth.size == "input" else None
             image, K = resize_for_network(image, K, self._process_res)
         except (CalibrationError, ValueError) as error:
             self.counters["dropped_bad_input"] += 1
@@ -201,7 +206,9 @@ class Pipeline:
             return None
         view = View(self._next_view, frame.stamp_ns, image, K, frame.frame_id, frame.camera)
         self._next_view += 1
-        return _Prepared(view, None if valid is None else _shrink_mask(valid, image.shape[:2]))
+        self.network_size = (image.shape[1], image.shape[0])
+        small = None if valid is None else _shrink_mask(valid, image.shape[:2])
+        return _Prepared(view, small, full)
 
     def _size_changed(self, view: View) -> bool:
         last = self._pending[-1].view if self._pending else None
@@ -310,13 +317,14 @@ class Pipeline:
     ) -> TrackedFrame:
         view, confidence = prepared.view, prediction.confidence[index]
         depth = prediction.depth[index] * np.float32(placed.scale)
+        sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
         frame = TrackedFrame(
             id=view.id,
             stamp_ns=view.stamp_ns,
             frame_id=view.frame_id,
             camera=view.camera,
             image=view.image,
-            depth_m=filter_depth(depth, confidence, self.config.depth, prepared.valid),
+            depth_m=filter_depth(depth, confidence, self.config.depth, prepared.valid, sky),
             confidence=confidence,
             K=prediction.K[index] if view.K is None else view.K,
             T_world_camera=placed.pose(prediction.T_window_camera[index]),
@@ -324,7 +332,8 @@ class Pipeline:
             scale=report.scale,
             window=report,
         )
-        return self._remember(view, frame)
+        frame = self._remember(view, frame)
+        return frame if prepared.full is None else at_size_of(frame, prepared.full)
 
     def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
         """Make it a keyframe if the camera moved, grow the map, keep it for the next windows."""

@@ -1,6 +1,7 @@
 """What may be published of a depth map."""
 
 import numpy as np
+import pytest
 
 from da3_ros.config import DepthConfig
 from da3_ros.depth_filter import depth_edges, filter_depth
@@ -56,6 +57,24 @@ def test_percentile_drops_the_least_confident_share():
     out = filter_depth(np.ones((40, 50), np.float32), confidence, config)
     assert abs(np.isnan(out).mean() - 0.25) < 0.01
     assert confidence[np.isnan(out)].max() <= confidence[np.isfinite(out)].min()
+
+
+@pytest.mark.parametrize(("said", "expected"), [("inf", np.inf), ("nan", np.nan)])
+def test_sky_is_sky_whatever_its_depth_and_confidence_and_the_roof_below_it_stays(said, expected):
+    depth = np.full((40, 30), 5.0, np.float32)
+    depth[:20] = 7.0  # what the network happens to say of sky
+    depth[25] = np.nan
+    sky = np.zeros((40, 30), bool)
+    sky[:20] = True
+    confidence = np.where(sky, 1.0, 3.0).astype(np.float32)
+    valid = np.ones((40, 30), bool)
+    valid[:, 0] = False
+    config = DepthConfig(sky=said, min_confidence=2.0, confidence_percentile=10.0)
+    out = filter_depth(depth, confidence, config, valid, sky)
+    assert np.isnan(out[:, 0]).all()  # no source: not even sky
+    np.testing.assert_array_equal(out[:19, 1:], expected)
+    np.testing.assert_array_equal(out[27:, 1:], 5.0)
+    assert np.isnan(out[25, 1:]).all()
 
 
 def test_back_projected_points_of_the_floor_lie_on_the_floor():

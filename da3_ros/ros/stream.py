@@ -171,7 +171,7 @@ class Stream:
         for published in self.outputs.frame(frame, self.host.wanted):
             self.host.publish(published)
         self.last_report = frame.window
-        self.process_size = (frame.depth_m.shape[1], frame.depth_m.shape[0])
+        self.process_size = self.pipeline.network_size
         now = time.monotonic()
         self.published.append(now)
         self.latencies.append((self.host.now_ns() - frame.stamp_ns) / 1e9)

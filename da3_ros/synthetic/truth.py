@@ -7,11 +7,14 @@ is put to the test while the network's own error cannot hide an effect.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.rectify import resize_K
 from da3_ros.types import Array, FloatImage, Prediction, Window
 
 
@@ -50,10 +53,35 @@ class TruthSession:
         poses = np.stack([disturb @ frame.T_world_camera for frame in frames])
         poses[:, :3, 3] *= unit
         depth = np.stack([frame.depth for frame in frames]) * unit
+        sky = np.isinf(depth)
         depth = depth * (1 + self.depth_noise * self._rng.normal(size=depth.shape))
         return Prediction(
             depth=depth.astype(np.float32),
             confidence=np.full(depth.shape, 2.0, np.float32),
             T_window_camera=poses,
             K=np.stack([frame.K for frame in frames]),
+            sky=sky.astype(np.float32) if sky.any() else None,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """A TrueFrame on its own."""
+
+    stamp_ns: int
+    depth: FloatImage
+    T_world_camera: Array
+    K: Array
+
+
+def at_size(frames: Iterable[TrueFrame], size: tuple[int, int]) -> list[Truth]:
+    """The truth of ``frames`` at another size (width, height): each pixel that of the nearest."""
+    return [
+        Truth(
+            f.stamp_ns,
+            cv2.resize(f.depth, size, interpolation=cv2.INTER_NEAREST_EXACT).astype(np.float32),
+            f.T_world_camera,
+            resize_K(f.K, (f.depth.shape[1], f.depth.shape[0]), size),
+        )
+        for f in frames
+    ]
