@@ -51,6 +51,9 @@ class Network(Protocol):
     def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
         """What the memory budget allows for images of (width, height); None: anything."""
 
+    def prefetch(self, view: View) -> None:
+        """Begin with a view that waits for its window."""
+
     def infer(self, window: Window) -> Prediction: ...
 
 
@@ -124,6 +127,8 @@ class Pipeline:
         self._pending.append(prepared)
         if len(self._pending) >= self._new:
             yield from self._run_window()
+        else:
+            self.session.prefetch(prepared.view)
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Process what waits for a full window; call at the end of a recording."""

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.rectify import resize_K
-from da3_ros.types import Array, FloatImage, Prediction, Window
+from da3_ros.types import Array, FloatImage, Prediction, View, Window
 
 
 class TrueFrame(Protocol):
@@ -42,6 +42,9 @@ class TruthSession:
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
+
+    def prefetch(self, view: View) -> None:
+        """Nothing to begin with."""
 
     def infer(self, window: Window) -> Prediction:
         """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""

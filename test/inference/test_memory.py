@@ -62,6 +62,30 @@ def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
     assert len(session._kept) == 4
 
 
+def test_a_view_that_waits_is_begun_with(monkeypatch):
+    session, some = make_session(), views(4)
+    session.fit((640, 480), 4, 3)
+    for view in some[:3]:
+        session.prefetch(view)
+    encoded = []
+    plain = session.network.encode
+    monkeypatch.setattr(
+        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+    )
+    found = session.infer(window(some))
+    assert encoded == [1]
+    close(found, make_session().infer(window(some)))
+
+
+def test_beginning_early_never_fails_for_memory(monkeypatch):
+    session, some = make_session(), views(2)
+    session.fit((640, 480), 4, 2)
+    failing(monkeypatch, session.network, "encode", 1)
+    session.prefetch(some[0])
+    assert session.relief == 0
+    assert np.isfinite(session.infer(window(some)).depth).all()
+
+
 def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
