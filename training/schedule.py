@@ -41,7 +41,7 @@ PHASES = (
             Bucket(3, 126, 126),
         ),
         (0.4, 0.25),
-        posed=0.25,
+        posed=0.5,
     ),
     Phase(
         "views and poses",
@@ -53,7 +53,7 @@ PHASES = (
             Bucket(3, 168, 168),
         ),
         (0.3, 0.2),
-        posed=0.35,
+        posed=0.5,
     ),
 )
 
