@@ -55,17 +55,19 @@ class Errors:
     path_m: float  # length of the true path
     ate_m: float  # see trajectory_error
     scale: float  # metres per unit, fitted to the path
-    cloud: CloudErrors
+    cloud: CloudErrors  # placed by the path, its scale too
+    cloud_by_depth: CloudErrors  # placed by the path, with the scale that fits the depth
 
     def text(self) -> str:
         """A line per figure."""
-        depth, cloud = self.depth, self.cloud
+        depth, cloud, own = self.depth, self.cloud, self.cloud_by_depth
         return (
             f"depth of {self.frames} frames: AbsRel {depth.abs_rel:.3f}, "
             f"{100 * depth.delta1:.0f} % within a factor of {SAME_DEPTH}\n"
             f"trajectory of {self.path_m:.2f} m: ATE {self.ate_m:.3f} m (RMSE after Sim(3), evo)\n"
             f"cloud of {cloud.points} points to the room's surfaces: "
-            f"median {cloud.median_m:.3f} m, 90 % within {cloud.p90_m:.3f} m\n"
+            f"median {cloud.median_m:.3f} m, 90 % within {cloud.p90_m:.3f} m "
+            f"(with the depth's scale {own.median_m:.3f} m and {own.p90_m:.3f} m)\n"
             f"fitted scale: {self.scale:.3f} m per unit by the path, {depth.scale:.3f} by depth\n"
         )
 
@@ -80,13 +82,16 @@ def measure(room: Room, frames: Sequence[FramePair], cloud: Array) -> Errors:
     true = np.array([f.T_room_camera for f in frames])
     depth = depth_errors(frames)
     T_room_map = fit_poses(ours, true, depth.scale)
+    by_depth = rescaled(T_room_map, depth.scale, ours[:, :3, 3].mean(0))
+    cloud = np.asarray(cloud, np.float64)
     return Errors(
         frames=len(frames),
         depth=depth,
         path_m=float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum()),
         ate_m=trajectory_error(ours, true, T_room_map),
         scale=T_room_map.scale,
-        cloud=cloud_errors(room, T_room_map.points(np.asarray(cloud, np.float64))),
+        cloud=cloud_errors(room, T_room_map.points(cloud)),
+        cloud_by_depth=cloud_errors(room, by_depth.points(cloud)),
     )
 
 
@@ -133,6 +138,15 @@ def fit_poses(ours: Array, true: Array, scale: float = 1.0) -> Similarity:
     fitted = float((moved * true_moved).sum()) / extent if extent > 1e-12 else 0.0
     scale = fitted if fitted > 0 else scale
     return Similarity(scale, R, true_centre - scale * R @ centre)
+
+
+def rescaled(fit: Similarity, scale: float, fixed: Array) -> Similarity:
+    """The same similarity with another scale, about the point ``fixed`` [3] of the source.
+
+    A network may agree with itself on depth and err on how far it moved: then the two scales
+    differ, and this one tells the shape of the cloud from the length of the path.
+    """
+    return Similarity(scale, fit.R, fit.points(fixed) - scale * fit.R @ fixed)
 
 
 def trajectory_error(ours: Array, true: Array, fallback: Similarity | None = None) -> float:

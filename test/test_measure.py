@@ -50,6 +50,7 @@ def test_the_truth_in_another_world_and_unit_has_no_error(walk):
     assert errors.scale == pytest.approx(1.7, rel=1e-5)
     assert errors.ate_m < 1e-5
     assert errors.cloud.p90_m < 1e-4
+    assert errors.cloud_by_depth.p90_m < 1e-4
     assert str(errors.cloud.points) in errors.text()
 
 
@@ -81,6 +82,21 @@ def test_standing_still_is_wrong_by_the_spread_of_the_path():
     still = np.tile(np.eye(4), (len(true), 1, 1))
     expected = np.sqrt((spread**2).sum(1).mean())
     assert m.trajectory_error(still, true) == pytest.approx(expected)
+
+
+def test_a_path_of_wrong_length_spoils_the_cloud_only_in_the_paths_own_scale():
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=9)
+    pairs, _ = reconstruction(list(camera))
+    shorter = []
+    for p in pairs:
+        T = p.T_map_camera.copy()
+        T[:3, 3] = pairs[0].T_map_camera[:3, 3] + 0.5 * (T - pairs[0].T_map_camera)[:3, 3]
+        shorter.append(replace(p, T_map_camera=T))
+    points = backproject(pairs[0].depth, camera.K).reshape(-1, 3)
+    T = shorter[0].T_map_camera
+    errors = m.measure(camera.room, shorter, points @ T[:3, :3].T + T[:3, 3])
+    assert errors.scale == pytest.approx(2 * errors.depth.scale)
+    assert errors.cloud_by_depth.median_m < 0.25 < errors.cloud.median_m
 
 
 def test_points_off_the_surfaces_are_that_far_off(walk):
