@@ -242,8 +242,7 @@ class InferenceSession:
         return height, width
 
     def _decode(self, prefix: Prefix, size: tuple[int, int], frames: list[int]) -> Output:
-        decode = self._compiled("decode") if not self.relief else self.network.decode
-        out: Output = decode(prefix, size, ref_view="first", frames=frames)
+        out: Output = self._call("decode", prefix, size, ref_view="first", frames=frames)
         return out
 
     def _prefixes(self, views: tuple[View, ...], size: tuple[int, int]) -> Prefix:
@@ -270,8 +269,7 @@ class InferenceSession:
         if self.device.type == "cuda":
             images = images.pin_memory()  # else the copy waits for the device
         batch = normalize(images.to(self.device, non_blocking=True))[None]
-        encode = self._compiled("encode") if not self.relief else self.network.encode
-        prefix: Prefix = encode(batch)
+        prefix: Prefix = self._call("encode", batch)
         return Prefix(prefix.tokens[0], prefix.descriptor[0])
 
     def _keep(self, views: list[View], fresh: dict[int, Prefix], window: int) -> None:
@@ -295,16 +293,27 @@ class InferenceSession:
         self._kept.move_to_end(id(view))
         return entry[1]
 
-    def _compiled(self, name: str) -> Any:
-        function = getattr(self.network, name)
-        if not self.compile_mode:
-            return function
-        if name not in self._compiled_functions:
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """``encode`` or ``decode`` of the network, compiled where that was chosen and works."""
+        plain = getattr(self.network, name)
+        if not self.compile_mode or self.relief:  # what memory forced waits for no compiler
+            return plain(*args, **kwargs)
+        if name not in self._compiled:
             # Static shapes: a window has one size for hours, and its first ones are few.
-            self._compiled_functions[name] = torch.compile(
-                function, fullgraph=True, dynamic=False, mode=self.compile_mode
+            self._compiled[name] = torch.compile(
+                plain, fullgraph=True, dynamic=False, mode=self.compile_mode
             )
-        return self._compiled_functions[name]
+        try:
+            return self._compiled[name](*args, **kwargs)
+        except Exception as error:
+            from torch._dynamo.exc import TorchDynamoException  # slow to import
+
+            if not isinstance(error, TorchDynamoException) or self.on.is_out_of_memory(error):
+                raise
+            first = str(error).strip().splitlines()[0]
+            log.warning("torch.compile does not work here (%s): running uncompiled", first)
+            self.compile_mode = ""
+        return plain(*args, **kwargs)
 
     # Memory
 
@@ -364,7 +373,7 @@ class InferenceSession:
 
     def _make_network(self) -> DepthAnything3:
         """Load in fp32, check the fast path against it, keep only that on the device."""
-        self._compiled_functions: dict[str, Any] = {}
+        self._compiled: dict[str, Any] = {}
         network = _load(self.config)
         drop_rays(network)
         if self.precision == torch.float32:

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 
 from da3_ros.inference import (
     BudgetError,
@@ -216,6 +217,19 @@ def test_the_self_check_passes_16_bits_and_finds_a_broken_network():
     with torch.no_grad():
         session.network.head.scratch.output_conv2[2].bias += torch.nan
     assert "depth off by nan" in check.fault(session.network)
+
+
+def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "/nowhere/compiler")
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(
+        {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
+    ):
+        session = make_session(compile="on")
+        found = session.infer(window(views(2)))
+    assert "running uncompiled" in caplog.text
+    assert session.compile_mode == ""
+    close(found, make_session().infer(window(views(2))))
 
 
 # Devices --------------------------------------------------------------------------------------
