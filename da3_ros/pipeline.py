@@ -24,12 +24,13 @@ from da3_ros.depth_filter import filter_depth, sky_mask
 from da3_ros.enlarge import at_size_of
 from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
-from da3_ros.mapping.alignment import Alignment, Similarity, align_window
+from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.export import Scene, export_scene
 from da3_ros.mapping.trajectory import Trajectory
 from da3_ros.mapping.voxel_map import VoxelMap
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
+    Array,
     Frame,
     Image,
     Prediction,
@@ -43,6 +44,7 @@ from da3_ros.types import (
 log = logging.getLogger(__name__)
 
 FOCAL = (0.05, 50.0)  # focal lengths over the image's width that a camera may have
+REFUSALS = 5  # windows in a row that do not fit, after which the scene goes on in a new segment
 
 
 class Network(Protocol):
@@ -66,9 +68,6 @@ class Limits(Protocol):
     def window(self) -> int: ...
     @property
     def new(self) -> int: ...
-
-
-_Shared = tuple[View, TrackedFrame]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +94,9 @@ class Pipeline:
         self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
         self._rectifier = Rectifier()
         self._last_stamp: int | None = None
-        self._unit = 1.0  # scene units per network unit, of the newest window
         self._next_view = 0
         self._next_window = 0
+        self._segment = -1
         self._image_size: tuple[int, int] | None = None
         self.network_size = (0, 0)  # (width, height) of the images that the network sees
         self._refit()
@@ -180,8 +179,18 @@ class Pipeline:
     def _start_segment(self) -> None:
         """A new stretch of odometry, starting at the world's origin with nothing shared."""
         self._pending: list[_Prepared] = []
-        self._shared: deque[_Shared] = deque(maxlen=self.config.window.size - 1)
         self._last_stamp = None
+        factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
+        self._unit = factor  # scene units per network unit, of the newest window
+        self._forget(np.eye(4))
+
+    def _forget(self, T_world_camera: Array) -> None:
+        """Share nothing with what was before; the next window begins at this pose."""
+        self._segment += 1
+        self._shared: deque[Anchor] = deque(maxlen=self.config.window.size - 1)
+        self._joiner = Joiner()
+        self._refused = 0
+        self._newest = T_world_camera
         self._keyframe: TrackedFrame | None = None
 
     def _in_time(self, frame: Frame) -> bool:
@@ -217,7 +226,7 @@ class Pipeline:
 
     def _size_changed(self, view: View) -> bool:
         last = self._pending[-1].view if self._pending else None
-        last = self._shared[-1][0] if last is None and self._shared else last
+        last = self._shared[-1].view if last is None and self._shared else last
         if last is None or last.image.shape == view.image.shape:
             return False
         log.warning(
@@ -240,15 +249,18 @@ class Pipeline:
             self.counters["dropped_unusable"] += len(new)
             log.error("window %d dropped: %s", window.id, fault)
             return
-        placed = self._place([frame for _, frame in shared], prediction)
+        placed = self._place(shared, prediction)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
         for offset, prepared in enumerate(new):
             index = len(shared) + offset
             yield self._deliver(prepared, index, prediction, placed.T_scene_window, report)
+        if self._refused >= REFUSALS:
+            log.warning("%d windows in a row do not fit: a new segment starts", self._refused)
+            self._forget(self._newest)
 
     def _infer(
-        self, shared: list[_Shared], new: list[_Prepared]
-    ) -> tuple[Window, list[_Shared], Prediction] | None:
+        self, shared: list[Anchor], new: list[_Prepared]
+    ) -> tuple[Window, list[Anchor], Prediction] | None:
         """Run a window; while memory does not do, with half of the shared views.
 
         The newest shared view stays: without one the window could not be joined to the scene.
@@ -256,7 +268,7 @@ class Pipeline:
         window_id = self._next_window
         self._next_window += 1
         while True:
-            views = tuple(view for view, _ in shared) + tuple(p.view for p in new)
+            views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
             joining = _joining(len(shared))
             wanted = (*joining, *range(len(shared), len(views)))
             window = Window(window_id, views, len(new), wanted)
@@ -270,23 +282,22 @@ class Pipeline:
             shared = shared[-(len(shared) // 2) :]
             log.warning("window %d again with %d shared views", window_id, len(shared))
 
-    def _place(self, shared: list[TrackedFrame], prediction: Prediction) -> Alignment:
-        """Where the window lies in the scene."""
+    def _place(self, shared: list[Anchor], prediction: Prediction) -> Alignment:
+        """Where the window lies in the scene; where it does not fit, motion goes on from there."""
         if not shared:
-            factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
-            origin = Similarity.between(np.eye(4), prediction.T_window_camera[0], factor)
-            first = self.counters["processed"] == 0
-            return Alignment(origin, first, float("nan"), float("nan"))
-        chosen = _joining(len(shared))
-        fit = align_window([shared[i] for i in chosen], prediction, chosen)
-        if fit is not None:
+            at = Similarity.between(self._newest, prediction.T_window_camera[0], self._unit)
+            return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
+        fit = self._joiner.join(shared, prediction, range(len(shared)))
+        if fit is not None and fit.accepted:
+            self._refused = 0
             return fit
         self.counters["windows_refused"] += 1
-        log.warning("window %d does not fit the scene: motion is held", self._next_window - 1)
-        held = Similarity.between(
-            shared[-1].T_world_camera, prediction.T_window_camera[len(shared) - 1], self._unit
-        )
-        return Alignment(held, False, float("nan"), 0.0)
+        self._refused += 1
+        reason = "no depth in common" if fit is None else fit.reason
+        log.warning("window %d does not fit the scene: %s", self._next_window - 1, reason)
+        newest = prediction.T_window_camera[len(shared) - 1]
+        held = Similarity.between(shared[-1].T_world_camera, newest, self._unit)
+        return Alignment(held, False, float("nan"), fit.inliers if fit is not None else 0.0)
 
     def _report(
         self, window: Window, prediction: Prediction, placed: Alignment, total_s: float
@@ -303,6 +314,8 @@ class Pipeline:
             alignment_inliers=placed.inliers,
             unit=unit,
             scale=self._scale(),
+            segment=self._segment,
+            focal_ratio=_focal_ratio(window, prediction),
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
@@ -341,13 +354,18 @@ class Pipeline:
         return frame if prepared.full is None else at_size_of(frame, prepared.full)
 
     def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
-        """Make it a keyframe if the camera moved, grow the map, keep it for the next windows."""
-        frame = dataclasses.replace(frame, keyframe=self._moved(frame))
+        """Make it a keyframe if the camera moved, grow the map, keep it for the next windows.
+
+        Of a window that did not fit nothing is kept: it would spoil what was right so far.
+        """
+        self._newest = frame.T_world_camera
+        if not self._refused:
+            frame = dataclasses.replace(frame, keyframe=self._moved(frame))
+            self._shared.append(Anchor.of(view, frame))
         if frame.keyframe:
             self._keyframe = frame
             self._grow_map(frame)
         self.trajectory.add(frame)
-        self._shared.append((view, frame))
         self.counters["processed"] += 1
         return frame
 
@@ -374,8 +392,15 @@ class Pipeline:
 
 
 def _joining(shared: int) -> list[int]:
-    """Which of the shared views place a window: first, middle and newest."""
-    return sorted({0, shared // 2, shared - 1}) if shared else []
+    """Whose depth places a window: first, newest, and what lies evenly between."""
+    return sorted({i * (shared - 1) // (MOST_DEPTHS - 1) for i in range(MOST_DEPTHS) if shared})
+
+
+def _focal_ratio(window: Window, prediction: Prediction) -> float:
+    """Focal length as the network sees it over the calibrated one; NaN without calibration."""
+    views = zip(window.views, prediction.K, strict=True)
+    ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
+    return float(np.median(ratios)) if ratios else float("nan")
 
 
 def _fault(prediction: Prediction, window: Window) -> str:

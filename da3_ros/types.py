@@ -133,6 +133,8 @@ class WindowReport:
     unit: float  # scene units per network unit of this window
     scale: Scale = field(default_factory=Scale)
     loop_closed: bool = False
+    segment: int = 0  # windows of one are joined; what lies between two segments is guessed
+    focal_ratio: float = float("nan")  # the network's focal length over the calibrated one
     inference_s: float = 0.0
     total_s: float = 0.0
 

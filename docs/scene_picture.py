@@ -18,7 +18,7 @@ from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.measure import FramePair, measure
 from da3_ros.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.truth import TruthSession
+from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, Image
 
 IMAGES = Path(__file__).parent / "images"
@@ -47,7 +47,9 @@ def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
 def exact() -> Image:
     """A sideways walk from exact windows."""
     camera = SyntheticCamera(seed=13, size=(504, 378), walk="strafe", frames=60)
-    pipeline = Pipeline(config_from_parameters(EXACT), TruthSession(camera, depth_noise=0.01))
+    pipeline = Pipeline(
+        config_from_parameters(EXACT), TruthSession(camera, noise=Noise(independent=0.01))
+    )
     run(pipeline, camera)
     return render_scene(pipeline.scene())
 

@@ -1,22 +1,38 @@
-"""Joins a window to the scene: a Sim(3) from pixels that both have seen.
+"""Places a window in the scene: a Sim(3) from the frames that the scene knows already.
 
-A frame that was delivered before and is in the new window too has, for the very same pixels,
-points in the scene and points in the window. The similarity between the two sets is well posed for
-straight driving and for turning on the spot alike, where camera centres alone leave it open.
+A shared frame was seen before from the very same pixels, so that everything about it can be
+compared without any search. Each gives three measurements of where the window lies:
+
+* the ratio of the two depths, robust over thousands of pixels, says the scale;
+* the two rotations of its camera say the rotation: also when driving straight, where camera
+  centres leave the turn about the line open;
+* the two camera centres say the rest: also scale and rotation, as far as they lie apart.
+
+Points of the same pixels along the same rays hold no more than that: where they disagree beyond
+the ratio it is depth noise, which plain least squares over points turns into rotation and shift.
+Errors of pixels hang together, those of frames hardly do. So how far frames disagree is what says
+how sure a fit is, never how many pixels there were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry import backproject
-from da3_ros.types import Array, FloatImage, Prediction, TrackedFrame
+from da3_ros.types import Array, Prediction, TrackedFrame, View
 
-SAMPLES = 8192  # pixels of all shared frames together
-MIN_POINTS = 50
-INLIER = 0.05  # residual over depth that still counts as agreement
+SAMPLES = 8192  # pixels of all frames together that give their depth
+MOST_DEPTHS = 3  # frames that give it; poses come from all
+MIN_POINTS = 50  # known pixels without which a frame says nothing about scale
+INLIER = 0.05  # distance over depth within which the points of a pixel agree
+MIN_INLIERS = 0.25  # share without which a window is refused
+FRAMES_APART = 0.35  # log ratio between a frame's scale and the window's that no noise explains
+SCALE_STEP = 3.0  # log ratio of the units of two windows that no network would make
+PATIENCE = 2.0  # standard deviations from where on a frame's say is limited (Huber)
+ITERATIONS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +62,41 @@ class Similarity:
 
 
 @dataclass(frozen=True, eq=False)
+class Anchor:
+    """What the scene knows of a frame that windows may share; lengths in scene units."""
+
+    view: View
+    K: Array  # [3, 3] corner rule; the one K of this frame in every window
+    T_world_camera: Array  # [4, 4]
+    pixels: Array  # [M] indices into the flattened depth image
+    depth: Array  # [M] z-depth
+    confidence: Array  # [M]
+    observations: float = 1.0  # windows whose mean this is
+
+    @staticmethod
+    def of(view: View, frame: TrackedFrame) -> Anchor:
+        """Of a delivered frame; all that is not finite is left out."""
+        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
+        depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
+        confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
+        return Anchor(view, frame.K, frame.T_world_camera, pixels, depth, confidence)
+
+    def rays(self) -> Array:
+        """Rays [M, 3] of the pixels, z = 1, camera axes."""
+        row, column = np.divmod(self.pixels, self.view.image.shape[1])
+        ones = np.ones(len(self.pixels))
+        return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
+
+
+def sample(valid: Array, count: int) -> Array:
+    """Indices of at most ``count`` valid pixels, evenly spread: repeatable, no random draw."""
+    index = np.flatnonzero(valid)
+    if len(index) <= count:
+        return index
+    return index[np.arange(count) * len(index) // count]
+
+
+@dataclass(frozen=True, eq=False)
 class Alignment:
     """A window's place in the scene and how well it fits."""
 
@@ -53,80 +104,266 @@ class Alignment:
     accepted: bool
     rms: float  # scene units, over the inliers
     inliers: float  # share 0..1
+    # [7, 7] of (log scale; rotation in the scene, rad; where ``about`` comes to lie, scene units)
+    covariance: Array | None = None
+    about: Array | None = None  # [3] in the window: the middle of the shared cameras
+    reason: str = ""  # why it was refused
 
 
-def fit_similarity(
-    source: Array, target: Array, weights: Array, *, on_a_line: bool = False
-) -> Similarity | None:
-    """Weighted least-squares Sim(3) of points [M, 3] (Umeyama, PAMI 1991), or None.
+class Spread:
+    """How far frames of one window disagree with its fit: variances, pooled over windows.
 
-    Points on one line leave the rotation about it open: None, unless ``on_a_line`` allows any.
+    One window has two or three frames' worth of disagreement, too few for a variance. Older
+    windows fade. Kinds: log scale; rotation, rad; camera centre, over the median depth.
     """
-    total = weights.sum()
-    if len(source) < 3 or not np.isfinite(total) or total <= 0:
-        return None
-    w = (weights / total)[:, None]
-    mean_s, mean_t = (w * source).sum(axis=0), (w * target).sum(axis=0)
-    s, t = source - mean_s, target - mean_t
-    u, d, vt = np.linalg.svd((w * t).T @ s)
-    sign = np.array([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
-    variance = (w * s * s).sum()
-    if variance <= 0 or (d[1] <= 1e-12 * d[0] and not on_a_line):
-        return None
-    R = (u * sign) @ vt
-    scale = float((d * sign).sum() / variance)
-    return Similarity(scale, R, mean_t - scale * R @ mean_s) if scale > 0 else None
+
+    START = np.array([0.01, 0.005, 0.01]) ** 2  # before anything was seen
+    START_COUNT = 2.0
+    FLOOR = np.array([1e-5, 1e-6, 1e-6]) ** 2  # of numbers in fp32
+    FADE = 0.97
+
+    def __init__(self) -> None:
+        self._sum, self._count = self.START_COUNT * self.START, np.full(3, self.START_COUNT)
+
+    @property
+    def variance(self) -> Array:
+        """Variance [3] per component of what one window says of one frame."""
+        return np.maximum(self._sum / self._count, self.FLOOR)
+
+    def add(self, squares: Array, freedom: Array) -> None:
+        """Add sums of squares [3] over that many degrees of freedom [3]."""
+        self._sum = self.FADE * self._sum + squares
+        self._count = self.FADE * self._count + freedom
 
 
-def align_window(
-    known: list[TrackedFrame], prediction: Prediction, indices: list[int]
-) -> Alignment | None:
-    """Place ``prediction`` in the scene by frames it shares with it.
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What N shared frames say of a window's place."""
 
-    known: delivered frames, with depth and pose in the scene.
-    indices: where each of them stands in the window.
+    log_scale: Array  # [N], NaN where there is no depth
+    R: Array  # [N, 3, 3] scene from window
+    scene: Array  # [N, 3] camera centres in the scene
+    window: Array  # [N, 3] camera centres in the window
+    weight: Array  # [N] share of a measurement's variance that is the new window's own
+    unit: float  # scene units: median depth, in which centres are as uncertain as everywhere
 
-    Returns None when the shared pixels do not determine a similarity.
+
+class Joiner:
+    """Joins windows of one segment to the scene; remembers only how well they did."""
+
+    def __init__(self) -> None:
+        self.spread = Spread()
+        self._log_unit: float | None = None
+
+    def join(
+        self,
+        anchors: Sequence[Anchor],
+        prediction: Prediction,
+        indices: Sequence[int],
+        scale: tuple[float, float] | None = None,
+    ) -> Alignment | None:
+        """Place ``prediction`` by the frames it shares with the scene.
+
+        indices: where in the window each anchor stands. A frame whose depth is NaN there gives
+        its pose alone.
+        scale: scene units per network unit and its relative standard deviation (0: exact, the fit
+        is an SE(3)), where somebody knows them; None: a free Sim(3).
+
+        Returns None when no frame's depth tells the scale and nobody else does.
+        """
+        measured = _measure(anchors, prediction, indices)
+        if scale is None and not np.isfinite(measured.log_scale).any():
+            return None
+        fit, covariance, about, squares, freedom = _solve(measured, self.spread.variance, scale)
+        rms, inliers = _agreement(fit, anchors, prediction, indices)
+        reason = self._fault(fit, measured, inliers)
+        if not reason:
+            self.spread.add(squares, freedom)
+            self._log_unit = float(np.log(fit.scale))
+        return Alignment(fit, not reason, rms, inliers, covariance, about, reason)
+
+    def _fault(self, fit: Similarity, measured: _Measured, inliers: float) -> str:
+        """Why a fit cannot be believed, or an empty text."""
+        if not inliers >= MIN_INLIERS:
+            return f"{100 * inliers:.0f} % of the shared points agree"
+        apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
+        if apart > FRAMES_APART:
+            return f"shared frames disagree about the scale by a factor of {np.exp(apart):.2f}"
+        step = abs(np.log(fit.scale) - self._log_unit) if self._log_unit is not None else 0.0
+        return f"scale steps by a factor of {np.exp(step):.0f}" if step > SCALE_STEP else ""
+
+
+def densest(x: Array) -> float:
+    """The middle of the narrowest interval that holds an eighth of ``x`` [M], by halving.
+
+    Unlike the median it does not move with outliers of one sign, and withstands more than half.
     """
-    per_frame = SAMPLES // max(1, len(known))
-    parts = [
-        _shared_points(frame, prediction, i, per_frame)
-        for frame, i in zip(known, indices, strict=True)
-    ]
-    source, target, weights, depth = (np.concatenate(p) for p in zip(*parts, strict=True))
-    fit = fit_similarity(source, target, weights) if len(source) >= MIN_POINTS else None
-    if fit is None:
-        return None
-    residual = np.linalg.norm(fit.points(source) - target, axis=1)
-    good = residual < INLIER * depth
-    rms = float(np.sqrt(np.mean(residual[good] ** 2))) if good.any() else float("nan")
-    return Alignment(fit, True, rms, float(good.mean()))
+    x = np.sort(x)
+    for _ in range(3):
+        half = (len(x) + 1) // 2
+        start = int(np.argmin(x[half - 1 :] - x[: len(x) - half + 1]))
+        x = x[start : start + half]
+    return float(np.median(x))
 
 
-def _shared_points(
-    frame: TrackedFrame, prediction: Prediction, index: int, count: int
-) -> tuple[Array, Array, Array, Array]:
-    """Points of one frame in the window and in the scene, weights, and scene depth.
+def robust_mean(x: Array, weight: Array) -> float:
+    """Mean of ``x`` [M] by ``weight`` [M] without outliers: IRLS, Tukey, from the densest part.
 
-    One K serves both sides: with two, a wobble of the predicted focal would pass for motion.
+    The width follows the inliers down (graduated: wide first), so that nothing has to be known
+    about the noise. A weight says at most twice what the median weight says: a few pixels that
+    are wrong and sure of it shall not decide.
     """
-    ours, theirs = prediction.depth[index], frame.depth_m
-    pick = _sample(np.isfinite(ours) & (ours > 0) & np.isfinite(theirs), count)
-    T_window_camera = prediction.T_window_camera[index]
-    source = _points(ours, frame.K, T_window_camera, pick)
-    target = _points(theirs, frame.K, frame.T_world_camera, pick)
-    depth = theirs.reshape(-1)[pick].astype(np.float64)
-    confidence = np.minimum(frame.confidence, prediction.confidence[index]).reshape(-1)[pick]
-    # Depth errors grow with depth: a point's say falls with its square.
-    return source, target, confidence / depth**2, depth
+    weight = np.minimum(weight, 2 * np.median(weight))
+    centre = densest(x)
+    width = 3 * float(np.median(np.abs(x - centre)))
+    for _ in range(ITERATIONS):
+        off = np.abs(x - centre)
+        inside = off < max(width, 1e-7)
+        say = weight[inside] * (1 - (off[inside] / max(width, 1e-7)) ** 2) ** 2
+        if not say.sum() > 0:
+            break
+        centre = float((say * x[inside]).sum() / say.sum())
+        width = min(width, 4.7 * 1.48 * float(np.median(off[inside])))
+    return centre
 
 
-def _points(depth: FloatImage, K: Array, T: Array, pick: Array) -> Array:
-    points = backproject(depth, K).reshape(-1, 3)[pick].astype(np.float64)
-    return points @ T[:3, :3].T + T[:3, 3]
+def _measure(
+    anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+) -> _Measured:
+    poses = prediction.T_window_camera[list(indices)]
+    known = np.array([a.T_world_camera for a in anchors])
+    seen = np.array([a.observations for a in anchors], dtype=float)
+    depths = [np.median(a.depth) for a in anchors if len(a.depth)]
+    return _Measured(
+        log_scale=np.array(
+            [_log_scale(a, prediction, i) for a, i in zip(anchors, indices, strict=True)]
+        ),
+        R=known[:, :3, :3] @ poses[:, :3, :3].transpose(0, 2, 1),
+        scene=known[:, :3, 3],
+        window=poses[:, :3, 3],
+        weight=seen / (seen + 1),
+        unit=float(np.median(depths)) if depths else 1.0,
+    )
 
 
-def _sample(valid: Array, count: int) -> Array:
-    """Indices of at most ``count`` valid pixels, evenly strided: repeatable, no random draw."""
-    index = np.flatnonzero(valid)
-    return index[:: max(1, -(-len(index) // count))]
+def _log_scale(anchor: Anchor, prediction: Prediction, index: int) -> float:
+    """Log of scene depth over window depth, NaN where too few pixels know both."""
+    ours = prediction.depth[index].reshape(-1)[anchor.pixels]
+    sure = prediction.confidence[index].reshape(-1)[anchor.pixels]
+    good = np.isfinite(ours) & (ours > 0) & np.isfinite(sure)
+    if good.sum() < MIN_POINTS:
+        return float("nan")
+    ratio = np.log(anchor.depth[good] / ours[good])
+    return robust_mean(ratio, np.minimum(sure, anchor.confidence)[good])
+
+
+def _solve(
+    measured: _Measured, variance: Array, scale: tuple[float, float] | None
+) -> tuple[Similarity, Array, Array, Array, Array]:
+    """Iteratively reweighted Gauss-Newton of all measurements together.
+
+    Returns the fit, its covariance (see Alignment), the point it is about, and per kind the sum
+    of squares and the degrees of freedom that the frames' disagreement leaves.
+    """
+    about = measured.weight @ measured.window / measured.weight.sum()
+    log_scale, R, place = _start(measured, scale, about)
+    for _ in range(ITERATIONS):
+        residual, jacobian = _linearize(measured, log_scale, R, place, about)
+        say = _say(measured, residual, variance)
+        information = np.einsum("nij,nik,ni->jk", jacobian, jacobian, say / variance[_KIND])
+        gradient = np.einsum("nij,ni,ni->j", jacobian, residual, say / variance[_KIND])
+        if scale is not None:
+            certainty = 1 / max(scale[1], 1e-6) ** 2
+            information[0, 0] += certainty
+            gradient[0] += certainty * (np.log(scale[0]) - log_scale)
+        covariance = np.linalg.inv(information)
+        step = covariance @ gradient
+        log_scale += step[0]
+        R = Rotation.from_rotvec(step[1:4]).as_matrix() @ R
+        place = place + step[4:] * measured.unit
+    squares, freedom = _disagreement(
+        residual - jacobian @ step, jacobian, say, variance, covariance
+    )
+    size = float(np.exp(log_scale))
+    units = np.array([1, 1, 1, 1, *[measured.unit] * 3])
+    fit = Similarity(size, R, place - size * R @ about)
+    return fit, covariance * np.outer(units, units), about, squares, freedom
+
+
+_KIND = np.array([0, 1, 1, 1, 2, 2, 2])  # of the seven numbers that a frame measures
+
+
+def _start(
+    measured: _Measured, scale: tuple[float, float] | None, about: Array
+) -> tuple[float, Array, Array]:
+    """Log scale, rotation and place to begin with: medians, which one bad frame cannot move."""
+    known = measured.log_scale[np.isfinite(measured.log_scale)]
+    log_scale = float(np.median(known)) if scale is None else float(np.log(scale[0]))
+    turns = np.einsum("iab,jab->ij", measured.R, measured.R)
+    R = measured.R[int(np.argmax(np.sort(turns, axis=1).sum(axis=1)))]
+    offset = measured.scene - np.exp(log_scale) * (measured.window - about) @ R.T
+    return log_scale, R, np.median(offset, axis=0)
+
+
+def _linearize(
+    measured: _Measured, log_scale: float, R: Array, place: Array, about: Array
+) -> tuple[Array, Array]:
+    """Residuals [N, 7] and their derivatives [N, 7, 7] by (log scale, rotation, place)."""
+    arm = np.exp(log_scale) * (measured.window - about) @ R.T / measured.unit
+    count = len(arm)
+    residual = np.empty((count, 7))
+    residual[:, 0] = measured.log_scale - log_scale
+    residual[:, 1:4] = Rotation.from_matrix(measured.R @ R.T).as_rotvec()
+    residual[:, 4:] = (measured.scene - place) / measured.unit - arm
+    jacobian = np.tile(np.eye(7), (count, 1, 1))
+    jacobian[:, 4:, 0] = arm
+    x, y, z, none = *arm.T, np.zeros(count)
+    # The cross product of a small rotation with the arm.
+    jacobian[:, 4:, 1:4] = np.array([[none, z, -y], [-z, none, x], [y, -x, none]]).transpose(
+        2, 0, 1
+    )
+    return residual, jacobian
+
+
+def _say(measured: _Measured, residual: Array, variance: Array) -> Array:
+    """Weights [N, 7]: Huber's for each frame and kind; none, and no residual, for no depth."""
+    missing = ~np.isfinite(residual)
+    residual[missing] = 0.0
+    say = np.broadcast_to(measured.weight[:, None], residual.shape).copy()
+    white = say * residual**2 / variance[_KIND]
+    for part in (slice(0, 1), slice(1, 4), slice(4, 7)):
+        length = np.sqrt(white[:, part].mean(axis=1, keepdims=True))
+        say[:, part] *= PATIENCE / np.maximum(length, PATIENCE)
+    say[missing] = 0.0
+    return say
+
+
+def _disagreement(
+    residual: Array, jacobian: Array, say: Array, variance: Array, covariance: Array
+) -> tuple[Array, Array]:
+    """Per kind: weighted sum of squares, and degrees of freedom left by the fit (1 - leverage)."""
+    leverage = np.einsum("nij,jk,nik->ni", jacobian, covariance, jacobian) * say / variance[_KIND]
+    freedom = np.where(say > 0, np.maximum(1 - leverage, 0), 0)
+    pick = np.eye(3)[_KIND]
+    return (say * residual**2).sum(axis=0) @ pick, freedom.sum(axis=0) @ pick
+
+
+def _agreement(
+    fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+) -> tuple[float, float]:
+    """RMS over inliers (scene units) and their share, of all shared points after the fit."""
+    distance, depth = [np.zeros(0)], [np.zeros(0)]
+    for anchor, index in zip(anchors, indices, strict=True):
+        ours = prediction.depth[index].reshape(-1)[anchor.pixels].astype(np.float64)
+        good = np.isfinite(ours) & (ours > 0)
+        rays = anchor.rays()[good]
+        moved = fit.pose(prediction.T_window_camera[index])
+        here = fit.scale * ours[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]
+        there = anchor.depth[good, None] * rays @ anchor.T_world_camera[:3, :3].T
+        distance.append(np.linalg.norm(here - there - anchor.T_world_camera[:3, 3], axis=1))
+        depth.append(anchor.depth[good])
+    off, far = np.concatenate(distance), np.concatenate(depth)
+    close = off < INLIER * far
+    if not close.any():
+        return float("nan"), 0.0
+    return float(np.sqrt(np.mean(off[close] ** 2))), float(close.mean())

@@ -27,18 +27,28 @@ class TrueFrame(Protocol):
     K: Array
 
 
-class TruthSession:
-    """Answers windows with the truth, each disturbed by a random Sim(3), optionally with noise.
+@dataclass(frozen=True)
+class Noise:
+    """What a network's predictions are off by, drawn anew for every window. None by default."""
 
-    depth_noise is the relative standard deviation of each pixel's depth; seed makes it repeatable.
-    """
+    independent: float = 0.0  # relative standard deviation of each pixel's depth
+    smooth: float = 0.0  # of errors that neighbouring pixels share
+    per_frame: float = 0.0  # of errors that all pixels of a view share
+    rotation_deg: float = 0.0  # standard deviation of a camera's turn about each axis
+    translation: float = 0.0  # and of its place along each axis, over the median depth
+    outliers: float = 0.0  # share of pixels whose depth is anything
+    lies: float = 0.0  # share of pixels that are wrong by tens of per cent and claim to be sure
+
+
+class TruthSession:
+    """Answers windows with the truth, each disturbed by a random Sim(3), and with ``noise``."""
 
     def __init__(
-        self, frames: Iterable[TrueFrame], *, seed: int = 0, depth_noise: float = 0.0
+        self, frames: Iterable[TrueFrame], *, seed: int = 0, noise: Noise | None = None
     ) -> None:
         self._frames = {frame.stamp_ns: frame for frame in frames}
         self._rng = np.random.default_rng(seed)
-        self.depth_noise = depth_noise
+        self.noise = noise or Noise()
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
@@ -53,18 +63,49 @@ class TruthSession:
         disturb = np.eye(4)
         disturb[:3, :3] = Rotation.random(random_state=self._rng).as_matrix()
         disturb[:3, 3] = self._rng.normal(0, 5, 3)
-        poses = np.stack([disturb @ frame.T_world_camera for frame in frames])
+        true = np.stack([frame.T_world_camera for frame in frames])
+        depth = np.stack([frame.depth for frame in frames])
+        poses = disturb @ self._moved(true, float(np.median(depth[np.isfinite(depth)])))
         poses[:, :3, 3] *= unit
-        depth = np.stack([frame.depth for frame in frames]) * unit
         sky = np.isinf(depth)
-        depth = depth * (1 + self.depth_noise * self._rng.normal(size=depth.shape))
+        depth, confidence = self._doubtful(unit * depth)
         return Prediction(
             depth=depth.astype(np.float32),
-            confidence=np.full(depth.shape, 2.0, np.float32),
+            confidence=confidence,
             T_window_camera=poses,
             K=np.stack([frame.K for frame in frames]),
             sky=sky.astype(np.float32) if sky.any() else None,
         )
+
+    def _moved(self, poses: Array, depth: float) -> Array:
+        """Poses [N, 4, 4] with noise."""
+        count, out = len(poses), poses.copy()
+        turn = np.radians(self.noise.rotation_deg) * self._rng.normal(size=(count, 3))
+        out[:, :3, :3] = poses[:, :3, :3] @ Rotation.from_rotvec(turn).as_matrix()
+        out[:, :3, 3] += self.noise.translation * depth * self._rng.normal(size=(count, 3))
+        return out
+
+    def _doubtful(self, depth: Array) -> tuple[Array, FloatImage]:
+        """Depth [N, h, w] with noise, and the confidence in it."""
+        rng, noise, count = self._rng, self.noise, len(depth)
+        error = noise.independent * rng.normal(size=depth.shape)
+        error += noise.per_frame * rng.normal(size=(count, 1, 1))
+        if noise.smooth:
+            error += noise.smooth * np.stack([_waves(rng, depth.shape[1:]) for _ in depth])
+        depth = depth * np.exp(error)
+        confidence = np.full(depth.shape, 2.0, np.float32)
+        wild = rng.random(depth.shape) < noise.outliers
+        depth[wild] *= np.exp(rng.uniform(-1, 1, int(wild.sum())))
+        lie = rng.random(depth.shape) < noise.lies
+        depth[lie] *= np.exp(rng.uniform(0.1, 0.5, int(lie.sum())))
+        confidence[lie] = 50.0
+        return depth, confidence
+
+
+def _waves(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """A random field of unit variance in which a quarter of the image hangs together."""
+    grid = cv2.resize(rng.normal(size=(5, 5)), shape[::-1], interpolation=cv2.INTER_CUBIC)
+    return np.asarray(grid / np.sqrt(np.mean(grid**2)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,180 @@
+"""Placing a window by the frames it shares, against exact similarities."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.mapping.alignment import Anchor, Joiner, Similarity, densest, robust_mean
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Prediction, Scale, TrackedFrame, View, Window, WindowReport
+
+SIZE = (84, 70)
+FULL = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
+REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module", params=["straight", "spot", "loop", "handheld", "still"])
+def frames(request):
+    camera = SyntheticCamera(seed=3, size=SIZE, walk=request.param, frames=40, supersample=False)
+    return [camera[i] for i in (0, 12, 24, 36)]
+
+
+def window_of(frames):
+    return Window(0, tuple(View(i, f.stamp_ns, f.image, f.K) for i, f in enumerate(frames)), 1)
+
+
+def predicted(frames, noise=None, seed=0) -> Prediction:
+    return TruthSession(frames, seed=seed, noise=noise).infer(window_of(frames))
+
+
+def anchors_of(prediction, frames, T_scene_window=None):
+    """The frames as the scene would know them from ``prediction``, placed so."""
+    at = T_scene_window or Similarity(1.0, np.eye(3), np.zeros(3))
+    return [
+        Anchor.of(
+            view,
+            TrackedFrame(
+                view.id, view.stamp_ns, "", "", view.image,
+                prediction.depth[i] * np.float32(at.scale), prediction.confidence[i], view.K,
+                at.pose(prediction.T_window_camera[i]), True, Scale(), REPORT,
+            ),
+        )
+        for i, view in enumerate(window_of(frames).views)
+    ]  # fmt: skip
+
+
+def known(frames, noise=None, seed=100):
+    """Anchors in the room's own world and metres, with noise."""
+    prediction = predicted(frames, noise, seed)
+    return anchors_of(prediction, frames, true_place(frames, noise, seed))
+
+
+def true_place(frames, noise, seed) -> Similarity:
+    """The similarity that a session of this seed disturbs the room by, inverted."""
+    exact = predicted(frames, None, seed)
+    scale = float(np.nanmedian(frames[0].depth / exact.depth[0]))
+    return Similarity.between(frames[0].T_world_camera, exact.T_window_camera[0], scale)
+
+
+def off(fit, truth, about):
+    """Errors [7] of a fit: log scale, rotation (rad), place of ``about`` (metres)."""
+    turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
+    return np.array(
+        [np.log(fit.scale / truth.scale), *turn, *(fit.points(about) - truth.points(about))]
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_exact_windows_are_placed_exactly_whatever_the_motion(frames, count):
+    some = frames[:count]
+    found = Joiner().join(known(some), predicted(some), range(count))
+    assert found.accepted
+    assert found.inliers == 1
+    error = off(found.T_scene_window, true_place(some, None, 0), found.about)
+    assert np.abs(error).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("noise", "scale", "degrees", "metres"),
+    [
+        (Noise(independent=0.01), 0.001, 0.001, 0.002),
+        (FULL, 0.02, 0.3, 0.05),
+        (dataclasses.replace(FULL, outliers=0.4), 0.02, 0.3, 0.05),
+        (dataclasses.replace(FULL, lies=0.1), 0.02, 0.3, 0.05),
+    ],
+)
+def test_noise_outliers_and_lies_move_a_window_little(frames, noise, scale, degrees, metres):
+    for seed in range(5):
+        found = Joiner().join(known(frames, FULL), predicted(frames, noise, seed), range(4))
+        if noise.independent and not noise.smooth:
+            found = Joiner().join(known(frames), predicted(frames, noise, seed), range(4))
+        assert found.accepted
+        error = np.abs(off(found.T_scene_window, true_place(frames, None, seed), found.about))
+        assert error[0] < scale
+        assert np.degrees(error[1:4]).max() < degrees
+        assert error[4:].max() < metres
+
+
+def test_a_known_scale_is_kept_and_leaves_a_rigid_fit(frames):
+    true = true_place(frames, None, 0)
+    found = Joiner().join(known(frames, FULL), predicted(frames, FULL), range(4), (true.scale, 0))
+    assert found.T_scene_window.scale == pytest.approx(true.scale, rel=1e-5)
+
+
+def test_frames_without_depth_still_give_their_poses(frames):
+    prediction = predicted(frames)
+    depth = prediction.depth.copy()
+    depth[1:] = np.nan
+    blind = dataclasses.replace(prediction, depth=depth)
+    found = Joiner().join(known(frames), blind, range(4))
+    assert np.abs(off(found.T_scene_window, true_place(frames, None, 0), found.about)).max() < 1e-4
+
+
+def test_no_depth_in_common_is_no_fit(frames):
+    prediction = predicted(frames)
+    nothing = dataclasses.replace(prediction, depth=np.full_like(prediction.depth, np.nan))
+    assert Joiner().join(known(frames), nothing, range(4)) is None
+
+
+@pytest.mark.parametrize("kind", ["depth", "poses", "one frame's scale"])
+def test_windows_that_contradict_the_scene_are_refused(frames, kind):
+    prediction = predicted(frames)
+    rng = np.random.default_rng(0)
+    depth, poses = prediction.depth.copy(), prediction.T_window_camera.copy()
+    if kind == "depth":
+        depth *= np.exp(rng.uniform(-1.5, 1.5, depth.shape)).astype(np.float32)
+    elif kind == "poses":
+        poses[:, :3, :3] = Rotation.random(4, random_state=1).as_matrix()
+        poses[:, :3, 3] *= 3
+    else:
+        depth[2] *= 1.8
+    broken = dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
+    found = Joiner().join(known(frames), broken, range(4))
+    assert not found.accepted
+    assert found.reason
+
+
+def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
+    joiner, anchors = Joiner(), known(frames, FULL)
+    for seed in range(10):
+        joiner.join(anchors, predicted(frames, FULL, seed), range(4))
+    prediction = predicted(frames, FULL, 20)
+    poses = prediction.T_window_camera.copy()
+    poses[2, :3, :3] = poses[2, :3, :3] @ Rotation.from_rotvec([0, 0.1, 0]).as_matrix()
+    found = joiner.join(anchors, dataclasses.replace(prediction, T_window_camera=poses), range(4))
+    error = off(found.T_scene_window, true_place(frames, None, 20), found.about)
+    assert np.degrees(np.abs(error[1:4])).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [FULL, Noise(0.02, 0.02, 0.01, 0.5, 0.02), Noise(0.01, 0.03, 0.0, 0.02, 0.001)],
+    ids=["stated", "large", "other mixture"],
+)
+def test_covariance_is_consistent_under_correlated_noise(frames, noise):
+    """NEES over degrees of freedom is one on average; 0.5 to 2 is asked for."""
+    joiner, nees = Joiner(), []
+    for seed in range(100):
+        found = joiner.join(
+            known(frames, noise, 1000 + seed), predicted(frames, noise, seed), range(4)
+        )
+        error = off(found.T_scene_window, true_place(frames, None, seed), found.about)
+        nees.append(error @ np.linalg.solve(found.covariance, error) / 7)
+    assert 0.5 < np.mean(nees[20:]) < 2
+
+
+def test_densest_part_withstands_outliers_of_one_sign():
+    rng = np.random.default_rng(0)
+    x = np.concatenate((rng.normal(0, 0.01, 1000), rng.uniform(0, 2, 1500)))
+    assert abs(densest(x)) < 0.02
+    assert abs(robust_mean(x, np.ones(len(x)))) < 0.003
+
+
+def test_pixels_that_are_sure_of_nonsense_do_not_decide():
+    rng = np.random.default_rng(0)
+    x = np.concatenate((rng.normal(0, 0.01, 900), rng.normal(0.3, 0.01, 100)))
+    sure = np.concatenate((np.full(900, 2.0), np.full(100, 1000.0)))
+    assert abs(robust_mean(x, sure)) < 0.002
