@@ -12,8 +12,8 @@ from da3_ros.synthetic import Pace, SyntheticCamera
 
 SEED, FRAMES = 42, 30
 WALK, SIZE = "loop", (504, 378)
-RATE_HZ = 2.5  # slow enough that a CPU keeps up: the demo wants to show every frame
-PACE = Pace(RATE_HZ, 0.5, 15.0)  # round a small loop, always looking at one side of the room
+RATE_HZ = 1.5  # slow enough that two cores keep up: the demo wants to show every frame
+PACE = Pace(RATE_HZ, 0.3, 9.0)  # round a small loop, always looking at one side of the room
 NETWORK_SIZE = (224, 168)
 PARAMETERS: dict[str, Any] = {
     "model": "da3-tiny",
