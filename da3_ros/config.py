@@ -89,9 +89,15 @@ class ScaleConfig:
     """Where metres come from."""
 
     source: str = option(
-        "none", "who says what a network unit is in metres", choices=("none", "fixed")
+        "none",
+        "who says what a network unit is in metres",
+        choices=("none", "fixed", "metric_model", "odometry"),
     )
     factor: float = option(1.0, "metres per unit of the first window (source `fixed`)", low=1e-6)
+    metric_every: int = option(10, "windows between two looks of the metric model", low=1)
+    max_step: float = option(
+        0.02, "largest relative change of a known scale from window to window", low=1e-6, high=1.0
+    )
 
 
 @dataclass(frozen=True)

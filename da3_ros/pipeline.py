@@ -26,7 +26,8 @@ from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.export import Scene, export_scene
-from da3_ros.mapping.trajectory import Trajectory
+from da3_ros.mapping.scale import SceneScale, scaled_pose
+from da3_ros.mapping.trajectory import Pose, Trajectory
 from da3_ros.mapping.voxel_map import VoxelMap
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
@@ -34,7 +35,6 @@ from da3_ros.types import (
     Frame,
     Image,
     Prediction,
-    Scale,
     TrackedFrame,
     View,
     Window,
@@ -57,6 +57,13 @@ class Network(Protocol):
         """Begin with a view that waits for its window."""
 
     def infer(self, window: Window) -> Prediction: ...
+
+
+class Ruler(Protocol):
+    """A metric model that looks at a window now and then."""
+
+    def measure(self, window: Window, prediction: Prediction) -> Prediction:
+        """``prediction`` with its ``measure``, and with ``sky`` where the ruler looked."""
 
 
 class Limits(Protocol):
@@ -85,8 +92,15 @@ class Pipeline:
     ``counters`` holds frames received and processed, and drops by cause.
     """
 
-    def __init__(self, config: PipelineConfig, session: Network | None = None) -> None:
+    def __init__(
+        self,
+        config: PipelineConfig,
+        session: Network | None = None,
+        ruler: Ruler | None = None,
+    ) -> None:
         self.config = config
+        self.ruler = ruler
+        self.metres = SceneScale(config.scale)
         self.session = InferenceSession(config.inference) if session is None else session
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
@@ -148,14 +162,23 @@ class Pipeline:
 
     def reset(self) -> None:
         """Forget window, odometry and map; keep the loaded network and the counters."""
-        self.map = VoxelMap(self.config.map.voxel_m, self.config.map.max_points)
-        self.trajectory = Trajectory()
+        self._forget_scene()
         self.T_map_world = T_MAP_WORLD
         self._start_segment()
 
     def scene(self) -> Scene:
-        """The points and poses gathered so far."""
-        return Scene(self.map.cloud(), list(self.trajectory.poses), self.T_map_world)
+        """The points and poses gathered so far, in metres where the scale is known."""
+        cloud = self.map.cloud()
+        cloud = dataclasses.replace(cloud, xyz=cloud.xyz * np.float32(self.metres.metres))
+        return Scene(cloud, self.poses(), self.T_map_world)
+
+    def poses(self) -> list[Pose]:
+        """Where the camera has been, by what is known of the scale now."""
+        metres = self.metres.metres
+        return [
+            dataclasses.replace(p, T_world_camera=scaled_pose(p.T_world_camera, metres))
+            for p in self.trajectory.poses
+        ]
 
     def export(self, path: str | Path) -> Path:
         """Write the scene; the suffix chooses .glb, .ply or .tum. Returns the path written."""
@@ -182,10 +205,15 @@ class Pipeline:
         self._last_stamp = None
         factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
         self._unit = factor  # scene units per network unit, of the newest window
+        self.metres.to_origin()
         self._forget(np.eye(4))
 
     def _forget(self, T_world_camera: Array) -> None:
         """Share nothing with what was before; the next window begins at this pose."""
+        if self.metres.learns and not self.metres.known and self.trajectory.poses:
+            log.warning("the scale of the scene so far stays unknown: it leaves the map")
+            self._forget_scene()
+        self.metres.restart(T_world_camera)
         self._segment += 1
         self._shared: deque[Anchor] = deque(maxlen=self.config.window.size - 1)
         self._joiner = Joiner()
@@ -218,7 +246,8 @@ class Pipeline:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
             return None
-        view = View(self._next_view, frame.stamp_ns, image, K, frame.frame_id, frame.camera)
+        name, prior = (frame.frame_id, frame.camera), frame.T_prior_camera
+        view = View(self._next_view, frame.stamp_ns, image, K, *name, prior)
         self._next_view += 1
         self.network_size = (image.shape[1], image.shape[0])
         small = None if valid is None else _shrink_mask(valid, image.shape[:2])
@@ -249,7 +278,11 @@ class Pipeline:
             self.counters["dropped_unusable"] += len(new)
             log.error("window %d dropped: %s", window.id, fault)
             return
+        if self.ruler is not None and self.metres.wants_measure(window.id):
+            prediction = self.ruler.measure(window, prediction)
         placed = self._place(shared, prediction)
+        fits = placed.accepted or not shared
+        self._update_scale(window, prediction, placed.T_scene_window if fits else None)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
         for offset, prepared in enumerate(new):
             index = len(shared) + offset
@@ -313,17 +346,24 @@ class Pipeline:
             alignment_rms=placed.rms,
             alignment_inliers=placed.inliers,
             unit=unit,
-            scale=self._scale(),
+            scale=self.metres.scale,
             segment=self._segment,
             focal_ratio=_focal_ratio(window, prediction),
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
 
-    def _scale(self) -> Scale:
-        """With a declared factor the scene is in metres from its first window on."""
-        source = self.config.scale.source
-        return Scale() if source == "none" else Scale(source, 1.0)
+    def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
+        before = self.metres.known
+        scale = self.metres.update(window, prediction, T)
+        if self.metres.known and not before and self.metres.learns:
+            log.info("the scale is known (%s): %.4g metres per unit", scale.source, scale.value)
+            self.map = self.map.regridded(self.config.map.voxel_m / scale.value)
+
+    def _forget_scene(self) -> None:
+        self.map = VoxelMap(self.config.map.voxel_m, self.config.map.max_points)
+        self.trajectory = Trajectory()
+        self.metres.forget()
 
     def _deliver(
         self,
@@ -351,6 +391,7 @@ class Pipeline:
             window=report,
         )
         frame = self._remember(view, frame)
+        frame = self.metres.published(frame)
         return frame if prepared.full is None else at_size_of(frame, prepared.full)
 
     def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
@@ -364,8 +405,11 @@ class Pipeline:
             self._shared.append(Anchor.of(view, frame))
         if frame.keyframe:
             self._keyframe = frame
-            self._grow_map(frame)
-        self.trajectory.add(frame)
+        of_scene = self.metres.of_scene(frame)
+        if of_scene is not None:
+            self.trajectory.add(of_scene)
+            if frame.keyframe:
+                self._grow_map(of_scene)
         self.counters["processed"] += 1
         return frame
 

@@ -32,14 +32,14 @@ from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.inference import BudgetError, DeviceError, InferenceSession, Plan
 from da3_ros.mapping.export import ExportError
 from da3_ros.mapping.picture import render_scene, write_png
-from da3_ros.mapping.trajectory import tum_line
+from da3_ros.mapping.trajectory import Pose, tum_line
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.writer import BagWriter
 from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.ros.outputs import Outputs, Published
-from da3_ros.types import TrackedFrame
+from da3_ros.types import Scale, TrackedFrame
 
 log = logging.getLogger(__name__)
 
@@ -191,18 +191,28 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             self._write(published, frame.stamp_ns)
         self.trajectory.write(tum_line(frame.stamp_ns, T_MAP_WORLD @ frame.T_world_camera))
         if self.sheet is not None:
+            self.sheet.metric = frame.scale.metric
             self.sheet.add(frame.image, frame.depth_m, frame.confidence)
 
     def finish(self, pipeline: Pipeline) -> None:
         """Write what needs the whole scene."""
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self.folder / name)
+        if pipeline.metres.learns:
+            self._write_trajectory(pipeline.poses())
         scene, stamp = pipeline.scene(), pipeline.trajectory.poses[-1].stamp_ns
         self._write(self.outputs.path(scene.poses, stamp), stamp)
         self._write(self.outputs.map_points(scene, stamp), stamp)
         if self.sheet is not None:
             write_png(self.folder / "contact_sheet.png", self.sheet.picture())
             write_png(self.folder / "cloud.png", render_scene(scene))
+
+    def _write_trajectory(self, poses: list[Pose]) -> None:
+        """All poses in one unit: the scale that is known at the end holds for the first too."""
+        self.trajectory.seek(0)
+        self.trajectory.truncate()
+        for pose in poses:
+            self.trajectory.write(tum_line(pose.stamp_ns, T_MAP_WORLD @ pose.T_world_camera))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.trajectory.close()
@@ -268,10 +278,19 @@ def _report(
         "stopped_at": recording.stopped_at,
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
-        "metric": pipeline.config.scale.source != "none",
+        "metric": pipeline.metres.known,
+        "scale": _scale(pipeline.metres.scale),
     }
     _write_json(folder / "report.json", report)
     return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+
+
+def _scale(scale: Scale) -> dict[str, Any]:
+    """The last window's scale, with null for what is not known."""
+    numbers = {"metres_per_unit": scale.value, "sigma": scale.sigma}
+    return {"source": scale.source} | {
+        name: value if np.isfinite(value) else None for name, value in numbers.items()
+    }
 
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
@@ -300,5 +319,5 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _path_length(pipeline: Pipeline) -> float:
-    centres = np.array([p.T_world_camera[:3, 3] for p in pipeline.trajectory.poses])
+    centres = np.array([p.T_world_camera[:3, 3] for p in pipeline.poses()])
     return float(np.linalg.norm(np.diff(centres, axis=0), axis=1).sum())

@@ -63,6 +63,8 @@ class Frame:
     camera: str = ""  # name within a rig; empty for a single camera
     calibration: Calibration | None = None
     rectified: bool = False  # True: the image is already rectified, P holds and D is ignored
+    # [4, 4] of the robot's own odometry at this stamp, in its world, metres; None: not known
+    T_prior_camera: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,15 @@ class View:
     )
     frame_id: str = "camera_optical"
     camera: str = ""
+    T_prior_camera: Array | None = None  # [4, 4] as in Frame
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What somebody says one window's unit is."""
+
+    value: float  # metres per network unit; NaN where nobody could say
+    sigma: float  # relative standard deviation
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +112,9 @@ class Prediction:
     confidence: FloatImage  # [N, h, w] from 1 upwards, larger is better, uncalibrated
     T_window_camera: Array  # [N, 4, 4]
     K: Array  # [N, 3, 3] corner rule, pixels of the processed image
-    sky: FloatImage | None = None  # [N, h, w], models with a sky branch only
+    sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: nobody looked there
     inference_s: float = 0.0
+    measure: Measure | None = None  # of the window's unit, where a metric model looked at it
 
 
 @dataclass(frozen=True)
@@ -155,3 +167,5 @@ class TrackedFrame:
     keyframe: bool
     scale: Scale
     window: WindowReport
+    # [4, 4] corrections of the world that odometry, which never jumps, does not take part in
+    T_odom_world: Array = field(default_factory=lambda: np.eye(4))

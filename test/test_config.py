@@ -39,7 +39,10 @@ def test_outside_names_reach_the_right_field():
         ({"depth.edge_filter": 1}, "depth.edge_filter is 1"),
         ({"window.size": 1}, "window.size is 1: at least 2"),
         ({"window.size": 4, "window.new": 4}, "window.new is 4, but must be below window.size"),
-        ({"scale.source": "guess"}, "scale.source is 'guess': one of none, fixed"),
+        (
+            {"scale.source": "guess"},
+            "scale.source is 'guess': one of none, fixed, metric_model, odometry",
+        ),
         ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),
         ({"depth.color_range_m": [5, 1]}, "depth.color_range_m"),
         ({"depth.color_range_m": [5]}, "depth.color_range_m"),

@@ -87,6 +87,13 @@ class VoxelMap:
             count=self._count[: self._size].copy(),
         )
 
+    def regridded(self, voxel: float) -> VoxelMap:
+        """The same points in voxels of another edge length; smaller ones give no new detail."""
+        out = VoxelMap(voxel, self.max_points)
+        cloud = self.cloud()
+        out.insert(cloud.xyz.astype(np.float64), cloud.rgb, cloud.confidence)
+        return out
+
     def _clear(self, capacity: int) -> None:
         self._table = np.full(
             2 * capacity, FREE, dtype=np.int64

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from da3_ros.config import DepthConfig
-from da3_ros.geometry import T_MAP_WORLD
+from da3_ros.geometry import T_MAP_WORLD, invert_pose
 from da3_ros.mapping.export import Scene
 from da3_ros.mapping.trajectory import Pose
 from da3_ros.pictures import colorize_depth
@@ -104,6 +104,11 @@ class Outputs:
         self._recent.clear()
         self.T_map_world = T_MAP_WORLD
 
+    def T_map_odom(self, frame: TrackedFrame) -> Array:
+        """[4, 4] what the map was corrected by, which odometry takes no part in."""
+        L = self.T_map_world
+        return L @ invert_pose(frame.T_odom_world) @ invert_pose(L)
+
     def path(self, poses: list[Pose], stamp_ns: int) -> Published:
         """Where the camera has been, evenly thinned."""
         stride = max(1, -(-len(poses) // MAX_PATH))
@@ -130,17 +135,18 @@ class Outputs:
         if topic == "pose":
             return build.pose_with_covariance(lib, stamp, self.map_frame, T)
         if topic == "odom":
-            return build.odometry(lib, stamp, self.odom_frame, camera, T)
+            T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
+            return build.odometry(lib, stamp, self.odom_frame, camera, T_odom_camera)
         return build.image(lib, stamp, camera, self._pixels(topic, frame))
 
     def _transforms(self, stamp_ns: int, edges: list[Edge]) -> Any:
         return build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
 
     def _stand_alone(self, frame: TrackedFrame) -> list[Edge]:
-        T_map_camera = self.T_map_world @ frame.T_world_camera
+        T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
         return [
-            (self.map_frame, self.odom_frame, np.eye(4)),
-            (self.odom_frame, frame.frame_id, T_map_camera),
+            (self.map_frame, self.odom_frame, self.T_map_odom(frame)),
+            (self.odom_frame, frame.frame_id, T_odom_camera),
         ]
 
     def _pixels(self, topic: str, frame: TrackedFrame) -> Any:

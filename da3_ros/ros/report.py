@@ -112,8 +112,10 @@ def _judge(node: Da3Node, stream: Stream | None, state: str) -> tuple[bytes, str
         )
     if state == "active" and not rate(stream.arrived):
         return DiagnosticStatus.WARN, "no images arrive"
-    if stream.config.pipeline.scale.source == "none":
-        return DiagnosticStatus.WARN, "the scale is unknown: lengths are not metres"
+    if not stream.pipeline.metres.scale.metric:
+        source = stream.config.pipeline.scale.source
+        yet = "" if source == "none" else f" yet ({source})"
+        return DiagnosticStatus.WARN, f"the scale is unknown{yet}: lengths are not metres"
     return DiagnosticStatus.OK, state
 
 

@@ -180,7 +180,7 @@ class Stream:
     def _publish_scene(self, frame: TrackedFrame, now: float) -> None:
         if self.host.wanted("path") and now - self._path_at >= PATH_PERIOD_S:
             self._path_at = now
-            self.host.publish(self.outputs.path(self.pipeline.trajectory.poses, frame.stamp_ns))
+            self.host.publish(self.outputs.path(self.pipeline.poses(), frame.stamp_ns))
         if frame.keyframe and self.host.wanted("map/points") and (
             now - self._map_at >= MAP_PERIOD_S
         ):  # fmt: skip
@@ -213,9 +213,10 @@ class Stream:
             self.host.warn(plan.warning)
         self._tf_plan = plan
         T_map_optical = self.outputs.T_map_world @ frame.T_world_camera
+        T_map_odom = self.outputs.T_map_odom(frame)
         try:
             edges = tf_policy.edges(
-                plan.mode, frames, self.transforms, T_map_optical, frame.stamp_ns
+                plan.mode, frames, self.transforms, T_map_optical, frame.stamp_ns, T_map_odom
             )
         except TransformError as error:
             self.host.warn(f"no transform for this frame: {error}", every_s=5.0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from da3_ros.geometry import invert_pose
 from da3_ros.ros.outputs import Edge
 from da3_ros.transforms import TransformTree
@@ -54,23 +52,28 @@ def plan(requested: str, frames: Frames, others: TransformTree, *, metric: bool)
 
 
 def edges(
-    mode: str, frames: Frames, others: TransformTree, T_map_optical: Array, stamp_ns: int
+    mode: str,
+    frames: Frames,
+    others: TransformTree,
+    T_map_optical: Array,
+    stamp_ns: int,
+    T_map_odom: Array,
 ) -> list[Edge]:
     """The transforms of one frame. Raises TransformError where others' are missing at that time.
 
-    Until loops are closed the map is corrected nowhere, so map and odom coincide unless somebody
-    else owns odom.
+    ``T_map_odom`` holds what the map was corrected by, unless somebody else owns odom.
     """
     if mode == "none":
         return []
     if mode == "map_only":
         T_odom_optical = others.lookup(frames.odom, frames.optical, stamp_ns)
         return [(frames.map, frames.odom, T_map_optical @ invert_pose(T_odom_optical))]
-    corrections = [] if others.parent(frames.odom) else [(frames.map, frames.odom, np.eye(4))]
+    corrections = [] if others.parent(frames.odom) else [(frames.map, frames.odom, T_map_odom)]
+    T_odom_optical = invert_pose(T_map_odom) @ T_map_optical
     if mode == "camera":
-        return [*corrections, (frames.odom, frames.optical, T_map_optical)]
+        return [*corrections, (frames.odom, frames.optical, T_odom_optical)]
     T_optical_base = others.lookup(frames.optical, frames.base, stamp_ns)
-    return [*corrections, (frames.odom, frames.base, T_map_optical @ T_optical_base)]
+    return [*corrections, (frames.odom, frames.base, T_odom_optical @ T_optical_base)]
 
 
 def _why_not_base(frames: Frames, others: TransformTree, metric: bool) -> str:

@@ -34,8 +34,10 @@ MOUNT = ("base_link", "camera_optical", T_BASE_OPTICAL, True)
 LOCALISER = ("odom", "base_link", pose(1, 2, 0, (0, 0, 30)), False)
 
 
-def published(mode, frames, others):
-    return {(p, c): T for p, c, T in edges(mode, frames, others, T_MAP_OPTICAL, STAMP)}
+def published(mode, frames, others, T_map_odom=None):
+    T_map_odom = np.eye(4) if T_map_odom is None else T_map_odom
+    made = edges(mode, frames, others, T_MAP_OPTICAL, STAMP, T_map_odom)
+    return {(p, c): T for p, c, T in made}
 
 
 def test_alone_the_camera_hangs_under_odom():
@@ -44,6 +46,16 @@ def test_alone_the_camera_hangs_under_odom():
     out = published("camera", ALONE, others)
     np.testing.assert_array_equal(out["map", "odom"], np.eye(4))
     np.testing.assert_array_equal(out["odom", "camera_optical"], T_MAP_OPTICAL)
+
+
+@pytest.mark.parametrize("mode", ["camera", "base"])
+def test_corrections_of_the_map_go_between_map_and_odom(mode):
+    others, T_map_odom = tree(MOUNT), pose(0.5, -0.2)
+    out = published(mode, ROBOT, others, T_map_odom)
+    np.testing.assert_array_equal(out["map", "odom"], T_map_odom)
+    end = T_MAP_OPTICAL if mode == "camera" else T_MAP_OPTICAL @ np.linalg.inv(T_BASE_OPTICAL)
+    child = "camera_optical" if mode == "camera" else "base_link"
+    np.testing.assert_allclose(T_map_odom @ out["odom", child], end, atol=1e-12)
 
 
 def test_with_a_base_and_its_mount_the_base_moves_and_the_camera_follows():
@@ -104,4 +116,4 @@ def test_an_owner_of_odom_keeps_the_map_to_himself():
 def test_a_localiser_that_lags_is_an_error_and_no_guess():
     others = tree(MOUNT, LOCALISER)
     with pytest.raises(TransformError, match="after what is known"):
-        edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9)
+        edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))

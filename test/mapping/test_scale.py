@@ -1,0 +1,170 @@
+"""What a scene's unit is in metres, by each source, against the truth."""
+
+import numpy as np
+import pytest
+
+from da3_ros.config import ScaleConfig
+from da3_ros.mapping.scale import Continuity, MeasureFilter, OdometryRatio, ScaleKeeper
+from da3_ros.types import Measure
+
+DEPTH = 3.0
+
+
+def at(x, y=0.0):
+    T = np.eye(4)
+    T[:3, 3] = x, y, 0.0
+    return T
+
+
+def drive(metres_per_unit, steps=200, step_m=0.05, noise_m=0.0, seed=0):
+    """(scene pose, odometry pose) along a bend; noise grows with the root of the way."""
+    rng = np.random.default_rng(seed)
+    true, theirs = np.zeros(2), np.zeros(2)
+    for i in range(steps):
+        move = step_m * np.array([np.cos(i / 60), np.sin(i / 60)])
+        true = true + move
+        theirs = theirs + move + noise_m * np.sqrt(step_m) * rng.standard_normal(2)
+        yield at(*(true / metres_per_unit)), at(*theirs)
+
+
+def estimate(pairs, metres_per_unit):
+    ratio = OdometryRatio()
+    for ours, theirs in pairs:
+        ratio.add(ours, theirs, DEPTH / metres_per_unit)
+    return ratio.estimate()
+
+
+@pytest.mark.parametrize("unit", [0.3, 1.0, 4.0])
+def test_clean_odometry_gives_the_unit(unit):
+    found = estimate(drive(unit), unit)
+    assert np.exp(found.log) == pytest.approx(unit, rel=0.002)
+    assert found.sigma < 0.01
+
+
+def test_noisy_odometry_is_as_wrong_as_it_says():
+    errors, sigmas = [], []
+    for seed in range(40):
+        found = estimate(drive(2.0, noise_m=0.02, seed=seed), 2.0)
+        errors.append(found.log - np.log(2.0))
+        sigmas.append(found.sigma)
+    z = np.array(errors) / sigmas
+    assert np.median(sigmas) < 0.02
+    assert 0.4 < np.std(z) < 1.5
+    assert np.abs(z).max() < 4
+
+
+def test_slip_in_every_fourth_stretch_and_wheels_that_spin_on_the_spot_are_outvoted():
+    slipped = np.zeros(3)
+    pairs = []
+    last = None
+    for i, (ours, theirs) in enumerate(drive(2.0, steps=300)):
+        if last is not None and i % 40 < 10:
+            slipped += theirs[:3, 3] - last  # wheels turn twice as far
+        last = theirs[:3, 3].copy()
+        moved = theirs.copy()
+        moved[:3, 3] += slipped
+        pairs.append((ours, moved))
+        if i == 150:
+            for _ in range(100):  # stuck: the wheels turn, the camera stands
+                slipped[0] += 0.05
+                stuck = theirs.copy()
+                stuck[:3, 3] += slipped
+                pairs.append((ours, stuck))
+    found = estimate(pairs, 2.0)
+    assert np.exp(found.log) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_standing_robot_says_nothing_whatever_the_network_imagines():
+    rng = np.random.default_rng(0)
+    ratio = OdometryRatio()
+    for _ in range(500):
+        ratio.add(at(*(0.1 * rng.standard_normal(2))), at(0.0), DEPTH)
+    assert ratio.estimate() is None
+
+
+def test_odometry_that_goes_elsewhere_says_nothing():
+    pairs = [(ours, at(theirs[1, 3], -theirs[0, 3])) for ours, theirs in drive(1.0)]
+    assert estimate(pairs, 1.0) is None
+
+
+def test_a_gap_in_the_odometry_ends_the_stretch():
+    ratio = OdometryRatio()
+    for i, (ours, theirs) in enumerate(drive(2.0)):
+        gone = 50 <= i < 80
+        jumped = theirs.copy()
+        jumped[0, 3] += 100.0 * (i >= 80)
+        ratio.add(ours, None if gone else jumped, DEPTH / 2.0)
+    assert np.exp(ratio.estimate().log) == pytest.approx(2.0, rel=0.002)
+
+
+def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
+    rng = np.random.default_rng(1)
+    measures = MeasureFilter()
+    for i in range(15):
+        unit = float(np.exp(rng.normal()))  # scene units per network unit
+        wrong = 3.0 if i in (2, 7, 11) else np.exp(0.02 * rng.standard_normal())
+        measures.add(Measure(1.5 * unit * wrong, 0.03), unit)
+    found = measures.estimate()
+    assert np.exp(found.log) == pytest.approx(1.5, rel=0.02)
+    assert abs(found.log - np.log(1.5)) < 3 * found.sigma
+
+
+def test_a_measure_that_nobody_could_make_changes_nothing():
+    measures = MeasureFilter()
+    measures.add(Measure(float("nan"), float("nan")), 1.0)
+    measures.add(Measure(0.0, 0.1), 1.0)
+    assert measures.estimate() is None
+
+
+def follow(config, values, windows_each=1):
+    keeper = ScaleKeeper(config)
+    scales = []
+    for value in values:
+        for _ in range(windows_each):
+            keeper.add_measure(Measure(value, 0.02), 1.0)
+            scales.append(keeper.update())
+    return scales
+
+
+def test_the_answer_is_not_metric_before_it_is_known_and_never_steps_farther_than_allowed():
+    config = ScaleConfig(source="metric_model", max_step=0.01)
+    scales = follow(config, [2.0] * 10 + [3.0] * 80)
+    assert not scales[0].metric
+    assert np.isnan(scales[0].value)
+    values = np.array([s.value for s in scales if s.metric])
+    assert values[0] == pytest.approx(2.0)
+    assert np.abs(np.log(values[1:] / values[:-1])).max() <= np.log(1.01) + 1e-12
+    assert values[-1] == pytest.approx(3.0, rel=0.01)
+    way = [s for s in scales if s.metric and s.value < 2.7 and s.value > 2.2]
+    assert way
+    for scale in way:  # what is still to go is part of what it says of itself
+        assert abs(np.log(3.0 / scale.value)) < 3 * scale.sigma
+
+
+def test_measures_without_agreement_are_no_knowledge():
+    config = ScaleConfig(source="metric_model")
+    keeper = ScaleKeeper(config)
+    for _ in range(10):
+        keeper.add_measure(Measure(2.0, 0.9), 1.0)
+        assert not keeper.update().metric
+
+
+@pytest.mark.parametrize(("source", "value"), [("none", None), ("fixed", 1.0)])
+def test_declared_sources_ask_nobody(source, value):
+    keeper = ScaleKeeper(ScaleConfig(source=source, factor=2.0))
+    keeper.add_measure(Measure(5.0, 0.01), 1.0)
+    scale = keeper.update()
+    assert scale.metric == (value is not None)
+    assert scale.value == value or np.isnan(scale.value)
+
+
+def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
+    continuity = Continuity()
+    scales = np.where(np.arange(60) < 30, 2.0, 2.1)
+    places = []
+    for i, metres in enumerate(scales):
+        T = at(100.0 + 0.1 * i)
+        T_odom_world = continuity.add(T, metres)
+        places.append(T_odom_world[0, 3] + metres * T[0, 3])
+    steps = np.diff(places)
+    np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
