@@ -29,6 +29,7 @@ from da3_ros.mapping.export import Scene, export_scene
 from da3_ros.mapping.scale import SceneScale, scaled_pose
 from da3_ros.mapping.trajectory import Pose, Trajectory
 from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
     Array,
@@ -101,6 +102,8 @@ class Pipeline:
         self.config = config
         self.ruler = ruler
         self.metres = SceneScale(config.scale)
+        self.prior = PriorFollower(config.pose_prior.output)
+        self.prior_fault = ""  # why the newest window got no poses, or no scale from them
         self.session = InferenceSession(config.inference) if session is None else session
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
@@ -214,6 +217,7 @@ class Pipeline:
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
         self.metres.restart(T_world_camera)
+        self.prior.restart()
         self._segment += 1
         self._shared: deque[Anchor] = deque(maxlen=self.config.window.size - 1)
         self._joiner = Joiner()
@@ -269,6 +273,8 @@ class Pipeline:
         start = time.perf_counter()
         new, self._pending = self._pending, []
         shared = list(self._shared)[-max(1, self._window - len(new)) :]
+        if self.config.pose_prior.source != "none":
+            shared = with_poses(shared, lambda a: a.view, [p.view for p in new])
         done = self._infer(shared, new)
         if done is None:
             return
@@ -280,7 +286,9 @@ class Pipeline:
             return
         if self.ruler is not None and self.metres.wants_measure(window.id):
             prediction = self.ruler.measure(window, prediction)
+        prediction = self._use_prior(window, prediction)
         placed = self._place(shared, prediction)
+        prediction, placed = self.prior.place(window, prediction, placed)
         fits = placed.accepted or not shared
         self._update_scale(window, prediction, placed.T_scene_window if fits else None)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
@@ -304,7 +312,7 @@ class Pipeline:
             views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
             joining = _joining(len(shared))
             wanted = (*joining, *range(len(shared), len(views)))
-            window = Window(window_id, views, len(new), wanted)
+            window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
             try:
                 return window, shared, self.session.infer(window)
             except WindowTooLargeError as error:
@@ -352,6 +360,26 @@ class Pipeline:
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
+
+    def _given(self, views: tuple[View, ...]) -> Given:
+        """The robot's own poses for the network, if they are good; says so when that changes."""
+        if self.config.pose_prior.source == "none":
+            return Given(None, False)
+        given = choose(views)
+        if given.why != self.prior_fault:
+            self.prior_fault = given.why
+            if given.why:
+                without = "poses without scale" if given.T_prior_camera is not None else "no poses"
+                log.warning("pose_prior: %s; the network gets %s", given.why, without)
+            else:
+                log.info("pose_prior: the network gets poses")
+        return given
+
+    def _use_prior(self, window: Window, prediction: Prediction) -> Prediction:
+        """Learn the window's unit from the poses it was given, and put them in, if asked to."""
+        if window.T_prior_camera is not None:
+            self.counters["windows_with_prior"] += 1
+        return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
 
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known

@@ -88,6 +88,21 @@ class TransformTree:
             known = {a, b} <= self.frames()
             return known and self._ancestors(a)[-1] == self._ancestors(b)[-1]
 
+    def newest(self, target: str, source: str) -> int | None:
+        """The newest stamp at which ``lookup`` can answer; None: all edges between are static.
+
+        Raises TransformError for frames that are not connected.
+        """
+        target, source = target.lstrip("/"), source.lstrip("/")
+        with self._lock:
+            up_target, up_source = self._ancestors(target), self._ancestors(source)
+            common = next((frame for frame in up_source if frame in up_target), None)
+            if common is None:
+                raise TransformError(self._apart(target, source))
+            path = up_source[: up_source.index(common)] + up_target[: up_target.index(common)]
+            moving = [self._edges[f].stamps[-1] for f in path if not self._edges[f].static]
+        return min(moving, default=None)
+
     def clear(self) -> None:
         """Forget moving transforms (after a time jump); static ones hold."""
         with self._lock:

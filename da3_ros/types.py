@@ -98,6 +98,8 @@ class Window:
     views: tuple[View, ...]
     new: int  # how many views at the end have not been delivered yet
     wanted: tuple[int, ...] | None = None  # views whose depth is needed; None: of all
+    # [N, 4, 4] the robot's own poses of all views, metres, for the network; None: it gets none
+    T_prior_camera: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)

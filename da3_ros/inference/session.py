@@ -27,8 +27,10 @@ from da3_ros.network import (
     load_checkpoint,
 )
 from da3_ros.network.backbone import Prefix
+from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import DepthAnything3, Output
 from da3_ros.network.precision import channels_last, convert, drop_rays
+from da3_ros.rectify import resize_K
 from da3_ros.types import Array, FloatImage, Prediction, View, Window
 
 log = logging.getLogger(__name__)
@@ -228,7 +230,7 @@ class InferenceSession:
         inner = self._inner_size(size)
         prefix = self._prefixes(views, inner)
         frames = sorted(range(len(views)) if window.wanted is None else window.wanted)
-        out = self._decode(prefix, inner, frames)
+        out = self._decode(prefix, inner, frames, self._camera_tokens(window, inner))
         del prefix
         prediction = to_prediction(out, len(views), frames, size)
         self._measure(before)
@@ -241,8 +243,32 @@ class InferenceSession:
         width, height = fit_size(size[1], size[0], round(max(size) * scale))[-1]
         return height, width
 
-    def _decode(self, prefix: Prefix, size: tuple[int, int], frames: list[int]) -> Output:
-        out: Output = self._call("decode", prefix, size, ref_view="first", frames=frames)
+    def _camera_tokens(self, window: Window, size: tuple[int, int]) -> Tensor | None:
+        """What the camera encoder makes of known poses and intrinsics; None without poses."""
+        if window.T_prior_camera is None:
+            return None
+        T = torch.from_numpy(np.asarray(window.T_prior_camera, np.float64))[None]
+        extrinsics = normalize_poses(T).extrinsics.to(self.device)
+        given = [view.K for view in window.views]
+        if any(K is None for K in given):
+            raise ValueError("known poses need the intrinsics of every view")
+        height, width = window.views[0].image.shape[:2]
+        K = np.stack([resize_K(K, (width, height), size[::-1]) for K in given if K is not None])
+        tokens: Tensor = self.network.cam_enc(
+            extrinsics, torch.from_numpy(K)[None].float().to(self.device), size
+        )
+        return tokens
+
+    def _decode(
+        self,
+        prefix: Prefix,
+        size: tuple[int, int],
+        frames: list[int],
+        camera_tokens: Tensor | None,
+    ) -> Output:
+        out: Output = self._call(
+            "decode", prefix, size, camera_tokens, ref_view="first", frames=frames
+        )
         return out
 
     def _prefixes(self, views: tuple[View, ...], size: tuple[int, int]) -> Prefix:
