@@ -74,6 +74,9 @@ class WindowConfig:
 
     size: int = option(8, "views per pass", low=2, high=512)
     new: int = option(1, "new frames per pass; must leave a shared frame", low=1, high=511)
+    keyframes: int = option(
+        2, "of the shared frames at most so many are keyframes seen from nearby", low=0, high=510
+    )
 
 
 @dataclass(frozen=True)
@@ -97,25 +100,6 @@ class ScaleConfig:
     metric_every: int = option(10, "windows between two looks of the metric model", low=1)
     max_step: float = option(
         0.02, "largest relative change of a known scale from window to window", low=1e-6, high=1.0
-    )
-
-
-@dataclass(frozen=True)
-class PosePriorConfig:
-    """What the robot knows of its own motion, given to the network."""
-
-    source: str = option(
-        "none",
-        "camera poses for the network: from topic `odometry`, or tf's odom_frame to the camera",
-        choices=("none", "odometry", "tf"),
-    )
-    max_age_s: float = option(
-        0.2, "oldest pose, and longest gap between two, that a frame is given", low=0.0
-    )
-    output: str = option(
-        "refined",
-        "poses that go out: refined by the network, or the prior's own",
-        choices=("refined", "prior"),
     )
 
 
@@ -157,7 +141,6 @@ class PipelineConfig:
     window: WindowConfig = group(WindowConfig, "window.")
     keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")
     scale: ScaleConfig = group(ScaleConfig, "scale.")
-    pose_prior: PosePriorConfig = group(PosePriorConfig, "pose_prior.")
     depth: DepthConfig = group(DepthConfig, "depth.")
     map: MapConfig = group(MapConfig, "map.")
     max_late_s: float = option(
@@ -175,13 +158,6 @@ class PipelineConfig:
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(f"depth.color_range_m is {[low, high]}: give [near, far], 0 <= near")
-
-
-def prior_source(config: PipelineConfig) -> str:
-    """Where the robot's own poses come from, for the network or for the scale: or none."""
-    if config.pose_prior.source == "none" and config.scale.source == "odometry":
-        return "odometry"
-    return config.pose_prior.source
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,10 @@ from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.export import Scene, export_scene
+from da3_ros.mapping.keyframes import ViewMemory
 from da3_ros.mapping.scale import SceneScale, scaled_pose
 from da3_ros.mapping.trajectory import Pose, Trajectory
 from da3_ros.mapping.voxel_map import VoxelMap
-from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
     Array,
@@ -102,8 +102,6 @@ class Pipeline:
         self.config = config
         self.ruler = ruler
         self.metres = SceneScale(config.scale)
-        self.prior = PriorFollower(config.pose_prior.output)
-        self.prior_fault = ""  # why the newest window got no poses, or no scale from them
         self.session = InferenceSession(config.inference) if session is None else session
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
@@ -217,13 +215,11 @@ class Pipeline:
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
         self.metres.restart(T_world_camera)
-        self.prior.restart()
         self._segment += 1
-        self._shared: deque[Anchor] = deque(maxlen=self.config.window.size - 1)
+        self._views = ViewMemory(self.config.keyframe, self.config.window.size - 1)
         self._joiner = Joiner()
         self._refused = 0
         self._newest = T_world_camera
-        self._keyframe: TrackedFrame | None = None
 
     def _in_time(self, frame: Frame) -> bool:
         if self._last_stamp is None or frame.stamp_ns > self._last_stamp:
@@ -259,7 +255,8 @@ class Pipeline:
 
     def _size_changed(self, view: View) -> bool:
         last = self._pending[-1].view if self._pending else None
-        last = self._shared[-1].view if last is None and self._shared else last
+        newest = self._views.newest
+        last = newest.view if last is None and newest is not None else last
         if last is None or last.image.shape == view.image.shape:
             return False
         log.warning(
@@ -272,9 +269,8 @@ class Pipeline:
     def _run_window(self) -> Iterator[TrackedFrame]:
         start = time.perf_counter()
         new, self._pending = self._pending, []
-        shared = list(self._shared)[-max(1, self._window - len(new)) :]
-        if self.config.pose_prior.source != "none":
-            shared = with_poses(shared, lambda a: a.view, [p.view for p in new])
+        room = max(1, self._window - len(new))
+        shared = self._views.choose(room, self.config.window.keyframes)
         done = self._infer(shared, new)
         if done is None:
             return
@@ -286,9 +282,7 @@ class Pipeline:
             return
         if self.ruler is not None and self.metres.wants_measure(window.id):
             prediction = self.ruler.measure(window, prediction)
-        prediction = self._use_prior(window, prediction)
         placed = self._place(shared, prediction)
-        prediction, placed = self.prior.place(window, prediction, placed)
         fits = placed.accepted or not shared
         self._update_scale(window, prediction, placed.T_scene_window if fits else None)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
@@ -310,9 +304,9 @@ class Pipeline:
         self._next_window += 1
         while True:
             views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
-            joining = _joining(len(shared))
+            joining = _joining(shared)
             wanted = (*joining, *range(len(shared), len(views)))
-            window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
+            window = Window(window_id, views, len(new), wanted)
             try:
                 return window, shared, self.session.infer(window)
             except WindowTooLargeError as error:
@@ -331,6 +325,7 @@ class Pipeline:
         fit = self._joiner.join(shared, prediction, range(len(shared)))
         if fit is not None and fit.accepted:
             self._refused = 0
+            self._views.observe(shared, prediction, fit)
             return fit
         self.counters["windows_refused"] += 1
         self._refused += 1
@@ -360,26 +355,6 @@ class Pipeline:
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
-
-    def _given(self, views: tuple[View, ...]) -> Given:
-        """The robot's own poses for the network, if they are good; says so when that changes."""
-        if self.config.pose_prior.source == "none":
-            return Given(None, False)
-        given = choose(views)
-        if given.why != self.prior_fault:
-            self.prior_fault = given.why
-            if given.why:
-                without = "poses without scale" if given.T_prior_camera is not None else "no poses"
-                log.warning("pose_prior: %s; the network gets %s", given.why, without)
-            else:
-                log.info("pose_prior: the network gets poses")
-        return given
-
-    def _use_prior(self, window: Window, prediction: Prediction) -> Prediction:
-        """Learn the window's unit from the poses it was given, and put them in, if asked to."""
-        if window.T_prior_camera is not None:
-            self.counters["windows_with_prior"] += 1
-        return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
 
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known
@@ -423,16 +398,15 @@ class Pipeline:
         return frame if prepared.full is None else at_size_of(frame, prepared.full)
 
     def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
-        """Make it a keyframe if the camera moved, grow the map, keep it for the next windows.
+        """Make it a keyframe if it shows something new, grow the map, keep it for later windows.
 
         Of a window that did not fit nothing is kept: it would spoil what was right so far.
         """
         self._newest = frame.T_world_camera
         if not self._refused:
-            frame = dataclasses.replace(frame, keyframe=self._moved(frame))
-            self._shared.append(Anchor.of(view, frame))
-        if frame.keyframe:
-            self._keyframe = frame
+            anchor = Anchor.of(view, frame)
+            frame = dataclasses.replace(frame, keyframe=self._views.is_new(anchor))
+            self._views.add(anchor, frame.keyframe)
         of_scene = self.metres.of_scene(frame)
         if of_scene is not None:
             self.trajectory.add(of_scene)
@@ -440,17 +414,6 @@ class Pipeline:
                 self._grow_map(of_scene)
         self.counters["processed"] += 1
         return frame
-
-    def _moved(self, frame: TrackedFrame) -> bool:
-        """Whether rotation or parallax since the last keyframe makes this one a keyframe."""
-        if self._keyframe is None:
-            return True
-        delta = np.linalg.inv(self._keyframe.T_world_camera) @ frame.T_world_camera
-        angle = np.degrees(np.arccos(np.clip((np.trace(delta[:3, :3]) - 1) / 2, -1, 1)))
-        known = self._keyframe.depth_m[np.isfinite(self._keyframe.depth_m)]
-        parallax = np.linalg.norm(delta[:3, 3]) / np.median(known) if len(known) else np.inf
-        limits = self.config.keyframe
-        return bool(angle > limits.rotation_deg or parallax > limits.parallax)
 
     def _grow_map(self, frame: TrackedFrame) -> None:
         if not self.config.map.enabled:
@@ -463,9 +426,12 @@ class Pipeline:
         )
 
 
-def _joining(shared: int) -> list[int]:
-    """Whose depth places a window: first, newest, and what lies evenly between."""
-    return sorted({i * (shared - 1) // (MOST_DEPTHS - 1) for i in range(MOST_DEPTHS) if shared})
+def _joining(shared: list[Anchor]) -> list[int]:
+    """Whose depth places a window: keyframes and the newest view, then first and middle."""
+    last = len(shared) - 1
+    keyframes = [i for i, anchor in enumerate(shared) if anchor.keyframe]
+    order = [*keyframes[: MOST_DEPTHS - 1], last, 0, last // 2] if shared else []
+    return sorted(list(dict.fromkeys(order))[:MOST_DEPTHS])
 
 
 def _focal_ratio(window: Window, prediction: Prediction) -> float:

@@ -190,7 +190,7 @@ def test_a_long_stream_holds_a_bounded_number_of_frames(short):
         stamps[f.stamp_ns] = f
         session._frames = stamps
         list(pipeline.push(to_frame(camera, f)))
-    assert len(pipeline._shared) == 4
+    assert len(pipeline._views._newest) == 4
     assert len(pipeline._pending) == 0
 
 

@@ -33,6 +33,7 @@ FRAMES_APART = 0.35  # log ratio between a frame's scale and the window's that n
 SCALE_STEP = 3.0  # log ratio of the units of two windows that no network would make
 PATIENCE = 2.0  # standard deviations from where on a frame's say is limited (Huber)
 ITERATIONS = 6
+SETTLED = 1e-5  # a smaller step, relative or in radians, is the last one
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,7 @@ class Anchor:
     depth: Array  # [M] z-depth
     confidence: Array  # [M]
     observations: float = 1.0  # windows whose mean this is
+    keyframe: bool = False  # whether it is shared as one, not as one of the newest
 
     @staticmethod
     def of(view: View, frame: TrackedFrame) -> Anchor:
@@ -281,6 +283,8 @@ def _solve(
         log_scale += step[0]
         R = Rotation.from_rotvec(step[1:4]).as_matrix() @ R
         place = place + step[4:] * measured.unit
+        if np.abs(step).max() < SETTLED:
+            break
     squares, freedom = _disagreement(
         residual - jacobian @ step, jacobian, say, variance, covariance
     )
@@ -317,11 +321,8 @@ def _linearize(
     residual[:, 4:] = (measured.scene - place) / measured.unit - arm
     jacobian = np.tile(np.eye(7), (count, 1, 1))
     jacobian[:, 4:, 0] = arm
-    x, y, z, none = *arm.T, np.zeros(count)
-    # The cross product of a small rotation with the arm.
-    jacobian[:, 4:, 1:4] = np.array([[none, z, -y], [-z, none, x], [y, -x, none]]).transpose(
-        2, 0, 1
-    )
+    # The cross product of a small rotation with the arm, by the rotation.
+    jacobian[:, 4:, 1:4] = np.cross(np.eye(3), arm[:, None]).transpose(0, 2, 1)
     return residual, jacobian
 
 
@@ -356,6 +357,8 @@ def _agreement(
     for anchor, index in zip(anchors, indices, strict=True):
         ours = prediction.depth[index].reshape(-1)[anchor.pixels].astype(np.float64)
         good = np.isfinite(ours) & (ours > 0)
+        if not good.any():
+            continue
         rays = anchor.rays()[good]
         moved = fit.pose(prediction.T_window_camera[index])
         here = fit.scale * ours[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]

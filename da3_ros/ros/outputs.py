@@ -23,6 +23,7 @@ from da3_ros.types import Array, TrackedFrame
 
 MAX_PATH = 1000  # poses in ~/path
 MAX_DISPLAY = 500_000  # points in ~/map/points
+KEYFRAMES = 1000  # whose poses are kept for the messages of windows that share them
 Published = tuple[str, str, Any]  # topic, type, message
 Edge = tuple[str, str, Array]  # parent, child, T_parent_child
 
@@ -68,6 +69,7 @@ class Outputs:
         self._timings = timings
         self._tf = tf or self._stand_alone
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
+        self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
 
     def frame(
         self, frame: TrackedFrame, wanted: Callable[[str], bool] = lambda topic: True
@@ -76,9 +78,7 @@ class Outputs:
 
         After the last new frame of a window comes the window's own message.
         """
-        self._recent[frame.id] = frame
-        while len(self._recent) > self._window_size:
-            self._recent.popitem(last=False)
+        self._remember(frame)
         for topic, kind in FRAME_TOPICS.items():
             if topic == "/tf":
                 transforms = self._tf(frame)
@@ -87,12 +87,25 @@ class Outputs:
             elif wanted(topic):
                 yield topic, kind, self._build(topic, frame)
         if frame.id == frame.window.view_ids[-1] and wanted(WINDOW_TOPIC[0]):
-            frames = [self._recent[i] for i in frame.window.view_ids if i in self._recent]
+            known = {**self._keyframes, **self._recent}
+            frames = [known[i] for i in frame.window.view_ids if i in known]
             report = frame.window
             if not self._timings:
                 report = dataclasses.replace(report, inference_s=np.nan, total_s=np.nan)
             message = build.window(self.lib, report, frames, self.map_frame, self.T_map_world)
             yield (*WINDOW_TOPIC, message)
+
+    def _remember(self, frame: TrackedFrame) -> None:
+        """Keep what a window's message says of its frames; windows share keyframes for long."""
+        nothing = np.zeros((0, 0), np.float32)
+        finite = frame.confidence[np.isfinite(frame.confidence)]
+        middle = np.median(finite, keepdims=True) if finite.size else nothing
+        slim = dataclasses.replace(frame, image=nothing, depth_m=nothing, confidence=middle)
+        for held, most in ((self._recent, self._window_size), (self._keyframes, KEYFRAMES)):
+            if held is self._recent or frame.keyframe:
+                held[frame.id] = slim
+            while len(held) > most:
+                held.popitem(last=False)
 
     @property
     def fresh(self) -> bool:
@@ -102,6 +115,7 @@ class Outputs:
     def reset(self) -> None:
         """A new stream: forget its frames and where its map lay."""
         self._recent.clear()
+        self._keyframes.clear()
         self.T_map_world = T_MAP_WORLD
 
     def T_map_odom(self, frame: TrackedFrame) -> Array:

@@ -49,6 +49,8 @@ class TruthSession:
         self._frames = {frame.stamp_ns: frame for frame in frames}
         self._rng = np.random.default_rng(seed)
         self.noise = noise or Noise()
+        self.T_window_world = np.eye(4)  # of the newest window, and its units per metre
+        self.unit = 1.0
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
@@ -63,12 +65,16 @@ class TruthSession:
         disturb = np.eye(4)
         disturb[:3, :3] = Rotation.random(random_state=self._rng).as_matrix()
         disturb[:3, 3] = self._rng.normal(0, 5, 3)
+        self.T_window_world, self.unit = disturb, unit
         true = np.stack([frame.T_world_camera for frame in frames])
         depth = np.stack([frame.depth for frame in frames])
         poses = disturb @ self._moved(true, float(np.median(depth[np.isfinite(depth)])))
         poses[:, :3, 3] *= unit
         sky = np.isinf(depth)
         depth, confidence = self._doubtful(unit * depth)
+        if window.wanted is not None:
+            unwanted = np.setdiff1d(np.arange(len(frames)), window.wanted)
+            depth[unwanted], confidence[unwanted] = np.nan, np.nan
         return Prediction(
             depth=depth.astype(np.float32),
             confidence=confidence,

@@ -1,0 +1,183 @@
+"""Which views windows share: the newest ones, and keyframes of the places that are seen again.
+
+Every join adds its error to the last one's. A keyframe that stays in the windows as long as it is
+in view takes many joins out of the chain, as do all that are seen again on coming back. Motion
+decides what becomes a keyframe; a camera that stands still makes none. Memory is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.config import KeyframeConfig
+from da3_ros.geometry import invert_pose
+from da3_ros.mapping.alignment import Alignment, Anchor
+from da3_ros.types import Array, Image, Prediction
+
+MOST = 64  # keyframes held, each an image and some thousand numbers
+OVERLAP = 0.5  # share of what the camera sees that a keyframe must see too
+NEARBY_DEG, NEARBY = 45.0, 1.0  # rotation, and way over depth, beyond which views hardly compare
+SEEN = 64  # points that overlap is judged by
+MOST_OBSERVATIONS = 1000.0  # fewer would let the keyframes of a parked robot wander
+SAME = 0.1  # log ratio of two depths of one pixel beyond which they are of different things
+BLURRED = 0.5  # sharpness over the usual below which a keyframe waits for a better view
+PATIENT = 2.0  # by how much more motion it waits at most
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A keyframe, and how fine its picture is."""
+
+    anchor: Anchor
+    depth: float  # median
+
+
+class ViewMemory:
+    """Views that the next windows may share, of one segment."""
+
+    def __init__(self, limits: KeyframeConfig, newest: int, most: int = MOST) -> None:
+        self.limits, self.most = limits, most
+        self._newest: deque[Anchor] = deque(maxlen=newest)
+        self._keyframes: list[_Entry] = []
+        self._sharpness: deque[float] = deque(maxlen=15)
+
+    def __len__(self) -> int:
+        return len({a.view.id for a in self._newest} | {k.anchor.view.id for k in self._keyframes})
+
+    @property
+    def newest(self) -> Anchor | None:
+        """The view delivered last."""
+        return self._newest[-1] if self._newest else None
+
+    def choose(self, views: int, keyframes: int) -> list[Anchor]:
+        """At most ``views`` to share: up to ``keyframes`` that see the same, oldest first; then
+        the newest, oldest first. The newest one is always among them."""
+        keyframes = max(0, min(keyframes, views - 1))
+        newest = list(self._newest)
+        recent = {a.view.id for a in newest[-(views - keyframes) :]}
+        old = [k.anchor for k in self._nearby() if k.anchor.view.id not in recent][:keyframes]
+        taken = {a.view.id for a in old}
+        rest = [a for a in newest if a.view.id not in taken]
+        return [replace(a, keyframe=True) for a in old] + rest[-(views - len(old)) :]
+
+    def is_new(self, anchor: Anchor) -> bool:
+        """Whether a view shows the scene as no keyframe does, and sharply enough to be one."""
+        blurred = self._is_blurred(anchor.view.image)
+        if not self._keyframes:
+            return True
+        turn, parallax = self._apart(anchor.T_world_camera)
+        wait = PATIENT if blurred else 1.0
+        near = (turn <= wait * self.limits.rotation_deg) & (
+            parallax <= wait * self.limits.parallax
+        )
+        return not near.any()
+
+    def add(self, anchor: Anchor, keyframe: bool) -> None:
+        """Remember a delivered view among the newest, and for good if it is a keyframe."""
+        self._newest.append(anchor)
+        if not keyframe:
+            return
+        depth = float(np.median(anchor.depth)) if len(anchor.depth) else float("inf")
+        self._keyframes.append(_Entry(anchor, depth))
+        if len(self._keyframes) > self.most:
+            del self._keyframes[self._most_redundant()]
+
+    def observe(self, shared: list[Anchor], prediction: Prediction, placed: Alignment) -> None:
+        """Take what a window that fits says of the views it shared into their means."""
+        seen = {a.view.id: observed(a, prediction, i, placed) for i, a in enumerate(shared)}
+        self._newest = deque(
+            (seen.get(a.view.id, a) for a in self._newest), maxlen=self._newest.maxlen
+        )
+        self._keyframes = [
+            replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
+        ]
+
+    def _nearby(self) -> list[_Entry]:
+        """Keyframes that see much of what the newest view sees, oldest first."""
+        newest = self.newest
+        if newest is None or not self._keyframes or not len(newest.depth):
+            return []
+        turn, parallax = self._apart(newest.T_world_camera)
+        near = (turn < NEARBY_DEG) & (parallax < NEARBY) & (self._overlap(newest) >= OVERLAP)
+        return [k for k, good in zip(self._keyframes, near, strict=True) if good]
+
+    def _apart(self, T_world_camera: Array) -> tuple[Array, Array]:
+        """Of each keyframe [N]: rotation (degrees) to a pose, and way over its own depth."""
+        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+        depth = np.array([k.depth for k in self._keyframes])
+        return _turn_deg(T, T_world_camera), _way(T, T_world_camera) / depth
+
+    def _overlap(self, newest: Anchor) -> Array:
+        """Share [N] of the points that ``newest`` sees which lie in each keyframe's picture."""
+        step = max(1, len(newest.depth) // SEEN)
+        T = newest.T_world_camera
+        points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
+        back = np.array([invert_pose(k.anchor.T_world_camera) for k in self._keyframes])
+        inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
+        K = np.array([k.anchor.K for k in self._keyframes])
+        pixel = np.einsum("nij,nmj->nmi", K, inside)
+        height, width = newest.view.image.shape[:2]
+        ahead = np.maximum(pixel[..., 2:], 1e-9)
+        u, v = np.moveaxis(pixel[..., :2] / ahead, -1, 0)
+        good = (pixel[..., 2] > 1e-9) & (u > 0) & (u < width) & (v > 0) & (v < height)
+        return np.asarray(good.mean(axis=1))
+
+    def _is_blurred(self, image: Image) -> bool:
+        """Whether a picture is much softer than those before; notes how sharp it is."""
+        usual = float(np.median(self._sharpness)) if self._sharpness else 0.0
+        here = sharpness(image)
+        self._sharpness.append(here)
+        return here < BLURRED * usual
+
+    def _most_redundant(self) -> int:
+        """Index of the later one of the two keyframes that are most alike."""
+        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+        depth = np.array([k.depth for k in self._keyframes])
+        turn = np.stack([_turn_deg(T, one) for one in T]) / max(self.limits.rotation_deg, 1e-9)
+        way = np.stack([_way(T, one) for one in T]) / depth / max(self.limits.parallax, 1e-9)
+        apart = np.where(np.tri(len(T), k=-1, dtype=bool), turn + way, np.inf)
+        return int(np.unravel_index(np.argmin(apart), apart.shape)[0])
+
+
+def _turn_deg(T: Array, one: Array) -> Array:
+    """Angles [N], degrees, between the rotations of poses [N, 4, 4] and one."""
+    trace = np.einsum("nij,ij->n", T[:, :3, :3], one[:3, :3])
+    return np.degrees(np.arccos(np.clip((trace - 1) / 2, -1, 1)))
+
+
+def _way(T: Array, one: Array) -> Array:
+    """Distances [N] between the centres of poses [N, 4, 4] and one."""
+    return np.asarray(np.linalg.norm(T[:, :3, 3] - one[:3, 3], axis=1))
+
+
+def sharpness(image: Image) -> float:
+    """How fine the detail of a picture is: variance of its Laplacian over that of its grey."""
+    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    small = cv2.resize(grey, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
+    return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
+
+
+def observed(anchor: Anchor, prediction: Prediction, index: int, placed: Alignment) -> Anchor:
+    """The anchor with one more window's word on its pose, and on its depth where there is one."""
+    count = min(anchor.observations, MOST_OBSERVATIONS)
+    say = 1 / (count + 1)
+    there = placed.T_scene_window.pose(prediction.T_window_camera[index])
+    T = anchor.T_world_camera.copy()
+    turn = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
+    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(say * turn).as_matrix()
+    T[:3, 3] += say * (there[:3, 3] - T[:3, 3])
+    depth = _mean_depth(anchor, prediction.depth[index], placed.T_scene_window.scale, say)
+    return replace(anchor, T_world_camera=T, depth=depth, observations=count + 1, keyframe=False)
+
+
+def _mean_depth(anchor: Anchor, depth: Array, scale: float, say: float) -> Array:
+    """Depth [M] moved towards a new one by ``say``, where both are of the same surface."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.log(scale * depth.reshape(-1)[anchor.pixels] / anchor.depth)
+        same = np.abs(ratio) < SAME
+    return np.asarray(anchor.depth * np.exp(np.where(same, say * ratio, 0.0)))
