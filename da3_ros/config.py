@@ -104,6 +104,25 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True)
+class PosePriorConfig:
+    """What the robot knows of its own motion, given to the network."""
+
+    source: str = option(
+        "none",
+        "camera poses for the network: from topic `odometry`, or tf's odom_frame to the camera",
+        choices=("none", "odometry", "tf"),
+    )
+    max_age_s: float = option(
+        0.2, "oldest pose, and longest gap between two, that a frame is given", low=0.0
+    )
+    output: str = option(
+        "refined",
+        "poses that go out: refined by the network, or the prior's own",
+        choices=("refined", "prior"),
+    )
+
+
+@dataclass(frozen=True)
 class DepthConfig:
     """The size of published depth, what becomes of sky and doubt, and the colours."""
 
@@ -141,6 +160,7 @@ class PipelineConfig:
     window: WindowConfig = group(WindowConfig, "window.")
     keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")
     scale: ScaleConfig = group(ScaleConfig, "scale.")
+    pose_prior: PosePriorConfig = group(PosePriorConfig, "pose_prior.")
     depth: DepthConfig = group(DepthConfig, "depth.")
     map: MapConfig = group(MapConfig, "map.")
     max_late_s: float = option(
@@ -158,6 +178,13 @@ class PipelineConfig:
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(f"depth.color_range_m is {[low, high]}: give [near, far], 0 <= near")
+
+
+def prior_source(config: PipelineConfig) -> str:
+    """Where the robot's own poses come from, for the network or for the scale: or none."""
+    if config.pose_prior.source == "none" and config.scale.source == "odometry":
+        return "odometry"
+    return config.pose_prior.source
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from da3_ros.mapping.keyframes import ViewMemory
 from da3_ros.mapping.scale import SceneScale, scaled_pose
 from da3_ros.mapping.trajectory import Pose, Trajectory
 from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
     Array,
@@ -102,6 +103,8 @@ class Pipeline:
         self.config = config
         self.ruler = ruler
         self.metres = SceneScale(config.scale)
+        self.prior = PriorFollower(config.pose_prior.output)
+        self.prior_fault = ""  # why the newest window got no poses, or no scale from them
         self.session = InferenceSession(config.inference) if session is None else session
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
@@ -215,6 +218,7 @@ class Pipeline:
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
         self.metres.restart(T_world_camera)
+        self.prior.restart()
         self._segment += 1
         self._views = ViewMemory(self.config.keyframe, self.config.window.size - 1)
         self._joiner = Joiner()
@@ -271,6 +275,8 @@ class Pipeline:
         new, self._pending = self._pending, []
         room = max(1, self._window - len(new))
         shared = self._views.choose(room, self.config.window.keyframes)
+        if self.config.pose_prior.source != "none":
+            shared = with_poses(shared, lambda a: a.view, [p.view for p in new])
         done = self._infer(shared, new)
         if done is None:
             return
@@ -282,7 +288,9 @@ class Pipeline:
             return
         if self.ruler is not None and self.metres.wants_measure(window.id):
             prediction = self.ruler.measure(window, prediction)
+        prediction = self._use_prior(window, prediction)
         placed = self._place(shared, prediction)
+        prediction, placed = self.prior.place(window, prediction, placed)
         fits = placed.accepted or not shared
         self._update_scale(window, prediction, placed.T_scene_window if fits else None)
         report = self._report(window, prediction, placed, time.perf_counter() - start)
@@ -306,7 +314,7 @@ class Pipeline:
             views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
             joining = _joining(shared)
             wanted = (*joining, *range(len(shared), len(views)))
-            window = Window(window_id, views, len(new), wanted)
+            window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
             try:
                 return window, shared, self.session.infer(window)
             except WindowTooLargeError as error:
@@ -355,6 +363,26 @@ class Pipeline:
             inference_s=prediction.inference_s,
             total_s=total_s,
         )
+
+    def _given(self, views: tuple[View, ...]) -> Given:
+        """The robot's own poses for the network, if they are good; says so when that changes."""
+        if self.config.pose_prior.source == "none":
+            return Given(None, False)
+        given = choose(views)
+        if given.why != self.prior_fault:
+            self.prior_fault = given.why
+            if given.why:
+                without = "poses without scale" if given.T_prior_camera is not None else "no poses"
+                log.warning("pose_prior: %s; the network gets %s", given.why, without)
+            else:
+                log.info("pose_prior: the network gets poses")
+        return given
+
+    def _use_prior(self, window: Window, prediction: Prediction) -> Prediction:
+        """Learn the window's unit from the poses it was given, and put them in, if asked to."""
+        if window.T_prior_camera is not None:
+            self.counters["windows_with_prior"] += 1
+        return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
 
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known
