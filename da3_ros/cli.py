@@ -96,6 +96,7 @@ def _add_replay(commands: Any) -> None:
         help="one parameter; wins over --config",
     )  # fmt: skip
     replay.add_argument("--camera", help="image topic, where the recording has several")
+    replay.add_argument("--odometry", help="topic of the robot's own poses, if there are several")
     replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
@@ -218,6 +219,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         every=options.every,
         rate_hz=options.rate,
         pictures=options.pictures,
+        odometry=options.odometry,
         plan=options.plan,
     )
     try:

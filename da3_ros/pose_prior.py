@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -98,18 +99,21 @@ class PosePrior:
         self.transforms = transforms
         self.base_frame = ""
         self._history = PoseHistory(keep_s)
+        self._lock = threading.Lock()  # callbacks add while a worker asks
 
     def add_odometry(self, base_frame: str, T_odom_base: Array, stamp_ns: int) -> None:
         """One message. Raises PriorError for what is no pose."""
-        self.base_frame = base_frame
-        self._history.add(stamp_ns, T_odom_base)
+        with self._lock:
+            self.base_frame = base_frame
+            self._history.add(stamp_ns, T_odom_base)
 
     def camera(self, frame_id: str, stamp_ns: int) -> Array:
         """``T_prior_camera`` [4, 4] of an optical frame at a stamp. Raises PriorError."""
         try:
             if self.source == "tf":
                 return self._by_tf(frame_id, stamp_ns)
-            T_odom_base = self._history.at(stamp_ns, self.max_age_ns)
+            with self._lock:
+                T_odom_base = self._history.at(stamp_ns, self.max_age_ns)
             mount = self.transforms.lookup(self.base_frame, frame_id, stamp_ns)
         except TransformError as error:
             raise PriorError(str(error)) from error

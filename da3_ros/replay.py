@@ -35,11 +35,13 @@ from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.mapping.trajectory import Pose, tum_line
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pipeline import Network, Pipeline
+from da3_ros.pose_prior import PosePrior, PriorError
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.writer import BagWriter
 from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.ros.outputs import Outputs, Published
-from da3_ros.types import Scale, TrackedFrame
+from da3_ros.ros.prior_input import prior_of_recording
+from da3_ros.types import Frame, Scale, TrackedFrame
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class ReplayOptions:
     every: int = 1
     rate_hz: float = 10.0
     pictures: bool = False
+    odometry: str | None = None  # topic of the robot's own poses; None: the only one there is
     plan: Path | None = None  # a report.json or a plan of its own, to run exactly so again
 
 
@@ -107,8 +110,9 @@ def replay(
                 _use_plan(session, options.plan)
             pipeline = Pipeline(config, session)
             writer = _Results(folder, options.pictures, config)
+            prior = prior_of_recording(recording, settings, options.odometry)
             with writer:
-                _process(recording, pipeline, writer)
+                _process(recording, prior, pipeline, writer)
                 writer.finish(pipeline)
             summary = _report(options, settings, pipeline, recording, folder)
             summary.measured = _measure(summary, pipeline, writer, start)
@@ -150,19 +154,35 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
     )
 
 
-def _process(recording: Recording, pipeline: Pipeline, writer: _Results) -> None:
+def _process(
+    recording: Recording, prior: PosePrior | None, pipeline: Pipeline, writer: _Results
+) -> None:
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
     with logging_redirect_tqdm(), progress:
         for frame in recording:
-            for result in pipeline.push(frame):
+            for result in pipeline.push(_with_prior(frame, prior, pipeline)):
                 writer.add(result)
             progress.update()
         for result in pipeline.flush():
             writer.add(result)
     if not pipeline.counters["processed"]:
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
+
+
+def _with_prior(frame: Frame, prior: PosePrior | None, pipeline: Pipeline) -> Frame:
+    """The frame with the robot's own pose, where that is wanted and known."""
+    if prior is None:
+        return frame
+    try:
+        T = prior.camera(frame.frame_id, frame.stamp_ns)
+    except PriorError as error:
+        if not pipeline.counters["frames_without_prior"]:
+            log.warning("frame %d has no pose from %s: %s", frame.stamp_ns, prior.source, error)
+        pipeline.counters["frames_without_prior"] += 1
+        return frame
+    return dataclasses.replace(frame, T_prior_camera=T)
 
 
 class _Results(contextlib.AbstractContextManager["_Results"]):

@@ -117,6 +117,10 @@ class BagRecording(Recording):
             raise RecordingError(f"{self.path.name} has no topic {topic}: it has {names}")
         return ((log_ns, message) for _, log_ns, message in self._read((topic,)))
 
+    def topics_of(self, kind: str) -> list[str]:
+        """Names of the topics that have messages of a type."""
+        return sorted({t.name for t in self._bag.topics if t.type == kind and t.count})
+
     def close(self) -> None:
         """Release files."""
         self._bag.close()

@@ -122,6 +122,10 @@ class Recording(abc.ABC):
         """
         raise RecordingError(f"{self.path.name} has no topics, so no {topic}: it is no bag")
 
+    def topics_of(self, kind: str) -> list[str]:
+        """Names of the topics that have messages of a type; of what is no bag, none."""
+        return []
+
     def close(self) -> None:  # noqa: B027 - not every kind holds files open
         """Release files."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from nav_msgs.msg import Odometry
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
@@ -34,10 +35,12 @@ from da3_ros.inference import DeviceError
 from da3_ros.mapping.export import ExportError, Selection
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
+from da3_ros.pose_prior import PriorError
 from da3_ros.ros import parameters, report
 from da3_ros.ros.camera_input import GRAPH_PERIOD_S, CameraInput
 from da3_ros.ros.export_path import PathError, resolve_inside
 from da3_ros.ros.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC, Published
+from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.stream import Pending, Stream
 from da3_ros.ros.tf_input import TfInput
@@ -86,6 +89,7 @@ class Da3Node(LifecycleNode):
         self.worker: Worker | None = None
         self.input: CameraInput | None = None
         self.tf_input: TfInput | None = None
+        self._odometry: Any = None
         self.transforms = TransformTree()
         self.enabled = True
         self.last_error = ""
@@ -121,6 +125,10 @@ class Da3Node(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe."""
         assert self.stream is not None
+        if self.stream.prior is not None and self.stream.prior.source == "odometry":
+            self._odometry = self.create_subscription(
+                Odometry, "odometry", self._on_odometry, QoSProfile(depth=50)
+            )
         self.input = CameraInput(self, self.stream.config.input, self._on_frame, self._on_bad)
         self.get_logger().info(f"waiting for {self.input.image_topic}")
         return super().on_activate(state)
@@ -189,6 +197,14 @@ class Da3Node(LifecycleNode):
             return
         self.stream.put(pending)
         self.worker.notify()
+
+    def _on_odometry(self, message: Odometry) -> None:
+        if self.stream is None or self.stream.prior is None:
+            return
+        try:
+            add_odometry(self.stream.prior, message)
+        except PriorError as error:
+            self.warn(f"odometry: {error}", every_s=5.0)
 
     def _on_bad(self, text: str) -> None:
         if self.stream is not None:
@@ -356,6 +372,9 @@ class Da3Node(LifecycleNode):
         if self.input is not None:
             self.input.close()
             self.input = None
+        if self._odometry is not None:
+            self.destroy_subscription(self._odometry)
+            self._odometry = None
 
     def _release(self) -> bool:
         """Stop the worker, drop publishers and the network; False if it is still in a window."""

@@ -18,13 +18,15 @@ from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.inference import BudgetError
 from da3_ros.mapping.export import Selection, export_scene
 from da3_ros.pipeline import Network, Pipeline
+from da3_ros.pose_prior import PriorError
 from da3_ros.ros import tf_policy
 from da3_ros.ros.decode import ImageError, decode
 from da3_ros.ros.inbox import FrameInbox
 from da3_ros.ros.messages import MessageLibrary
 from da3_ros.ros.outputs import Outputs, Published
+from da3_ros.ros.prior_input import open_prior
 from da3_ros.transforms import TransformError, TransformTree
-from da3_ros.types import Calibration, Frame, TrackedFrame, WindowReport
+from da3_ros.types import Array, Calibration, Frame, TrackedFrame, WindowReport
 
 PATH_PERIOD_S = 1.0
 MAP_PERIOD_S = 1.0
@@ -66,6 +68,7 @@ class Stream:
     ) -> None:
         self.config, self.host, self.transforms = config, host, transforms
         self.pipeline = Pipeline(config.pipeline, session)
+        self.prior = open_prior(config, transforms)
         window = config.pipeline.window
         self.inbox: FrameInbox[Pending] = FrameInbox(window.new, config.input.max_frame_age_s)
         self.outputs = Outputs(
@@ -163,7 +166,18 @@ class Stream:
             frame_id=pending.frame_id,
             calibration=pending.calibration,
             rectified=pending.rectified,
+            T_prior_camera=self._prior_of(pending),
         )
+
+    def _prior_of(self, pending: Pending) -> Array | None:
+        """Where the robot says that the camera was; None, with a warning, if it does not know."""
+        if self.prior is None:
+            return None
+        try:
+            return self.prior.camera(pending.frame_id, pending.stamp_ns)
+        except PriorError as error:
+            self.host.warn(f"no pose from {self.prior.source}: {error}", every_s=5.0)
+            return None
 
     def _deliver(self, frame: TrackedFrame) -> None:
         if self.outputs.fresh:
@@ -207,7 +221,11 @@ class Stream:
         """What goes to /tf for one frame, by the policy and what others publish right now."""
         frames = self._frames(frame.frame_id)
         plan = tf_policy.plan(
-            self.config.tf.publish, frames, self.transforms, metric=frame.scale.metric
+            self.config.tf.publish,
+            frames,
+            self.transforms,
+            metric=frame.scale.metric,
+            prior=self.prior is not None,
         )
         if plan != self._tf_plan and plan.warning:
             self.host.warn(plan.warning)

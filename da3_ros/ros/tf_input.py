@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from tf2_msgs.msg import TFMessage
 
-from da3_ros.geometry import matrix_from_quaternion
 from da3_ros.ros.decode import stamp_ns
+from da3_ros.ros.prior_input import rigid
 from da3_ros.transforms import TransformError, TransformTree
-from da3_ros.types import Array
 
 
 class TfInput:
@@ -49,17 +47,9 @@ class TfInput:
                 continue
             try:
                 stamp = stamp_ns(item.header.stamp)
-                self.tree.add(parent, child, _matrix(item.transform), stamp, static=static)
+                T = rigid(item.transform.translation, item.transform.rotation)
+                self.tree.add(parent, child, T, stamp, static=static)
             except (TransformError, ValueError) as error:
                 self.node.get_logger().warning(
                     f"/tf: transform ignored: {error}", throttle_duration_sec=5.0
                 )
-
-
-def _matrix(transform: object) -> Array:
-    """[4, 4] of geometry_msgs/Transform. Raises ValueError for a zero quaternion."""
-    t, q = transform.translation, transform.rotation  # type: ignore[attr-defined]
-    T = np.eye(4)
-    T[:3, :3] = matrix_from_quaternion(np.array([q.x, q.y, q.z, q.w]))
-    T[:3, 3] = t.x, t.y, t.z
-    return T

@@ -9,6 +9,8 @@ from da3_ros.ros.outputs import Edge
 from da3_ros.transforms import TransformTree
 from da3_ros.types import Array
 
+OWNED = "the motion in odom belongs to the pose prior"
+
 
 @dataclass(frozen=True)
 class Frames:
@@ -28,8 +30,12 @@ class TfPlan:
     warning: str = ""
 
 
-def plan(requested: str, frames: Frames, others: TransformTree, *, metric: bool) -> TfPlan:
+def plan(
+    requested: str, frames: Frames, others: TransformTree, *, metric: bool, prior: bool = False
+) -> TfPlan:
     """Decide by the parameter ``tf.publish`` and by what others publish.
+
+    ``prior``: somebody else's odometry is in use; who knows the motion publishes it, not we.
 
     ``others`` holds everybody's transforms but ours. With an unknown scale nothing is attached to
     a robot's tree: its lengths are no metres.
@@ -37,8 +43,8 @@ def plan(requested: str, frames: Frames, others: TransformTree, *, metric: bool)
     if requested == "none":
         return TfPlan("none")
     reasons = {
-        "base": _why_not_base(frames, others, metric),
-        "camera": _why_not_camera(frames, others),
+        "base": OWNED if prior else _why_not_base(frames, others, metric),
+        "camera": OWNED if prior else _why_not_camera(frames, others),
         "map_only": _why_not_map(frames, others, metric),
     }
     if requested != "auto":

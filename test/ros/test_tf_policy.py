@@ -48,6 +48,17 @@ def test_alone_the_camera_hangs_under_odom():
     np.testing.assert_array_equal(out["odom", "camera_optical"], T_MAP_OPTICAL)
 
 
+@pytest.mark.parametrize("frames", [ALONE, ROBOT])
+def test_the_motion_that_a_pose_prior_gives_is_its_owners_to_publish(frames):
+    """Even where the owner publishes a topic and no transform."""
+    decision = plan("auto", frames, tree(MOUNT), metric=True, prior=True)
+    assert decision.mode == "none"
+    assert "pose prior" in decision.warning
+    assert plan("camera", frames, tree(MOUNT), metric=True, prior=True).mode == "none"
+    decision = plan("auto", ROBOT, tree(MOUNT, LOCALISER), metric=True, prior=True)
+    assert decision.mode == "map_only"
+
+
 @pytest.mark.parametrize("mode", ["camera", "base"])
 def test_corrections_of_the_map_go_between_map_and_odom(mode):
     others, T_map_odom = tree(MOUNT), pose(0.5, -0.2)

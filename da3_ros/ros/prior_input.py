@@ -1,0 +1,92 @@
+"""The robot's own poses out of messages: live ones, and those of a recording. No middleware."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from da3_ros.config import NodeConfig, prior_source
+from da3_ros.geometry import matrix_from_quaternion
+from da3_ros.pose_prior import PosePrior, PriorError
+from da3_ros.recordings import Recording, RecordingError
+from da3_ros.ros.decode import stamp_ns
+from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.types import Array
+
+log = logging.getLogger(__name__)
+
+ODOMETRY = "nav_msgs/msg/Odometry"
+ALWAYS_S = 1e9
+
+
+def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) -> PosePrior | None:
+    """What the parameters ask for; None if the robot's own poses are not wanted."""
+    source = prior_source(config.pipeline)
+    if source == "none":
+        return None
+    max_age_s = config.pipeline.pose_prior.max_age_s
+    return PosePrior(source, max_age_s, transforms, config.odom_frame, **options)
+
+
+def add_odometry(prior: PosePrior, message: Any) -> None:
+    """One nav_msgs/Odometry. Raises PriorError for what is no pose."""
+    try:
+        T = rigid(message.pose.pose.position, message.pose.pose.orientation)
+    except ValueError as error:
+        raise PriorError(str(error)) from error
+    prior.add_odometry(message.child_frame_id, T, stamp_ns(message.header.stamp))
+
+
+def add_transforms(
+    tree: TransformTree, message: Any, *, static: bool, bad: Callable[[str], None]
+) -> None:
+    """All of one tf2_msgs/TFMessage; what cannot be used is told to ``bad``."""
+    for item in message.transforms:
+        try:
+            T = rigid(item.transform.translation, item.transform.rotation)
+            parent, child = item.header.frame_id, item.child_frame_id
+            tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static)
+        except (TransformError, ValueError) as error:
+            bad(str(error))
+
+
+def rigid(translation: Any, rotation: Any) -> Array:
+    """[4, 4] of a vector and a quaternion message. Raises ValueError for a zero quaternion."""
+    T = np.eye(4)
+    T[:3, :3] = matrix_from_quaternion(np.array([rotation.x, rotation.y, rotation.z, rotation.w]))
+    T[:3, 3] = translation.x, translation.y, translation.z
+    return T
+
+
+def prior_of_recording(
+    recording: Recording, config: NodeConfig, topic: str | None = None
+) -> PosePrior | None:
+    """The robot's own poses of a whole recording. Raises RecordingError where they are missing."""
+    tree = TransformTree(keep_s=ALWAYS_S)
+    prior = open_prior(config, tree, keep_s=float("inf"))
+    if prior is None:
+        return None
+    for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
+        for _, message in recording.messages(name):
+            static = name.endswith("tf_static")
+            add_transforms(tree, message, static=static, bad=lambda t: log.warning("/tf: %s", t))
+    if prior.source == "odometry":
+        name = topic or _only_odometry(recording)
+        for _, message in recording.messages(name):
+            try:
+                add_odometry(prior, message)
+            except PriorError as error:
+                log.warning("%s: %s", name, error)
+        log.info("the robot's own poses come from %s", name)
+    return prior
+
+
+def _only_odometry(recording: Recording) -> str:
+    names = recording.topics_of(ODOMETRY)
+    if len(names) == 1:
+        return names[0]
+    what = f"has several: choose with --odometry {' | '.join(names)}" if names else "has none"
+    raise RecordingError(f"odometry is wanted, but {recording.path.name} {what}")
