@@ -1,0 +1,40 @@
+"""The live node with a robot's odometry, over DDS."""
+
+from ros import ros_testing as rt
+from ros.test_node import FRAME, LIB
+from ros.test_tf_live import Robot, run
+
+from da3_ros.ros import messages as build
+
+PRIOR = {"pose_prior.source": "odometry", "scale.source": "odometry"}
+
+
+def odometer(robot, topic="/odometry"):
+    kind = LIB.type("nav_msgs/msg/Odometry")
+    publisher = robot.node.create_publisher(kind, topic, 50)
+    rt.spin_until(robot.node, lambda: rt.matched(publisher), 20)
+
+    def say(frame):
+        T = frame.T_world_camera
+        publisher.publish(build.odometry(LIB, frame.stamp_ns, "odom", FRAME, T))
+        rt.spin_until(robot.node, lambda: False, 0.3)  # before its image
+
+    return say
+
+
+def test_odometry_reaches_the_network_and_its_motion_stays_its_owners():
+    with Robot(**PRIOR) as robot:
+        robot.ready()
+        run(robot, n=4, before=odometer(robot))
+        output = robot.process.output()
+        assert "the network gets poses" in output
+        assert "no pose from" not in output
+        assert not robot.edges()
+
+
+def test_without_odometry_the_network_goes_on_alone_and_says_so():
+    with Robot(**PRIOR) as robot:
+        run(robot, n=2)
+        output = robot.process.output()
+        assert "no pose from odometry: no odometry yet" in output
+        assert "the network gets no poses" in output
