@@ -98,6 +98,9 @@ class ScaleConfig:
     )
     factor: float = option(1.0, "metres per unit of the first window (source `fixed`)", low=1e-6)
     metric_every: int = option(10, "windows between two looks of the metric model", low=1)
+    metric_checkpoint: str = option(
+        "", "of da3metric-large: folder, hub name, `random`, or empty: the local hub cache"
+    )
     max_step: float = option(
         0.02, "largest relative change of a known scale from window to window", low=1e-6, high=1.0
     )

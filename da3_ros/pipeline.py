@@ -23,7 +23,12 @@ from da3_ros.config import PipelineConfig
 from da3_ros.depth_filter import filter_depth, sky_mask
 from da3_ros.enlarge import at_size_of
 from da3_ros.geometry import T_MAP_WORLD, backproject
-from da3_ros.inference import InferenceSession, WindowTooLargeError, resize_for_network
+from da3_ros.inference import (
+    WindowTooLargeError,
+    budget_beside,
+    open_networks,
+    resize_for_network,
+)
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.export import Scene, export_scene
 from da3_ros.mapping.keyframes import ViewMemory
@@ -101,11 +106,10 @@ class Pipeline:
         ruler: Ruler | None = None,
     ) -> None:
         self.config = config
-        self.ruler = ruler
         self.metres = SceneScale(config.scale)
         self.prior = PriorFollower(config.pose_prior.output)
         self.prior_fault = ""  # why the newest window got no poses, or no scale from them
-        self.session = InferenceSession(config.inference) if session is None else session
+        self.session, self.ruler = open_networks(config) if session is None else (session, ruler)
         self.counters: Counter[str] = Counter()
         self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
         self.trajectory = Trajectory()
@@ -161,7 +165,7 @@ class Pipeline:
         """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
         set_budget = getattr(self.session, "set_budget", None)
         if set_budget is not None:
-            set_budget(memory_budget_gb)
+            set_budget(budget_beside(self.ruler, memory_budget_gb))
         self._refit()
 
     def reset(self) -> None:

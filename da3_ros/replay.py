@@ -29,7 +29,14 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
 from da3_ros.geometry import T_MAP_WORLD
-from da3_ros.inference import BudgetError, DeviceError, InferenceSession, Plan
+from da3_ros.inference import (
+    BudgetError,
+    DeviceError,
+    InferenceSession,
+    MetricRuler,
+    Plan,
+    open_networks,
+)
 from da3_ros.mapping.export import ExportError
 from da3_ros.mapping.picture import render_scene, write_png
 from da3_ros.mapping.trajectory import Pose, tum_line
@@ -105,10 +112,12 @@ def replay(
     config = settings.pipeline
     try:
         with _open(options, settings) as recording, _staging(options.output) as folder:
-            session = session or InferenceSession(config.inference)
+            ruler: MetricRuler | None = None
+            if session is None:
+                session, ruler = open_networks(config)
             if options.plan is not None:
                 _use_plan(session, options.plan)
-            pipeline = Pipeline(config, session)
+            pipeline = Pipeline(config, session, ruler)
             writer = _Results(folder, options.pictures, config)
             prior = prior_of_recording(recording, settings, options.odometry)
             with writer:

@@ -4,6 +4,7 @@ from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
+from da3_ros.inference.ruler import MetricRuler, budget_beside, open_networks
 from da3_ros.inference.session import InferenceSession, WindowTooLargeError
 
 __all__ = [
@@ -11,9 +12,12 @@ __all__ = [
     "DeviceError",
     "InferenceConfig",
     "InferenceSession",
+    "MetricRuler",
     "Plan",
     "WindowTooLargeError",
+    "budget_beside",
     "fit_size",
     "open_device",
+    "open_networks",
     "resize_for_network",
 ]

@@ -31,7 +31,7 @@ from std_srvs.srv import SetBool, Trigger
 from tf2_msgs.msg import TFMessage
 
 from da3_ros.config import ConfigError
-from da3_ros.inference import DeviceError
+from da3_ros.inference import BudgetError, DeviceError
 from da3_ros.mapping.export import ExportError, Selection
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
@@ -111,7 +111,7 @@ class Da3Node(LifecycleNode):
             config = parameters.read(self)
             self.transforms = TransformTree()
             self.stream = Stream(config, self.library, self, self.transforms)
-        except (ConfigError, CheckpointError, DeviceError) as error:
+        except (ConfigError, CheckpointError, DeviceError, BudgetError) as error:
             return self._failed(str(error))
         self.last_error = ""
         self.worker = Worker(self.stream.step, self._on_worker_error)
