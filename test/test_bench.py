@@ -48,3 +48,32 @@ def test_sessions(what, arguments, tmp_path):
     if what == "budgets":
         assert "raise memory_budget_gb" in rows.pop(0)["refused"]
     assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)
+
+
+def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
+    rows, _ = run(
+        "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
+        "--cases", "all", "outliers 40 %", tmp_path=tmp_path,
+    )  # fmt: skip
+    for case in ("all", "outliers 40 %"):
+        place = {row["method"]: row["place_m"] for row in rows if row["noise"] == case}
+        turn = {row["method"]: row["turn_deg"] for row in rows if row["noise"] == case}
+        assert place["ours"] < 1.5 * place["oracle"]
+        assert turn["ours"] < 1.5 * turn["oracle"]
+        for other in ("least squares", "chain", "centres"):
+            assert place["ours"] < place[other]
+            assert turn["ours"] < turn[other]
+
+
+def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
+    rows, _ = run(
+        "bench_alignment.py", "keyframes", "--frames", "150", "--walks", "spot", tmp_path=tmp_path
+    )
+    by_count = {row["keyframes"]: row for row in rows}
+    assert by_count[2]["place_m"] < by_count[0]["place_m"]
+    assert by_count[2]["turn_deg"] < 0.7 * by_count[0]["turn_deg"]
+
+
+def test_cost_of_a_join(tmp_path):
+    rows, _ = run("bench_alignment.py", "cost", "--frames", "14", tmp_path=tmp_path)
+    assert all(row["median_ms"] > 0 for row in rows)

@@ -1,0 +1,402 @@
+"""Accuracy on recordings with truth: trajectory (evo), depth and cloud, as a table and JSON.
+
+    python bench/accuracy.py DIR [DIR ...] -p model:=da3-base --out accuracy.json
+
+DIR is a sequence in the format of TUM RGB-D (rgb.txt, groundtruth.txt, depth.txt), of 7-Scenes
+(frame-000000.color.png, .pose.txt, .depth.png) or of EuRoC (mav0/cam0). The frames go through the
+pipeline that the live node and replay run. K is read from a camera_info.yaml in DIR where there is
+one, else from the format; ``--every 5`` takes every fifth frame.
+
+ATE is printed after Sim(3), after SE(3), and with the fitted scale: a Sim(3) fit hides a wrong
+scale. A cloud and depth are compared after the trajectory's Sim(3) and one median scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import yaml
+from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation, Slerp
+
+from da3_ros.cli import load_config
+from da3_ros.config import PipelineConfig
+from da3_ros.geometry import backproject, matrix_from_quaternion
+from da3_ros.mapping.alignment import Similarity
+from da3_ros.measure import FramePair, depth_errors, fit_poses, resize_nearest
+from da3_ros.pipeline import Pipeline
+from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
+from da3_ros.types import Array, Calibration, Frame
+
+MAX_GAP_S = 0.05  # between two true poses, or an image and its depth, that belong together
+CLOUD_VOXEL_M = 0.02
+TUM_K = {
+    "freiburg1": (517.3, 516.5, 318.6, 255.3),
+    "freiburg2": (520.9, 521.0, 325.1, 249.7),
+    "freiburg3": (535.4, 539.2, 320.1, 247.6),
+}
+SEVEN_SCENES_K = (525.0, 525.0, 320.0, 240.0)
+
+
+class FormatError(ValueError):
+    """A folder that is none of the formats, or misses something."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image with what is known of it."""
+
+    stamp_ns: int
+    image: Path
+    depth: Path | None
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """A recording with truth."""
+
+    name: str
+    items: list[Item]
+    calibration: Calibration
+    stamps_ns: Array  # [M] of the true poses, ascending
+    poses: Array  # [M, 4, 4] T_world_camera, metres
+    depth_unit: float = 1.0  # metres per step of a depth image
+    no_depth: tuple[int, ...] = (0, 65535)
+
+    def depth(self, item: Item) -> Array | None:
+        """[H, W] metres, NaN unknown; None where the format has none."""
+        if item.depth is None:
+            return None
+        raw = cv2.imread(str(item.depth), cv2.IMREAD_UNCHANGED)
+        known = ~np.isin(raw, self.no_depth)
+        return np.where(known, raw * self.depth_unit, np.nan).astype(np.float32)
+
+    def pose(self, stamp_ns: int) -> Array | None:
+        """T_world_camera [4, 4] between the two nearest true poses; None where there is none."""
+        after = int(np.searchsorted(self.stamps_ns, stamp_ns))
+        before = after - 1
+        if after < len(self.stamps_ns) and self.stamps_ns[after] == stamp_ns:
+            return np.asarray(self.poses[after])
+        if before < 0 or after >= len(self.stamps_ns):
+            return None
+        start, end = self.stamps_ns[before], self.stamps_ns[after]
+        if end - start > MAX_GAP_S * 1e9:
+            return None
+        return between(self.poses[before], self.poses[after], (stamp_ns - start) / (end - start))
+
+
+def between(start: Array, end: Array, share: float) -> Array:
+    """A pose on the way from one to another."""
+    T = np.eye(4)
+    turns = Rotation.from_matrix(np.stack((start[:3, :3], end[:3, :3])))
+    T[:3, :3] = Slerp([0, 1], turns)(share).as_matrix()
+    T[:3, 3] = (1 - share) * start[:3, 3] + share * end[:3, 3]
+    return T
+
+
+# Formats ----------------------------------------------------------------------------------------
+
+
+def open_sequence(path: Path) -> Sequence:
+    """The sequence in a folder. Raises FormatError where it is none of the formats."""
+    if (path / "rgb.txt").exists():
+        return open_tum(path)
+    if any(path.glob("frame-*.color.*")):
+        return open_seven_scenes(path)
+    if (path / "mav0" / "cam0").is_dir():
+        return open_euroc(path)
+    raise FormatError(
+        f"{path} is no sequence: rgb.txt (TUM RGB-D), frame-*.color.png (7-Scenes) or mav0/cam0 "
+        "(EuRoC) is looked for"
+    )
+
+
+def to_ns(seconds: str) -> int:
+    """Nanoseconds, exact, of a decimal number of seconds."""
+    whole, _, part = seconds.partition(".")
+    return int(whole) * 10**9 + int(part[:9].ljust(9, "0"))
+
+
+def table(path: Path, separator: str | None = None) -> list[list[str]]:
+    """Rows of a text file without its comments."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return [
+        [cell.strip() for cell in line.split(separator)]
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+
+
+def rigid(position: list[float], quaternion: list[float]) -> Array:
+    """[4, 4] of x y z and quaternion x y z w."""
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = matrix_from_quaternion(np.array(quaternion)), position
+    return T
+
+
+def pinhole(path: Path, image: Path, K: tuple[float, ...]) -> Calibration:
+    """Of the folder's camera_info.yaml, or of fx fy cx cy."""
+    own = path / CALIBRATION_FILE
+    if own.exists():
+        return read_calibration(own)
+    height, width = cv2.imread(str(image), cv2.IMREAD_GRAYSCALE).shape
+    fx, fy, cx, cy = K
+    return Calibration(width, height, np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]]))
+
+
+def open_tum(path: Path) -> Sequence:
+    """TUM RGB-D: lists of ``stamp file`` and of ``stamp tx ty tz qx qy qz qw``; 5000 is 1 m."""
+    depths = table(path / "depth.txt") if (path / "depth.txt").exists() else []
+    depth_ns = np.array([to_ns(row[0]) for row in depths], dtype=np.int64)
+    items = []
+    for stamp, name in (row[:2] for row in table(path / "rgb.txt")):
+        depth, stamp_ns = None, to_ns(stamp)
+        if len(depths):
+            nearest = int(np.argmin(np.abs(depth_ns - stamp_ns)))
+            if abs(depth_ns[nearest] - stamp_ns) < MAX_GAP_S * 1e9:
+                depth = path / depths[nearest][1]
+        items.append(Item(stamp_ns, path / name, depth))
+    truth = table(path / "groundtruth.txt")
+    poses = [rigid([float(v) for v in row[1:4]], [float(v) for v in row[4:8]]) for row in truth]
+    which = next((k for k in TUM_K if k in path.name), "freiburg1")
+    lens = pinhole(path, items[0].image, TUM_K[which])
+    stamps = np.array([to_ns(row[0]) for row in truth])
+    return Sequence(path.name, items, lens, stamps, np.array(poses), 1 / 5000)
+
+
+def open_seven_scenes(path: Path) -> Sequence:
+    """7-Scenes: per frame a colour image, depth in mm, and the camera-to-world matrix; 30 Hz."""
+    items, poses = [], []
+    for image in sorted(path.glob("frame-*.color.*")):
+        stem = image.name.split(".")[0]
+        depth = path / f"{stem}.depth.png"
+        stamp = round((int(stem.split("-")[1]) + 1) * 1e9 / 30)
+        items.append(Item(stamp, image, depth if depth.exists() else None))
+        T = np.loadtxt(path / f"{stem}.pose.txt")
+        u, _, vt = np.linalg.svd(T[:3, :3])
+        T[:3, :3] = u @ vt
+        poses.append(T)
+    lens = pinhole(path, items[0].image, SEVEN_SCENES_K)
+    stamps = np.array([item.stamp_ns for item in items])
+    return Sequence(path.name, items, lens, stamps, np.array(poses), 1 / 1000)
+
+
+def open_euroc(path: Path) -> Sequence:
+    """EuRoC: cam0, its sensor.yaml, and the body's true poses; no depth."""
+    folder = path / "mav0" / "cam0"
+    rows = table(folder / "data.csv", ",")
+    items = [Item(int(row[0]), folder / "data" / row[1], None) for row in rows]
+    sensor = yaml.safe_load((folder / "sensor.yaml").read_text())
+    T_body_camera = np.array(sensor["T_BS"]["data"], float).reshape(4, 4)
+    fx, fy, cx, cy = sensor["intrinsics"]
+    width, height = sensor["resolution"]
+    K = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+    D = np.array(sensor.get("distortion_coefficients", ()), float)
+    lens = Calibration(width, height, K, D=np.append(D, 0.0) if len(D) == 4 else D)
+    truth = table(path / "mav0" / "state_groundtruth_estimate0" / "data.csv", ",")
+    poses = []
+    for row in truth:
+        w, x, y, z = (float(v) for v in row[4:8])
+        poses.append(rigid([float(v) for v in row[1:4]], [x, y, z, w]) @ T_body_camera)
+    stamps = np.array([int(row[0]) for row in truth])
+    return Sequence(path.name, items, lens, stamps, np.array(poses))
+
+
+# Measures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of one sequence; lengths in metres. NaN where the format has no truth for it."""
+
+    name: str
+    frames: int
+    path_m: float
+    ate_sim3_m: float
+    ate_se3_m: float
+    scale: float  # metres per unit of our trajectory that fits the truth
+    rpe_m: float  # from frame to frame, after Sim(3)
+    rpe_deg: float
+    abs_rel: float = float("nan")
+    delta1: float = float("nan")
+    cloud_accuracy_m: float = float("nan")  # mean distance from our cloud to the true one
+    cloud_completeness_m: float = float("nan")  # and back
+    refused: int = 0  # windows that did not fit
+    seconds_per_frame: float = float("nan")
+
+
+def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=None) -> Accuracy:
+    """Run a sequence through the pipeline and compare with its truth.
+
+    Raises FormatError where fewer than three frames have a true pose.
+    """
+    pipeline = Pipeline(config, session)
+    pairs, clouds, seconds = [], [], []
+    for item, result in track(sequence, pipeline, every):
+        T = sequence.pose(item.stamp_ns)
+        seconds.append(result.window.total_s / result.window.new_frames)
+        if T is None:
+            continue
+        depth = sequence.depth(item)
+        if depth is not None:
+            depth = resize_nearest(depth, result.depth_m.shape)
+            clouds.append(world_points(depth, result.K, T))
+        unknown = np.full(result.depth_m.shape, np.nan, np.float32)
+        true = unknown if depth is None else depth
+        pairs.append(FramePair(result.depth_m, result.T_world_camera, true, T))
+    if len(pairs) < 3:
+        raise FormatError(f"{sequence.name}: {len(pairs)} frames have a true pose, 3 are needed")
+    ours = np.array([p.T_map_camera for p in pairs])
+    true = np.array([p.T_room_camera for p in pairs])
+    depth = depth_errors(pairs)
+    place = fit_poses(ours, true, depth.scale)
+    accuracy, completeness = cloud_distance(
+        place.points(pipeline.scene().cloud.xyz.astype(np.float64)), clouds
+    )
+    return Accuracy(
+        name=sequence.name,
+        frames=len(pairs),
+        path_m=float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum()),
+        **trajectory(ours, true),
+        abs_rel=depth.abs_rel,
+        delta1=depth.delta1,
+        cloud_accuracy_m=accuracy,
+        cloud_completeness_m=completeness,
+        refused=pipeline.counters["windows_refused"],
+        seconds_per_frame=float(np.median(seconds)),
+    )
+
+
+def track(sequence: Sequence, pipeline: Pipeline, every: int) -> Iterator[tuple]:
+    """Every n-th item with what the pipeline made of it."""
+    items = {item.stamp_ns: item for item in sequence.items[::every]}
+    for stamp_ns, item in items.items():
+        image = cv2.cvtColor(cv2.imread(str(item.image)), cv2.COLOR_BGR2RGB)
+        frame = Frame(stamp_ns, np.asarray(image, np.uint8), calibration=sequence.calibration)
+        for result in pipeline.push(frame):
+            yield items[result.stamp_ns], result
+    for result in pipeline.flush():
+        yield items[result.stamp_ns], result
+
+
+def trajectory(ours: Array, true: Array) -> dict[str, float]:
+    """ATE after both fits, the scale, and RPE over neighbouring frames, by evo.
+
+    evo refuses centres that do not move or lie on an exact line; a fit by rotations stands in.
+    """
+    from evo.core.geometry import GeometryException
+    from evo.core.metrics import APE, RPE, PoseRelation, StatisticsType
+    from evo.core.trajectory import PosePath3D
+
+    def fitted(scaled: bool) -> tuple:
+        path = PosePath3D(poses_se3=list(ours))
+        try:
+            scale = path.align(reference, correct_scale=scaled)[2]
+        except GeometryException:
+            fit = fit_poses(ours, true)
+            scale = fit.scale if scaled else 1.0
+            T = Similarity.between(true[0], ours[0], scale)
+            path = PosePath3D(poses_se3=[T.pose(one) for one in ours])
+        return path, float(scale)
+
+    def rmse(metric, path) -> float:
+        metric.process_data((reference, path))
+        return float(metric.get_statistic(StatisticsType.rmse))
+
+    reference = PosePath3D(poses_se3=list(true))
+    (similar, scale), (rigidly, _) = fitted(True), fitted(False)
+    return {
+        "ate_sim3_m": rmse(APE(PoseRelation.translation_part), similar),
+        "ate_se3_m": rmse(APE(PoseRelation.translation_part), rigidly),
+        "scale": scale,
+        "rpe_m": rmse(RPE(PoseRelation.translation_part), similar),
+        "rpe_deg": rmse(RPE(PoseRelation.rotation_angle_deg), similar),
+    }
+
+
+def world_points(depth: Array, K: Array, T: Array) -> Array:
+    """Known points [M, 3] of a depth image in the world."""
+    points = backproject(depth, K)[np.isfinite(depth)]
+    return np.asarray(points @ T[:3, :3].T + T[:3, 3])
+
+
+def cloud_distance(cloud: Array, truth: list[Array]) -> tuple[float, float]:
+    """Mean distance from ``cloud`` [M, 3] to the nearest true point, and the other way round."""
+    if not len(cloud) or not truth:
+        return float("nan"), float("nan")
+    true = thinned(np.concatenate(truth))
+    ours = thinned(cloud)
+    there = cKDTree(true).query(ours)[0]
+    back = cKDTree(ours).query(true)[0]
+    return float(there.mean()), float(back.mean())
+
+
+def thinned(points: Array) -> Array:
+    """One of the points in each voxel."""
+    _, first = np.unique(
+        np.floor(points / CLOUD_VOXEL_M).astype(np.int64), axis=0, return_index=True
+    )
+    return np.asarray(points[first])
+
+
+COLUMNS = {
+    "name": "sequence",
+    "frames": "frames",
+    "path_m": "path m",
+    "ate_sim3_m": "ATE Sim(3) m",
+    "ate_se3_m": "ATE SE(3) m",
+    "scale": "scale",
+    "rpe_m": "RPE m",
+    "rpe_deg": "RPE deg",
+    "abs_rel": "AbsRel",
+    "delta1": "delta1",
+    "cloud_accuracy_m": "cloud to truth m",
+    "cloud_completeness_m": "truth to cloud m",
+    "refused": "refused",
+}
+
+
+def row(found: Accuracy) -> str:
+    """A line of the table."""
+    values = asdict(found)
+    cells = [values[name] for name in COLUMNS]
+    text = [f"{v:.4f}" if isinstance(v, float) else str(v) for v in cells]
+    return "| " + " | ".join(text) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="NAME:=VALUE"
+    )
+    parser.add_argument("--config", type=Path, help="YAML file of parameters")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    config = load_config(options.config, options.parameters).pipeline
+    print("| " + " | ".join(COLUMNS.values()) + " |")
+    print("|" + "---|" * len(COLUMNS))
+    found = []
+    for folder in options.folders:
+        try:
+            one = measure(open_sequence(folder), config, options.every)
+        except FormatError as error:
+            raise SystemExit(str(error)) from error
+        found.append({**asdict(one), "parameters": options.parameters})
+        print(row(one), flush=True)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,405 @@
+"""How well windows join: ours against the two obvious ways, a chain of windows and an oracle.
+
+    python bench/bench_alignment.py drift --frames 500 --out bench/results/alignment-drift.json
+    python bench/bench_alignment.py keyframes --out bench/results/alignment-keyframes.json
+    python bench/bench_alignment.py nees --out bench/results/alignment-nees.json
+    python bench/bench_alignment.py cost --out bench/results/alignment-cost.json
+
+Windows are exact (rendered depth and poses), each in a unit and a world of its own, with noise.
+Every way of joining gets the same windows with the same noise. The oracle is our solver told what
+nobody can know: the standard deviations of all noise, and which pixels are no outliers.
+Numbers are of the room in the scene, which should never move: RMS error of the camera's place
+after the best Sim(3) (evo), standard deviation of the room's turn and of its scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.config import config_from_parameters
+from da3_ros.mapping.alignment import (
+    MOST_DEPTHS,
+    SAMPLES,
+    Alignment,
+    Anchor,
+    Joiner,
+    Similarity,
+    robust_mean,
+    sample,
+)
+from da3_ros.measure import trajectory_error
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import intrinsics, make_room, make_walk, render
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession
+from da3_ros.types import Array, Calibration, Frame, View, Window
+
+SIZE = (84, 70)
+FULL = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
+CASES = {
+    "independent": Noise(independent=0.01),
+    "all": FULL,
+    "outliers 20 %": dataclasses.replace(FULL, outliers=0.2),
+    "outliers 40 %": dataclasses.replace(FULL, outliers=0.4),
+    "lies 10 %": dataclasses.replace(FULL, lies=0.1),
+}
+WALKS = ("straight", "spot", "loop", "handheld", "still")
+
+
+def fit_points(source: Array, target: Array, weights: Array) -> Similarity | None:
+    """Weighted least-squares Sim(3) of points [M, 3] (Umeyama, PAMI 1991), or None."""
+    w = (weights / weights.sum())[:, None]
+    mean_s, mean_t = (w * source).sum(axis=0), (w * target).sum(axis=0)
+    s, t = source - mean_s, target - mean_t
+    u, d, vt = np.linalg.svd((w * t).T @ s)
+    sign = np.array([1.0, 1.0, np.sign(np.linalg.det(u @ vt))])
+    variance = (w * s * s).sum()
+    if not variance > 1e-20:
+        return None
+    R = (u * sign) @ vt
+    scale = float((d * sign).sum() / variance)
+    return Similarity(scale, R, mean_t - scale * R @ mean_s) if scale > 0 else None
+
+
+def accepted(fit: Similarity | None) -> Alignment | None:
+    """An alignment that nobody doubts."""
+    return None if fit is None else Alignment(fit, True, float("nan"), 1.0)
+
+
+class Centres:
+    """Join by the camera centres of the shared frames alone."""
+
+    def join(self, anchors, prediction, indices, scale=None):
+        """As Joiner; the first windows, with fewer than three centres, are given the rotations."""
+        known = np.array([a.T_world_camera for a in anchors])
+        poses = prediction.T_window_camera[list(indices)]
+        if len(known) < 3:
+            return Joiner().join(anchors, prediction, indices)
+        ones = np.ones(len(known))
+        return accepted(fit_points(poses[:, :3, 3], known[:, :3, 3], ones))
+
+
+class LeastSquares:
+    """Join by all shared points, plain least squares."""
+
+    def join(self, anchors, prediction, indices, scale=None):
+        """As Joiner."""
+        source, target = [], []
+        for anchor, i in zip(anchors, indices, strict=True):
+            ours = prediction.depth[i].reshape(-1)[anchor.pixels].astype(np.float64)
+            good = np.isfinite(ours) & np.isfinite(anchor.depth)
+            rays = anchor.rays()[good]
+            T, S = anchor.T_world_camera, prediction.T_window_camera[i]
+            target.append(anchor.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
+            source.append(ours[good, None] * rays @ S[:3, :3].T + S[:3, 3])
+        points = np.concatenate(source)
+        return accepted(fit_points(points, np.concatenate(target), np.ones(len(points))))
+
+
+class Chain(LeastSquares):
+    """Join each window to the one before it alone, by plain least squares over shared points."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Array, Array]] = {}
+
+    def join(self, anchors, prediction, indices, scale=None):
+        """As Joiner, with what the previous window said in place of what the scene knows."""
+        # The previous window's new view was placed by it and by no other.
+        pairs = [
+            (self._as_last(a), i)
+            for a, i in zip(anchors, indices, strict=True)
+            if a.view.id in self._last or a.observations == 1
+        ]
+        found = super().join([a for a, _ in pairs], prediction, [i for _, i in pairs])
+        if found is not None:
+            self._last = {
+                a.view.id: (
+                    found.T_scene_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
+                    found.T_scene_window.pose(prediction.T_window_camera[i]),
+                )
+                for a, i in zip(anchors, indices, strict=True)
+            }
+        return found
+
+    def _as_last(self, anchor):
+        if anchor.view.id not in self._last:
+            return anchor
+        depth, T = self._last[anchor.view.id]
+        return dataclasses.replace(anchor, depth=depth.astype(np.float64), T_world_camera=T)
+
+
+class Oracle(Joiner):
+    """Our solver with the true variances, and scales of pixels that are no outliers."""
+
+    def __init__(self, noise: Noise, frames: list[Truth]) -> None:
+        super().__init__()
+        self._true = {f.stamp_ns: f.depth for f in frames}
+        per_frame = np.hypot(noise.per_frame, noise.smooth / 3)
+        sigma = np.array([per_frame, np.radians(noise.rotation_deg), noise.translation])
+        self.spread = Known(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
+
+    def join(self, anchors, prediction, indices, scale=None):
+        """As Joiner."""
+        depth = prediction.depth.copy()
+        kept = []
+        for anchor, i in zip(anchors, indices, strict=True):
+            true = self._true[anchor.view.stamp_ns]
+            depth[i] = np.where(inlying(depth[i] / true), depth[i], np.nan)
+            good = inlying(anchor.depth / true.reshape(-1)[anchor.pixels])
+            cut = {n: getattr(anchor, n)[good] for n in ("pixels", "depth", "confidence")}
+            kept.append(dataclasses.replace(anchor, **cut))
+        return super().join(kept, dataclasses.replace(prediction, depth=depth), indices)
+
+
+def inlying(ratio: Array) -> Array:
+    """Which of the ratios to the truth are noise about one unit, outliers left out."""
+    log = np.log(ratio)
+    known = np.isfinite(log)
+    if known.sum() < 10:
+        return known
+    return np.abs(log - robust_mean(log[known], np.ones(int(known.sum())))) < 0.08
+
+
+class Known:
+    """A spread that is told and learns nothing."""
+
+    def __init__(self, variance: Array) -> None:
+        self.variance = variance
+
+    def add(self, squares: Array, freedom: Array) -> None:
+        """Nothing to learn."""
+
+
+def walk_truth(kind: str, frames: int, seed: int, size: tuple[int, int] = SIZE) -> list[Truth]:
+    """Exact depth and poses along a walk."""
+    room = make_room(seed)
+    poses = make_walk(room, kind, frames, seed)
+    K = intrinsics(size, 65.0)
+    truth = []
+    for first in range(0, frames, 50):
+        part = poses[first : first + 50]
+        seen = render(room, part, K, size).depth.numpy()
+        truth += [
+            Truth(10**8 * (first + i + 1), d, T, K)
+            for i, (d, T) in enumerate(zip(seen, part, strict=True))
+        ]
+    return truth
+
+
+def calibration(size: tuple[int, int]) -> Calibration:
+    """Of the rendered images (ROS pixel rule)."""
+    K = intrinsics(size, 65.0)
+    K[:2, 2] -= 0.5
+    return Calibration(size[0], size[1], K)
+
+
+class Recorder:
+    """Notes where a joiner places windows: the room in the scene, which should never move."""
+
+    def __init__(self, joiner, session: TruthSession) -> None:
+        self.joiner, self.session = joiner, session
+        self.rooms: list[Similarity] = []
+        self.seconds: list[float] = []
+
+    def join(self, *arguments, **values):
+        """As the joiner."""
+        start = time.perf_counter()
+        found = self.joiner.join(*arguments, **values)
+        self.seconds.append(time.perf_counter() - start)
+        if found is not None:
+            place, T = found.T_scene_window, self.session.T_window_world
+            unit = place.scale * self.session.unit
+            R = place.R @ T[:3, :3]
+            t = place.points(self.session.unit * T[:3, 3])
+            self.rooms.append(Similarity(unit, R, t))
+        return found
+
+
+def run(truth: list[Truth], noise: Noise, joiner=None, seed: int = 0, **values) -> Recorder:
+    """Send exact windows with noise through the pipeline, joined by ``joiner``."""
+    size = truth[0].depth.shape[::-1]
+    settings = {"process_res": max(size), "map.enabled": False, **values}
+    session = TruthSession(truth, seed=seed, noise=noise)
+    pipeline = Pipeline(config_from_parameters(settings), session)
+    recorder = Recorder(joiner or Joiner(), session)
+    pipeline._joiner = recorder
+    black, lens = np.zeros((*size[::-1], 3), np.uint8), calibration(size)
+    for f in truth:
+        list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
+    if pipeline._segment or pipeline.counters["windows_refused"]:
+        recorder.rooms = []  # lost: no one scene
+    return recorder
+
+
+def wander(poses: Array) -> float:
+    """How far a camera that stands still seems to be from its mean place, RMS."""
+    off = poses[:, :3, 3] - poses[:, :3, 3].mean(axis=0)
+    return float(np.sqrt((off**2).sum(axis=1).mean()))
+
+
+def drift(recorder: Recorder, truth: list[Truth]) -> dict:
+    """How far the room moves in the scene: of the camera's place after the best Sim(3), of turn
+    and of scale the standard deviation. A frame's own noise is no part of it."""
+    true = np.array([f.T_world_camera for f in truth])
+    path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
+    rooms, count = recorder.rooms, len(truth) - 1
+    if len(rooms) < count:
+        return {"path_m": path, "place_m": np.inf, "turn_deg": np.inf, "scale": np.inf}
+    rooms, true, unit = rooms[-count:], true[1:], rooms[0].scale
+    placed = np.array([room.pose(T) for room, T in zip(rooms, true, strict=True)])
+    placed[:, :3, 3] /= unit
+    turns = Rotation.from_matrix(np.array([room.R for room in rooms]))
+    turn = (turns * turns.mean().inv()).magnitude()
+    return {
+        "path_m": path,
+        "place_m": trajectory_error(placed, true) if path > 0.1 else wander(placed),
+        "turn_deg": float(np.degrees(np.sqrt(np.mean(turn**2)))),
+        "scale": float(np.std(np.log([room.scale for room in rooms]))),
+    }
+
+
+def make_joiner(method: str, noise: Noise, truth: list[Truth]):
+    """A fresh one of METHODS."""
+    if method == "oracle":
+        return Oracle(noise, truth)
+    return {"ours": Joiner, "centres": Centres, "least squares": LeastSquares, "chain": Chain}[
+        method
+    ]()
+
+
+METHODS = ("ours", "oracle", "least squares", "chain", "centres")
+
+
+def drift_rows(options: argparse.Namespace) -> list[dict]:
+    """Every walk, noise and method."""
+    rows = []
+    for walk in options.walks:
+        truth = walk_truth(walk, options.frames, options.seed)
+        for case in options.cases:
+            for method in options.methods:
+                joiner = make_joiner(method, CASES[case], truth)
+                found = drift(run(truth, CASES[case], joiner), truth)
+                rows.append({"walk": walk, "noise": case, "method": method, **found})
+                show(rows[-1])
+    return rows
+
+
+def keyframe_rows(options: argparse.Namespace) -> list[dict]:
+    """The same walks with and without keyframes in windows of equal size."""
+    rows = []
+    for walk in options.walks:
+        truth = walk_truth(walk, options.frames, options.seed)
+        for count in (0, 1, 2, 3):
+            found = drift(run(truth, FULL, **{"window.keyframes": count}), truth)
+            rows.append({"walk": walk, "keyframes": count, **found})
+            show(rows[-1])
+    return rows
+
+
+def nees_rows(options: argparse.Namespace) -> list[dict]:
+    """Squared error over covariance and degrees of freedom, of the join of four frames."""
+    rows = []
+    for walk in options.walks:
+        some = walk_truth(walk, 40, options.seed)[::12]
+        found = [one_nees(some, seed, FULL) for seed in range(options.frames)]
+        joiner = Joiner()
+        values = [nees(joiner, *pair) for pair in found][20:]
+        rows.append(
+            {"walk": walk, "nees": statistics.mean(values), "median": statistics.median(values)}
+        )
+        show(rows[-1])
+    return rows
+
+
+def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
+    """Anchors in metres with noise, a window with noise, and the similarity that is right."""
+    black = np.zeros((*truth[0].depth.shape, 3), np.uint8)
+    views = tuple(View(i, f.stamp_ns, black, f.K) for i, f in enumerate(truth))
+    known = TruthSession(truth, seed=seed + 10_000, noise=noise)
+    stored = known.infer(Window(0, views, 1))
+    place = true_place(known)
+    anchors = []
+    for i, view in enumerate(views):
+        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES // MOST_DEPTHS)
+        depth = place.scale * stored.depth[i].reshape(-1)[pixels]
+        T = place.pose(stored.T_window_camera[i])
+        anchors.append(Anchor(view, view.K, T, pixels, depth, np.ones(len(pixels))))
+    session = TruthSession(truth, seed=seed, noise=noise)
+    prediction = session.infer(Window(0, views, 1))
+    return anchors, prediction, true_place(session)
+
+
+def true_place(session: TruthSession) -> Similarity:
+    """Room from the newest window."""
+    T = session.T_window_world
+    return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
+
+
+def nees(joiner: Joiner, anchors, prediction, truth: Similarity) -> float:
+    """Of one join, over its seven degrees of freedom."""
+    found = joiner.join(anchors, prediction, range(len(anchors)))
+    fit, about = found.T_scene_window, found.about
+    turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
+    place = fit.points(about) - truth.points(about)
+    error = np.array([np.log(fit.scale / truth.scale), *turn, *place])
+    return float(error @ np.linalg.solve(found.covariance, error) / 7)
+
+
+def cost_rows(options: argparse.Namespace) -> list[dict]:
+    """Milliseconds of a join in windows of eight views, three with depth, at 504x280."""
+    truth = walk_truth("straight", min(options.frames, 100), options.seed, (504, 280))
+    rows = []
+    for method in ("ours", "least squares"):
+        seconds = run(truth, FULL, make_joiner(method, FULL, truth)).seconds[10:]
+        p50, p95 = np.percentile(seconds, (50, 95)) * 1e3
+        rows.append({"method": method, "median_ms": p50, "p95_ms": p95, "windows": len(seconds)})
+        show(rows[-1])
+    return rows
+
+
+def show(row: dict) -> None:
+    """A row of a table, as it comes."""
+    cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+KINDS = {
+    "drift": (drift_rows, "walk noise method path_m place_m turn_deg scale"),
+    "keyframes": (keyframe_rows, "walk keyframes path_m place_m turn_deg scale"),
+    "nees": (nees_rows, "walk nees median"),
+    "cost": (cost_rows, "method median_ms p95_ms windows"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=KINDS)
+    parser.add_argument("--frames", type=int, default=500, help="of a walk; for nees: trials")
+    parser.add_argument("--walks", nargs="+", default=WALKS)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    make, head = KINDS[options.what]
+    print("| " + " | ".join(head.split()) + " |")
+    print("|" + "---|" * len(head.split()))
+    rows = make(options)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
