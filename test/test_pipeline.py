@@ -332,3 +332,61 @@ def half_size(prediction):
     K = prediction.K.copy()
     K[:, :2] /= 2
     return dataclasses.replace(prediction, K=K, **halved)
+
+
+class LostSession(TruthSession):
+    """Has nothing to do with the scene in some windows."""
+
+    def __init__(self, frames, lost):
+        super().__init__(frames)
+        self.lost = lost
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        if window.id not in self.lost:
+            return prediction
+        wild = np.random.default_rng(window.id).uniform(0.2, 5, prediction.depth.shape)
+        return dataclasses.replace(prediction, depth=wild.astype(np.float32))
+
+
+def test_a_refused_window_is_flagged_and_leaves_the_scene_as_it_was(short):
+    camera, frames = short
+    pipeline, results = run(camera, frames, settings(), LostSession(frames, {3}))
+    clean, _ = run(camera, [*frames[:3], *frames[4:]], settings(), TruthSession(frames))
+    assert [r.window.aligned for r in results] == [True] * 3 + [False] + [True] * 4
+    assert not results[3].keyframe
+    assert results[-1].window.segment == 0
+    assert all(3 not in r.window.view_ids for r in results[4:])
+    assert len(pipeline.map) == pytest.approx(len(clean.map), rel=0.3)
+    last = invert_pose(frames[0].T_world_camera) @ frames[-1].T_world_camera
+    np.testing.assert_allclose(results[-1].T_world_camera[:3, :3], last[:3, :3], atol=1e-3)
+
+
+def test_after_several_refusals_a_new_segment_starts_where_motion_was(walk, caplog):
+    camera, frames = walk
+    session = LostSession(frames, set(range(4, 9)))
+    _, results = run(camera, frames, settings(), session)
+    assert [r.window.segment for r in results] == [0] * 9 + [1] * 7
+    assert [r.window.aligned for r in results] == [True] * 4 + [False] * 6 + [True] * 6
+    assert "a new segment starts" in caplog.text
+    np.testing.assert_allclose(results[9].T_world_camera, results[8].T_world_camera, atol=1e-9)
+
+
+def test_the_disagreement_about_the_focal_length_is_reported(short):
+    camera, frames = short
+    _, results = run(camera, frames[:3], settings())
+    assert results[-1].window.focal_ratio == pytest.approx(1)
+    pipeline = Pipeline(settings(), TruthSession(frames))
+    (alone,) = pipeline.push(to_frame(camera, frames[0], calibration=None))
+    assert np.isnan(alone.window.focal_ratio)
+
+
+def test_windows_share_keyframes_first_and_the_newest_views_last(walk):
+    camera, frames = walk
+    _, results = run(camera, frames, settings(**{"keyframe.rotation_deg": 2.0}))
+    keyframes = {r.id for r in results if r.keyframe}
+    for r in results[6:]:
+        *shared, new = r.window.view_ids
+        assert shared[-1] == new - 1
+        assert len(set(shared)) == 4
+        assert set(shared) - set(range(new - 4, new)) <= keyframes
