@@ -2,6 +2,7 @@
 
     python bench/bench_alignment.py drift --frames 500 --out bench/results/alignment-drift.json
     python bench/bench_alignment.py keyframes --out bench/results/alignment-keyframes.json
+    python bench/bench_alignment.py network --frames 60 --out bench/results/alignment-network.json
     python bench/bench_alignment.py nees --out bench/results/alignment-nees.json
     python bench/bench_alignment.py cost --out bench/results/alignment-cost.json
 
@@ -9,13 +10,15 @@ Windows are exact (rendered depth and poses), each in a unit and a world of its 
 Every way of joining gets the same windows with the same noise. The oracle is our solver told what
 nobody can know: the standard deviations of all noise, and which pixels are no outliers.
 Numbers are of the room in the scene, which should never move: RMS error of the camera's place
-after the best Sim(3) (evo), standard deviation of the room's turn and of its scale.
+after the best Sim(3) (evo), standard deviation of the room's turn and of its scale. ``network``
+takes the windows of da3-tiny instead, the same for every method, and gives the camera's ATE (evo).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import logging
 import statistics
@@ -26,6 +29,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
+from da3_ros.inference import InferenceSession
 from da3_ros.mapping.alignment import (
     MOST_DEPTHS,
     SAMPLES,
@@ -38,7 +42,14 @@ from da3_ros.mapping.alignment import (
 )
 from da3_ros.measure import trajectory_error
 from da3_ros.pipeline import Pipeline
-from da3_ros.synthetic import intrinsics, make_room, make_walk, render
+from da3_ros.synthetic import (
+    Pace,
+    SyntheticCamera,
+    intrinsics,
+    make_room,
+    make_walk,
+    render,
+)
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Array, Calibration, Frame, View, Window
 
@@ -304,6 +315,63 @@ def keyframe_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+class Cached:
+    """A network that is asked only once about the same views."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        self.session, self.found = session, {}
+
+    def fit(self, *arguments):
+        """As the session."""
+        return self.session.fit(*arguments)
+
+    def infer(self, window: Window):
+        """As the session."""
+        key = (window.wanted, *(view.stamp_ns for view in window.views))
+        if key not in self.found:
+            self.found[key] = self.session.infer(window)
+        return self.found[key]
+
+
+def network_rows(options: argparse.Namespace) -> list[dict]:
+    """The network's own windows, joined by every method, with and without keyframes."""
+    config = {"model": options.model, "checkpoint": options.checkpoint, "process_res": 224}
+    settings = config_from_parameters({**config, "device": "cpu"})
+    rows = []
+    for walk, seed in itertools.product(options.walks, options.rooms):
+        pace = Pace(2.5, 0.5, 15.0)
+        camera = SyntheticCamera(seed, (224, 168), walk=walk, frames=options.frames, pace=pace)
+        frames, session = list(camera), Cached(InferenceSession(settings.inference))
+        for keyframes, method in itertools.product((0, 2), options.methods):
+            if method == "oracle":
+                continue
+            values = {**config, "window.keyframes": keyframes, "map.enabled": False}
+            found = network_row(camera, frames, session, make_joiner(method, FULL, []), values)
+            rows.append({"walk": walk, "room": seed, "keyframes": keyframes, "method": method})
+            rows[-1].update(found)
+            show(rows[-1])
+    return rows
+
+
+def network_row(camera: SyntheticCamera, frames: list, session, joiner, values: dict) -> dict:
+    """One run: length of the path, ATE, refused windows."""
+    pipeline = Pipeline(config_from_parameters(values), session)
+    pipeline._joiner = joiner
+    results = []
+    for f in frames:
+        results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+    ours = np.array([r.T_world_camera for r in results])
+    true = np.array([f.T_world_camera for f in frames])
+    path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
+    error = trajectory_error(ours, true)
+    turns = Rotation.from_matrix(ours[:, :3, :3] @ true[:, :3, :3].transpose(0, 2, 1))
+    turn = np.sqrt(np.mean((turns * turns.mean().inv()).magnitude() ** 2))
+    refused = pipeline.counters["windows_refused"]
+    return {
+        "path_m": path, "ate_m": error, "turn_deg": float(np.degrees(turn)), "refused": refused
+    }  # fmt: skip
+
+
 def nees_rows(options: argparse.Namespace) -> list[dict]:
     """Squared error over covariance and degrees of freedom, of the join of four frames."""
     rows = []
@@ -374,6 +442,7 @@ def show(row: dict) -> None:
 KINDS = {
     "drift": (drift_rows, "walk noise method path_m place_m turn_deg scale"),
     "keyframes": (keyframe_rows, "walk keyframes path_m place_m turn_deg scale"),
+    "network": (network_rows, "walk room keyframes method path_m ate_m turn_deg refused"),
     "nees": (nees_rows, "walk nees median"),
     "cost": (cost_rows, "method median_ms p95_ms windows"),
 }
@@ -389,6 +458,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--rooms", type=int, nargs="+", default=[37, 55], help="of network")
+    parser.add_argument("--model", default="da3-tiny")
+    parser.add_argument("--checkpoint", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
