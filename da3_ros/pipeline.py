@@ -437,6 +437,7 @@ class Pipeline:
         self._newest = frame.T_world_camera
         if not self._refused:
             anchor = Anchor.of(view, frame)
+            self._views.limits = self.config.keyframe  # may have changed since
             frame = dataclasses.replace(frame, keyframe=self._views.is_new(anchor))
             self._views.add(anchor, frame.keyframe)
         of_scene = self.metres.of_scene(frame)

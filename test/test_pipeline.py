@@ -390,3 +390,13 @@ def test_windows_share_keyframes_first_and_the_newest_views_last(walk):
         assert shared[-1] == new - 1
         assert len(set(shared)) == 4
         assert set(shared) - set(range(new - 4, new)) <= keyframes
+
+
+def test_new_limits_for_keyframes_take_effect_at_once(short):
+    camera, frames = short
+    pipeline = Pipeline(settings(**{"keyframe.parallax": 10.0}), TruthSession(frames))
+    first = [r for f in frames[:4] for r in pipeline.push(to_frame(camera, f))]
+    pipeline.config = settings(**{"keyframe.parallax": 0.0})
+    then = [r for f in frames[4:] for r in pipeline.push(to_frame(camera, f))]
+    assert [r.keyframe for r in first] == [True, False, False, False]
+    assert all(r.keyframe for r in then)
