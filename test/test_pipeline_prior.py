@@ -85,7 +85,9 @@ def test_a_gap_in_the_odometry_leaves_windows_without_poses_and_says_so(walk, ca
 def test_given_poses_make_metres_from_the_first_windows_that_move(walk):
     _, _, results = run(walk, settings(**{"scale.source": "odometry"}))
     metric = [r for r in results if r.scale.metric]
+    _, _, later = run(walk, settings(**{"scale.source": "odometry", "pose_prior.source": "none"}))
     assert len(metric) > 10
+    assert len(metric) >= sum(r.scale.metric for r in later)
     truth = {f.stamp_ns: f for f in walk[1]}
     errors = [np.nanmedian(r.depth_m / truth[r.stamp_ns].depth) - 1 for r in metric]
     assert np.abs(errors).max() < 0.02

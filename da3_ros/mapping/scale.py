@@ -91,7 +91,9 @@ class OdometryRatio:
 class MeasureFilter:
     """Median of the last measures that came with windows: of a metric model, or of a rig."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, overlapping: bool = False) -> None:
+        """``overlapping``: measures share what they were made of; many are no surer than one."""
+        self._overlapping = overlapping
         self._measures: deque[Estimate] = deque(maxlen=MEASURES)
 
     def __len__(self) -> int:
@@ -111,7 +113,8 @@ class MeasureFilter:
         good = _agreeing(logs)
         own = float(np.median([m.sigma for m in self._measures]))
         spread = max(own, float(np.std(logs[good])))
-        return Estimate(float(np.median(logs)), math.hypot(spread / math.sqrt(good.sum()), FLOOR))
+        count = 1 if self._overlapping else int(good.sum())
+        return Estimate(float(np.median(logs)), math.hypot(spread / math.sqrt(count), FLOOR))
 
 
 class ScaleKeeper:
@@ -127,7 +130,9 @@ class ScaleKeeper:
 
     def restart(self) -> None:
         """A new stretch has a unit of its own, of which nothing is known."""
-        self._ratio, self._filter = OdometryRatio(), MeasureFilter()
+        self._ratio = OdometryRatio()
+        # Neighbouring windows share most of the motions that odometry measures them by.
+        self._filter = MeasureFilter(overlapping=self.config.source == "odometry")
         self._value: float | None = None
         self._sigma = math.nan
 
@@ -161,8 +166,11 @@ class ScaleKeeper:
         source = self.config.source
         if not self.learns:
             return Scale() if source == "none" else Scale(source, 1.0)
-        odometry = source == "odometry"
-        self._follow(self._ratio.estimate() if odometry else self._filter.estimate())
+        # Odometry speaks twice where the network was given its poses: the surer answer counts.
+        said = [self._filter.estimate()]
+        if source == "odometry":
+            said.append(self._ratio.estimate())
+        self._follow(min(filter(None, said), key=lambda e: e.sigma, default=None))
         return Scale() if self._value is None else Scale(source, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
