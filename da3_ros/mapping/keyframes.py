@@ -20,8 +20,9 @@ from da3_ros.mapping.alignment import Alignment, Anchor
 from da3_ros.types import Array, Image, Prediction
 
 MOST = 64  # keyframes held, each an image and some thousand numbers
-OVERLAP = 0.5  # share of what the camera sees that a keyframe must see too
-NEARBY_DEG, NEARBY = 45.0, 1.0  # rotation, and way over depth, beyond which views hardly compare
+OVERLAP = 0.6  # share of what the camera sees that a keyframe must see too
+# Rotation, and way over depth, beyond which a network says less of a keyframe than newer views do.
+NEARBY_DEG, NEARBY = 25.0, 0.2
 SEEN = 64  # points that overlap is judged by
 MOST_OBSERVATIONS = 1000.0  # fewer would let the keyframes of a parked robot wander
 SAME = 0.1  # log ratio of two depths of one pixel beyond which they are of different things
@@ -60,7 +61,7 @@ class ViewMemory:
         keyframes = max(0, min(keyframes, views - 1))
         newest = list(self._newest)
         recent = {a.view.id for a in newest[-(views - keyframes) :]}
-        old = [k.anchor for k in self._nearby() if k.anchor.view.id not in recent][:keyframes]
+        old = self._nearby(recent, keyframes)
         taken = {a.view.id for a in old}
         rest = [a for a in newest if a.view.id not in taken]
         return [replace(a, keyframe=True) for a in old] + rest[-(views - len(old)) :]
@@ -97,14 +98,21 @@ class ViewMemory:
             replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
         ]
 
-    def _nearby(self) -> list[_Entry]:
-        """Keyframes that see much of what the newest view sees, oldest first."""
+    def _nearby(self, recent: set[int], most: int) -> list[Anchor]:
+        """Keyframes that see much of what the newest view sees, but none of ``recent``.
+
+        The oldest of them, which has come by the fewest joins, and those that see most; in order.
+        """
         newest = self.newest
         if newest is None or not self._keyframes or not len(newest.depth):
             return []
         turn, parallax = self._apart(newest.T_world_camera)
-        near = (turn < NEARBY_DEG) & (parallax < NEARBY) & (self._overlap(newest) >= OVERLAP)
-        return [k for k, good in zip(self._keyframes, near, strict=True) if good]
+        overlap = self._overlap(newest)
+        known = np.array([k.anchor.view.id in recent for k in self._keyframes])
+        near = (turn < NEARBY_DEG) & (parallax < NEARBY) & (overlap >= OVERLAP) & ~known
+        found = [int(i) for i in np.flatnonzero(near)]
+        best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
+        return [self._keyframes[i].anchor for i in sorted([*found[:1], *best])[:most]]
 
     def _apart(self, T_world_camera: Array) -> tuple[Array, Array]:
         """Of each keyframe [N]: rotation (degrees) to a pose, and way over its own depth."""

@@ -69,12 +69,13 @@ def test_sharpness_does_not_depend_on_brightness():
     assert sharpness(NOISE) == pytest.approx(sharpness(NOISE // 2), rel=0.05)
 
 
-def test_the_oldest_keyframes_in_view_come_first_then_the_newest_views():
-    held = remember(memory(newest=5), *(anchor(i, yaw_deg=11 * i) for i in range(10)))
-    # 67 degrees wide: number 5 and those before it see less than half of what number 9 sees.
+def test_the_oldest_keyframe_in_view_and_the_nearest_come_first_then_the_newest_views():
+    held = remember(memory(newest=5), *(anchor(i, x=0.11 * i) for i in range(10)))
+    # A fifth of the depth is 0.4 m: number 6 is the last one within it.
     chosen = held.choose(4, 2)
     assert ids(chosen) == [6, 7, 8, 9]
     assert [a.keyframe for a in chosen] == [True, True, False, False]
+    assert ids(held.choose(3, 1)) == [6, 8, 9]
 
 
 def test_coming_back_the_first_keyframe_is_shared_again():
