@@ -82,6 +82,7 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
     }
     drops = zip(message.drop_causes, message.drop_counts, strict=True)
     values.update({f"dropped_{cause}": count for cause, count in drops})
+    values.update(_joining(stream))
     out = DiagnosticArray()
     out.header = message.header
     out.status = [
@@ -94,6 +95,18 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
         )
     ]
     return out
+
+
+def _joining(stream: Stream | None) -> dict[str, float]:
+    """How the newest window joined the scene."""
+    report = stream.last_report if stream else None
+    if report is None:
+        return {}
+    return {
+        "alignment_rms": report.alignment_rms,
+        "alignment_inliers": report.alignment_inliers,
+        "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
+    }
 
 
 def rate(times: deque[float]) -> float:

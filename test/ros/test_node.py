@@ -162,6 +162,7 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
         rig.until(lambda: paths and clouds and diagnostics and len(transforms) >= 4)
         rig.until(lambda: rig.status and rig.status[-1].frames_processed == 4)
         rig.until(lambda: "scale is unknown" in diagnostics[-1].status[0].message)
+        rig.until(lambda: "focal_ratio" in values_of(diagnostics[-1]))
     stamps = [f.stamp_ns for f in frames]
     for name, messages in got.items():
         assert [rt.stamp_ns(m) for m in messages] == stamps, name
@@ -189,6 +190,9 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
     assert status.scale_source == "none"
     assert status.frames_received == 4
     assert diagnostics[-1].status[0].level == b"\x01"  # WARN
+    said = values_of(diagnostics[-1])
+    assert float(said["focal_ratio"]) > 0
+    assert {"alignment_rms", "alignment_inliers"} <= said.keys()
 
 
 def test_topics_without_a_subscriber_cost_nothing_and_late_ones_get_the_map():
@@ -281,6 +285,11 @@ def test_configure_without_checkpoint_fails_with_the_remedies_and_the_node_stays
         rig.ready()
         rig.show(camera, frames[0])
         rig.until(lambda: rig.status[-1].frames_processed == 1)
+
+
+def values_of(diagnostics):
+    """Key to value of a diagnostics message's only status."""
+    return {v.key: v.value for v in diagnostics.status[0].values}
 
 
 def set_parameter(rig, name, value):
