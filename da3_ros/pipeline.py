@@ -135,9 +135,8 @@ class Pipeline:
         if not self._in_time(frame):
             return
         size = (frame.image.shape[1], frame.image.shape[0])
-        if size != self._image_size:
-            self._image_size = size
-            self._refit()
+        self._image_size = size
+        self._refit()  # a measured window may have changed the plan
         prepared = self._prepare(frame)
         if prepared is None:
             return

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import open_device
-from da3_ros.inference.planner import GIB, SMALLEST, UNMEASURED, Plan, Request, make_plan
+from da3_ros.inference.planner import (
+    GIB,
+    SMALLEST,
+    UNMEASURED,
+    BudgetError,
+    Plan,
+    Request,
+    make_plan,
+)
 from da3_ros.inference.preprocess import fit_size, normalize
 from da3_ros.inference.self_check import SelfCheck
 from da3_ros.network import (
@@ -74,13 +82,13 @@ class InferenceSession:
         self.license = spec.license
         if not spec.commercial:
             log.warning("%s: weights under %s, no commercial use", spec.name, spec.license)
-        self._start_memory = self.on.in_use()
         self._free_at_start = self.on.free()
         self.budget = self._budget(config.memory_budget_gb)
         self.precision = self.on.precision(config.mixed_precision)
         self.attention = self.on.attention(self.precision)
         self.compile_mode = self.on.compile_mode(config.compile)
         self.network = self._make_network()
+        self._wanted = self.precision  # what a plan may leave only for want of memory
         self.plan: Plan | None = None
         self.pinned = False  # a plan that was given stays
         self.relief = 0  # index into RELIEFS
@@ -105,7 +113,7 @@ class InferenceSession:
         """
         request = Request(
             self.config.model,
-            self.precision,
+            self._wanted,
             self._spare(),
             self.config.process_res,
             window,
@@ -133,10 +141,12 @@ class InferenceSession:
         Raises BudgetError, and keeps the old one, when nothing fits.
         """
         budget = self._budget(memory_budget_gb)
+        plan = self.plan
         if self._request is not None and not self.pinned:
-            self._adopt(make_plan(self.on, self._request, budget, self._factor))
-        self.budget = budget
-        self.relief = 0
+            plan = make_plan(self.on, self._request, budget, self._factor)
+        self.budget, self.relief = budget, 0
+        if plan is not None:
+            self._adopt(plan)
 
     def _budget(self, gigabytes: float) -> int:
         if not gigabytes:
@@ -153,21 +163,28 @@ class InferenceSession:
 
     def _spare(self) -> torch.dtype | None:
         """A smaller type that the budget may force: only where `mixed_precision` is auto."""
-        auto = self.config.mixed_precision == "auto" and self.precision == torch.float32
+        auto = self.config.mixed_precision == "auto" and self._wanted == torch.float32
         return torch.bfloat16 if auto and self.on.can(torch.bfloat16) else None
 
     def _adopt(self, plan: Plan) -> None:
         if plan.dtype != self.precision:
-            if self.precision != torch.float32:
-                raise ValueError(f"the plan wants {plan.precision}: set mixed_precision to it")
-            convert(self.network, plan.dtype)
-            self.precision = plan.dtype
-            self._kept.clear()
+            self._change_precision(plan.dtype)
         for text in plan.reduced:
             log.warning("the memory budget allows only %s", text)
         self.plan = plan
         self._set_pieces()
         self.on.cap(self.budget)
+
+    def _change_precision(self, dtype: torch.dtype) -> None:
+        """Convert the network; what 16 bits have lost is read from the file again."""
+        if self.precision != torch.float32:
+            network = _load(self.config)
+            drop_rays(network)
+            self.network = self._on_device(network)
+        convert(self.network, dtype)
+        self.precision, self.attention = dtype, self.on.attention(dtype)
+        self._kept.clear()
+        self._compiled.clear()
 
     def _set_pieces(self) -> None:
         if self.relief:
@@ -364,8 +381,12 @@ class InferenceSession:
         self._measured = True
         activations = max(1, taken - (plan.predicted - plan.activations))
         self._factor = min(4.0, max(1.0, self._factor * activations / plan.activations))
-        if self._request is not None:
+        if self._request is None:
+            return
+        try:
             self._adopt(make_plan(self.on, self._request, self.budget, self._factor))
+        except BudgetError as error:  # the window is done, and the next may do as well
+            log.warning("%s; the old plan stays", error)
 
     def _persistent(self) -> int:
         plan = self.plan

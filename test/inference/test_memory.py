@@ -179,6 +179,48 @@ def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
     assert session.plan.process_res == 504
 
 
+def test_a_new_budget_caps_the_device_anew_and_ends_relief(monkeypatch):
+    session = make_session()
+    session.fit((640, 480), 4, 1)
+    session.relief = 2
+    caps = []
+    monkeypatch.setattr(session.on, "cap", caps.append)
+    session.set_budget(1.5)
+    assert caps == [int(1.5 * GIB)]
+    assert session.relief == 0
+    assert session.network.chunks == session.plan.chunks
+
+
+def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
+    monkeypatch.setattr(Cpu, "native_half", lambda self: None)
+    session = make_session(mixed_precision="auto", process_res=504)
+    plenty = session.fit((640, 480), 8, 1)
+    assert plenty.precision == "float32"
+    expected = session.infer(window(views(2)))
+    for share in np.arange(0.95, 0.5, -0.03):  # until pieces alone no longer do
+        session.set_budget(share * plenty.predicted / GIB)
+        if session.precision == torch.bfloat16:
+            break
+    assert session.plan.reduced == ("precision bfloat16",)
+    session.set_budget(0)
+    assert session.precision == torch.float32
+    close(session.infer(window(views(2))), expected)
+
+
+def test_a_measurement_that_nothing_fits_loses_no_window(monkeypatch, caplog):
+    session = make_session()
+    plan = session.fit((640, 480), 2, 1)
+    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(module, "make_plan", refuse)
+    assert np.isfinite(session.infer(window(views(2))).depth).all()
+    assert session.plan == plan
+    assert "the old plan stays" in caplog.text
+
+
+def refuse(*args):
+    raise BudgetError("nothing fits")
+
+
 def test_a_measured_pass_corrects_the_prediction():
     session, some = make_session(process_res=252), views(5)
     session.fit((640, 480), 4, 1)
