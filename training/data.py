@@ -41,6 +41,7 @@ FOV_DEG = (45.0, 80.0)
 FIRST_TRAINING_SEED = 10_000_000
 NARROW = 1.8  # rooms this much longer than wide are never trained on
 VISIBLE = 0.05  # relative depth difference up to which two views see the same surface
+_LEAST_GAIN, _ENOUGH_PARALLAX = 0.05, 0.4  # mean depths; how draw_frames prefers views apart
 _SHARE_GRID = 8  # points per side that measure how much two views share
 
 
@@ -132,6 +133,7 @@ class Pool:
     T_world_camera: Tensor  # [C, F, 4, 4] float32
     K: Tensor  # [C, 3, 3] float32
     share: Tensor  # [C, F, F] share of frame i's surface points that frame j sees
+    apart: Tensor  # [C, F, F] distance of cameras i and j, in mean depths of frame i
 
     def __len__(self) -> int:
         return len(self.images)
@@ -157,7 +159,7 @@ def render_pool(
     poses = np.stack([clip.T_world_camera for clip in clips])
     images = torch.empty(C, F, H, W, 3, dtype=torch.uint8, device=device)
     depth = torch.empty(C, F, H, W, dtype=torch.float16, device=device)
-    share = torch.empty(C, F, F, device=device)
+    share, apart = (torch.empty(C, F, F, device=device) for _ in range(2))
     T = torch.from_numpy(poses.astype(np.float32)).to(device)
     K_all = torch.from_numpy(K.astype(np.float32)).to(device)
     for first in tqdm(range(0, C, group), "rendering", disable=not progress, leave=False):
@@ -174,7 +176,15 @@ def render_pool(
         images[part] = seen.image.view(n, F, H, W, 3)
         depth[part] = seen.depth.view(n, F, H, W)
         share[part] = shared_view(depth[part].float(), T[part], K_all[part, None])
-    return Pool(images, depth, T, K_all, share)
+        apart[part] = torch.cdist(T[part, :, :3, 3], T[part, :, :3, 3])
+        apart[part] /= _mean_depth(depth[part].float())[..., None]
+    return Pool(images, depth, T, K_all, share, apart)
+
+
+def _mean_depth(depth: Tensor) -> Tensor:
+    """Of what is no sky in [..., H, W]."""
+    known = depth.isfinite()
+    return torch.where(known, depth, 0.0).sum((-2, -1)) / known.sum((-2, -1)).clamp_min(1)
 
 
 # Reprojection -----------------------------------------------------------------------------------
@@ -287,12 +297,19 @@ class Batch:
 
 
 def draw_frames(
-    pool: Pool, clip: Tensor, views: int, low: float, generator: torch.Generator
+    pool: Pool,
+    clip: Tensor,
+    views: int,
+    low: float,
+    generator: torch.Generator,
+    *,
+    parallax: bool = False,
 ) -> Tensor:
     """Frame numbers [B, N] of random windows of the clips [B], in random order.
 
     Each view shares at least ``low`` of its picture with another view of the window; where a clip
-    has no such frame left, the nearest frames are taken.
+    has no such frame left, the nearest frames are taken. parallax: prefer views that stand apart;
+    most pairs of frames hardly do, and there is little to learn from those about distance.
     """
     B, F = len(clip), pool.share.shape[-1]
     if views > F:
@@ -300,11 +317,17 @@ def draw_frames(
     draw = {"generator": generator, "device": pool.device}
     frames = torch.randint(F, (B, 1), **draw)
     mutual = torch.minimum(pool.share, pool.share.mT)[clip]  # [B, F, F]
+    apart = pool.apart[clip]
     for _ in range(views - 1):
         chosen = torch.zeros(B, F, dtype=torch.bool, device=pool.device)
         chosen.scatter_(1, frames, True)
         near = mutual.gather(1, frames[..., None].expand(-1, -1, F)).amax(1)  # [B, F]
-        weight = torch.where(near >= low, 1.0, 1e-6 * (near + 1e-3) ** 2).masked_fill(chosen, 0.0)
+        gain = torch.ones_like(near)
+        if parallax:
+            nearest = apart.gather(1, frames[..., None].expand(-1, -1, F)).amin(1)
+            gain = _LEAST_GAIN + nearest.clamp_max(_ENOUGH_PARALLAX)
+        weight = torch.where(near >= low, gain, 1e-6 * (near + 1e-3) ** 2)
+        weight = weight.masked_fill(chosen, 0.0)
         frames = torch.cat((frames, torch.multinomial(weight, 1, generator=generator)), 1)
     order = torch.rand(frames.shape, **draw).argsort(1)
     return frames.gather(1, order)
@@ -315,7 +338,7 @@ def draw_batch(
 ) -> Batch:
     """Random windows with every augmentation."""
     clip = torch.randint(len(pool), (windows,), generator=generator, device=pool.device)
-    frames = draw_frames(pool, clip, bucket.views, low, generator)
+    frames = draw_frames(pool, clip, bucket.views, low, generator, parallax=True)
     images, depth, T, K = crop(*take(pool, clip, frames), bucket.height, bucket.width)
     flip = torch.rand(windows, generator=generator, device=pool.device) < 0.5
     images, depth, T, K = mirror(images, depth, T, K, flip)

@@ -36,7 +36,7 @@ PHASES = (
         0.28,
         (126, 168),
         (
-            *(Bucket(n, 126, 168) for n in (1, 2, 3, 4, 6)),
+            *(Bucket(n, 126, 168) for n in (2, 3, 4, 6)),
             Bucket(2, 98, 168),
             Bucket(3, 126, 126),
         ),
@@ -48,7 +48,7 @@ PHASES = (
         0.12,
         (168, 224),
         (
-            *(Bucket(n, 168, 224) for n in (1, 2, 3, 4, 6, 8)),
+            *(Bucket(n, 168, 224) for n in (2, 3, 4, 6, 8)),
             Bucket(4, 126, 224),
             Bucket(3, 168, 168),
         ),
@@ -73,6 +73,7 @@ class Schedule:
 
     steps: int
     phases: tuple[Phase, ...] = PHASES
+    trained: bool = False  # the network begins with weights that were trained before
 
     @property
     def ends(self) -> list[int]:
@@ -110,7 +111,9 @@ class Schedule:
 
     def trust(self, step: int) -> float:
         """How far losses are weighted by confidence: 0 in the first third in which the head
-        trains, 1 from its middle on."""
+        trains, 1 from its middle on and for a head that was trained before."""
+        if self.trained:
+            return 1.0
         ends = [0, *self.ends]
         begin = next((a for a, p in zip(ends, self.phases, strict=False) if p.dense), self.steps)
         done = (step - begin) / max(1, self.steps - begin)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from da3_ros.network import build_network
+from da3_ros.network import build_network, load_checkpoint
 from da3_ros.network.model import DepthAnything3
 from training.data import (
     FIRST_TRAINING_SEED,
@@ -42,6 +42,7 @@ from training.schedule import PHASES, Phase, Schedule
 STATE, CURVE = "training.pt", "loss.jsonl"
 SAVE_EVERY_S = 60.0
 POSE_NOISE = (2.0, 0.06)  # degrees; share of the distance
+PROBES_FIRST = 150  # steps in which nothing else moves, in a run that begins with trained weights
 _ROOMS_PER_SEED = 1 << 40  # room seeds of one run; runs and pools never share a room
 
 
@@ -60,6 +61,7 @@ class Config:
     decay: float = 0.03
     ema: float = 0.999
     precision: str = "float32"  # or bfloat16
+    start: str = ""  # checkpoint folder whose weights the run begins with
     shares: tuple[float, ...] = tuple(p.share for p in PHASES)
 
 
@@ -81,12 +83,14 @@ class Trainer:
         if phases is None:
             pairs = zip(PHASES, config.shares, strict=True)
             phases = tuple(replace(p, share=share) for p, share in pairs)
-        self.schedule = Schedule(config.steps, phases)
+        self.schedule = Schedule(config.steps, phases, trained=bool(config.start))
         self._pool: tuple[tuple[int, int], Pool] | None = None
         torch.manual_seed(config.seed)
         network = network or build_network("da3-tiny")
         size = phases[0].size
         initialize(network, torch.randn(4, 3, *size))
+        if config.start:
+            load_checkpoint(network, config.start)
         self.model = TrainingNetwork(network).to(device).train()
         self.ema = {k: v.clone() for k, v in network.state_dict().items()}
         self.optimizer = make_optimizer(self.model, config)
@@ -98,7 +102,7 @@ class Trainer:
         batch, posed = self._batch()
         rate = self.config.rate * self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._rate(group, rate)
         # Probes give way to the head, which reads the same taps.
         phase = self.schedule.phases[self.schedule.at(self.step).phase]
         probe = 0.2 if phase.dense else 0.5
@@ -115,6 +119,12 @@ class Trainer:
         values = torch.stack([v.detach().float() for v in figures.values()]).tolist()
         shape = {"views": batch.depth.shape[1], "height": batch.size[0], "posed": int(posed)}
         return {"step": self.step, "rate": rate, **dict(zip(figures, values, strict=True))} | shape
+
+    def _rate(self, group: dict[str, Any], rate: float) -> float:
+        """Probes do not ship: before trained weights move, new ones learn to read them."""
+        if self.config.start and self.step < PROBES_FIRST:
+            return self.config.rate if group["probes"] else 0.0
+        return rate
 
     def _loss(
         self, batch: Batch, posed: bool, weights: Weights
@@ -212,11 +222,13 @@ class Trainer:
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
     """AdamW; only matrices and kernels decay."""
-    free = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in free if p.ndim in (2, 4)], "weight_decay": config.decay},
-        {"params": [p for p in free if p.ndim not in (2, 4)], "weight_decay": 0.0},
-    ]
+    free = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    groups = []
+    for probes in (False, True):
+        some = [p for n, p in free.items() if n.startswith("probes.") == probes]
+        for decay, matrix in ((config.decay, True), (0.0, False)):
+            params = [p for p in some if (p.ndim in (2, 4)) == matrix]
+            groups.append({"params": params, "weight_decay": decay, "probes": probes})
     return torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98))
 
 

@@ -10,11 +10,12 @@ from da3_ros.synthetic.rooms import (
     RoomBatch,
     clearance,
     distance_to_surface,
+    make_ring,
     make_room,
     stack_rooms,
     view_distance,
 )
-from da3_ros.synthetic.walks import WALKS, Pace, make_walk
+from da3_ros.synthetic.walks import WALKS, Pace, make_walk, ring_walk
 
 __all__ = [
     "SKY",
@@ -28,10 +29,12 @@ __all__ = [
     "clearance",
     "distance_to_surface",
     "intrinsics",
+    "make_ring",
     "make_room",
     "make_walk",
     "render",
     "render_batch",
+    "ring_walk",
     "stack_rooms",
     "view_distance",
 ]

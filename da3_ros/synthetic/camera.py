@@ -48,6 +48,7 @@ class SyntheticCamera:
         distortion_model, D: of the lens, ROS names and order; no D: a pinhole.
         pace: bounds on speed; its rate is replaced by ``rate_hz``.
         device: where to render.
+        mount: [4, 4] this camera's pose on the camera that walks: one of several on a rig.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class SyntheticCamera:
         supersample: bool = True,
         device: str = "cpu",
         start_ns: int = START_NS,
+        mount: Array | None = None,
     ) -> None:
         self.seed, self.size, self.rate_hz = seed, size, rate_hz
         self.noise_sigma, self.exposure_drift = noise_sigma, exposure_drift
@@ -75,6 +77,8 @@ class SyntheticCamera:
         pace = Pace(rate_hz, pace.max_speed_m_s, pace.max_turn_deg_s)
         self.room = make_room(seed)
         self.T_world_camera = make_walk(self.room, walk, frames, seed, pace)
+        if mount is not None:
+            self.T_world_camera = self.T_world_camera @ mount
         self.calibration = _calibration(size, fov_deg, distortion_model, D)
         self.K = corner_K(self.calibration.K)
         self._rooms = stack_rooms([self.room], device)

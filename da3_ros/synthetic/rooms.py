@@ -121,6 +121,50 @@ def make_room(seed: int) -> Room:
     size = np.array([rng.uniform(3.2, 8.0), rng.uniform(3.2, 8.0), rng.uniform(2.4, 3.6)])
     windows = _place_windows(rng, size)
     boxes = _place_boxes(rng, size, windows)
+    return _finish(seed, rng, size, boxes, windows)
+
+
+def make_ring(seed: int, width: float = 2.2) -> Room:
+    """A corridor of ``width`` metres that comes back to its start: a hall about a block of rooms.
+
+    Walls, windows and furniture are drawn as those of rooms are; see ``walks.ring_walk``.
+    """
+    rng = np.random.default_rng([seed, 0x21A6])
+    size = np.array([rng.uniform(9.0, 12.0), rng.uniform(9.0, 12.0), rng.uniform(2.4, 3.0)])
+    windows = _place_windows(rng, size)
+    windows.pop(5, None)  # the core reaches the ceiling
+    core = _Box(size / 2, np.array([*(size[:2] / 2 - width), size[2] / 2]), 0.0)
+    boxes = [core]
+    openings = [_opening(face, window, size) for face, window in windows.items()]
+    for _ in range(60):
+        box = _wall_box(rng, size) if rng.random() < 0.5 else _ring_box(rng, size, core)
+        if not any(box.meets(other, 0.02) for other in boxes + openings):
+            boxes.append(box)
+    return _finish(seed, rng, size, boxes, windows)
+
+
+def _ring_box(rng: np.random.Generator, size: Array, core: _Box) -> _Box:
+    """A flat box on a wall of the core: what hangs or stands there leaves the way free."""
+    axis, side = rng.integers(2), 2 * rng.integers(2) - 1
+    half = np.empty(3)
+    half[axis] = rng.uniform(0.03, 0.2)
+    half[1 - axis] = rng.uniform(0.15, 0.7)
+    half[2] = rng.uniform(0.1, 0.6)
+    centre = core.centre.copy()
+    centre[axis] += side * (core.half[axis] + half[axis] + 0.021)
+    centre[1 - axis] += rng.uniform(-1, 1) * (core.half[1 - axis] - half[1 - axis])
+    centre[2] = rng.uniform(half[2], size[2] - half[2] - 0.1)
+    return _Box(centre, half, 0.0)
+
+
+def _finish(
+    seed: int,
+    rng: np.random.Generator,
+    size: Array,
+    boxes: list[_Box],
+    windows: dict[int, tuple[float, ...]],
+) -> Room:
+    """Give boxes in a room their looks."""
     centre = np.array([size / 2, *(b.centre for b in boxes)])
     half = np.array([size / 2, *(b.half for b in boxes)])
     yaw = np.array([0.0, *(b.yaw for b in boxes)])

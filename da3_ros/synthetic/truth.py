@@ -6,7 +6,7 @@ is put to the test while the network's own error cannot hide an effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,13 +44,24 @@ class TruthSession:
     """Answers windows with the truth, each disturbed by a random Sim(3), and with ``noise``."""
 
     def __init__(
-        self, frames: Iterable[TrueFrame], *, seed: int = 0, noise: Noise | None = None
+        self,
+        frames: Iterable[TrueFrame] | Mapping[str, Iterable[TrueFrame]],
+        *,
+        seed: int = 0,
+        noise: Noise | None = None,
     ) -> None:
-        self._frames = {frame.stamp_ns: frame for frame in frames}
+        """``frames``: of one camera, or of several by their names."""
+        self._several = isinstance(frames, Mapping)
+        by_camera = frames if isinstance(frames, Mapping) else {"": frames}
+        self._frames = {(name, f.stamp_ns): f for name, fs in by_camera.items() for f in fs}
         self._rng = np.random.default_rng(seed)
         self.noise = noise or Noise()
         self.T_window_world = np.eye(4)  # of the newest window, and its units per metre
         self.unit = 1.0
+
+    def add(self, frame: TrueFrame, camera: str = "") -> None:
+        """One more frame to know."""
+        self._frames[camera, frame.stamp_ns] = frame
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
@@ -60,7 +71,9 @@ class TruthSession:
 
     def infer(self, window: Window) -> Prediction:
         """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""
-        frames = [self._frames[view.stamp_ns] for view in window.views]
+        names = [view.camera if self._several else "" for view in window.views]
+        stamps = [view.stamp_ns for view in window.views]
+        frames = [self._frames[key] for key in zip(names, stamps, strict=True)]
         unit = float(np.exp(self._rng.normal(0, 0.5)))
         disturb = np.eye(4)
         disturb[:3, :3] = Rotation.random(random_state=self._rng).as_matrix()

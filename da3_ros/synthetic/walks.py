@@ -268,3 +268,44 @@ def _poses(path: _Path) -> Array:
     T[..., :3, 3] = path.position
     T[..., 3, 3] = 1.0
     return T
+
+
+def ring_walk(room: Room, frames: int, laps: float, width: float = 2.2) -> Array:
+    """Poses [F, 4, 4] of a walk in the middle of a ``make_ring`` corridor, looking ahead.
+
+    More than one lap comes back to where it began. Corners are quarters of circles; the camera
+    sways a little, as one that is carried does.
+    """
+    size, middle = room.size, width / 2
+    straight = size[:2] - 2 * width  # from the end of one corner to the start of the next
+    corner = np.pi / 2 * middle
+    lengths = np.array([straight[0], corner, straight[1], corner] * 2)
+    way = np.linspace(0, laps * lengths.sum(), frames) % lengths.sum()
+    leg = np.searchsorted(np.cumsum(lengths), way, side="right") % 8
+    done = way - np.concatenate(([0.0], np.cumsum(lengths)))[leg]
+    heading = np.pi / 2 * (leg // 2) + np.where(leg % 2, done / middle, 0.0)
+    w, m, (x, y) = width, middle, size[:2]
+    starts = np.array(
+        [
+            [w, m],
+            [x - w, m],
+            [x - m, w],
+            [x - m, y - w],
+            [x - w, y - m],
+            [w, y - m],
+            [m, y - w],
+            [m, w],
+        ]
+    )
+    # Legs with odd numbers are corners, to the left.
+    angle = np.where(leg % 2, done / middle, 0.0)
+    local = np.stack((middle * np.sin(angle), middle * (1 - np.cos(angle))), axis=1)
+    local[leg % 2 == 0, 0] = done[leg % 2 == 0]
+    c, s = np.cos(heading - angle), np.sin(heading - angle)
+    ahead, left = np.stack((c, s), axis=1), np.stack((-s, c), axis=1)
+    position = starts[leg] + local[:, :1] * ahead + local[:, 1:] * left
+    time = np.arange(frames)
+    yaw = heading + np.radians(3) * np.sin(0.23 * time)
+    height = 1.4 + 0.03 * np.sin(0.7 * time)
+    level = np.zeros(frames)
+    return _poses(_Path(np.column_stack((position, height)), yaw, level - 0.05, level))
