@@ -257,7 +257,7 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
     depth = depth_errors(pairs)
     place = fit_poses(ours, true, depth.scale)
     accuracy, completeness = cloud_distance(
-        place.points(pipeline.scene().cloud.xyz.astype(np.float64)), clouds
+        place.points(pipeline.map.scene(np.eye(4)).map_points().astype(np.float64)), clouds
     )
     return Accuracy(
         name=sequence.name,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sequence_writers import write_euroc, write_seven_scenes, write_tum
 
+from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -66,6 +67,42 @@ def test_a_written_sequence_is_read_back(accuracy, folder, walk):
         else:
             np.testing.assert_allclose(depth, frame.depth, atol=6e-4)
     np.testing.assert_allclose(sequence.calibration.K, walk[0].calibration.K)
+
+
+def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
+    bag, folder = tmp_path / "bag", tmp_path / "tum"
+    size = ["--width", "140", "--height", "112", "--frames", "4", "--seed", "3"]
+    assert main(["synth-bag", str(bag), *size]) == 0
+    command = [
+        sys.executable, TOOL.with_name("bag_to_tum.py"), bag, folder, "--truth", "/truth/odom",
+        "--depth", "/truth/depth/image",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sequence = accuracy.open_sequence(folder)
+    true = list(SyntheticCamera(3, SIZE, frames=4))
+    assert len(sequence.items) == 4
+    for item, frame in zip(sequence.items, true, strict=True):
+        inside = np.linalg.inv(true[0].T_world_camera) @ frame.T_world_camera
+        start = np.linalg.inv(sequence.pose(sequence.items[0].stamp_ns))
+        np.testing.assert_allclose(start @ sequence.pose(item.stamp_ns), inside, atol=1e-5)
+        np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)
+
+
+def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
+    command = [
+        sys.executable, TOOL.with_name("bag_to_tum.py"), recordings / "redkitchen_24", tmp_path,
+        "--camera", "/camera/image_raw/compressed", "--truth", "/ground_truth/odom",
+        "--depth", "/camera/depth/image_raw",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sequence = accuracy.open_sequence(tmp_path)
+    assert len(sequence.items) == 24
+    assert sequence.calibration.K[0, 0] == pytest.approx(525)
+    depth = sequence.depth(sequence.items[0])
+    assert depth.shape == (480, 640)
+    assert 0.5 < np.nanmedian(depth) < 4
 
 
 def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):

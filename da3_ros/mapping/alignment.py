@@ -17,7 +17,7 @@ how sure a fit is, never how many pixels there were.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -74,6 +74,12 @@ class Anchor:
     confidence: Array  # [M]
     observations: float = 1.0  # windows whose mean this is
     keyframe: bool = False  # whether it is shared as one, not as one of the newest
+    submap: int = -1  # of the map that it belongs to
+
+    def moved(self, move: Similarity) -> Anchor:
+        """The same where the scene has moved."""
+        T, depth = move.pose(self.T_world_camera), move.scale * self.depth
+        return replace(self, T_world_camera=T, depth=depth)
 
     @staticmethod
     def of(view: View, frame: TrackedFrame) -> Anchor:
@@ -156,6 +162,10 @@ class Joiner:
     def __init__(self) -> None:
         self.spread = Spread()
         self._log_unit: float | None = None
+
+    def lift(self) -> None:
+        """The next window's unit has nothing to do with the last one's."""
+        self._log_unit = None
 
     def join(
         self,

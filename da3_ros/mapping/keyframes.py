@@ -8,6 +8,7 @@ decides what becomes a keyframe; a camera that stands still makes none. Memory i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import cv2
@@ -16,8 +17,8 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import KeyframeConfig
 from da3_ros.geometry import invert_pose
-from da3_ros.mapping.alignment import Alignment, Anchor
-from da3_ros.types import Array, Image, Prediction
+from da3_ros.mapping.alignment import Alignment, Anchor, Similarity
+from da3_ros.types import Array, Image, Prediction, View
 
 MOST = 64  # keyframes held, each an image and some thousand numbers
 OVERLAP = 0.6  # share of what the camera sees that a keyframe must see too
@@ -45,7 +46,7 @@ class ViewMemory:
         self.limits, self.most = limits, most
         self._newest: deque[Anchor] = deque(maxlen=newest)
         self._keyframes: list[_Entry] = []
-        self._sharpness: deque[float] = deque(maxlen=15)
+        self._sharpness: dict[str, deque[float]] = {}  # of each camera
 
     def __len__(self) -> int:
         return len({a.view.id for a in self._newest} | {k.anchor.view.id for k in self._keyframes})
@@ -57,18 +58,19 @@ class ViewMemory:
 
     def choose(self, views: int, keyframes: int) -> list[Anchor]:
         """At most ``views`` to share: up to ``keyframes`` that see the same, oldest first; then
-        the newest, oldest first. The newest one is always among them."""
-        keyframes = max(0, min(keyframes, views - 1))
-        newest = list(self._newest)
-        recent = {a.view.id for a in newest[-(views - keyframes) :]}
+        the newest, oldest first. The newest one is always among them, and that of every other
+        camera goes before older views."""
+        last = [a.view.id for a in self._last_of_cameras()]
+        keyframes = max(0, min(keyframes, views - max(1, len(last))))
+        recent = {a.view.id for a in self._youngest(views - keyframes, last)}
         old = self._nearby(recent, keyframes)
         taken = {a.view.id for a in old}
-        rest = [a for a in newest if a.view.id not in taken]
-        return [replace(a, keyframe=True) for a in old] + rest[-(views - len(old)) :]
+        rest = self._youngest(views - len(old), last, taken)
+        return [replace(a, keyframe=True) for a in old] + rest
 
     def is_new(self, anchor: Anchor) -> bool:
         """Whether a view shows the scene as no keyframe does, and sharply enough to be one."""
-        blurred = self._is_blurred(anchor.view.image)
+        blurred = self._is_blurred(anchor.view)
         if not self._keyframes:
             return True
         turn, parallax = self._apart(anchor.T_world_camera)
@@ -98,18 +100,53 @@ class ViewMemory:
             replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
         ]
 
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """The submaps named lie elsewhere now, and what was seen in them too."""
+
+        def moved(anchor: Anchor) -> Anchor:
+            return anchor.moved(moves[anchor.submap]) if anchor.submap in moves else anchor
+
+        self._newest = deque(map(moved, self._newest), maxlen=self._newest.maxlen)
+        self._keyframes = [
+            _Entry(moved(k.anchor), k.depth * moves[k.anchor.submap].scale)
+            if k.anchor.submap in moves
+            else k
+            for k in self._keyframes
+        ]
+
+    def _last_of_cameras(self) -> list[Anchor]:
+        """The newest view of each camera, the oldest of them first."""
+        last: dict[str, Anchor] = {}
+        for anchor in self._newest:
+            last.pop(anchor.view.camera, None)
+            last[anchor.view.camera] = anchor
+        return list(last.values())
+
+    def _youngest(
+        self, count: int, first: list[int], without: Collection[int] = ()
+    ) -> list[Anchor]:
+        """``count`` of the newest views, in order; the last ones of the ids ``first`` go first."""
+        left = [a.view.id for a in self._newest if a.view.id not in without]
+        ranked = [i for i in left if i not in first] + [i for i in left if i in first]
+        chosen = set(ranked[-count:])
+        return [a for a in self._newest if a.view.id in chosen]
+
     def _nearby(self, recent: set[int], most: int) -> list[Anchor]:
-        """Keyframes that see much of what the newest view sees, but none of ``recent``.
+        """Keyframes that see much of what a camera sees now, but none of ``recent``.
 
         The oldest of them, which has come by the fewest joins, and those that see most; in order.
         """
-        newest = self.newest
-        if newest is None or not self._keyframes or not len(newest.depth):
+        now = [a for a in self._last_of_cameras() if len(a.depth)]
+        if not now or not self._keyframes:
             return []
-        turn, parallax = self._apart(newest.T_world_camera)
-        overlap = self._overlap(newest)
         known = np.array([k.anchor.view.id in recent for k in self._keyframes])
-        near = (turn < NEARBY_DEG) & (parallax < NEARBY) & (overlap >= OVERLAP) & ~known
+        near, overlap = np.zeros(len(known), bool), np.zeros(len(known))
+        for anchor in now:
+            turn, parallax = self._apart(anchor.T_world_camera)
+            seen = self._overlap(anchor)
+            here = (turn < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~known
+            overlap = np.where(here, np.maximum(overlap, seen), overlap)
+            near |= here
         found = [int(i) for i in np.flatnonzero(near)]
         best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
         return [self._keyframes[i].anchor for i in sorted([*found[:1], *best])[:most]]
@@ -135,11 +172,12 @@ class ViewMemory:
         good = (pixel[..., 2] > 1e-9) & (u > 0) & (u < width) & (v > 0) & (v < height)
         return np.asarray(good.mean(axis=1))
 
-    def _is_blurred(self, image: Image) -> bool:
-        """Whether a picture is much softer than those before; notes how sharp it is."""
-        usual = float(np.median(self._sharpness)) if self._sharpness else 0.0
-        here = sharpness(image)
-        self._sharpness.append(here)
+    def _is_blurred(self, view: View) -> bool:
+        """Whether a picture is much softer than its camera's before; notes how sharp it is."""
+        before = self._sharpness.setdefault(view.camera, deque(maxlen=15))
+        usual = float(np.median(before)) if before else 0.0
+        here = sharpness(view.image)
+        before.append(here)
         return here < BLURRED * usual
 
     def _most_redundant(self) -> int:

@@ -8,10 +8,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from da3_ros.mapping.export import FRUSTUM, Scene, chosen_frusta, frustum, path_points, scene_size
+from da3_ros.mapping.frusta import frusta, path_points
+from da3_ros.mapping.scene import Scene
 from da3_ros.types import Array, Image
 
 BACKGROUND = 24
+MOST_POINTS = 5_000_000  # more would only cover each other
 ELEVATION_DEG = 45.0
 FIELD_OF_VIEW_DEG = 45.0
 FILL = 0.95  # share of the picture that the scene may take
@@ -41,19 +43,16 @@ def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
 
     What lies clearly above the cameras (a room's ceiling) is cut away, as in a doll's house.
     """
-    R, t = scene.T_map_world[:3, :3], scene.T_map_world[:3, 3]
-    points = scene.map_points().astype(np.float64)
-    centres = path_points(scene.poses) @ R.T + t
+    cloud, centres = scene.cloud(MOST_POINTS), path_points(scene)
+    points = cloud.xyz.astype(np.float64)
     keep = _below_ceiling(points, centres)
-    points, colors = points[keep], scene.cloud.rgb[keep]
+    points, colors = points[keep], cloud.rgb[keep]
     canvas = np.full((size[1], size[0], 3), BACKGROUND, np.uint8)
     if not len(points) and not len(centres):
         return canvas
     viewpoint = _behind_and_above(_bounds(points, centres), scene, size)
     _paint_points(canvas, viewpoint, points, colors)
-    segments = [frustum(p, FRUSTUM * scene_size(scene)) for p in chosen_frusta(scene.poses)]
-    if segments:
-        _paint_lines(canvas, viewpoint, np.concatenate(segments) @ R.T + t, CAMERA_COLOR)
+    _paint_lines(canvas, viewpoint, frusta(scene), CAMERA_COLOR)
     _paint_lines(canvas, viewpoint, np.stack((centres[:-1], centres[1:]), axis=1), PATH_COLOR)
     return canvas
 
@@ -97,9 +96,9 @@ def _behind_and_above(bounds: Array, scene: Scene, size: tuple[int, int]) -> _Vi
 
 def _heading(scene: Scene) -> Array:
     """Horizontal unit vector [2] that the first camera looks along."""
-    if not scene.poses:
+    if not len(scene.poses):
         return np.array([1.0, 0.0])
-    axis = (scene.T_map_world @ scene.poses[0].T_world_camera)[:2, 2]
+    axis = (scene.T_map_world[:3, :3] @ scene.poses.rows["T"][0, :, 2])[:2]
     norm = np.linalg.norm(axis)
     return axis / norm if norm > 1e-6 else np.array([1.0, 0.0])
 

@@ -81,19 +81,15 @@ class OdometryRatio:
         count = int(good.sum())
         if count < FEWEST_STRETCHES or 2 * count < len(logs):
             return None
-        way_m, way = np.array(self._ways)[good].sum(axis=0)
-        # Student's t: a spread that was itself measured by few is worth less.
-        few = math.sqrt((count - 1) / (count - 3))
-        sigma = float(np.std(logs[good], ddof=1)) / math.sqrt(count) * few
-        return Estimate(math.log(way_m / way), math.hypot(sigma, FLOOR))
+        newest, sigma = _newest_that_count(logs[good], 0.0, FEWEST_STRETCHES)
+        way_m, way = np.array(self._ways)[good][-newest:].sum(axis=0)
+        return Estimate(math.log(way_m / way), sigma)
 
 
 class MeasureFilter:
-    """Median of the last measures that came with windows: of a metric model, or of a rig."""
+    """Mean of the last measures that came with windows and agree: of a model, a rig, odometry."""
 
-    def __init__(self, *, overlapping: bool = False) -> None:
-        """``overlapping``: measures share what they were made of; many are no surer than one."""
-        self._overlapping = overlapping
+    def __init__(self) -> None:
         self._measures: deque[Estimate] = deque(maxlen=MEASURES)
 
     def __len__(self) -> int:
@@ -110,11 +106,10 @@ class MeasureFilter:
         if len(self) < FEWEST_MEASURES:
             return None
         logs = np.array([m.log for m in self._measures])
-        good = _agreeing(logs)
+        good = logs[_agreeing(logs)]
         own = float(np.median([m.sigma for m in self._measures]))
-        spread = max(own, float(np.std(logs[good])))
-        count = 1 if self._overlapping else int(good.sum())
-        return Estimate(float(np.median(logs)), math.hypot(spread / math.sqrt(count), FLOOR))
+        newest, sigma = _newest_that_count(good, own, FEWEST_MEASURES)
+        return Estimate(float(good[-newest:].mean()), sigma)
 
 
 class ScaleKeeper:
@@ -131,8 +126,7 @@ class ScaleKeeper:
     def restart(self) -> None:
         """A new stretch has a unit of its own, of which nothing is known."""
         self._ratio = OdometryRatio()
-        # Neighbouring windows share most of the motions that odometry measures them by.
-        self._filter = MeasureFilter(overlapping=self.config.source == "odometry")
+        self._filter = MeasureFilter()
         self._value: float | None = None
         self._sigma = math.nan
 
@@ -205,6 +199,11 @@ class SceneScale:
         self.to_origin()
         self.restart(np.eye(4))
 
+    def resume(self, metric: bool) -> None:
+        """Begin in a scene that was saved: in metres, or in a unit that nobody knows."""
+        self.forget()
+        self._scene = 1.0 if metric else None
+
     def to_origin(self) -> None:
         """The next segment begins where the scene does, wherever the last one ended."""
         self._continuity = Continuity()
@@ -238,6 +237,18 @@ class SceneScale:
         """Whether a metric model shall look at this window."""
         return self._keeper.wants_measure(window_id)
 
+    def unit_of(self, prediction: Prediction) -> tuple[float, float] | None:
+        """Segment units per network unit, and how sure (relative), where a window was measured.
+
+        Both what a window says of itself and what is known of the segment are uncertain; joined
+        to all that the shared frames say, this keeps the unit of a long segment from wandering.
+        """
+        said, known = prediction.measure, self.scale
+        if said is None or not known.metric or not self.learns:
+            return None
+        value, sigma = said.value / known.value, math.hypot(said.sigma, known.sigma)
+        return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
+
     def update(self, window: Window, prediction: Prediction, T: Similarity | None) -> Scale:
         """The scale of a window that lies at ``T`` in its segment; None: it did not fit."""
         if T is None:
@@ -250,6 +261,11 @@ class SceneScale:
                 self._factor = self.scale.value / self._scene
             self._scene = self.scale.value / self._factor
         return self.scale
+
+    @property
+    def T_scene_segment(self) -> Similarity:
+        """Where the segment lies in the scene, and in which unit."""
+        return Similarity(self._factor, np.eye(3), self._place(np.zeros(3)))
 
     def of_scene(self, frame: TrackedFrame) -> TrackedFrame | None:
         """A segment's frame in the scene's unit; None where nobody knows how."""
@@ -264,14 +280,16 @@ class SceneScale:
         """A segment's frame as it goes out: in metres where its scale is known."""
         scene = self.of_scene(frame) or frame
         metres = self.metres if frame.scale.metric else None
-        T_odom_world = self._continuity.add(scene.T_world_camera, metres)
+        T_odom_world = self._continuity.add(scene.T_world_camera, metres, frame.leads)
         return dataclasses.replace(scaled(scene, metres or 1.0), T_odom_world=T_odom_world)
 
     def _hear(self, window: Window, prediction: Prediction, T: Similarity) -> None:
         """Hand on what a window says of its own scale."""
         if prediction.measure is not None:
             self._keeper.add_measure(prediction.measure, T.scale)
-        for index in range(len(window.views) - window.new, len(window.views)):
+        fresh = range(len(window.views) - window.new, len(window.views))
+        camera = window.views[fresh.start].camera  # of several one says how the rig moved
+        for index in (i for i in fresh if window.views[i].camera == camera):
             depth = prediction.depth[index]
             known = depth[np.isfinite(depth)]
             typical = float(np.median(known)) * T.scale if known.size else math.nan
@@ -296,10 +314,11 @@ class Continuity:
         self._metres: float | None = None
         self._last = np.zeros(3)  # the last camera, scene units
 
-    def add(self, T_scene_camera: Array, metres: float | None) -> Array:
+    def add(self, T_scene_camera: Array, metres: float | None, leads: bool = True) -> Array:
         """``T_odom_world`` [4, 4] of this frame, in metres; ``metres`` per scene unit or None.
 
         When metres become known, or are lost, all lengths change their unit: odometry begins anew.
+        Of several cameras it is the motion of the one that ``leads`` that goes on without a jump.
         """
         if metres is None or self._metres is None:
             self.T_odom_world = np.eye(4)
@@ -307,7 +326,9 @@ class Continuity:
             T = self.T_odom_world.copy()
             T[:3, 3] += (self._metres - metres) * self._last
             self.T_odom_world = T
-        self._metres, self._last = metres, T_scene_camera[:3, 3]
+        self._metres = metres
+        if leads:
+            self._last = T_scene_camera[:3, 3]
         return self.T_odom_world
 
 
@@ -338,3 +359,35 @@ def _agreeing(logs: Array) -> Array:
     """Mask [M] of the logarithms near their median."""
     away = np.abs(logs - np.median(logs))
     return np.asarray(away <= max(OUTLIER * 1.4826 * float(np.median(away)), AGREEMENT))
+
+
+def _newest_that_count(logs: Array, own: float, fewest: int) -> tuple[int, float]:
+    """How many of the newest measures [M] make the surest mean, and its standard deviation.
+
+    More of them average noise out, but are older, and the scene has drifted since. ``own``: what
+    a measure says of its own standard deviation. What measures do not disagree about although
+    they might, windows have in common (the same motions, the same views): it does not average out.
+    """
+    count = len(logs)
+    noise, drift = _noise_and_drift(logs)
+    newest = min(max(round(math.sqrt(3 * noise / drift)), fewest), count) if drift else count
+    # Student's t: a noise that was itself measured by few is worth less.
+    few = (count - 1) / max(count - 3, 0.7)
+    by_chance = 1 + 2 / math.sqrt(count)  # how much larger the noise may really be
+    common = max(own**2 - noise * by_chance, 0.0)
+    variance = common + few * noise / newest + drift * newest / 3
+    return newest, math.hypot(math.sqrt(variance), FLOOR)
+
+
+def _noise_and_drift(logs: Array) -> tuple[float, float]:
+    """Variances of the noise of measures [M], and of the drift from each to the next.
+
+    A random walk with steps of variance d adds d / 2 to half the mean square of what neighbours
+    differ by, and (M + 1) / 6 d to the variance of all.
+    """
+    spread = float(np.var(logs, ddof=1))
+    near = float(np.mean(np.square(np.diff(logs)))) / 2
+    if len(logs) < 4:
+        return max(near, spread), 0.0
+    drift = max(0.0, 6 * (spread - near) / (len(logs) - 2))
+    return max(near - drift / 2, 0.0), drift

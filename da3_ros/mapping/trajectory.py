@@ -1,13 +1,26 @@
-"""Where the camera has been: a bounded list of poses, and the TUM trajectory format."""
+"""Where the camera has been: a bounded table of poses, and the TUM trajectory format.
+
+Poses are held in the frames of their submaps, so that they move with the map.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from da3_ros.geometry import quaternion_from_matrix
+from da3_ros.mapping.alignment import Similarity
 from da3_ros.types import Array, TrackedFrame
 
 MAX_POSES = 100_000
+# K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
+ROW = np.dtype(
+    [("stamp_ns", "<i8"), ("T", "<f8", (3, 4)), ("K", "<f8", (4,)), ("size", "<i4", (2,)),
+     ("submap", "<i4"), ("camera", "<i2"), ("keyframe", "?")]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +32,66 @@ class Pose:
     K: Array  # [3, 3] corner rule
     size: tuple[int, int]  # (width, height) that K belongs to
     keyframe: bool
+    camera: str = ""  # name within a rig; empty for a single camera
+
+
+@dataclass(frozen=True, eq=False)
+class Poses:
+    """Camera poses as one table, in the order in which they came."""
+
+    rows: NDArray[np.void]  # [N] of ROW
+    cameras: tuple[str, ...]  # names that the column ``camera`` counts
+
+    @staticmethod
+    def of(poses: list[Pose]) -> Poses:
+        """The table of single poses."""
+        cameras = tuple(dict.fromkeys(p.camera for p in poses))
+        rows = np.zeros(len(poses), ROW)
+        for row, p in zip(rows, poses, strict=True):
+            row["stamp_ns"], row["keyframe"], row["size"] = p.stamp_ns, p.keyframe, p.size
+            row["T"], row["camera"] = p.T_world_camera[:3], cameras.index(p.camera)
+            row["K"] = p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]
+        return Poses(rows, cameras)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Pose]:
+        for row in self.rows:
+            T, K = np.eye(4), np.eye(3)
+            T[:3] = row["T"]
+            K[0, 0], K[1, 1], K[0, 2], K[1, 2] = row["K"]
+            stamp, (width, height) = int(row["stamp_ns"]), row["size"].tolist()
+            camera = self.cameras[row["camera"]]
+            yield Pose(stamp, T, K, (width, height), bool(row["keyframe"]), camera)
+
+    def leading(self) -> Poses:
+        """The poses of the camera that came first: a rig's path."""
+        return self.take(self.rows["camera"] == 0)
+
+    def newest(self) -> dict[str, Array]:
+        """Last pose [4, 4] of each camera."""
+        last = {int(c): i for i, c in enumerate(self.rows["camera"])}
+        return {p.camera: p.T_world_camera for p in self.take(sorted(last.values()))}
+
+    def take(self, index: Array | list[int] | slice) -> Poses:
+        """The poses at ``index``."""
+        return Poses(self.rows[index], self.cameras)
+
+    def moved(self, T: Mapping[int, Similarity]) -> Poses:
+        """Poses of submaps in the scene, where submap ``i`` lies at ``T[i]``."""
+        rows = self.rows.copy()
+        if not len(rows):
+            return Poses(rows, self.cameras)
+        ids = np.array(sorted(T))
+        at = np.searchsorted(ids, rows["submap"])
+        R = np.array([T[i].R for i in ids])[at]
+        scale = np.array([T[i].scale for i in ids])[at]
+        t = np.array([T[i].t for i in ids])[at]
+        local = self.rows["T"]
+        rows["T"][:, :, :3] = R @ local[:, :, :3]
+        rows["T"][:, :, 3] = scale[:, None] * np.einsum("nij,nj->ni", R, local[:, :, 3]) + t
+        return Poses(rows, self.cameras)
 
 
 class Trajectory:
@@ -26,17 +99,62 @@ class Trajectory:
 
     def __init__(self, max_poses: int = MAX_POSES) -> None:
         self.max_poses = max_poses
-        self.poses: list[Pose] = []
+        self._rows = np.zeros(64, ROW)
+        self._size = 0
+        self._cameras: list[str] = []
 
-    def add(self, frame: TrackedFrame) -> None:
-        """Append the pose of a delivered frame."""
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return self._rows.nbytes
+
+    @property
+    def newest_stamp_ns(self) -> int:
+        """Of the pose that was added last. Raises IndexError if there is none."""
+        if not self._size:
+            raise IndexError("no pose yet")
+        return int(self._rows["stamp_ns"][self._size - 1])
+
+    def poses(self) -> Poses:
+        """All poses, in the frames of their submaps; a copy."""
+        return Poses(self._rows[: self._size].copy(), tuple(self._cameras))
+
+    def add(self, frame: TrackedFrame, T_submap_camera: Array, submap: int) -> None:
+        """Append the pose of a delivered frame, in the frame of its submap."""
+        if frame.camera not in self._cameras:
+            self._cameras.append(frame.camera)
         height, width = frame.depth_m.shape
-        self.poses.append(
-            Pose(frame.stamp_ns, frame.T_world_camera, frame.K, (width, height), frame.keyframe)
-        )
-        if len(self.poses) > self.max_poses:
-            thinned = [p for i, p in enumerate(self.poses) if p.keyframe or i % 2 == 0]
-            self.poses = thinned if len(thinned) <= self.max_poses else self.poses[::2]
+        if self._size == len(self._rows):
+            self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
+        K = (frame.K[0, 0], frame.K[1, 1], frame.K[0, 2], frame.K[1, 2])
+        camera = self._cameras.index(frame.camera)
+        row = (frame.stamp_ns, T_submap_camera[:3], K, (width, height))
+        self._rows[self._size] = (*row, submap, camera, frame.keyframe)
+        self._size += 1
+        if self._size > self.max_poses:
+            self._thin()
+
+    def extend(self, poses: Poses) -> None:
+        """Append poses that a scene was saved with, in the frames of their submaps."""
+        names = self._cameras + [c for c in poses.cameras if c not in self._cameras]
+        rows = poses.rows.copy()
+        at = np.array([names.index(c) for c in poses.cameras], np.int16)
+        rows["camera"] = at[rows["camera"]] if len(rows) else 0
+        self._rows = np.concatenate((self._rows[: self._size], rows, np.zeros(64, ROW)))
+        self._size, self._cameras = self._size + len(rows), names
+        while self._size > self.max_poses:
+            self._thin()
+
+    def _thin(self) -> None:
+        rows = self._rows[: self._size]
+        thinned = rows[rows["keyframe"] | (np.arange(len(rows)) % 2 == 0)]
+        if len(thinned) > self.max_poses:
+            thinned = rows[::2]
+        self._size = len(thinned)
+        self._rows[: self._size] = thinned
 
 
 def tum_line(stamp_ns: int, T_map_camera: Array) -> str:

@@ -1,7 +1,7 @@
-"""The accumulated scene: a bounded hash of voxels with mean position, colour and confidence.
+"""A hash of voxels with mean position, colour and confidence, and the plain cloud made of it.
 
-Inserting costs the same however large the map is: keys live in an open-addressing table that NumPy
-probes for all new points at once.
+Inserting costs the same however much is held: keys live in an open-addressing table that NumPy
+probes for all new points at once. What bounds the map, and what leaves it, is in ``submaps``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from da3_ros.types import Array
 
 FREE = np.int64(-1)
 BITS = 21  # per axis: two million voxels each way
-KEEP = 0.9  # share that stays when the map is full, so that eviction is rare
 COLUMNS = 8  # offset in the voxel x y z, r g b, confidence, each times weight; the weight
 
 
@@ -25,25 +24,29 @@ class PointCloud:
 
     xyz: NDArray[np.float32]  # [M, 3]
     rgb: NDArray[np.uint8]  # [M, 3]
-    confidence: NDArray[np.float32]  # [M]
-    count: NDArray[np.int32]  # [M] observations
+    confidence: NDArray[np.floating]  # [M] float16 where it is held, float32 on its way
+    count: NDArray[np.integer]  # [M] observations; uint16 where it is held, at most 65535
 
     def __len__(self) -> int:
         return len(self.xyz)
 
-    def take(self, index: Array) -> PointCloud:
-        """The points at ``index``."""
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return self.xyz.nbytes + self.rgb.nbytes + self.confidence.nbytes + self.count.nbytes
+
+    def take(self, index: Array | slice) -> PointCloud:
+        """The points at ``index``; views of the same memory for a slice."""
         return PointCloud(
             self.xyz[index], self.rgb[index], self.confidence[index], self.count[index]
         )
 
 
 class VoxelMap:
-    """Voxels of one edge length, at most ``max_points``; the longest unseen leave first."""
+    """Voxels of one edge length, in the order in which they were first seen."""
 
-    def __init__(self, voxel: float, max_points: int) -> None:
+    def __init__(self, voxel: float) -> None:
         self.voxel = voxel
-        self.max_points = max_points
         self._clear(1 << 12)
 
     def __len__(self) -> int:
@@ -52,47 +55,46 @@ class VoxelMap:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes."""
-        return sum(
-            a.nbytes for a in (self._table, self._keys, self._sums, self._count, self._seen)
-        )
+        return sum(a.nbytes for a in (self._table, self._keys, self._sums, self._count))
 
-    def insert(self, xyz: Array, rgb: NDArray[np.uint8], confidence: NDArray[np.float32]) -> None:
-        """Add points [M, 3] with colours [M, 3] and confidences [M], weighted by confidence."""
-        keys, inside = self._quantize(xyz)
+    def insert(
+        self,
+        xyz: Array,
+        rgb: NDArray[np.uint8],
+        confidence: Array,
+        count: Array | None = None,
+    ) -> None:
+        """Add points [M, 3] with colours [M, 3] and confidences [M], weighted by confidence.
+
+        ``count`` [M] says of how many observations each point is the mean; by default of one.
+        """
+        keys, inside = _keys(xyz, self.voxel)
         if not len(keys):
             return
-        unique, inverse, hits = np.unique(keys, return_inverse=True, return_counts=True)
+        unique, inverse = np.unique(keys, return_inverse=True)
         rows = self._rows(unique)
-        weight = confidence[inside].astype(np.float64)
+        seen = np.ones(len(keys)) if count is None else count[inside].astype(np.float64)
+        certain = confidence[inside].astype(np.float64)
         offset = xyz[inside] / self.voxel % 1.0
-        values: Array = np.column_stack((offset, rgb[inside], weight, np.ones(len(keys))))
+        values: Array = np.column_stack((offset, rgb[inside], certain, np.ones(len(keys))))
         for column in range(COLUMNS):
-            total = np.bincount(inverse, weights=values[:, column] * weight, minlength=len(unique))
+            weighted = values[:, column] * certain * seen
+            total = np.bincount(inverse, weights=weighted, minlength=len(unique))
             self._sums[rows, column] += total.astype(np.float32)
+        hits = np.bincount(inverse, weights=seen, minlength=len(unique))
         self._count[rows] += hits.astype(np.int32)
-        self._tick += 1
-        self._seen[rows] = self._tick
-        if self._size > self.max_points:
-            self._evict()
 
-    def cloud(self) -> PointCloud:
-        """All voxels, each at the weighted mean of what fell into it."""
-        sums = self._sums[: self._size]
+    def cloud(self, rows: slice = slice(None)) -> PointCloud:
+        """All voxels, or some, each at the weighted mean of what fell into it."""
+        sums = self._sums[: self._size][rows]
         mean = sums[:, :7] / sums[:, 7:]
-        cell = self._cells(self._keys[: self._size])
+        cell = self._cells(self._keys[: self._size][rows])
         return PointCloud(
             xyz=((cell + mean[:, :3]) * self.voxel).astype(np.float32),
             rgb=np.clip(np.rint(mean[:, 3:6]), 0, 255).astype(np.uint8),
             confidence=mean[:, 6].astype(np.float32),
-            count=self._count[: self._size].copy(),
+            count=self._count[: self._size][rows].copy(),
         )
-
-    def regridded(self, voxel: float) -> VoxelMap:
-        """The same points in voxels of another edge length; smaller ones give no new detail."""
-        out = VoxelMap(voxel, self.max_points)
-        cloud = self.cloud()
-        out.insert(cloud.xyz.astype(np.float64), cloud.rgb, cloud.confidence)
-        return out
 
     def _clear(self, capacity: int) -> None:
         self._table = np.full(
@@ -102,17 +104,7 @@ class VoxelMap:
         # Offsets in the voxel, not positions, so that float32 sums stay exact far from the origin.
         self._sums = np.zeros((capacity, COLUMNS), dtype=np.float32)
         self._count = np.zeros(capacity, dtype=np.int32)
-        self._seen = np.zeros(capacity, dtype=np.int64)
         self._size = 0
-        self._tick = 0
-
-    def _quantize(self, xyz: Array) -> tuple[Array, Array]:
-        """Packed voxel keys of the points that are finite and inside the map's range."""
-        with np.errstate(invalid="ignore"):
-            cell = np.floor(xyz / self.voxel)
-            inside = np.all(np.abs(cell) < (1 << (BITS - 1)), axis=1)  # False for NaN, Inf
-        index = cell[inside].astype(np.int64) + (1 << (BITS - 1))
-        return (index[:, 0] << (2 * BITS)) | (index[:, 1] << BITS) | index[:, 2], inside
 
     @staticmethod
     def _cells(keys: Array) -> Array:
@@ -139,39 +131,54 @@ class VoxelMap:
         return rows
 
     def _claim(self, keys: Array, slot: Array, new: Array) -> None:
-        """Give rows to keys whose slot is free; where several want one slot, the first gets it."""
-        _, first = np.unique(slot[new], return_index=True)
-        winners = new[np.sort(first)]
+        """Give rows to keys whose slot is free; where several want one slot, one gets it."""
+        wanted = slot[new]
+        self._table[wanted] = -2 - new  # the last one to write wins: NumPy's order, repeatable
+        winners = new[self._table[wanted] == -2 - new]
         rows = np.arange(self._size, self._size + len(winners))
         self._table[slot[winners]] = rows
         self._keys[rows] = keys[winners]
         self._size += len(winners)
 
     def _hash(self, keys: Array) -> Array:
-        # Fibonacci hashing; the high bits are the well-mixed ones.
-        mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        return ((mixed >> np.uint64(20)) % np.uint64(len(self._table))).astype(np.int64)
+        return mixed(keys) % len(self._table)
 
     def _reserve(self, needed: int) -> None:
         """Room for ``needed`` rows; doubling keeps the cost per point constant."""
         if needed <= len(self._keys):
             return
-        order = np.arange(self._size)
-        self._rebuild(order, 1 << int(needed - 1).bit_length())
-
-    def _rebuild(self, order: Array, capacity: int) -> None:
-        """Keep the rows ``order`` in arrays of ``capacity``."""
-        keys, sums, count, seen = (
-            a[order] for a in (self._keys, self._sums, self._count, self._seen)
-        )
-        tick = self._tick
-        self._clear(capacity)
+        size = self._size
+        keys, sums, count = (a[:size] for a in (self._keys, self._sums, self._count))
+        self._clear(1 << int(needed - 1).bit_length())
         rows = self._rows(keys)
-        self._sums[rows], self._count[rows], self._seen[rows] = sums, count, seen
-        self._tick = tick
+        self._sums[rows], self._count[rows] = sums, count
 
-    def _evict(self) -> None:
-        keep = int(KEEP * self.max_points)
-        # Stable: of voxels seen last at the same time, the later ones stay.
-        order = np.argsort(self._seen[: self._size], kind="stable")[-keep:]
-        self._rebuild(np.sort(order), len(self._keys))
+
+def voxel_hash(xyz: Array, voxel: float) -> Array:
+    """A well-spread number of each point's voxel [M]; 0 outside a map's range."""
+    keys, inside = _keys(xyz, voxel)
+    out = np.zeros(len(xyz), np.int64)
+    # Other bits than the table's slots: voxels chosen by this hash still spread over a table.
+    out[inside] = mixed(keys) >> 32
+    return out
+
+
+def _keys(xyz: Array, voxel: float) -> tuple[Array, Array]:
+    """Packed voxel keys of the points that are finite and inside a map's range, and which are."""
+    with np.errstate(invalid="ignore"):
+        cell = np.floor(xyz / voxel)
+        inside = np.all(np.abs(cell) < (1 << (BITS - 1)), axis=1)  # False for NaN, Inf
+    index = cell[inside].astype(np.int64) + (1 << (BITS - 1))
+    return (index[:, 0] << (2 * BITS)) | (index[:, 1] << BITS) | index[:, 2], inside
+
+
+def mixed(keys: Array) -> Array:
+    """63 well-spread bits [M] of keys [M]: every bit of a key changes all of them.
+
+    The finaliser of SplitMix64. A product alone is not enough: its low bits know nothing of the
+    key's high ones, which hold x, so that a wall along x would fall into a few slots.
+    """
+    x = keys.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)

@@ -168,3 +168,32 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
         places.append(T_odom_world[0, 3] + metres * T[0, 3])
     steps = np.diff(places)
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
+
+
+def estimates(values, own=0.05):
+    measures = MeasureFilter()
+    for value in values:
+        measures.add(Measure(float(value), own), 1.0)
+    return measures.estimate()
+
+
+def test_an_error_that_windows_share_does_not_average_out():
+    assert estimates(np.full(15, 2.0)).sigma == pytest.approx(0.05, rel=0.01)
+    rng = np.random.default_rng(0)
+    apart = [estimates(2 * np.exp(0.05 * rng.normal(size=15))) for _ in range(50)]
+    assert np.median([e.sigma for e in apart]) < 0.03
+    off = np.array([e.log - np.log(2) for e in apart]) / [e.sigma for e in apart]
+    assert np.sqrt(np.mean(off**2)) < 1.2
+
+
+def test_a_drifting_scene_is_followed_and_widens_the_scale():
+    """What the newest measures say counts, and that they are not of this moment is told."""
+    rng = np.random.default_rng(1)
+    z = []
+    for _ in range(200):
+        drift = np.cumsum(rng.normal(0.0, 0.02, 15))
+        found = estimates(np.exp(drift + 0.01 * rng.normal(size=15)), own=0.01)
+        z.append((found.log - drift[-1]) / found.sigma)
+    assert np.sqrt(np.mean(np.square(z))) < 1.8  # independent they were called, it would be 4
+    steady = [estimates(np.exp(0.01 * rng.normal(size=15)), own=0.01) for _ in range(50)]
+    assert np.median([e.sigma for e in steady]) < 0.008

@@ -1,0 +1,289 @@
+"""Loops on walks round a corridor: how far the end is off, what is found, what is imagined.
+
+    python bench/bench_loops.py rings --seeds 10 --out bench/results/loops-rings.json
+    python bench/bench_loops.py twins --seeds 20 --out bench/results/loops-twins.json
+    python bench/bench_loops.py recall --seeds 10 --out bench/results/loops-recall.json
+
+``rings``: 1.25 laps; windows are exact with noise, descriptors are da3-tiny's of the rendered
+images. Drift is how the scene at the end lies over the same place at the beginning: with and
+without loops. ``twins``: two corridors that look exactly alike, one after the other, 30 m apart,
+and a network that takes them for one when it sees both in a window: no loop may be closed.
+``recall``: share of the keyframes of the second time round for which one that sees half of the
+same is among the five most alike ones of the first, by the kind of descriptor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from da3_ros.config import config_from_parameters
+from da3_ros.inference.preprocess import normalize
+from da3_ros.mapping.loops import whitened
+from da3_ros.measure import trajectory_error
+from da3_ros.network import build_network, load_checkpoint
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession, at_size
+from da3_ros.types import Array, Calibration, Frame, Window
+
+SEEN = (140, 112)  # images, of which descriptors are made
+SIZE = (84, 70)  # depth
+NOISE = Noise(0.01, 0.02, 0.02, 0.5, 0.02)
+STEP_NS = 10**8
+
+
+class Descriptors:
+    """Mean patch features of da3-tiny, as the inference session gives them."""
+
+    def __init__(self) -> None:
+        self.network = build_network("da3-tiny")
+        load_checkpoint(self.network, "")
+        self.network.eval()
+
+    @torch.inference_mode()
+    def __call__(self, images: Array) -> dict[str, Array]:
+        """Of images [N, h, w, 3], by kind."""
+        kinds: dict[str, list] = {"class slot": [], "mean": [], "mean and spread": []}
+        for some in np.array_split(images, max(1, len(images) // 32)):
+            prefix = self.network.encode(normalize(torch.from_numpy(some))[None])
+            patches = prefix.tokens[0][:, 1:]
+            mean, spread = patches.mean(dim=1), patches.std(dim=1)
+            kinds["class slot"].append(prefix.descriptor[0])
+            kinds["mean"].append(mean)
+            kinds["mean and spread"].append(torch.cat((mean, spread), dim=1))
+        return {k: torch.cat(v).float().numpy() for k, v in kinds.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """What a camera saw: the truth at the network's size, images, and what they look like."""
+
+    truth: list[Truth]
+    images: Array
+    descriptors: dict[str, Array]
+
+
+def walk_ring(seed: int, frames: int, laps: float, describe: Descriptors) -> Walk:
+    """A walk round the corridor of ``seed``."""
+    room = make_ring(seed)
+    poses = ring_walk(room, frames, laps)
+    K = intrinsics(SEEN, 70.0)
+    truth, images = [], []
+    for first in range(0, frames, 40):
+        part = poses[first : first + 40]
+        out = render(room, part, K, SEEN)
+        images.append(np.asarray(out.image))
+        depth = np.asarray(out.depth)
+        truth += [
+            Truth(STEP_NS * (first + i + 1), d, T, K)
+            for i, (d, T) in enumerate(zip(depth, part, strict=True))
+        ]
+    seen = np.concatenate(images)
+    return Walk(at_size(truth, SIZE), seen, describe(seen))
+
+
+class Seeing(TruthSession):
+    """The truth with noise, and what views look like."""
+
+    def __init__(self, walk: Walk, seed: int) -> None:
+        super().__init__(walk.truth, seed=seed, noise=NOISE)
+        known = zip(walk.truth, walk.descriptors["mean"], strict=True)
+        self._looks = {f.stamp_ns: d for f, d in known}
+
+    def infer(self, window: Window):
+        """As TruthSession."""
+        looks = np.stack([self._looks[view.stamp_ns] for view in window.views])
+        return dataclasses.replace(super().infer(window), descriptor=looks)
+
+
+class Fooled(Seeing):
+    """Takes the second of two twins for the first, when it sees both in one window."""
+
+    def __init__(self, walk: Walk, seed: int, second: set[int], offset: Array) -> None:
+        super().__init__(walk, seed)
+        self._second, self._offset, self.fooled = second, offset, 0
+
+    def infer(self, window: Window):
+        """As Seeing, but one place where there are two."""
+        stamps = {view.stamp_ns for view in window.views}
+        if not window.new and stamps & self._second and stamps - self._second:
+            self.fooled += 1
+            before, self._frames = (
+                self._frames,
+                {
+                    key: dataclasses.replace(
+                        f, T_world_camera=moved(f.T_world_camera, -self._offset)
+                    )
+                    if key[1] in self._second
+                    else f
+                    for key, f in self._frames.items()
+                },
+            )
+            try:
+                return super().infer(window)
+            finally:
+                self._frames = before
+        return super().infer(window)
+
+
+def moved(T: Array, offset: Array) -> Array:
+    """A pose [4, 4] that lies elsewhere."""
+    out = T.copy()
+    out[:3, 3] += offset
+    return out
+
+
+def run(walk: Walk, session: TruthSession, *, loops: bool) -> Pipeline:
+    """Send a walk through the pipeline."""
+    values = {
+        "process_res": max(SIZE), "window.size": 8, "map.voxel_m": 0.1, "loop.enabled": loops,
+        "map.keep_images": False,
+    }  # fmt: skip
+    pipeline = Pipeline(config_from_parameters(values), session)
+    K = walk.truth[0].K.copy()
+    K[:2, 2] -= 0.5
+    lens, black = Calibration(*SIZE, K), np.zeros((*SIZE[::-1], 3), np.uint8)
+    for f in walk.truth:
+        for _ in pipeline.push(Frame(f.stamp_ns, black, calibration=lens)):
+            pass
+    return pipeline
+
+
+def end_error(pipeline: Pipeline, walk: Walk) -> dict[str, float]:
+    """How the last frames lie to where the camera was before at these places; and the whole path.
+
+    end_m: median error of the way between both. scale: of the end over the beginning.
+    """
+    poses = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
+    true = np.array([f.T_world_camera for f in walk.truth])
+    ours = np.array([poses[f.stamp_ns] for f in walk.truth])
+    early = len(true) // 2
+    off, scales = [], []
+    for last in range(len(true) - 30, len(true)):
+        first = int(np.argmin(np.linalg.norm(true[:early, :3, 3] - true[last, :3, 3], axis=1)))
+        around = slice(max(0, first - 5), first + 6)
+        unit = length(ours[around]) / length(true[around])  # scene units per metre there
+        a, b = (np.linalg.inv(T[first]) @ T[last] for T in (ours, true))
+        off.append(np.linalg.norm(a[:3, 3] / unit - b[:3, 3]))
+        then = slice(last - 10, last + 1)
+        scales.append(length(ours[then]) / length(true[then]) / unit)
+    return {
+        "end_m": float(np.median(off)),
+        "scale": float(np.median(scales)),
+        "ate_m": trajectory_error(ours, true),
+    }
+
+
+def length(poses: Sequence[Array]) -> float:
+    """Of a path."""
+    return float(np.linalg.norm(np.diff([T[:3, 3] for T in poses], axis=0), axis=1).sum())
+
+
+def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
+    """Each corridor with and without loops."""
+    found = []
+    for seed in range(options.seeds):
+        walk = walk_ring(seed, options.frames, 1.25, describe)
+        row = {"seed": seed, "path_m": length([f.T_world_camera for f in walk.truth])}
+        for loops in (False, True):
+            pipeline = run(walk, Seeing(walk, seed), loops=loops)
+            error = end_error(pipeline, walk)
+            row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
+            if loops:
+                closer = pipeline.loops._closer
+                row |= {"closed": pipeline.loops.closed, "found": closer.found}
+                row |= {"looks": closer.found + closer.refused, "submaps": len(closer._nodes)}
+        row["gain"] = row["end_m before"] / row["end_m"]
+        found.append(row)
+        show(row)
+    return found
+
+
+def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
+    """Two corridors that look alike."""
+    found = []
+    for seed in range(options.seeds):
+        one = walk_ring(seed, options.frames // 2, 0.5, describe)
+        offset = np.array([30.0, 0, 0])
+        count = len(one.truth)
+        twin = [
+            Truth(f.stamp_ns + count * STEP_NS, f.depth, moved(f.T_world_camera, offset), f.K)
+            for f in one.truth
+        ]
+        looks = {k: np.concatenate((v, v)) for k, v in one.descriptors.items()}
+        walk = Walk(one.truth + twin, np.concatenate((one.images, one.images)), looks)
+        session = Fooled(walk, seed, {f.stamp_ns for f in twin}, offset)
+        pipeline = run(walk, session, loops=True)
+        row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.fooled}
+        row |= {"found": pipeline.loops._closer.found, "segments": pipeline._segment + 1}
+        found.append(row)
+        show(row)
+    return found
+
+
+def recall_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
+    """Recall at 5 of every kind of descriptor."""
+    walks = [walk_ring(seed, options.frames, 1.25, describe) for seed in range(options.seeds)]
+    found = []
+    for kind in walks[0].descriptors:
+        for white in (False, True):
+            hits: list[bool] = []
+            for walk in walks:
+                hits += recalled(walk, kind, white)
+            row = {"kind": kind, "whitened": white, "recall@5": float(np.mean(hits))}
+            found.append(row | {"queries": len(hits)})
+            show(found[-1])
+    return found
+
+
+def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
+    """Of each keyframe of the second time round, whether a true match is among five."""
+    chosen = np.arange(0, len(walk.truth), 4)
+    x = walk.descriptors[kind][chosen]
+    x = whitened(x) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
+    first = round(len(chosen) / 1.25)
+    old, new = np.arange(first // 2), np.arange(first, len(chosen))
+    T = np.array([walk.truth[i].T_world_camera for i in chosen])
+    hits = []
+    for q in new:
+        near = np.linalg.norm(T[old, :3, 3] - T[q, :3, 3], axis=1) < 1.0
+        near &= (T[old, :3, 2] @ T[q, :3, 2]) > np.cos(np.radians(25))
+        if near.any():
+            best = np.argsort(-(x[: q - 8] @ x[q]))[:5]
+            hits.append(bool(near[best[best < len(old)]].any()))
+    return hits
+
+
+def show(row: dict) -> None:
+    """One line."""
+    cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", default="rings", choices=("rings", "twins", "recall"))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--frames", type=int, default=320)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("da3_ros").setLevel(logging.ERROR)
+    work = {"rings": ring_rows, "twins": twin_rows, "recall": recall_rows}[options.what]
+    found = work(options, Descriptors())
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from da3_ros.mapping.selection import ExportError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, renamed to it at the end, removed on any error.
+
+    Raises ExportError when the folder cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
+        )
+        os.close(handle)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """A temporary folder beside ``path``, renamed to it at the end, removed on any error.
+
+    A folder that is there already is replaced if it is empty, or if ``ours`` says that it holds
+    nothing but what is written here. Raises ExportError, also for any other folder.
+    """
+    if path.is_dir() and any(path.iterdir()) and not ours(path):
+        raise ExportError(f"{path} is a folder that holds other things: name a new one")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        replace_folder(temporary, path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Move a folder to where one may be; the old one stays if that fails. Raises OSError."""
+    if not path.is_dir():
+        os.rename(new, path)
+        return
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-old-"))
+    os.replace(path, old)  # an empty folder may be replaced
+    try:
+        os.rename(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.rename(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""What is shown, exported and saved: points and poses as they are at one moment.
+
+A scene shares its arrays with the map and stays as it is while the map goes on: another thread
+may take its time with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry import T_MAP_WORLD
+from da3_ros.mapping.alignment import Similarity
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.mapping.voxel_map import PointCloud
+from da3_ros.types import Array
+
+CHUNK = 1 << 18  # points that are worked on at once
+Shot = tuple[str, int]  # camera's name and stamp, ns: which image
+IDENTITY = Similarity(1.0, np.eye(3), np.zeros(3))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Points in a frame of their own."""
+
+    cloud: PointCloud
+    T_world_part: Similarity = IDENTITY
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Points in parts, poses in world coordinates, and where the map lies."""
+
+    parts: tuple[Part, ...]
+    poses: Poses
+    T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+    images: Mapping[Shot, bytes] = field(default_factory=dict)  # JPEG, of keyframes
+
+    def __len__(self) -> int:
+        return sum(len(part.cloud) for part in self.parts)
+
+    def chunks(self) -> Iterator[PointCloud]:
+        """The points in the map frame, at most ``CHUNK`` at once."""
+        for part in self.parts:
+            to_map = after(self.T_map_world, part.T_world_part)
+            for start in range(0, len(part.cloud), CHUNK):
+                cloud = part.cloud.take(slice(start, start + CHUNK))
+                yield replace(cloud, xyz=to_map.points(cloud.xyz).astype(np.float32))
+
+    def cloud(self, most: int = 0) -> PointCloud:
+        """All points at once in the map frame, or an even choice of at most ``most``."""
+        stride = max(1, -(-len(self) // most)) if most else 1
+        parts, before = [], 0
+        for part in self.parts:
+            chosen = part.cloud.take(slice(-before % stride, None, stride))
+            parts.append(replace(part, cloud=chosen))
+            before += len(part.cloud)
+        return join(list(replace(self, parts=tuple(parts)).chunks()))
+
+    def map_points(self) -> NDArray[np.float32]:
+        """All points [M, 3] in the map frame."""
+        return self.cloud().xyz
+
+
+def join(clouds: list[PointCloud]) -> PointCloud:
+    """One cloud of many."""
+    if not clouds:
+        zero = np.zeros((0, 3), np.float32)
+        return PointCloud(zero, zero.astype(np.uint8), zero[:, 0], zero[:, 0].astype(np.uint16))
+    return PointCloud(
+        np.concatenate([c.xyz for c in clouds]),
+        np.concatenate([c.rgb for c in clouds]),
+        np.concatenate([c.confidence for c in clouds]),
+        np.concatenate([c.count for c in clouds]),
+    )
+
+
+def after(T: Array, S: Similarity) -> Similarity:
+    """First the similarity, then the rigid transform [4, 4]."""
+    return Similarity(S.scale, T[:3, :3] @ S.R, T[:3, :3] @ S.t + T[:3, 3])

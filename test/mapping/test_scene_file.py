@@ -1,0 +1,180 @@
+"""A scene saved to a folder and loaded again; what is no such folder, or a damaged one."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from mapping.test_submaps import frame, pose, store
+
+from da3_ros.mapping.export import ExportError
+from da3_ros.mapping.scene_file import SceneFileError, load_scene, save_scene
+from da3_ros.mapping.submaps import KEYFRAMES
+
+
+def full_store():
+    """Two segments, a closed submap, an open one, two cameras, images, metres known."""
+    held = store(keep_images=True)
+    held.metres = 0.5
+    for i in range(KEYFRAMES + 3):
+        held.add(frame(i, pose(0.3 * i), seed=i, camera="front" if i % 2 else ""))
+    held.start_segment()
+    held.add(frame(50, pose(1.0), seed=50))
+    held.add(frame(51, pose(1.1), keyframe=False))
+    return held
+
+
+@pytest.fixture
+def saved(tmp_path):
+    snapshot = full_store().snapshot(metric=True, unit=3.0)
+    save_scene(snapshot, tmp_path / "scene")
+    return snapshot, tmp_path / "scene"
+
+
+def same_scene(a, b):
+    np.testing.assert_array_equal(a.cloud().xyz, b.cloud().xyz)
+    np.testing.assert_array_equal(a.cloud().rgb, b.cloud().rgb)
+    np.testing.assert_array_equal(a.cloud().confidence, b.cloud().confidence)
+    np.testing.assert_array_equal(a.cloud().count, b.cloud().count)
+    assert a.images == b.images
+    for p, q in zip(a.poses, b.poses, strict=True):
+        np.testing.assert_array_equal(p.T_world_camera, q.T_world_camera)
+        np.testing.assert_array_equal(p.K, q.K)
+        rest = [(x.stamp_ns, x.size, x.keyframe, x.camera) for x in (p, q)]
+        assert rest[0] == rest[1]
+
+
+def test_what_is_loaded_is_what_was_saved_in_metres(saved):
+    snapshot, path = saved
+    loaded = load_scene(path)
+    same_scene(loaded.scene(), snapshot.scene())
+    assert [s.segment for s in loaded.submaps] == [0, 0, 1]
+    assert [s.keyframes for s in loaded.submaps] == [KEYFRAMES, 3, 1]
+    assert (loaded.metric, loaded.unit, loaded.segment) == (True, 1.5, 1)
+    assert loaded.submaps[0].T_scene_submap.scale == 0.5
+    assert len(loaded.scene().images) == KEYFRAMES + 4
+
+
+def test_a_store_goes_on_with_a_loaded_scene(saved):
+    snapshot, path = saved
+    held = store(keep_images=True)
+    held.restore(load_scene(path))
+    same_scene(held.scene(), snapshot.scene())
+    before = len(held)
+    assert held.add(frame(99, pose(9.0), seed=9)) == 3
+    assert held.newest.segment == 2
+    assert len(held) == before + 190
+    assert len(held.poses()) == KEYFRAMES + 6
+    assert len(held.scene().images) == KEYFRAMES + 5
+
+
+def test_a_loaded_scene_is_cut_to_the_caps_of_its_new_home(saved):
+    held = store(max_points=1000)
+    held.restore(load_scene(saved[1]))
+    assert 800 < len(held) <= 1000
+
+
+def test_the_same_scene_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        save_scene(full_store().snapshot(), tmp_path / name)
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.*"))
+    assert len(files) == 2 + 3 + KEYFRAMES + 4
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
+
+
+def test_an_older_scene_is_replaced_and_nothing_else_is(saved):
+    snapshot, path = saved
+    small = store()
+    small.add(frame(0, pose()))
+    save_scene(small.snapshot(), path)
+    assert len(load_scene(path).submaps) == 1
+    assert not (path / "images").exists()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ExportError, match="holds other things"):
+        save_scene(snapshot, path)
+    assert len(load_scene(path).submaps) == 1
+    assert [p.name for p in path.parent.iterdir()] == ["scene"]
+
+
+def test_a_save_that_ends_early_leaves_the_old_scene(saved):
+    def stop(step, share):
+        raise ExportError("the node is shutting down")
+
+    with pytest.raises(ExportError, match="shutting down"):
+        save_scene(store_of_one().snapshot(), saved[1], stop)
+    same_scene(load_scene(saved[1]).scene(), saved[0].scene())
+    assert [p.name for p in saved[1].parent.iterdir()] == ["scene"]
+
+
+def store_of_one():
+    held = store()
+    held.add(frame(0, pose()))
+    return held
+
+
+def test_an_empty_scene_is_not_saved(tmp_path):
+    with pytest.raises(ExportError, match="empty"):
+        save_scene(store().snapshot(), tmp_path / "scene")
+    assert not list(tmp_path.iterdir())
+
+
+def edit(path, change):
+    described = json.loads((path / "scene.json").read_text())
+    change(described)
+    (path / "scene.json").write_text(json.dumps(described))
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-200])
+
+
+def swap(file, **changes):
+    with np.load(file) as data:
+        columns = dict(data)
+    np.savez(file, **{**columns, **changes})
+
+
+def submap(**changes):
+    return lambda path: edit(path, lambda d: d["submaps"][0].update(changes))
+
+
+DAMAGE = {
+    "not there": (shutil.rmtree, "scene.json is missing"),
+    "another version": (lambda p: edit(p, lambda d: d.update(version=2)), "has version 2, this"),
+    "foreign": (lambda p: (p / "scene.json").write_text('{"asset": 1}'), "not of da3_ros"),
+    "a list": (lambda p: (p / "scene.json").write_text("[]"), "not of da3_ros"),
+    "half a json": (lambda p: cut(p / "scene.json"), "damaged"),
+    "no submaps": (lambda p: edit(p, lambda d: d.pop("submaps")), "damaged.*submaps"),
+    "a submap's file is gone": (lambda p: (p / "submaps" / "000000.npz").unlink(), "000000.npz"),
+    "half a submap": (lambda p: cut(p / "submaps" / "000000.npz"), "damaged"),
+    "half of the poses": (lambda p: cut(p / "poses.npz"), "damaged"),
+    "half an image": (lambda p: cut(p / "images" / "1000.jpg"), "size of images/1000.jpg"),
+    "an image is gone": (lambda p: (p / "images" / "1000.jpg").unlink(), "1000.jpg"),
+    "a mirrored submap": (submap(R=np.zeros((3, 3)).tolist()), "submap's place"),
+    "a submap of no size": (submap(scale=0.0), "submap's place"),
+    "too many points": (submap(points=10**15), "size of 000000.npz"),
+    "a path as a camera": (submap(images=[["../../etc/passwd", 0, 5]]), "camera's name"),
+    "a pose of no submap": (
+        lambda p: swap(p / "poses.npz", submap=np.full(KEYFRAMES + 5, 7, "<i4")),
+        "poses: submap",
+    ),
+    "an object": (
+        lambda p: swap(p / "poses.npz", submap=np.array([print], dtype=object)),
+        "allow_pickle",
+    ),
+    "points that are no numbers": (
+        lambda p: swap(p / "submaps" / "000001.npz", xyz=np.full((570, 3), np.nan, np.float32)),
+        "points of 000001.npz",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_cannot_be_loaded_is_named_in_one_line(saved, kind):
+    damage, words = DAMAGE[kind]
+    damage(saved[1])
+    with pytest.raises(SceneFileError, match=words) as caught:
+        load_scene(saved[1])
+    assert str(saved[1]) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,273 @@
+"""Loops round a rendered corridor, on exact windows with noise."""
+
+import dataclasses
+import itertools
+import logging
+
+import numpy as np
+import pytest
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry import invert_pose
+from da3_ros.inference import WindowTooLargeError
+from da3_ros.loop_stage import LoopStage
+from da3_ros.mapping.alignment import Similarity
+from da3_ros.mapping.loops import Correction, LoopCloser
+from da3_ros.measure import trajectory_error
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession
+from da3_ros.types import Calibration, Frame, Measure
+
+pytest.importorskip("evo")
+SIZE = (84, 70)
+NOISE = Noise(0.01, 0.02, 0.02, 0.5, 0.02)
+STEP_NS = 10**8
+APART = np.array([40.0, 0.0, 0.0])
+
+
+def look(T):
+    """What a place looks like, made up: alike for cameras that see the same."""
+    wave = np.random.default_rng(5).normal(size=(3, 64))
+    return np.cos(np.array([*T[:2, 3], 2 * np.arctan2(T[1, 2], T[0, 2])]) @ wave * 0.7)
+
+
+class Seeing(TruthSession):
+    """The truth with noise, and a descriptor of each view."""
+
+    def __init__(self, truth, seed=0, looks=None, noise=NOISE):
+        super().__init__(truth, seed=seed, noise=noise)
+        self.looks = looks or {f.stamp_ns: look(f.T_world_camera) for f in truth}
+        self.twice = 0
+
+    def infer(self, window):
+        self.twice += window.new == 0
+        seen = np.stack([self.looks[v.stamp_ns] for v in window.views])
+        return dataclasses.replace(super().infer(window), descriptor=seen)
+
+
+class Fooled(Seeing):
+    """Takes look-alikes ``APART`` for one place when it sees both in one window."""
+
+    def infer(self, window):
+        known = self._frames
+        if window.new == 0:
+            self._frames = {
+                k: dataclasses.replace(f, T_world_camera=shifted(f, -APART))
+                if f.T_world_camera[0, 3] > 20
+                else f
+                for k, f in known.items()
+            }
+        found = super().infer(window)
+        self._frames = known
+        return found
+
+
+def shifted(frame, offset):
+    T = frame.T_world_camera.copy()
+    T[:3, 3] += offset
+    return T
+
+
+def walked(frames=200, laps=1.3, seed=0):
+    room = make_ring(seed)
+    poses = ring_walk(room, frames, laps)
+    K = intrinsics(SIZE, 70.0)
+    depth = np.concatenate(
+        [np.asarray(render(room, poses[i : i + 40], K, SIZE).depth) for i in range(0, frames, 40)]
+    )
+    return [
+        Truth(STEP_NS * (i + 1), d, T, K)
+        for i, (d, T) in enumerate(zip(depth, poses, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return walked()
+
+
+@pytest.fixture(scope="module")
+def closed(ring):
+    return run(ring, Seeing(ring))
+
+
+def run(truth, session, ruler=None, patient=True, **values):
+    settings = {"process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2}
+    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, ruler)
+    pipeline.loops.patient = patient
+    K = truth[0].K.copy()
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    results = []
+    for f in truth:
+        results += pipeline.push(Frame(f.stamp_ns, black, calibration=lens))
+    return pipeline, results
+
+
+def error(pipeline, truth):
+    """ATE of the path as the map has it now."""
+    ours = np.array([p.T_world_camera for p in pipeline.poses()])
+    return trajectory_error(ours, np.array([f.T_world_camera for f in truth]))
+
+
+def test_coming_back_takes_the_drift_out_of_path_and_points(ring, closed):
+    session = Seeing(ring)
+    plain, _ = run(ring, session, **{"loop.enabled": False})
+    assert session.twice == plain.loops.closed == 0
+    pipeline, results = closed
+    assert pipeline.loops.closed >= 1
+    assert error(pipeline, ring) < 0.5 * error(plain, ring)
+    moved = [p.T_scene_submap for p in pipeline.map.submaps.values()]
+    assert max(abs(np.log(m.scale)) for m in moved) > 1e-3  # points went along, in a new unit
+    assert any(r.window.loop_closed for r in results)
+
+
+def test_odometry_never_jumps_and_the_map_does(closed):
+    _, results = closed
+    jump = next(i for i, r in enumerate(results) if r.window.loop_closed)
+    in_odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    steps = [
+        [np.linalg.norm(b[:3, 3] - a[:3, 3]) for a, b in itertools.pairwise(T)]
+        for T in (in_odom, [r.T_world_camera for r in results])
+    ]
+    usual = max(np.delete(steps[0], jump - 1))
+    assert steps[0][jump - 1] <= usual
+    assert steps[1][jump - 1] > 2 * steps[0][jump - 1]
+    turn = results[jump].T_odom_world
+    np.testing.assert_allclose(turn[:3, :3] @ turn[:3, :3].T, np.eye(3), atol=1e-9)  # rigid
+
+
+def test_the_same_recording_gives_the_same_scene(ring, closed):
+    first, second = closed[0], run(ring, Seeing(ring))[0]
+    assert first.loops.closed == second.loops.closed > 0
+    np.testing.assert_array_equal(first.poses().rows, second.poses().rows)
+
+
+def test_a_live_stream_does_not_wait_for_the_graph(ring):
+    pipeline, _ = run(ring, Seeing(ring), patient=False)
+    assert pipeline.loops.closed >= 1
+    assert error(pipeline, ring) < 0.5
+
+
+def test_without_descriptors_nothing_is_looked_at_twice(ring):
+    pipeline, results = run(ring[:60], TruthSession(ring, noise=NOISE))
+    assert len(results) == 60
+    assert pipeline.loops.closed == 0
+
+
+def test_look_alikes_are_not_made_one(monkeypatch):
+    """The network takes both for one; how little the scene can have drifted speaks against it."""
+    monkeypatch.setattr(LoopCloser, "_can_meet", lambda *_: True)  # which forbids even to look
+    one = walked(90, 0.5, seed=2)
+    gap = [
+        dataclasses.replace(
+            one[-1],
+            stamp_ns=(90 + i + 1) * STEP_NS,
+            T_world_camera=shifted(one[-1], APART * i / 40),
+        )
+        for i in range(40)
+    ]
+    twin = [
+        dataclasses.replace(
+            f, stamp_ns=f.stamp_ns + 130 * STEP_NS, T_world_camera=shifted(f, APART)
+        )
+        for f in one
+    ]
+    truth = one + gap + twin
+    looks = {f.stamp_ns: look(f.T_world_camera) for f in one + gap}
+    looks |= {t.stamp_ns: look(f.T_world_camera) for f, t in zip(one, twin, strict=True)}
+    session = Fooled(truth, 0, looks, Noise(0.01, 0.01, 0.003, 0.1, 0.005))
+    pipeline, _ = run(truth, session)
+    assert pipeline.loops.closed == 0
+    assert pipeline.loops.refused > 0
+
+
+def test_a_window_that_is_too_large_loses_nothing(ring, caplog):
+    class Small(Seeing):
+        def infer(self, window):
+            if window.new == 0:
+                raise WindowTooLargeError("no memory")
+            return super().infer(window)
+
+    with caplog.at_level(logging.WARNING):
+        pipeline, results = run(ring[:160], Small(ring))
+    assert len(results) == 160
+    assert pipeline.loops.closed == 0
+
+
+def test_known_metres_stay(ring):
+    """With a known scale the graph is rigid, and everything is published in metres."""
+
+    class Ruler:
+        def measure(self, window, prediction):
+            return dataclasses.replace(prediction, measure=Measure(1 / session.unit, 0.01))
+
+    session = Seeing(ring)
+    values = {"scale.source": "metric_model", "scale.metric_every": 1}
+    pipeline, results = run(ring, session, Ruler(), **values)
+    assert pipeline.loops.closed >= 1
+    assert {round(s.T_scene_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
+    true = {f.stamp_ns: f.T_world_camera for f in ring}
+    ours = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
+    first, last = ring[0].stamp_ns, ring[-1].stamp_ns
+    here, there = (invert_pose(T[first]) @ T[last] for T in (ours, true))
+    assert np.linalg.norm(here[:3, 3] - there[:3, 3]) < 0.5
+    assert results[-1].scale.metric
+
+
+def test_a_segment_after_being_lost_is_tied_to_the_rest_by_a_loop(ring):
+    """Windows that nothing fits start a segment with a unit of its own; coming back mends it."""
+    half = ring[110].stamp_ns
+
+    class Dazzled(Seeing):
+        def infer(self, window):
+            found = super().infer(window)
+            newest = window.views[-1].stamp_ns
+            if half <= newest < half + 8 * STEP_NS:
+                wild = np.exp(np.random.default_rng(newest % 97).uniform(-1, 1, len(found.depth)))
+                depth = found.depth * wild[:, None, None].astype(np.float32)
+                return dataclasses.replace(found, depth=depth)
+            return found
+
+    plain, _ = run(ring, Dazzled(ring), **{"loop.enabled": False})
+    pipeline, results = run(ring, Dazzled(ring))
+    assert results[-1].window.segment > 0
+    assert pipeline.loops.closed >= 1
+    assert error(pipeline, ring) < 0.5 * error(plain, ring)
+
+
+def test_a_graph_that_cannot_be_solved_costs_no_frame(ring, monkeypatch, caplog):
+    def fail(problem):
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(LoopCloser, "solve", staticmethod(fail))
+    with caplog.at_level(logging.ERROR):
+        pipeline, results = run(ring, Seeing(ring))
+    assert len(results) == len(ring)
+    assert pipeline.loops.closed == 0
+    assert "could not be closed" in caplog.text
+
+
+def test_what_was_loaded_stays_where_it_is():
+    stage = LoopStage()
+    moves = {5: Similarity(1.1, np.eye(3), np.array([1.0, 0, 0]))}
+    T = np.eye(4)
+    T[:3, 3] = 0, 2, 0
+    places = {id: Similarity(1.0, np.eye(3), np.zeros(3)) for id in (2, 5, 6)}
+    found = stage.apply(Correction(moves, T), places)
+    np.testing.assert_allclose(found[2].t, [0, 0, 0])  # of a loaded scene
+    np.testing.assert_allclose(found[5].t, [1, 2, 0])
+    np.testing.assert_allclose(found[6].t, [0, 2, 0])  # newer than the graph: with odometry
+
+
+def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
+    pipeline, _ = run(ring[:90], Seeing(ring), **{"map.memory_mb": 1, "map.keep_images": False})
+    assert 0 < pipeline.loops.nbytes <= 2**18
+    assert pipeline.map.limits.memory_mb == 1
+
+
+def test_reset_forgets_loops(closed):
+    """The last test: it ends the scene that others look at."""
+    closed[0].reset()
+    np.testing.assert_array_equal(closed[0].loops.T_map_odometry, np.eye(4))
