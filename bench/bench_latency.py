@@ -1,7 +1,7 @@
 """Where the time goes between a camera's stamp and our publication, at 30 Hz 640x480.
 
-Starts the synthetic camera and the node, listens to everything, prints a table and JSON. Compare
-runs only on the same machine.
+Starts the synthetic camera (or a rig of them) and the node, listens to everything, prints a table
+and JSON; the stages are those of the node's own diagnostics. Compare runs on one machine only.
 """
 
 import argparse
@@ -33,15 +33,22 @@ def start(module, remaps, parameters):
 class Listener(Node):
     """Receives all topics; keeps windows, the last status and when each cloud arrived."""
 
-    def __init__(self):
+    def __init__(self, cameras):
         super().__init__("bench")
         library = RclpyLibrary()
-        self.windows, self.arrivals, self.status = [], {}, None
-        for topic, kind in FRAME_TOPICS.items():
-            name = topic if topic.startswith("/") else f"/da3/{topic}"
-            self.create_subscription(library.type(kind), name, lambda m: None, 10)
+        self.windows, self.arrivals, self.status, self.stages = [], {}, None, {}
+        for camera in cameras or [""]:
+            base = f"/da3/{camera}/" if camera else "/da3/"
+            for topic, kind in FRAME_TOPICS.items():
+                if topic.startswith("/") and camera != (cameras or [""])[0]:
+                    continue
+                name = topic if topic.startswith("/") else base + topic
+                self.create_subscription(library.type(kind), name, lambda m: None, 10)
+            self.create_subscription(
+                library.type("sensor_msgs/msg/PointCloud2"), base + "points", self._cloud, 10
+            )
         self.create_subscription(
-            library.type("sensor_msgs/msg/PointCloud2"), "/da3/points", self._cloud, 10
+            library.type("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._told, 10
         )
         self.create_subscription(
             library.type("da3_ros/msg/Window"), "/da3/window", self.windows.append, 10
@@ -53,18 +60,27 @@ class Listener(Node):
     def _cloud(self, message):
         self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
 
+    def _told(self, message):
+        values = {v.key: v.value for v in message.status[0].values}
+        self.stages = {
+            k: float(v) for k, v in values.items() if k.endswith(("_median_s", "_p95_s"))
+        }
+
     def _status(self, message):
         self.status = message
 
 
-def measure(seconds, parameters):
-    """Figures of one run, seconds."""
+def measure(seconds, parameters, count, rate_hz):
+    """Figures of one run of ``count`` cameras, seconds."""
+    names = [f"c{n}" for n in range(count)] if count > 1 else []
+    listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
-        "da3_ros.ros.synthetic_camera", ["image_raw:=/bench/image_raw"],
-        ["rate_hz:=30.0", "buffer_frames:=30"],
+        "da3_ros.ros.synthetic_camera", [] if names else ["image_raw:=/bench/image_raw"],
+        [f"rate_hz:={rate_hz}", "buffer_frames:=30", *listed],
     )  # fmt: skip
-    node = start("da3_ros.ros.node", ["image:=/bench/image_raw"], parameters)
-    listener = Listener()
+    remaps = [f"{n}/image:=/{n}/image_raw" for n in names] or ["image:=/bench/image_raw"]
+    node = start("da3_ros.ros.node", remaps, [*parameters, *listed])
+    listener = Listener(names)
     try:
         while len(listener.arrivals) < 5:
             rclpy.spin_once(listener, timeout_sec=0.1)
@@ -88,12 +104,13 @@ def figures(listener, seconds):
     status = listener.status
     drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
     return {
-        "frames_per_s": len(listener.windows) / seconds,
+        "windows_per_s": len(listener.windows) / seconds,
         "stamp_to_publication_median_s": status.latency_median_s,
         "stamp_to_publication_p95_s": status.latency_p95_s,
         "stamp_to_cloud_received_median_s": statistics.median(received),
-        "network_median_s": statistics.median(inference),
-        "network_and_join_median_s": statistics.median(total),
+        "window_message_network_median_s": statistics.median(inference),
+        "window_message_total_median_s": statistics.median(total),
+        **{f"stage_{name}": value for name, value in listener.stages.items()},
         "input_hz": status.input_hz,
         "drops": {cause: int(count) for cause, count in drops.items()},
         "received": int(status.frames_received),
@@ -104,13 +121,16 @@ def figures(listener, seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--cameras", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=30.0)
     parser.add_argument("-p", "--param", action="append", default=[])
     options = parser.parse_args()
     parameters = options.param or [
-        "model:=da3-tiny", "checkpoint:=random", "process_res:=252", "window.size:=4",
+        "model:=da3-tiny", "checkpoint:=random", "process_res:=252",
+        f"window.size:={max(4, 2 * options.cameras)}",
     ]  # fmt: skip
     rclpy.init(args=[])
-    result = measure(options.seconds, parameters)
+    result = measure(options.seconds, parameters, options.cameras, options.rate)
     rclpy.try_shutdown()
     for name, value in result.items():
         shown = f"{value:.4f}" if isinstance(value, float) else value

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""How wrong metres are, by source, on a walk through a rendered room; the table of docs/scale.md.
+"""How wrong metres are, by source, on a walk through a rendered room; the tables of docs/scale.md.
 
-Usage: bench_scale.py [SEED ...]. Windows come from the truth, exact or disturbed, so that the
-sources are compared and not a network.
+Usage: bench_scale.py [--runs N] [SEED ...]. Windows come from the truth, exact or disturbed, so
+that the sources are compared and not a network. N runs of each row differ in all noise.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline import Pipeline
+from da3_ros.rig_geometry import rig_mount
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -25,24 +29,62 @@ SIZE, FRAMES, RATE_HZ = (140, 112), 60, 5.0
 DISTURBED = Noise(
     independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.2, translation=0.003
 )
+NAMES = ("front", "left")
+BASELINES_M, YAW_DEG = (0.1, 0.3), -30.0
 ODOMETRY = {"scale.source": "odometry"}
 GIVEN = ODOMETRY | {"pose_prior.source": "odometry"}
 METRIC = {"scale.source": "metric_model", "scale.metric_every": 5}
-NOISY: dict[str, float] = {"noise_m": 0.02, "noise_deg": 0.5}
-CASES: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
-    ("odometry, clean", ODOMETRY, {}),
-    ("odometry, 2 % per root metre", ODOMETRY, NOISY),
-    ("the same, given to the network", GIVEN, NOISY),
-    ("metric model, 5 % per look", METRIC, {}),
+RIG = {"scale.source": "rig", "cameras": list(NAMES), "window.size": 8}
+NOISY = {"noise_m": 0.02, "noise_deg": 0.5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    name: str
+    values: dict[str, Any]
+    odometry: dict[str, float] = dataclasses.field(default_factory=dict)
+    baseline_m: float = 0.0  # to a second camera; 0: there is none
+
+
+CASES = (
+    Case("odometry, clean", ODOMETRY),
+    Case("odometry, 2 % per root metre", ODOMETRY, NOISY),
+    Case("the same, given to the network", GIVEN, NOISY),
+    Case("metric model, 5 % per look", METRIC),
+    *(Case(f"rig, {b:g} m between two cameras", RIG, baseline_m=b) for b in BASELINES_M),
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Room:
+    """A walk through a room, as one or two cameras see it."""
+
+    seed: int
+    cameras: dict[str, SyntheticCamera]
+    frames: dict[str, list[SyntheticFrame]]
+
+    @staticmethod
+    def walk(seed: int, baseline_m: float = 0.0) -> Room:
+        """A loop; with a baseline a second camera rides along, turned aside."""
+        names = NAMES if baseline_m else ("",)
+        cameras = {
+            name: SyntheticCamera(
+                seed, SIZE, walk="loop", frames=FRAMES, rate_hz=RATE_HZ,
+                mount=rig_mount(i, baseline_m, YAW_DEG),
+            )
+            for i, name in enumerate(names)
+        }  # fmt: skip
+        return Room(seed, cameras, {name: list(camera) for name, camera in cameras.items()})
 
 
 class NoisyRuler:
     """Says every window's unit by its true depth, 5 % off at random."""
 
-    def __init__(self, frames: list[SyntheticFrame]) -> None:
+    def __init__(self, frames: list[SyntheticFrame], seed: int) -> None:
         self._frames = {f.stamp_ns: f for f in frames}
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(seed)
 
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
         """As MetricRuler does it."""
@@ -51,57 +93,79 @@ class NoisyRuler:
         return dataclasses.replace(prediction, measure=Measure(float(value), 0.05))
 
 
-def odometry(frames: list[SyntheticFrame], noise: dict[str, Any]) -> Iterator[Array]:
+def odometry(frames: list[SyntheticFrame], seed: int, noise: dict[str, Any]) -> Iterator[Array]:
     """Where the robot says its camera is, frame by frame."""
-    robot = DriftingOdometry(frames[0].T_world_camera, **noise)
+    robot = DriftingOdometry(frames[0].T_world_camera, seed=seed, **noise)
     for frame in frames:
         robot.move(frame.T_world_camera, 1 / RATE_HZ)
         yield robot.T_odom_camera.copy()
 
 
 def run(
-    camera: SyntheticCamera,
-    frames: list[SyntheticFrame],
-    values: dict[str, Any],
-    noise: dict[str, float],
-    disturbed: Noise | None,
-) -> list[TrackedFrame]:
-    """All frames through the pipeline."""
-    config = config_from_parameters({"process_res": SIZE[0], "window.size": 5} | values)
-    pipeline = Pipeline(config, TruthSession(frames, noise=disturbed), NoisyRuler(frames))
-    out: list[TrackedFrame] = []
-    for f, T in zip(frames, odometry(frames, noise), strict=True):
-        frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=T)
-        out += pipeline.push(frame)
-    return out
-
-
-def row(frames: list[SyntheticFrame], results: list[TrackedFrame]) -> str:
-    """What one run says: from when on, how wrong, how wrong by its own account."""
-    truth = {f.stamp_ns: f.depth for f in frames}
-    metric = [r for r in results if r.scale.metric]
-    if not metric:
-        return "never | | | "
-    error = np.abs([np.nanmedian(r.depth_m / truth[r.stamp_ns]) - 1 for r in metric])
-    sigma = np.median([r.scale.sigma for r in metric])
-    return (
-        f"{len(results) - len(metric)} | {100 * np.median(error):.1f} % | "
-        f"{100 * error.max():.1f} % | {100 * sigma:.1f} %"
+    room: Room, case: Case, disturbed: Noise | None, seed: int
+) -> Iterator[tuple[TrackedFrame, float]]:
+    """All frames through the pipeline, and how far (log) the scale is from the true one."""
+    config = config_from_parameters({"process_res": SIZE[0], "window.size": 5} | case.values)
+    first = next(iter(room.frames.values()))
+    session = TruthSession(
+        room.frames if len(room.frames) > 1 else first, noise=disturbed, seed=seed
     )
+    pipeline = Pipeline(config, session, NoisyRuler(first, seed))
+    priors = odometry(first, seed, case.odometry)
+    for i, T in enumerate(priors):
+        instant = [
+            Frame(
+                fs[i].stamp_ns, fs[i].image, camera=name, T_prior_camera=T,
+                calibration=room.cameras[name].calibration,
+                T_rig_camera=rig_mount(k, case.baseline_m, YAW_DEG),
+            )
+            for k, (name, fs) in enumerate(room.frames.items())
+        ]  # fmt: skip
+        for result in pipeline.push(*instant):
+            yield result, float(np.log(result.scale.value * session.unit * result.window.unit))
 
 
-def main(seeds: list[int]) -> None:
+def row(room: Room, runs: list[list[tuple[TrackedFrame, float]]]) -> str:
+    """What all runs of one case say: from when on, how wrong, how wrong by their own account."""
+    truth = {(n, f.stamp_ns): f.depth for n, fs in room.frames.items() for f in fs}
+    metric = [item for results in runs for item in results if item[0].scale.metric]
+    if not metric:
+        return "never | | | | | "
+    first = [sum(not r.scale.metric for r, _ in results) for results in runs]
+    depth = [np.nanmedian(r.depth_m / truth[r.camera, r.stamp_ns]) - 1 for r, _ in metric]
+    off = np.abs([error for _, error in metric])
+    sigma = np.array([r.scale.sigma for r, _ in metric])
+    cells = (
+        f"{np.median(first) // len(room.frames):.0f}",
+        f"{100 * np.median(np.abs(depth)):.1f} %",
+        f"{100 * np.median(off):.1f} %",
+        f"{100 * off.max():.1f} %",
+        f"{100 * np.median(sigma):.1f} %",
+        f"{np.sqrt(np.mean((off / sigma) ** 2)):.1f}, {(off / sigma).max():.1f}",
+    )
+    return " | ".join(cells)
+
+
+def main(arguments: list[str]) -> None:
     """Print the table."""
-    print("| room | windows | source | metric from frame | median error | worst frame | sigma |")
-    print("|---|---|---|---|---|---|---|")
-    for seed in seeds:
-        camera = SyntheticCamera(seed, SIZE, walk="loop", frames=FRAMES, rate_hz=RATE_HZ)
-        frames = list(camera)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seeds", nargs="*", type=int, default=[3, 37])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--case", default="", help="only those whose name begins so")
+    options = parser.parse_args(arguments)
+    print(
+        "| room | windows | source | metric from | depth off | scale off | at most | sigma | "
+        "in sigmas: rms, at most |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for seed, case in itertools.product(options.seeds, CASES):
+        if not case.name.startswith(options.case):
+            continue
+        room = Room.walk(seed, case.baseline_m)
         for label, disturbed in (("exact", None), ("disturbed", DISTURBED)):
-            for name, values, noise in CASES:
-                results = run(camera, frames, values, noise, disturbed)
-                print(f"| {seed} | {label} | {name} | {row(frames, results)} |", flush=True)
+            runs = [list(run(room, case, disturbed, n)) for n in range(options.runs)]
+            print(f"| {seed} | {label} | {case.name} | {row(room, runs)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main([int(s) for s in sys.argv[1:]] or [3, 37])
+    main(sys.argv[1:])

@@ -11,7 +11,6 @@ and memory do not depend on the values. Times include upload, pre-processing and
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import json
 import logging
@@ -25,8 +24,9 @@ import numpy as np
 
 from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
 from da3_ros.inference.planner import GIB
-from da3_ros.types import View, Window
+from da3_ros.inference.sliding import slide
 
+WARM_UP = 3
 MODES = ("minimal", "balanced", "max")
 PRECISIONS = ("off", "bfloat16", "float16")
 COLUMNS = {
@@ -40,7 +40,10 @@ COLUMNS = {
         "error",
         "frames_per_s",
     ),
-    "windows": ("views", "median_s", "frames_per_s", "predicted_gib", "peak_gib", "error"),
+    "windows": (
+        *("views", "median_s", "frames_per_s", "planned_gib", "predicted_gib"),
+        *("peak_gib", "error"),
+    ),
 }
 
 
@@ -58,14 +61,17 @@ def one(options: argparse.Namespace) -> dict:
     )
     start = time.perf_counter()
     try:
-        session = InferenceSession(config)
+        session = InferenceSession(config, poses=False)
         window = max(2, options.views)
         plan = session.fit(options.image, window, 1)
     except (BudgetError, DeviceError, ValueError) as error:
         return {"refused": str(error)}
     views = min(options.views, plan.window)
-    seconds, cold = slide(session, plan, views, options.repeats, start)
-    plan = session.plan
+    seconds, cold, planned = [], 0.0, plan.predicted
+    for prediction in slide(session, views, 1, WARM_UP + options.repeats):
+        cold = cold or time.perf_counter() - start
+        seconds.append(prediction.inference_s)
+    seconds, plan = seconds[WARM_UP:], session.plan
     return {
         "runs": f"{plan.window} x {plan.width}x{plan.height} {plan.precision}",
         "reduced": list(plan.reduced),
@@ -76,27 +82,11 @@ def one(options: argparse.Namespace) -> dict:
         "p95_s": float(np.percentile(seconds, 95)),
         "p99_s": float(np.percentile(seconds, 99)),
         "frames_per_s": 1 / statistics.median(seconds),
+        "planned_gib": planned / GIB,  # before anything was measured
         "predicted_gib": plan.predicted / GIB,
         "peak_gib": session.peak / GIB,
         "error": plan.predicted / max(session.peak, 1) - 1,
     }
-
-
-def slide(session, plan, views: int, repeats: int, start: float) -> tuple[list[float], float]:
-    """Seconds of every window after warm-up, and from ``start`` to the first result."""
-    rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 256, (views, plan.height, plan.width, 3)).astype(np.uint8)
-    held = [View(i, i, picture) for i, picture in enumerate(pictures)]
-    seconds, cold, warm_up = [], 0.0, 3
-    for number in range(repeats + warm_up):
-        held = [*held[1:], dataclasses.replace(held[0], id=views + number)]
-        joining = {0, (views - 1) // 2, views - 2} - {-1}
-        wanted = tuple(sorted(joining | {views - 1}))
-        done = session.infer(Window(number, tuple(held), 1, wanted))
-        cold = cold or time.perf_counter() - start
-        if number >= warm_up:
-            seconds.append(done.inference_s)
-    return seconds, cold
 
 
 def spawn(options: argparse.Namespace, **changes) -> dict:
@@ -117,7 +107,7 @@ def spawn(options: argparse.Namespace, **changes) -> dict:
 def matrix(options: argparse.Namespace) -> list[dict]:
     """Every mode, precision and compiler setting."""
     rows = []
-    for mode, precision, compiled in itertools.product(MODES, PRECISIONS, ("off", "on")):
+    for mode, precision, compiled in itertools.product(MODES, PRECISIONS, options.compiles):
         found = spawn(options, mode=mode, precision=precision, compile=compiled)
         rows.append({"mode": mode, "precision": precision, "compile": compiled, **found})
         show(rows[-1:], "matrix")
@@ -161,13 +151,16 @@ def parse() -> argparse.Namespace:
         epilog=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("matrix", "budgets", "windows", "one"))
+    parser.add_argument(
+        "what", nargs="?", default="matrix", choices=("matrix", "budgets", "windows", "one")
+    )
     parser.add_argument("--model", default="da3-small")
     parser.add_argument("--models", nargs="+", default=["da3-small", "da3-base", "da3-large"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--mode", default="balanced", choices=MODES)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--compile", default="off", choices=("auto", "off", "on"))
+    parser.add_argument("--compiles", nargs="+", default=["off", "on"], help="of matrix")
     parser.add_argument("--gib", type=float, default=0.0)
     parser.add_argument("--gibs", nargs="+", type=float, default=[2, 3, 4, 6, 8, 12])
     parser.add_argument(

@@ -2,9 +2,10 @@
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device
+from da3_ros.inference.opening import open_networks
 from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
-from da3_ros.inference.ruler import MetricRuler, budget_beside, open_networks
+from da3_ros.inference.ruler import MetricRuler
 from da3_ros.inference.session import InferenceSession, WindowTooLargeError
 
 __all__ = [
@@ -15,7 +16,6 @@ __all__ = [
     "MetricRuler",
     "Plan",
     "WindowTooLargeError",
-    "budget_beside",
     "fit_size",
     "open_device",
     "open_networks",

@@ -19,11 +19,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from da3_ros.network import MODELS
-from da3_ros.network.backbone import Prefix
-from da3_ros.network.model import Chunks, DepthAnything3
-from da3_ros.network.precision import convert, drop_rays
-from da3_ros.network.specs import PATCH
+from da3_ros.network import MODELS, Network
+from da3_ros.network.build import network_of
+from da3_ros.network.model import Chunks
+from da3_ros.network.monocular import MonocularDepth
+from da3_ros.network.precision import convert, drop_camera_encoder, drop_rays
+
+ALIGN_BYTES = 64  # per pixel: masks, two maps without sky, their ratio, sorted with places
 
 
 @dataclass(frozen=True)
@@ -46,33 +48,54 @@ class Shape:
     width: int
     dtype: torch.dtype
     chunks: Chunks
+    poses: bool = False  # whether the network is given poses
 
 
 @functools.lru_cache(maxsize=512)
 def footprint(shape: Shape) -> Footprint:
     """The memory that a window of this shape needs."""
-    network = _without_data(shape.model, shape.dtype)
+    network = _without_data(shape.model, shape.dtype, shape.poses)
     network.set_chunks(shape.chunks)
     size = (shape.height, shape.width)
-    tokens = 1 + (shape.height // PATCH) * (shape.width // PATCH)
-    per_frame = (tokens + 1) * network.spec.width * 4
-    new = peak_of(lambda: network.encode(torch.empty(1, 1, 3, *size, device="meta")))
+
+    def encode() -> Any:
+        return network.encode(torch.empty(1, 1, 3, *size, device="meta"))
+
+    alone = encode()
 
     def window() -> Any:
-        width = network.spec.width
-        kept = torch.empty(1, shape.views, tokens, width, device="meta")
-        prefix = Prefix(kept, torch.empty(1, shape.views, width, device="meta"))
-        frames = list(range(shape.views - shape.wanted, shape.views))
-        return network.decode(prefix, size, ref_view="first", frames=frames)
+        kept = (x.new_empty(1, shape.views, *x.shape[2:]) for x in alone)
+        return _decode(network, type(alone)(*kept), shape)
 
-    return Footprint(weight_bytes(network), shape.views * per_frame, max(new, peak_of(window)))
+    prefix = shape.views * sum(x.nbytes for x in alone)
+    peak = max(peak_of(encode), peak_of(window), _aligning(shape))
+    return Footprint(weight_bytes(network), prefix, peak)
+
+
+def _decode(network: Network, prefix: Any, shape: Shape) -> Any:
+    frames = list(range(shape.views - shape.wanted, shape.views))
+    if isinstance(network, MonocularDepth):
+        return network.decode(prefix, frames)
+    size, tokens = (shape.height, shape.width), None
+    if shape.poses:
+        T = torch.empty(1, shape.views, 4, 4, device="meta")
+        tokens = network.camera_tokens(T, T[..., :3, :3], size)
+    return network.decode(prefix, size, tokens, ref_view="first", frames=frames)
+
+
+def _aligning(shape: Shape) -> int:
+    """What a nested network's two parts need to agree on a metre: counts data, so not run here."""
+    nested = MODELS[shape.model].metric_branch is not None
+    return ALIGN_BYTES * shape.wanted * shape.height * shape.width if nested else 0
 
 
 @functools.lru_cache(maxsize=16)
-def _without_data(model: str, dtype: torch.dtype) -> DepthAnything3:
+def _without_data(model: str, dtype: torch.dtype, poses: bool) -> Network:
     with torch.device("meta"):
-        network = DepthAnything3(MODELS[model]).eval()
+        network = network_of(MODELS[model]).eval()
     drop_rays(network)
+    if not poses:
+        drop_camera_encoder(network)
     convert(network, dtype)
     return network
 

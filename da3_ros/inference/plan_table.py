@@ -7,15 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import FREE_SHARE, InferenceSession
+from da3_ros.inference.sliding import slide
 from da3_ros.network.model import Chunks
-from da3_ros.types import View, Window
 
 WARM_UP, TIMED = 2, 3  # windows of a measurement
 
@@ -109,20 +108,11 @@ def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
     config = dataclasses.replace(
         question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
     )
-    session = InferenceSession(config)
+    session = InferenceSession(config, poses=False)
     session.fit(question.image, question.window, question.new)
     plan = session.plan or plan
-    rng = np.random.default_rng(0)
-    shape = (plan.height, plan.width, 3)
-    views = [View(i, i, rng.integers(0, 256, shape).astype(np.uint8)) for i in range(plan.window)]
-    seconds = []
-    for number in range(WARM_UP + TIMED):
-        fresh = [dataclasses.replace(view) for view in views[: plan.new]]
-        views = [*views[plan.new :], *fresh]
-        joining = range(min(3, plan.window - plan.new))
-        wanted = (*joining, *range(plan.window - plan.new, plan.window))
-        done = session.infer(Window(number, tuple(views), plan.new, wanted))
-        seconds.append(done.inference_s)
+    done = slide(session, plan.window, plan.new, WARM_UP + TIMED)
+    seconds = [prediction.inference_s for prediction in done]
     rate = plan.new / statistics.median(seconds[WARM_UP:])
     return [f"{session.peak / GIB:.2f}", f"{rate:.2f}"]
 

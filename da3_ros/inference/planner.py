@@ -29,11 +29,20 @@ SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
 LEAST_RES, LEAST_WINDOW = 224, 2
 UNMEASURED = 1.2  # of predicted activations, until a pass was measured: work space, fragments
 SLACK = 48 * 2**20  # what libraries keep for themselves
-ORDER = ("da3-giant", "da3-large", "da3-base", "da3-small", "da3-tiny")
+ORDER = ("da3nested-giant-large", "da3-giant", "da3-large", "da3-base", "da3-small", "da3-tiny")
 
 
 class BudgetError(RuntimeError):
     """A budget that nothing fits into; one line with the remedy."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A single-image network in the same process and budget, which looks at frames in turn."""
+
+    model: str
+    precision: torch.dtype
+    weights: int  # bytes
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,9 @@ class Request:
     window: int
     new: int
     image: tuple[int, int] = (4, 3)  # width, height of the camera; only the ratio counts
+    poses: bool = False  # whether windows bring known poses
+    streams: int = 1  # cameras whose windows come in turns
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ class Plan:
     weights: int
     prefix: int
     activations: int
-    fixed: int  # context and libraries
+    fixed: int  # context and libraries, and weights beside
     reduced: tuple[str, ...] = ()  # what was given up that changes results
 
     @property
@@ -185,7 +197,8 @@ def _no_fit(
 ) -> str:
     text = (
         f"{request.model} does not fit into {budget / GIB:.2f} GiB on {device.kind}: it needs "
-        f"{needed / GIB:.2f} GiB at the least; raise memory_budget_gb"
+        f"{needed / GIB:.2f} GiB at the least{_said_beside(request.beside)}; raise "
+        "memory_budget_gb"
     )
     views = max(LEAST_WINDOW, request.new + 1)
     small = dataclasses.replace(choice, process_res=LEAST_RES, window=views)
@@ -196,6 +209,15 @@ def _no_fit(
     return text
 
 
+def _said_beside(beside: Beside | None) -> str:
+    if beside is None:
+        return ""
+    return (
+        f", {beside.weights / GIB:.2f} of it for the weights of {beside.model} (without it: "
+        "another scale.source)"
+    )
+
+
 def _if_fits(plan: Plan) -> Plan | None:
     return plan if plan.predicted <= plan.budget else None
 
@@ -203,6 +225,7 @@ def _if_fits(plan: Plan) -> Plan | None:
 def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor: float) -> Plan:
     width, height = fit_size(*request.image, choice.process_res)[-1]
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
+    beside = request.beside
     return Plan(
         model=request.model,
         device=device.kind,
@@ -216,9 +239,9 @@ def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor
         prefix_on_host=choice.prefix_on_host,
         budget=budget,
         weights=needed.weights,
-        prefix=needed.prefix,
-        activations=round(needed.activations * factor),
-        fixed=SLACK + device.context(),
+        prefix=needed.prefix * request.streams,
+        activations=max(round(needed.activations * factor), _work_beside(beside, height, width)),
+        fixed=SLACK + device.context() + (beside.weights if beside else 0),
         reduced=_given_up(request, choice),
     )
 
@@ -228,7 +251,15 @@ def predict(
 ) -> Footprint:
     """What a window of ``views`` at ``size`` (height, width) takes by the network's own shapes."""
     wanted = min(views, request.new + JOINING)
-    return footprint(Shape(request.model, views, wanted, *size, dtype, chunks))
+    return footprint(Shape(request.model, views, wanted, *size, dtype, chunks, request.poses))
+
+
+def _work_beside(beside: Beside | None, height: int, width: int) -> int:
+    """What the other network needs for a frame, beside its weights; never while a window runs."""
+    if beside is None:
+        return 0
+    shape = Shape(beside.model, 1, 1, height, width, beside.precision, SMALLEST)
+    return round(UNMEASURED * footprint(shape).activations)
 
 
 def _given_up(request: Request, choice: _Choice) -> tuple[str, ...]:

@@ -47,6 +47,19 @@ def resize_for_network(
     return image, None if K is None else resize_K(K, source, final)
 
 
+def smaller(size: tuple[int, ...], scale: float) -> tuple[int, int]:
+    """``size`` (height, width) of a prepared image, both sides about ``scale`` as long."""
+    if scale == 1:
+        return size[0], size[1]
+    width, height = fit_size(size[1], size[0], round(max(size) * scale))[-1]
+    return height, width
+
+
+def to_size(image: Image, size: tuple[int, int]) -> Image:
+    """A prepared image at a smaller ``size`` (height, width)."""
+    return _resize(image, (size[1], size[0]))
+
+
 def normalize(images: Tensor) -> Tensor:
     """uint8 RGB [..., H, W, 3] on any device -> float32 [..., 3, H, W], ImageNet statistics."""
     mean = torch.tensor(MEAN, device=images.device)

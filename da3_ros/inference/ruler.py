@@ -6,35 +6,30 @@ the nested model does. Knows windows and predictions, not what becomes of the me
 
 from __future__ import annotations
 
-import functools
 import logging
+import time
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from da3_ros.config import InferenceConfig, PipelineConfig
+from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import open_device
-from da3_ros.inference.footprint import peak_of, weight_bytes
-from da3_ros.inference.planner import GIB, SMALLEST, BudgetError
-from da3_ros.inference.preprocess import normalize
-from da3_ros.inference.session import RANDOM, InferenceSession
-from da3_ros.network import (
-    CheckpointError,
-    build_network,
-    initialize_randomly,
-    load_checkpoint,
-    metric,
-)
-from da3_ros.network.monocular import MonocularDepth
-from da3_ros.network.precision import channels_last, convert
-from da3_ros.types import Measure, Prediction, View, Window
+from da3_ros.inference.footprint import weight_bytes
+from da3_ros.inference.loading import load_checked, load_network
+from da3_ros.inference.planner import SMALLEST, Beside
+from da3_ros.inference.prediction import focal_px, spread
+from da3_ros.inference.preprocess import normalize, smaller, to_size
+from da3_ros.network import CheckpointError, Network, metric
+from da3_ros.network.monocular import MonocularDepth, MonocularOutput
+from da3_ros.types import Measure, Prediction, Window
 
 log = logging.getLogger(__name__)
 
 MODEL = "da3metric-large"
-WORK_SPACE = 1.2  # of predicted activations, as for windows that were not measured yet
+SCALES = (1.0, 0.5)  # of the pictures' sides, where memory runs out
+WARN_EVERY_S = 60.0
 
 
 class MetricRuler:
@@ -47,104 +42,76 @@ class MetricRuler:
         self, config: InferenceConfig, checkpoint: str = "", network: MonocularDepth | None = None
     ) -> None:
         """``network`` stands in for the official one."""
-        on = open_device(config.device, config.performance_mode)
-        self.device = on.device
-        loaded = network or _load(checkpoint)
-        convert(loaded, on.precision(config.mixed_precision))
-        if self.device.type != "cpu":
-            channels_last(loaded)
+        self.on = open_device(config.device, config.performance_mode)
+        self.device = self.on.device
+        loaded, precision = load_checked(
+            lambda: network or _load(checkpoint),
+            self.on,
+            self.on.precision(config.mixed_precision),
+        )
         loaded.set_chunks(SMALLEST)
-        self.network: MonocularDepth = loaded.to(self.device).eval()
-        self.nbytes = weight_bytes(self.network) + int(WORK_SPACE * _activations(config, loaded))
+        self.network = loaded
+        self.beside = Beside(MODEL, precision, weight_bytes(loaded))  # what a budget must hold too
         self._warned = False
+        self._warn_again_at = 0.0
 
     @torch.inference_mode()
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
         """``prediction`` with its ``measure`` and with the sky of the new frames.
 
-        The measure is NaN where too little can be compared (all sky).
+        The measure is NaN where too little can be compared (all sky). Where memory runs out the
+        pictures are taken at half size, and if that does not do, ``prediction`` stays as it was.
         """
-        new = range(len(window.views) - window.new, len(window.views))
-        images = torch.from_numpy(np.stack([window.views[i].image for i in new])).to(self.device)
-        out = self.network(normalize(images)[None], fill_sky=False)
-        focal = torch.tensor([[self._focal_px(window.views[i], prediction, i) for i in new]])
-        metres = metric.metric_depth(out.depth.float().cpu(), focal)
-        ours, confidence = (
-            torch.from_numpy(maps[list(new)])[None]
-            for maps in (prediction.depth, prediction.confidence)
-        )
-        sky = out.sky.float().cpu()
-        found = metric.align_depth(ours, confidence, metres, sky)
-        maps = np.full(prediction.depth.shape, np.nan, np.float32)
-        maps[list(new)] = sky[0].numpy()
-        measure = Measure(float(found.scale[0]), float(found.spread[0]))
-        return replace(prediction, measure=measure, sky=maps)
+        for scale in SCALES:
+            try:
+                return self._look(window, prediction, scale)
+            except Exception as error:
+                if not self.on.is_out_of_memory(error):
+                    raise
+            self.on.release()  # outside `except`: the error's frames hold the tensors
+        if time.monotonic() >= self._warn_again_at:
+            self._warn_again_at = time.monotonic() + WARN_EVERY_S
+            log.warning(
+                "out of memory: %s did not look at window %d, the scale is held; lower "
+                "process_res or raise memory_budget_gb", MODEL, window.id,
+            )  # fmt: skip
+        return prediction
 
-    def _focal_px(self, view: View, prediction: Prediction, index: int) -> float:
-        """Mean focal length in pixels of the image that the network sees."""
-        K = prediction.K[index] if view.K is None else view.K
-        if view.K is None and not self._warned:
+    def _look(self, window: Window, prediction: Prediction, scale: float) -> Prediction:
+        count, size = len(window.views), window.views[0].image.shape[:2]
+        new = list(range(count - window.new, count))
+        inner = smaller(size, scale)
+        out = self._run([to_size(window.views[i].image, inner) for i in new])
+        focal = self._focal_px(window, prediction, new, inner)
+        metres = metric.metric_depth(out.depth.float().cpu(), focal)[0]
+        depth, sky = spread(metres, count, new, size), spread(out.sky[0], count, new, size)
+        maps = (prediction.depth, prediction.confidence, depth, sky)
+        found = metric.align_depth(*(torch.from_numpy(m[new])[None] for m in maps))
+        measure = Measure(float(found.scale[0]), float(found.spread[0]))
+        return replace(prediction, measure=measure, sky=sky)
+
+    def _run(self, images: list[np.ndarray]) -> MonocularOutput:
+        batch = torch.from_numpy(np.stack(images)).to(self.device)
+        out: MonocularOutput = self.network(normalize(batch)[None], fill_sky=False)
+        return out
+
+    def _focal_px(
+        self, window: Window, prediction: Prediction, new: list[int], size: tuple[int, int]
+    ) -> Tensor:
+        """Mean focal lengths [1, M] in pixels of the images that the network sees."""
+        known = focal_px(window, new, size)
+        if bool(known.isfinite().all()):
+            return known
+        if not self._warned:
             self._warned = True
             log.warning("metres by a focal length that was guessed: publish a camera_info")
-        return float(K[0, 0] + K[1, 1]) / 2
+        views = zip(window.views, prediction.K, strict=True)
+        guessed = replace(window, views=tuple(replace(v, K=K) for v, K in views))
+        return torch.where(known.isfinite(), known, focal_px(guessed, new, size))
 
 
-def open_networks(config: PipelineConfig) -> tuple[InferenceSession, MetricRuler | None]:
-    """The networks that the parameters ask for, in one memory budget.
-
-    Raises CheckpointError, DeviceError or BudgetError.
-    """
-    inference = config.inference
-    if config.scale.source != "metric_model":
-        return InferenceSession(inference), None
-    # First: what it takes is no longer free when the session looks.
-    ruler = MetricRuler(inference, config.scale.metric_checkpoint)
-    rest = budget_beside(ruler, inference.memory_budget_gb)
-    return InferenceSession(replace(inference, memory_budget_gb=rest)), ruler
-
-
-def budget_beside(ruler: Any, memory_budget_gb: float) -> float:
-    """What remains of a budget for the session (GiB); 0, most of what is free, stays 0.
-
-    Raises BudgetError where nothing remains.
-    """
-    taken = getattr(ruler, "nbytes", 0) / GIB
-    if not memory_budget_gb or not taken:
-        return memory_budget_gb
-    if memory_budget_gb <= taken:
-        raise BudgetError(
-            f"{MODEL} alone needs {taken:.2f} GiB of memory_budget_gb {memory_budget_gb:g}: raise "
-            "it, or choose another scale.source"
-        )
-    return memory_budget_gb - taken
-
-
-def _load(checkpoint: str) -> MonocularDepth:
-    network = build_network(MODEL)
-    assert isinstance(network, MonocularDepth)
-    if checkpoint == RANDOM:
-        log.warning("checkpoint `random`: %s gives metres without meaning", MODEL)
-        initialize_randomly(network)
-    else:
-        try:
-            folder = load_checkpoint(network, checkpoint)
-        except CheckpointError as error:
-            raise CheckpointError(f"scale.source is metric_model: {error}") from error
-        log.info("%s loaded from %s", MODEL, folder)
-    network.requires_grad_(False)
-    return network
-
-
-def _activations(config: InferenceConfig, network: MonocularDepth) -> int:
-    """The most bytes that one frame's pass needs beside the weights."""
-    return _activations_of(network.spec, -(-config.process_res // 14) * 14)
-
-
-@functools.lru_cache(maxsize=8)
-def _activations_of(spec: Any, side: int) -> int:
-    with torch.device("meta"):
-        network = MonocularDepth(spec).eval()
-    network.set_chunks(SMALLEST)
-    return peak_of(
-        lambda: network(torch.empty(1, 1, 3, side, side, device="meta"), fill_sky=False)
-    )
+def _load(checkpoint: str) -> Network:
+    try:
+        return load_network(MODEL, checkpoint, meaning="metres")
+    except CheckpointError as error:
+        raise CheckpointError(f"scale.source is metric_model: {error}") from error

@@ -6,7 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from da3_ros.network import Network
+from da3_ros.network.build import parts
 from da3_ros.network.model import DepthAnything3, Output
+from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.specs import PATCH
 
 SIZE = (5 * PATCH, 7 * PATCH)
@@ -18,37 +21,52 @@ FOCAL = 0.03
 class SelfCheck:
     """Keeps what a network in fp32 says of two small pictures; ``fault`` asks a faster one."""
 
-    def __init__(self, network: DepthAnything3) -> None:
+    def __init__(self, network: Network) -> None:
         """``network`` is in fp32, wherever it is."""
         self.images = _pictures()
         self.expected = _run(network, self.images)
 
-    def fault(self, network: DepthAnything3) -> str:
+    def fault(self, network: Network) -> str:
         """What is too far from fp32, or an empty text."""
         found = _run(network, self.images)
-        depth = float((found.depth.log() - self.expected.depth.log()).abs().median())
-        turn = _angle_deg(found.extrinsics, self.expected.extrinsics)
-        ratio = found.intrinsics[..., 0, 0] / self.expected.intrinsics[..., 0, 0]
-        focal = float(ratio.log().abs().max())
-        faults = [
-            f"{name} off by {value:.3g}{unit}"
-            for name, value, bound, unit in (
-                ("depth", depth, DEPTH, " of its value"),
-                ("rotation", turn, ROTATION_DEG, " degrees"),
-                ("focal length", focal, FOCAL, " of its value"),
-            )
-            if not value <= bound  # also catches NaN
-        ]
+        bounds = {
+            "depth": (DEPTH, " of its value"),
+            "rotation": (ROTATION_DEG, " degrees"),
+            "focal length": (FOCAL, " of its value"),
+        }
+        faults = []
+        for ours, theirs in zip(found, self.expected, strict=True):
+            for name, value in _differences(ours, theirs).items():
+                bound, unit = bounds[name]
+                if not value <= bound:  # also catches NaN
+                    faults.append(f"{name} off by {value:.3g}{unit}")
         return ", ".join(faults)
 
 
+def _differences(
+    found: Output | MonocularOutput, expected: Output | MonocularOutput
+) -> dict[str, float]:
+    depth = (found.depth.log() - expected.depth.log()).abs().median()
+    values = {"depth": float(depth)}
+    if isinstance(found, Output) and isinstance(expected, Output):
+        ratio = found.intrinsics[..., 0, 0] / expected.intrinsics[..., 0, 0]
+        values["rotation"] = _angle_deg(found.extrinsics, expected.extrinsics)
+        values["focal length"] = float(ratio.log().abs().max())
+    return values
+
+
 @torch.inference_mode()
-def _run(network: DepthAnything3, images: Tensor) -> Output:
-    device = next(network.parameters()).device
+def _run(network: Network, images: Tensor) -> list[Output | MonocularOutput]:
+    """What each part says: a nested network's unit hangs on both, and on where it sees sky."""
+    return [_answer(part, images) for part in parts(network)]
+
+
+def _answer(part: DepthAnything3 | MonocularDepth, images: Tensor) -> Output | MonocularOutput:
+    images = images.to(next(part.parameters()).device)
+    if isinstance(part, MonocularDepth):
+        return MonocularOutput(*(x.float().cpu() for x in part(images, fill_sky=False)))
     # `first`: on pictures this alike, rounding would decide any other choice of reference.
-    out = network(images.to(device), ref_view="first")
-    depth, confidence, extrinsics, intrinsics = (x.float().cpu() for x in out[:4])
-    return Output(depth, confidence, extrinsics, intrinsics)
+    return Output(*(x.float().cpu() for x in part(images, ref_view="first")[:4]))
 
 
 def _pictures() -> Tensor:

@@ -9,41 +9,37 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import open_device
+from da3_ros.inference.loading import load_checked, load_network, put_on
 from da3_ros.inference.planner import (
     GIB,
     SMALLEST,
     UNMEASURED,
+    Beside,
     BudgetError,
     Plan,
     Request,
     make_plan,
 )
-from da3_ros.inference.preprocess import fit_size, normalize
-from da3_ros.inference.self_check import SelfCheck
-from da3_ros.network import (
-    MODELS,
-    CheckpointError,
-    build_network,
-    initialize_randomly,
-    load_checkpoint,
-)
-from da3_ros.network.backbone import Prefix
+from da3_ros.inference.prediction import appearance, focal_px, known_K, to_prediction
+from da3_ros.inference.preprocess import normalize, smaller, to_size
+from da3_ros.inference.transfer import Download
+from da3_ros.network import MODELS, Network, metric
 from da3_ros.network.conditioning import normalize_poses
-from da3_ros.network.model import DepthAnything3, Output
-from da3_ros.network.precision import channels_last, convert, drop_rays
-from da3_ros.rectify import resize_K
-from da3_ros.types import Array, FloatImage, Prediction, View, Window
+from da3_ros.network.model import Output
+from da3_ros.network.monocular import MonocularDepth, MonocularOutput
+from da3_ros.network.nested import NestedPrefix, to_metres
+from da3_ros.network.precision import convert, drop_camera_encoder, drop_rays
+from da3_ros.types import Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
-RANDOM = "random"
+Prefix = Any  # what a network's `encode` makes of frames alone: a NamedTuple of tensors
 FREE_SHARE = 0.9  # of the free memory, when no budget is given
 CALM = 100  # windows without trouble after which a step that memory forced is taken back
 
@@ -74,20 +70,34 @@ class InferenceSession:
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
 
-    def __init__(self, config: InferenceConfig) -> None:
+    def __init__(
+        self,
+        config: InferenceConfig,
+        *,
+        poses: bool = True,
+        streams: int = 1,
+        beside: Beside | None = None,
+    ) -> None:
+        """``poses``: windows may bring known poses; without, what reads them is not kept.
+
+        ``streams``: windows of so many cameras come in turns, each sharing its own frames.
+        ``beside``: another network, loaded already, that the same budget is for.
+        """
         self.config = config
+        self._poses, self._streams, self._beside = poses, streams, beside
         self.on = open_device(config.device, config.performance_mode)
         self.device = self.on.device
-        spec = MODELS[config.model]
-        self.license = spec.license
-        if not spec.commercial:
-            log.warning("%s: weights under %s, no commercial use", spec.name, spec.license)
-        self._free_at_start = self.on.free()
+        self.spec = MODELS[config.model]
+        self.license = self.spec.license
+        self._warned = False
+        self._announce()
+        self._free_at_start = self.on.free() + (beside.weights if beside else 0)
         self.budget = self._budget(config.memory_budget_gb)
         self.precision = self.on.precision(config.mixed_precision)
         self.attention = self.on.attention(self.precision)
         self.compile_mode = self.on.compile_mode(config.compile)
-        self.network = self._make_network()
+        self._compiled: dict[str, Any] = {}
+        self.network, self.precision = load_checked(self._load, self.on, self.precision)
         self._wanted = self.precision  # what a plan may leave only for want of memory
         self.plan: Plan | None = None
         self.pinned = False  # a plan that was given stays
@@ -119,6 +129,9 @@ class InferenceSession:
             window,
             new,
             image,
+            self._poses,
+            self._streams,
+            self._beside,
         )
         if self.pinned and self.plan is not None:
             return self.plan
@@ -178,9 +191,7 @@ class InferenceSession:
     def _change_precision(self, dtype: torch.dtype) -> None:
         """Convert the network; what 16 bits have lost is read from the file again."""
         if self.precision != torch.float32:
-            network = _load(self.config)
-            drop_rays(network)
-            self.network = self._on_device(network)
+            self.network = put_on(self._load(), self.on)
         convert(self.network, dtype)
         self.precision, self.attention = dtype, self.on.attention(dtype)
         self._kept.clear()
@@ -224,9 +235,8 @@ class InferenceSession:
             return
         try:
             height, width = view.image.shape[:2]
-            encoded = self._encode([view], (height, width))
-            own = Prefix(encoded.tokens[0], encoded.descriptor[0])
-            self._keep([view], {id(view): own}, self.plan.window)
+            own = self._encode([view], (height, width))
+            self._keep([view], dict(own), self.plan.window)
         except Exception as error:
             if not self.on.is_out_of_memory(error):
                 raise
@@ -244,76 +254,74 @@ class InferenceSession:
         before = self.on.in_use()
         self.on.reset_peak()
         views, size = window.views, window.views[0].image.shape[:2]
-        inner = self._inner_size(size)
+        inner = smaller(size, RELIEFS[self.relief].scale)
         prefix = self._prefixes(views, inner)
         frames = sorted(range(len(views)) if window.wanted is None else window.wanted)
-        out = self._decode(prefix, inner, frames, self._camera_tokens(window, inner))
+        out = Download(self._answer(window, prefix, inner, frames)).wait()
         del prefix
-        prediction = to_prediction(out, len(views), frames, size)
+        prediction = to_prediction(out, window, frames, metric_depth=self.spec.metric)
         self._measure(before)
         return prediction
-
-    def _inner_size(self, size: tuple[int, ...]) -> tuple[int, int]:
-        scale = RELIEFS[self.relief].scale
-        if scale == 1:
-            return size[0], size[1]
-        width, height = fit_size(size[1], size[0], round(max(size) * scale))[-1]
-        return height, width
 
     def _camera_tokens(self, window: Window, size: tuple[int, int]) -> Tensor | None:
         """What the camera encoder makes of known poses and intrinsics; None without poses."""
         if window.T_prior_camera is None:
             return None
+        if not self._poses:
+            raise ValueError("this session was opened for windows without known poses")
         T = torch.from_numpy(np.asarray(window.T_prior_camera, np.float64))[None]
         extrinsics = normalize_poses(T).extrinsics.to(self.device)
-        given = [view.K for view in window.views]
-        if any(K is None for K in given):
+        K = known_K(window, size)
+        if np.isnan(K).any():
             raise ValueError("known poses need the intrinsics of every view")
-        height, width = window.views[0].image.shape[:2]
-        K = np.stack([resize_K(K, (width, height), size[::-1]) for K in given if K is not None])
-        tokens: Tensor = self.network.cam_enc(
-            extrinsics, torch.from_numpy(K)[None].float().to(self.device), size
-        )
-        return tokens
+        intrinsics = torch.from_numpy(K)[None].float().to(self.device)
+        return self.network.camera_tokens(extrinsics, intrinsics, size)
 
-    def _decode(
-        self,
-        prefix: Prefix,
-        size: tuple[int, int],
-        frames: list[int],
-        camera_tokens: Tensor | None,
-    ) -> Output:
-        out: Output = self._call(
-            "decode", prefix, size, camera_tokens, ref_view="first", frames=frames
+    def _answer(
+        self, window: Window, prefix: Prefix, size: tuple[int, int], frames: list[int]
+    ) -> Output | MonocularOutput:
+        """What the network says of ``frames``, images of ``size``; nested: in metres."""
+        tokens = self._camera_tokens(window, size)
+        if isinstance(self.network, MonocularDepth):
+            return self.network.decode(prefix, frames)
+        looks = appearance(prefix)  # before it is overwritten
+        out: Output = self._call("decode", prefix, size, tokens, ref_view="first", frames=frames)
+        out = out._replace(appearance=looks)
+        if not isinstance(prefix, NestedPrefix):
+            return out
+        focal = focal_px(window, frames, size)
+        if not self._warned and not bool(focal.isfinite().all()):
+            self._warned = True
+            log.warning("metres by a focal length that was guessed: publish a camera_info")
+        focal, guessed = focal.to(self.device), metric.focal_length(out.intrinsics)[:, frames]
+        canonical = MonocularOutput(prefix.depth[:, frames], prefix.sky[:, frames])
+        # Sky stays as it is here: what becomes of it is for the user to say.
+        return to_metres(
+            out, canonical, torch.where(focal.isfinite(), focal, guessed), fill_sky=False
         )
-        return out
 
     def _prefixes(self, views: tuple[View, ...], size: tuple[int, int]) -> Prefix:
         """Prefixes [1, N, ...] of all views; only views not seen before are computed."""
         missing = [view for view in views if self._kept_prefix(view) is None]
         fresh: dict[int, Prefix] = {}
         if missing:
-            encoded = self._encode(missing, size)
-            fresh = {
-                id(view): Prefix(encoded.tokens[i], encoded.descriptor[i])
-                for i, view in enumerate(missing)
-            }
+            fresh = self._encode(missing, size)
             self._keep(missing, fresh, len(views))
         parts = [fresh.get(id(view)) or self._kept_prefix(view) for view in views]
-        tokens, descriptors = zip(*(p for p in parts if p is not None), strict=True)
         # A copy: the fusing blocks overwrite their input.
         stacked = (
-            torch.stack([x.to(self.device) for x in xs])[None] for xs in (tokens, descriptors)
+            torch.stack([x.to(self.device) for x in xs])[None] for xs in zip(*parts, strict=True)
         )
-        return Prefix(*stacked)
+        return type(parts[0])(*stacked)
 
-    def _encode(self, views: list[View], size: tuple[int, int]) -> Prefix:
-        images = torch.from_numpy(np.stack([_resized(view.image, size) for view in views]))
+    def _encode(self, views: list[View], size: tuple[int, int]) -> dict[int, Prefix]:
+        """What the network makes of each view alone, by the view's ``id()``."""
+        images = torch.from_numpy(np.stack([to_size(view.image, size) for view in views]))
         if self.device.type == "cuda":
             images = images.pin_memory()  # else the copy waits for the device
         batch = normalize(images.to(self.device, non_blocking=True))[None]
         prefix: Prefix = self._call("encode", batch)
-        return Prefix(prefix.tokens[0], prefix.descriptor[0])
+        return {id(view): type(prefix)(*(x[0, i] for x in prefix)) for i, view in enumerate(views)}
 
     def _keep(self, views: list[View], fresh: dict[int, Prefix], window: int) -> None:
         """Keep what later windows will ask for again; the longest unused leaves first."""
@@ -324,11 +332,11 @@ class InferenceSession:
             prefix = fresh[id(view)]
             # Frames of one batch share its storage: each is kept on its own, so each can leave.
             own = (x.cpu() if host else x.clone() for x in prefix)
-            self._kept[id(view)] = (weakref.ref(view), Prefix(*own))
-        while len(self._kept) > max(window, self.plan.window if self.plan else 0):
+            self._kept[id(view)] = (weakref.ref(view), type(prefix)(*own))
+        while len(self._kept) > self._streams * max(window, self.plan.window if self.plan else 0):
             self._kept.popitem(last=False)
 
-    def _kept_prefix(self, view: View) -> Prefix | None:
+    def _kept_prefix(self, view: View) -> Prefix:
         entry = self._kept.get(id(view))
         if entry is None or entry[0]() is not view:  # an address may be used again
             self._kept.pop(id(view), None)
@@ -390,7 +398,7 @@ class InferenceSession:
 
     def _persistent(self) -> int:
         plan = self.plan
-        kept = sum(p.tokens.nbytes for _, p in self._kept.values())
+        kept = sum(x.nbytes for _, prefix in self._kept.values() for x in prefix)
         return (plan.weights + plan.fixed if plan else 0) + kept
 
     def _step_down(self, window: Window) -> None:
@@ -418,101 +426,21 @@ class InferenceSession:
 
     # Loading
 
-    def _make_network(self) -> DepthAnything3:
-        """Load in fp32, check the fast path against it, keep only that on the device."""
-        self._compiled: dict[str, Any] = {}
-        network = _load(self.config)
+    def _announce(self) -> None:
+        """Say what whoever chose this model should know."""
+        spec = self.spec
+        if not spec.commercial:
+            log.warning("%s: weights under %s, no commercial use", spec.name, spec.license)
+        if not spec.multi_view:
+            unit = "in metres with a camera_info" if spec.metric else "in a unit of its own"
+            log.warning(
+                "%s sees each image alone: depth (%s) and sky; no poses, so no odometry and no "
+                "map, and no confidence", spec.name, unit
+            )  # fmt: skip
+
+    def _load(self) -> Network:
+        network = load_network(self.config.model, self.config.checkpoint)
         drop_rays(network)
-        if self.precision == torch.float32:
-            return self._on_device(network)
-        check = SelfCheck(network)
-        convert(network, self.precision)
-        network = self._on_device(network)
-        fault = check.fault(network)
-        if not fault:
-            return network
-        log.warning(
-            "%s in %s is not close to fp32 here (%s): running in fp32",
-            self.config.model,
-            str(self.precision).removeprefix("torch."),
-            fault,
-        )
-        self.precision = torch.float32
-        network = _load(self.config)
-        drop_rays(network)
-        return self._on_device(network)
-
-    def _on_device(self, network: DepthAnything3) -> DepthAnything3:
-        if self.device.type != "cpu":
-            channels_last(network)
-        moved: DepthAnything3 = network.to(self.device)
-        return moved
-
-
-def to_prediction(out: Output, views: int, frames: list[int], size: tuple[int, ...]) -> Prediction:
-    """Network output of one scene to host arrays of ``size``, poses turned camera-to-world.
-
-    Maps of views that were not asked for are NaN.
-    """
-    inner = out.depth.shape[-2:]
-    K = out.intrinsics[0].double().cpu().numpy()
-    K[:, 0] *= size[1] / inner[1]
-    K[:, 1] *= size[0] / inner[0]
-    return Prediction(
-        depth=_spread(out.depth[0], views, frames, size),
-        confidence=_spread(out.confidence[0], views, frames, size),
-        T_window_camera=camera_to_world(out.extrinsics[0].double().cpu().numpy()),
-        K=K,
-    )
-
-
-def _spread(maps: Tensor, views: int, frames: list[int], size: tuple[int, ...]) -> FloatImage:
-    """Maps [M, h, w] of some frames to [N, H, W]; the nearest value, never one across an edge."""
-    done = maps.float().cpu().numpy()
-    if done.shape[1:] != tuple(size[:2]):
-        shape = (size[1], size[0])
-        done = np.stack(
-            [cv2.resize(m, shape, interpolation=cv2.INTER_NEAREST_EXACT) for m in done]
-        )
-    if len(frames) == views:
-        return np.asarray(done, dtype=np.float32)
-    out = np.full((views, *done.shape[1:]), np.nan, np.float32)
-    out[frames] = done
-    return out
-
-
-def _resized(image: Array, size: tuple[int, int]) -> Array:
-    if image.shape[:2] == size:
-        return image
-    return np.asarray(cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_AREA))
-
-
-def camera_to_world(extrinsics: Array) -> Array:
-    """World-to-camera [N, 3, 4] to camera-to-world [N, 4, 4], rotations made exactly orthonormal.
-
-    The one place where the network's convention is inverted. Rotations come in fp32; the nearest
-    orthonormal matrix (SVD) keeps later products from drifting.
-    """
-    u, _, vt = np.linalg.svd(extrinsics[:, :, :3])
-    R_world_camera = np.transpose(u @ vt, (0, 2, 1))
-    T = np.tile(np.eye(4), (len(extrinsics), 1, 1))
-    T[:, :3, :3] = R_world_camera
-    T[:, :3, 3] = -np.einsum("nij,nj->ni", R_world_camera, extrinsics[:, :, 3])
-    return T
-
-
-def _load(config: InferenceConfig) -> DepthAnything3:
-    network = build_network(config.model)
-    if not isinstance(network, DepthAnything3):
-        raise CheckpointError(
-            f"{config.model} is no any-view model: "
-            "set `model` to da3-small, da3-base, da3-large or da3-giant"
-        )
-    if config.checkpoint == RANDOM:
-        log.warning("checkpoint `random`: %s gives numbers without meaning", config.model)
-        initialize_randomly(network)
-    else:
-        folder = load_checkpoint(network, config.checkpoint)
-        log.info("%s loaded from %s", config.model, folder)
-    network.requires_grad_(False)
-    return network
+        if not self._poses:
+            drop_camera_encoder(network)
+        return network

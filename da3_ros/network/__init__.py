@@ -1,6 +1,6 @@
 """The DA3 network as plain PyTorch, and reading official checkpoints. Knows tensors only."""
 
-from da3_ros.network.build import Network, build_network
+from da3_ros.network.build import Network, build_network, empty_network
 from da3_ros.network.checkpoint import (
     CheckpointError,
     initialize_randomly,
@@ -17,6 +17,7 @@ __all__ = [
     "Network",
     "Output",
     "build_network",
+    "empty_network",
     "initialize_randomly",
     "load_checkpoint",
     "save_checkpoint",

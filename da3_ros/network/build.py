@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from da3_ros.network.model import DepthAnything3
 from da3_ros.network.monocular import MonocularDepth
 from da3_ros.network.nested import NestedDepthAnything3
@@ -15,9 +17,23 @@ def build_network(name: str) -> Network:
 
     Raises ValueError for an unknown name.
     """
+    return network_of(_spec(name)).eval()
+
+
+def empty_network(name: str) -> Network:
+    """The same without any values: whoever asks fills every parameter, which saves seconds.
+
+    Networks have no buffers, and make their tables when they run.
+    """
+    with torch.device("meta"):
+        network = network_of(_spec(name))
+    return network.to_empty(device="cpu").eval()
+
+
+def _spec(name: str) -> ModelSpec:
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: one of {', '.join(MODELS)}")
-    return network_of(MODELS[name]).eval()
+    return MODELS[name]
 
 
 def network_of(spec: ModelSpec) -> Network:

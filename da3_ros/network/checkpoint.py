@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from da3_ros.network import hub
 from da3_ros.network.build import Network, parts
+from da3_ros.network.hub import CONFIG, WEIGHTS
 from da3_ros.network.specs import MODELS, ModelSpec
 
 log = logging.getLogger(__name__)
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # The four ray stacks share one LayerNorm that files store once; re-saved files may list it again.
 SHARED_NORM = "head.scratch.output_conv2_aux.0.2"
 ALIASES = {
@@ -83,12 +84,7 @@ def shipped_folder(name: str) -> Path | None:
 
 def cached_folder(spec: ModelSpec) -> Path | None:
     """Where the local hub cache holds a model's files, or None; never uses the network."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if not spec.repo:
-        return None
-    paths = [try_to_load_from_cache(spec.repo, name) for name in (CONFIG, WEIGHTS)]
-    return Path(paths[0]).parent if all(isinstance(p, str) for p in paths) else None  # type: ignore[arg-type]
+    return hub.cached(spec.repo) if spec.repo else None
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -183,23 +179,26 @@ def _plausible_cameras(decoder: nn.Module) -> None:
 
 
 def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    folder = hub.cached(repo)
+    if folder is not None:
+        return folder
+    why = "is not in the local hub cache"
+    cause: hub.HubError | None = None
+    if not local_only:
+        try:
+            return hub.fetch(repo)
+        except hub.HubError as error:
+            why, cause = f"could not be fetched: {error}", error
+    raise CheckpointError(f"{repo} {why}: {remedies(spec)}") from cause
 
-    try:
-        paths = [
-            Path(hf_hub_download(repo, name, local_files_only=local_only))
-            for name in (CONFIG, WEIGHTS)
-        ]
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        why = "is not in the local hub cache" if local_only else "could not be fetched"
-        detail = "" if local_only else f" ({str(error).splitlines()[0]})"
-        raise CheckpointError(
-            f"{repo} {why}{detail}: run `da3_ros models --get {spec.name}` on a machine with "
-            "internet, or set `checkpoint` to a folder with config.json and model.safetensors, "
-            + _for_trying()
-        ) from error
-    return paths[0].parent
+
+def remedies(spec: ModelSpec) -> str:
+    """What to do where a model's weights are missing."""
+    return (
+        f"run `da3_ros models --get {spec.name}` on a machine with internet (`--to FOLDER` puts "
+        "the files where they can be copied from), or set `checkpoint` to a folder with "
+        f"{CONFIG} and {WEIGHTS}, {_for_trying()}"
+    )
 
 
 def _for_trying() -> str:

@@ -33,6 +33,8 @@ class Output(NamedTuple):
     ray_confidence: Tensor | None = None
     scale: Tensor | None = None  # [B] nested: metres per unit, applied already; NaN: unknown
     metric_depth: Tensor | None = None  # nested: [B, N, H, W] metres, each frame on its own
+    scale_spread: Tensor | None = None  # [B] nested: of log(scale) over the pixels, robust
+    appearance: Tensor | None = None  # [B, N, D] what views look like, where a session adds it
 
 
 class DepthAnything3(nn.Module):
@@ -82,11 +84,18 @@ class DepthAnything3(nn.Module):
             raise ValueError("known poses need both extrinsics and intrinsics of every frame")
         camera_tokens = None
         if extrinsics is not None and intrinsics is not None:
-            camera_tokens = self.cam_enc(extrinsics, intrinsics, size)
+            camera_tokens = self.camera_tokens(extrinsics, intrinsics, size)
         prefix = self.encode(images)
         return self.decode(
             prefix, size, camera_tokens, ref_view=ref_view, rays=rays, ray_pose=ray_pose
         )
+
+    def camera_tokens(
+        self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        """Known poses and K, as in ``forward``, as ``decode`` takes them: [B, N, D]."""
+        tokens: Tensor = self.cam_enc(extrinsics, intrinsics, size)
+        return tokens
 
     def encode(self, images: Tensor) -> Prefix:
         """The part that sees each frame alone: images [B, N, 3, H, W] -> [B, N, T, D], [B, N, D].

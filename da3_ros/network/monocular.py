@@ -56,5 +56,19 @@ class MonocularDepth(nn.Module):
         )
         return MonocularOutput(fill(depth, sky) if fill_sky else depth, sky)
 
+    def encode(self, images: Tensor) -> MonocularOutput:
+        """All of it: it sees each frame alone, so everything can be kept for later windows."""
+        return self(images, fill_sky=False)
+
+    def decode(self, prefix: MonocularOutput, frames: list[int]) -> MonocularOutput:
+        """The maps of ``frames``: nothing happens between frames."""
+        return MonocularOutput(*(maps[:, frames] for maps in prefix))
+
+    def camera_tokens(
+        self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        """Raises ValueError: these networks take no poses."""
+        raise ValueError(f"{self.spec.name} takes no poses: set pose_prior.source to none")
+
     def _frames(self, images: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         return self.head(self.backbone.pretrained.local_taps(images, self.head.project), size)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from da3_ros.network import metric
+from da3_ros.network.backbone import Prefix
 from da3_ros.network.model import Chunks, DepthAnything3, Output
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.specs import ModelSpec
+
+
+class NestedPrefix(NamedTuple):
+    """What both parts make of each frame alone: for the metric one, that is all it does."""
+
+    tokens: Tensor  # as in Prefix
+    descriptor: Tensor
+    depth: Tensor  # [B, N, H, W] of the metric part, as in MonocularOutput
+    sky: Tensor
 
 
 class NestedDepthAnything3(nn.Module):
@@ -47,6 +59,29 @@ class NestedDepthAnything3(nn.Module):
         out = self.da3(images, extrinsics, intrinsics, ref_view, rays=rays, ray_pose=ray_pose)
         return to_metres(out, self.da3_metric(images, fill_sky=False), focal_px, fill_sky=fill_sky)
 
+    def camera_tokens(
+        self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
+    ) -> Tensor:
+        """As of the any-view part."""
+        return self.da3.camera_tokens(extrinsics, intrinsics, size)
+
+    def encode(self, images: Tensor) -> NestedPrefix:
+        """The parts that see each frame alone, to be kept for every window that a frame is in."""
+        return NestedPrefix(*self.da3.encode(images), *self.da3_metric.encode(images))
+
+    def decode(
+        self,
+        prefix: NestedPrefix,
+        size: tuple[int, int],
+        camera_tokens: Tensor | None = None,
+        *,
+        ref_view: str = "saddle_balanced",
+        frames: list[int] | None = None,
+    ) -> Output:
+        """The part in which frames see each other, in its unknown unit: ``to_metres`` is next."""
+        any_view = Prefix(prefix.tokens, prefix.descriptor)
+        return self.da3.decode(any_view, size, camera_tokens, ref_view=ref_view, frames=frames)
+
 
 def to_metres(
     out: Output,
@@ -67,7 +102,7 @@ def to_metres(
     """
     focal = metric.focal_length(out.intrinsics) if focal_px is None else focal_px
     metres = metric.metric_depth(canonical.depth, focal)
-    scale = metric.align_depth(out.depth, out.confidence, metres, canonical.sky).scale
+    scale, _, spread = metric.align_depth(out.depth, out.confidence, metres, canonical.sky)
     known = scale.isfinite()[:, None, None, None]
     factor = torch.where(known, scale[:, None, None, None], 1)
     R, t = out.extrinsics.split((3, 1), dim=-1)
@@ -82,4 +117,5 @@ def to_metres(
         sky=sky,
         scale=scale,
         metric_depth=metres,
+        scale_spread=spread,
     )

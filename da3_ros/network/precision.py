@@ -41,6 +41,13 @@ def channels_last(network: Network) -> None:
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
 
 
+def drop_camera_encoder(network: Network) -> None:
+    """Remove what turns known poses into tokens, for a network that is given none."""
+    for part in parts(network):
+        if hasattr(part, "cam_enc"):
+            del part.cam_enc
+
+
 def drop_rays(network: Network) -> None:
     """Remove the head's ray branch, two thirds of its weights; ray maps are gone with it."""
     for scratch in (part.head.scratch for part in parts(network)):

@@ -12,7 +12,7 @@ from da3_ros.inference.plan_table import AbsentCuda
 from da3_ros.inference.planner import GIB, SMALLEST, BudgetError, Plan, Request, make_plan
 from da3_ros.network import build_network
 from da3_ros.network.model import Chunks
-from da3_ros.network.precision import drop_rays
+from da3_ros.network.precision import drop_camera_encoder, drop_rays
 
 MIB = 2**20
 
@@ -55,10 +55,24 @@ def test_attention_is_counted_as_a_fused_kernel_needs_it():
 def test_weights_are_those_of_the_network_that_runs():
     network = build_network("da3-small")
     drop_rays(network)
+    drop_camera_encoder(network)
     shape = Shape("da3-small", 2, 2, 98, 98, torch.float32, Chunks())
     assert footprint(shape).weights == weight_bytes(network)
     half = footprint(dataclasses.replace(shape, dtype=torch.bfloat16)).weights
     assert 0.5 < half / weight_bytes(network) < 0.7  # camera parts and norms stay fp32
+
+
+def test_known_poses_cost_what_reads_them():
+    shape = Shape("da3-small", 8, 4, 210, 280, torch.float32, Chunks(1, 1))
+    given = dataclasses.replace(shape, poses=True)
+    encoder = weight_bytes(build_network("da3-small").cam_enc)
+    assert footprint(given).weights - footprint(shape).weights == encoder
+    assert footprint(given).activations >= footprint(shape).activations
+
+
+def test_cameras_that_take_turns_keep_their_own_prefixes(cpu, full):
+    three = make_plan(cpu, request(streams=3), 100 * GIB)
+    assert three.prefix == 3 * full.prefix
 
 
 def test_memory_grows_with_what_it_should_grow_with():

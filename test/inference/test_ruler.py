@@ -8,11 +8,12 @@ import torch
 from network.tiny import tiny_metric_spec
 
 from da3_ros.config import InferenceConfig, config_from_parameters
-from da3_ros.inference import BudgetError, MetricRuler, budget_beside, open_networks
-from da3_ros.inference.planner import GIB
+from da3_ros.inference import BudgetError, InferenceSession, MetricRuler, open_networks
+from da3_ros.inference.planner import GIB, Beside
 from da3_ros.inference.preprocess import normalize
-from da3_ros.network import CheckpointError, initialize_randomly
+from da3_ros.network import MODELS, CheckpointError, initialize_randomly
 from da3_ros.network.build import network_of
+from da3_ros.network.monocular import MonocularOutput
 from da3_ros.types import Prediction, View, Window
 
 CONFIG = InferenceConfig(device="cpu", mixed_precision="off", process_res=84)
@@ -89,14 +90,73 @@ def test_nothing_but_sky_gives_no_number(network):
     assert (out.sky[1:] == 1).all()
 
 
-def test_the_budget_holds_for_both_networks(network):
-    ruler = MetricRuler(CONFIG, network=network)
-    assert ruler.nbytes > sum(p.nbytes for p in network.parameters())
-    assert budget_beside(ruler, 0.0) == 0.0
-    assert budget_beside(ruler, 2.0) == pytest.approx(2.0 - ruler.nbytes / GIB)
-    assert budget_beside(None, 2.0) == 2.0
-    with pytest.raises(BudgetError, match="da3metric-large alone needs"):
-        budget_beside(ruler, ruler.nbytes / GIB / 2)
+def test_the_budget_holds_for_both_networks():
+    beside = Beside("da3metric-large", torch.float32, 1 << 30)
+    values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
+    config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
+    alone, both = InferenceSession(config), InferenceSession(config, beside=beside)
+    plans = [s.fit((640, 480), 4, 1) for s in (alone, both)]
+    assert plans[1].fixed - plans[0].fixed == beside.weights
+    # The metric model, one frame at a time, needs more room to work in than da3-tiny.
+    assert plans[1].activations > 1.5 * plans[0].activations
+    assert plans[1].predicted <= plans[1].budget == 20 * GIB
+    with pytest.raises(BudgetError, match=r"1\.00 of it for the weights of da3metric-large"):
+        both.set_budget(1.05)
+    assert both.plan == plans[1]
+
+
+def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    values = {
+        "model": "da3-tiny", "checkpoint": "random", "device": "cpu", "process_res": 84,
+        "scale.source": "metric_model", "scale.metric_checkpoint": "random",
+        "memory_budget_gb": 2.0,
+    }  # fmt: skip
+    session, ruler = open_networks(config_from_parameters(values))
+    plan = session.fit((640, 480), 4, 1)
+    weights = sum(p.nbytes for p in ruler.network.parameters())
+    assert plan.fixed >= weights
+    assert session.budget == 2 * GIB
+
+
+def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):
+    seen, ruler = window(), ruler_of(network, 0.0)
+    prediction = truth(network, seen)
+    sizes, left = [], [1]
+    plain = ruler.network.forward
+
+    def fail(images, fill_sky):
+        sizes.append(tuple(images.shape[-2:]))
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("injected")
+        return plain(images, fill_sky)
+
+    monkeypatch.setattr(ruler.network, "forward", fail)
+    found = ruler.measure(seen, prediction)
+    assert sizes == [(56, 84), (28, 42)]
+    assert np.isfinite(found.measure.value)
+    assert found.sky.shape == prediction.depth.shape
+    left[0] = 4
+    for _ in range(2):
+        assert ruler.measure(seen, prediction) is prediction
+    assert caplog.text.count("did not look at window 0") == 1
+
+
+def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
+    class Flat(torch.nn.Module):
+        """Says depth 3 of everything, whatever the size."""
+
+        def forward(self, images, fill_sky):
+            shape = (1, images.shape[1], *images.shape[-2:])
+            return MonocularOutput(torch.full(shape, 3.0), torch.zeros(shape))
+
+    seen, ruler = window(), MetricRuler(CONFIG, network=network)
+    ruler.network = Flat()
+    ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
+    full, half = (ruler._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
+    assert full == pytest.approx(3 * 100 / 300)
+    assert half == pytest.approx(full / 2)
 
 
 def test_a_missing_metric_checkpoint_is_told_before_anything_runs(tmp_path):

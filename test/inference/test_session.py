@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession, open_device
-from da3_ros.inference.session import camera_to_world
+from da3_ros.inference.prediction import camera_to_world
 from da3_ros.network import CheckpointError, build_network, initialize_randomly, save_checkpoint
+from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View, Window
 
 
@@ -92,12 +93,14 @@ def test_non_commercial_weights_are_named_when_loaded(caplog, monkeypatch):
     assert "CC BY-NC 4.0" in caplog.text
 
 
-def test_a_model_that_is_not_any_view_is_refused_in_one_line(monkeypatch):
-    from network.tiny import tiny_metric_spec
-
-    from da3_ros.network import MODELS
-
-    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
-    config = InferenceConfig(model="da3metric-large", checkpoint="random", device="cpu")
-    with pytest.raises(CheckpointError, match=r"no any-view model: set `model` to da3-small"):
-        InferenceSession(config)
+def test_views_of_one_place_look_alike_whatever_the_window():
+    """Descriptors are of each view alone, so that they can be compared across windows."""
+    frames = list(SyntheticCamera(3, (126, 98), walk="handheld", frames=2))
+    other = next(iter(SyntheticCamera(8, (126, 98), walk="handheld", frames=1)))
+    session = InferenceSession(InferenceConfig(model="da3-tiny", checkpoint="", device="cpu"))
+    views = tuple(View(i, i, f.image, f.K) for i, f in enumerate([*frames, other]))
+    looks = session.infer(Window(0, views, 3)).descriptor
+    alone = session.infer(Window(1, views[:2], 2)).descriptor
+    np.testing.assert_allclose(looks[:2], alone, atol=1e-4)
+    near, far = (np.linalg.norm(looks[0] - looks[k]) for k in (1, 2))
+    assert near < 0.5 * far

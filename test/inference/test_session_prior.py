@@ -8,8 +8,8 @@ import torch
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference import InferenceSession
+from da3_ros.inference.prediction import camera_to_world
 from da3_ros.inference.preprocess import normalize
-from da3_ros.inference.session import camera_to_world
 from da3_ros.network.conditioning import normalize_extrinsics
 from da3_ros.types import View, Window
 
@@ -61,3 +61,22 @@ def test_poses_without_intrinsics_are_refused(case):
     bare = tuple(dataclasses.replace(view, K=None) for view in views)
     with pytest.raises(ValueError, match="intrinsics of every view"):
         session.infer(Window(0, bare, 1, T_prior_camera=np.tile(np.eye(4), (4, 1, 1))))
+
+
+def test_without_poses_their_encoder_is_not_kept_and_nothing_else_changes(case):
+    session, _, views = case
+    bare = InferenceSession(session.config, poses=False)
+    assert not hasattr(bare.network, "cam_enc")
+    window = Window(0, views, 1)
+    np.testing.assert_allclose(bare.infer(window).depth, session.infer(window).depth, rtol=1e-6)
+    with pytest.raises(ValueError, match="without known poses"):
+        bare.infer(dataclasses.replace(window, T_prior_camera=camera_to_world(poses(4))))
+
+
+def test_cameras_that_take_turns_do_not_push_out_each_others_prefixes(case):
+    session, _, views = case
+    shared = InferenceSession(session.config, streams=2)
+    shared.fit((84, 56), 2, 1)
+    for pair in (views[:2], views[2:]):
+        shared.infer(Window(0, pair, 1))
+    assert all(shared._kept_prefix(view) is not None for view in views)
