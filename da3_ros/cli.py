@@ -1,4 +1,4 @@
-"""The command line: `da3_ros replay | synth-bag | models | plan` (also `python -m da3_ros`)."""
+"""The command line: `da3_ros replay | export | plan ...` (also `python -m da3_ros`)."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_synth_bag(commands)
     _add_models(commands)
     _add_plan(commands)
+    _add_export(commands)
     return parser
 
 
@@ -95,7 +96,11 @@ def _add_replay(commands: Any) -> None:
         "-p", "--param", action="append", default=[], metavar="NAME:=VALUE",
         help="one parameter; wins over --config",
     )  # fmt: skip
-    replay.add_argument("--camera", help="image topic, where the recording has several")
+    replay.add_argument(
+        "--camera", action="append", default=[], metavar="TOPIC",
+        help="image topic, where the recording has several; with parameter `cameras` NAME:=TOPIC "
+        "for each whose topic is not below /NAME",
+    )  # fmt: skip
     replay.add_argument("--odometry", help="topic of the robot's own poses, if there are several")
     replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
@@ -104,6 +109,10 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument(
         "--plan", type=Path, metavar="FILE",
         help="run exactly as an earlier replay's report.json says, whatever memory is free",
+    )  # fmt: skip
+    replay.add_argument(
+        "--resume", type=Path, metavar="DIR",
+        help="go on in a saved scene, or in that of an earlier replay's output folder",
     )  # fmt: skip
     replay.add_argument("--pictures", action="store_true", help="contact sheet and cloud picture")
     replay.set_defaults(run=_run_replay)
@@ -123,6 +132,12 @@ def _add_synth_bag(commands: Any) -> None:
     synth.add_argument("--rate", type=float, default=10.0, help="frames per second")
     synth.add_argument("--fov", type=float, default=65.0, help="horizontal, degrees")
     synth.add_argument("--walk", default="loop", choices=_walks())
+    synth.add_argument(
+        "--cameras", nargs="+", default=[], metavar="NAME",
+        help="several cameras on a rig, below topics of their names",
+    )  # fmt: skip
+    synth.add_argument("--baseline", type=float, default=0.2, help="between them, metres")
+    synth.add_argument("--yaw", type=float, default=0.0, help="between them, degrees to the right")
     synth.add_argument("--storage", default="mcap", choices=("mcap", "sqlite3"))
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
@@ -132,7 +147,13 @@ def _add_models(commands: Any) -> None:
     models = commands.add_parser(
         "models", help="the models, their licences, and which are on this machine"
     )
-    models.add_argument("--get", metavar="NAME", help="fetch a model's weights from the hub")
+    models.add_argument(
+        "--get", metavar="NAME", help="fetch a model's weights, or check those here"
+    )
+    models.add_argument(
+        "--to", type=Path, metavar="FOLDER",
+        help="with --get: put the files there, for another machine (not into the hub cache)",
+    )  # fmt: skip
     models.set_defaults(run=_run_models)
 
 
@@ -158,6 +179,41 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--performance-mode", default=config.performance_mode)
     plan.add_argument("--measure", action="store_true", help="run each with random weights")
     plan.set_defaults(run=_run_plan)
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a saved scene as GLB, PLY, COLMAP model or TUM trajectory",
+        description="Convert a scene that a replay or the service save_scene has saved. "
+        "Points pass in chunks, so that memory holds little more than the scene itself.",
+    )
+    export.add_argument("scene", type=Path, help="scene folder, or a replay's output folder")
+    export.add_argument(
+        "output", type=Path, help="NAME.glb, .ply, .tum, or a folder NAME.colmap; replaced"
+    )
+    export.add_argument(
+        "--format", default="", choices=("glb", "ply", "colmap", "tum"),
+        help="where the output's suffix does not say it",
+    )  # fmt: skip
+    export.add_argument(
+        "--voxel", type=float, default=0.0, metavar="M",
+        help="average points in voxels of this edge; also merges where submaps overlap",
+    )  # fmt: skip
+    export.add_argument("--min-confidence", type=float, default=0.0, metavar="C")
+    export.add_argument(
+        "--min-observations", type=int, default=1, metavar="N",
+        help="leave out points seen less often (after averaging)",
+    )  # fmt: skip
+    export.add_argument("--max-points", type=int, default=0, metavar="N", help="thin evenly")
+    export.add_argument(
+        "--crop", type=float, nargs=6, default=[0.0] * 6,
+        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"), help="box in the map frame",
+    )  # fmt: skip
+    export.add_argument(
+        "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
+    )
+    export.set_defaults(run=_run_export)
 
 
 def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
@@ -210,10 +266,12 @@ def _run_replay(options: argparse.Namespace) -> int:
     from da3_ros.replay import ReplayError, ReplayOptions, replay
 
     config = load_config(options.config, options.param)
+    camera, topics = _camera_topics(options.camera)
     wanted = ReplayOptions(
         input=options.input,
         output=options.output,
-        camera=options.camera,
+        camera=camera,
+        topics=topics,
         start_s=options.start,
         end_s=options.end,
         every=options.every,
@@ -221,6 +279,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         pictures=options.pictures,
         odometry=options.odometry,
         plan=options.plan,
+        resume=options.resume,
     )
     try:
         summary = replay(wanted, config)
@@ -231,23 +290,42 @@ def _run_replay(options: argparse.Namespace) -> int:
     return INCOMPLETE if summary.stopped_at else 0
 
 
+def _camera_topics(given: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """TOPIC, or NAME:=TOPIC of each of several cameras."""
+    pairs = [text.partition(":=") for text in given]
+    plain = [topic for topic, separator, _ in pairs if not separator]
+    if len(plain) > 1 or (plain and len(pairs) > 1):
+        raise ConfigError(
+            f"--camera {plain[-1]}: for several cameras set -p cameras:=[NAME,...] and give each "
+            "topic with --camera NAME:=TOPIC"
+        )
+    return (plain[0] if plain else None), {name: topic for name, sep, topic in pairs if sep}
+
+
 def _run_synth_bag(options: argparse.Namespace) -> int:
     from da3_ros.recordings import RecordingError
     from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+    from da3_ros.rig_geometry import rig_mount
     from da3_ros.synthetic import SyntheticCamera
 
-    camera = SyntheticCamera(
-        seed=options.seed,
-        size=(options.width, options.height),
-        fov_deg=options.fov,
-        walk=options.walk,
-        frames=options.frames,
-        rate_hz=options.rate,
-    )
+    names = options.cameras or [""]
+    rig = {
+        name: SyntheticCamera(
+            seed=options.seed,
+            size=(options.width, options.height),
+            fov_deg=options.fov,
+            walk=options.walk,
+            frames=options.frames,
+            rate_hz=options.rate,
+            mount=rig_mount(i, options.baseline, options.yaw),
+        )
+        for i, name in enumerate(names)
+    }
     try:
         text = write_synthetic_bag(
-            options.output, camera, storage=options.storage, replace=options.force
-        )
+            options.output, rig if options.cameras else rig[""], storage=options.storage,
+            replace=options.force,
+        )  # fmt: skip
     except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
@@ -256,23 +334,41 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
 
 
 def _run_models(options: argparse.Namespace) -> int:
-    from da3_ros.network import MODELS, CheckpointError
-    from da3_ros.network.checkpoint import find_checkpoint
+    if options.get is not None:
+        return _get_model(options.get, options.to)
+    from da3_ros.model_table import model_table
 
-    if options.get is None:
-        from da3_ros.model_table import model_table
+    sys.stdout.write(model_table())
+    return 0
 
-        sys.stdout.write(model_table())
+
+def _get_model(name: str, folder: Path | None) -> int:
+    """Fetch one model's weights, or look whether what is here is whole."""
+    from da3_ros.network import MODELS
+    from da3_ros.network.checkpoint import remedies, shipped_folder
+    from da3_ros.network.hub import PINS, HubError, fetch
+
+    if name not in MODELS:
+        raise ConfigError(f"--get {name!r}: one of {', '.join(MODELS)}")
+    spec = MODELS[name]
+    if not spec.repo:
+        sys.stdout.write(f"{name} comes with this package: {shipped_folder(name) or 'not here'}\n")
         return 0
-    if options.get not in MODELS:
-        raise ConfigError(f"--get {options.get!r}: one of {', '.join(MODELS)}")
-    spec = MODELS[options.get]
+    pin = PINS[spec.repo]
+    sys.stdout.write(
+        f"{name}: {pin.weights_bytes / 1e6:.0f} MB of {spec.repo} on the Hugging Face hub "
+        f"({pin.revision[:12]}), weights under {spec.license}"
+        + ("" if spec.commercial else ": no commercial use")
+        + "\n"
+    )
+    sys.stdout.flush()
     try:
-        folder = find_checkpoint(spec, spec.repo)
-    except CheckpointError as error:
-        sys.stderr.write(f"da3_ros: {error}\n")
+        where = fetch(spec.repo, folder)
+    except HubError as error:
+        sys.stderr.write(f"da3_ros: {spec.repo}: {error}: {remedies(spec)}\n")
         return FAILED
-    sys.stdout.write(f"{spec.name} is in {folder}; its weights are under {spec.license}\n")
+    use = f"`checkpoint: {where}`" if folder else f"`model: {name}` finds it"
+    sys.stdout.write(f"{where}: size and SHA-256 are right; {use}\n")
     return 0
 
 
@@ -313,6 +409,28 @@ def _run_plan(options: argparse.Namespace) -> int:
     except DeviceError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
+    return 0
+
+
+def _run_export(options: argparse.Namespace) -> int:
+    from da3_ros.convert import convert
+    from da3_ros.mapping.export import ExportError, Selection
+    from da3_ros.mapping.scene_file import SceneFileError
+
+    selection = Selection(
+        voxel=options.voxel,
+        min_confidence=options.min_confidence,
+        min_observations=options.min_observations,
+        max_points=options.max_points,
+        crop=tuple(options.crop),
+        cameras=not options.no_cameras,
+    )
+    try:
+        text = convert(options.scene, options.output, selection, options.format)
+    except (ExportError, SceneFileError) as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(text)
     return 0
 
 

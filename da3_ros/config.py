@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,9 +28,13 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    items: type | None = None,
 ) -> Any:
-    """A config field with its description and allowed values."""
-    metadata = {"text": text, "low": low, "high": high, "choices": choices}
+    """A config field with its description and allowed values.
+
+    ``items``: the type of a list of any length; None: a list has as many numbers as its default.
+    """
+    metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -44,7 +49,9 @@ def group(cls: type, prefix: str) -> Any:
 class InferenceConfig:
     """Which network runs where."""
 
-    model: str = option("da3-small", "any-view model, see `da3_ros models`")
+    model: str = option(
+        "da3-small", "one of `da3_ros models`; da3mono and da3metric: no poses, no map"
+    )
     checkpoint: str = option(
         "", "folder, hub name, `random` (no meaning, for tests), or empty: shipped or hub cache"
     )
@@ -77,6 +84,29 @@ class WindowConfig:
     keyframes: int = option(
         2, "of the shared frames at most so many are keyframes seen from nearby", low=0, high=510
     )
+    mode: str = option(
+        "joint",
+        "several cameras: one window of all, or windows of each camera alone",
+        choices=("joint", "independent"),
+    )
+
+
+@dataclass(frozen=True)
+class RigConfig:
+    """How frames of several cameras belong together, and where the cameras are."""
+
+    max_skew_s: float = option(
+        0.02, "frames of several cameras whose stamps lie this close are of one instant", low=0.0
+    )
+    max_wait_s: float = option(
+        0.2, "how long, by stamps, an instant waits for a camera that is late", low=0.0
+    )
+    poses: tuple[float, ...] = option(
+        (),
+        "x, y, z, qx, qy, qz, qw of each camera's optical frame on the rig, in the order of "
+        "`cameras`; empty: from TF",
+        items=float,
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ class ScaleConfig:
     source: str = option(
         "none",
         "who says what a network unit is in metres",
-        choices=("none", "fixed", "metric_model", "odometry"),
+        choices=("none", "fixed", "metric_model", "odometry", "rig"),
     )
     factor: float = option(1.0, "metres per unit of the first window (source `fixed`)", low=1e-6)
     metric_every: int = option(10, "windows between two looks of the metric model", low=1)
@@ -152,7 +182,24 @@ class MapConfig:
 
     enabled: bool = option(True, "accumulate a scene")
     voxel_m: float = option(0.02, "edge of a voxel; first window's unit if not metric", low=1e-4)
-    max_points: int = option(5_000_000, "most voxels held; the longest unseen leave first", low=1)
+    max_points: int = option(
+        5_000_000, "most points held; the oldest leave first; 0: no limit", low=0
+    )
+    radius_m: float = option(
+        0.0, "points farther than this from the camera leave; unit as voxel_m; 0: none", low=0.0
+    )
+    memory_mb: int = option(
+        1024, "most MiB held: points, poses, images; the oldest leave first; 0: no limit", low=0
+    )
+    keep_images: bool = option(True, "keep keyframes' images (JPEG), for COLMAP exports")
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Places that are seen again."""
+
+    enabled: bool = option(True, "notice places that are seen again, and correct the map by them")
+    every: int = option(4, "least windows between two looks at such places", low=1)
 
 
 @dataclass(frozen=True)
@@ -160,12 +207,17 @@ class PipelineConfig:
     """Everything the pipeline can be told."""
 
     inference: InferenceConfig = group(InferenceConfig, "")
+    cameras: tuple[str, ...] = option(
+        (), "names of several cameras, which prefix their topics; empty: one without", items=str
+    )
     window: WindowConfig = group(WindowConfig, "window.")
+    rig: RigConfig = group(RigConfig, "rig.")
     keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")
     scale: ScaleConfig = group(ScaleConfig, "scale.")
     pose_prior: PosePriorConfig = group(PosePriorConfig, "pose_prior.")
     depth: DepthConfig = group(DepthConfig, "depth.")
     map: MapConfig = group(MapConfig, "map.")
+    loop: LoopConfig = group(LoopConfig, "loop.")
     max_late_s: float = option(
         0.5, "a stamp this far back is late (dropped, counted); farther is a time jump", low=0.0
     )
@@ -178,9 +230,44 @@ class PipelineConfig:
                 f"window.new is {self.window.new}, but must be below window.size "
                 f"({self.window.size}): windows join by the frames they share"
             )
+        _check_cameras(self)
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(f"depth.color_range_m is {[low, high]}: give [near, far], 0 <= near")
+
+
+CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(/[A-Za-z][A-Za-z0-9_]*)*")
+POSE_NUMBERS = 7
+
+
+def _check_cameras(config: PipelineConfig) -> None:
+    """Raise ConfigError where cameras, window and rig do not go together."""
+    names, window, poses = config.cameras, config.window, config.rig.poses
+    for name in names:
+        if not CAMERA_NAME.fullmatch(name) or name == "map":
+            raise ConfigError(
+                f"cameras has {name!r}: a name of letters, digits and _ (not `map`), as in topics"
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"cameras is {list(names)}: each name once")
+    needed = len(names) * (window.new + 1)
+    if window.mode == "joint" and len(names) > 1 and window.size < needed:
+        raise ConfigError(
+            f"window.size is {window.size}, but {len(names)} cameras need at least {needed}: "
+            f"window.new ({window.new}) and one shared view of each; or window.mode: independent"
+        )
+    if poses and len(poses) != POSE_NUMBERS * len(names):
+        raise ConfigError(
+            f"rig.poses has {len(poses)} numbers: x, y, z, qx, qy, qz, qw for each of `cameras` "
+            f"({POSE_NUMBERS * len(names)})"
+        )
+    turns = [poses[i + 3 : i + POSE_NUMBERS] for i in range(0, len(poses), POSE_NUMBERS)]
+    if not all(map(math.isfinite, poses)) or any(not any(q) for q in turns):
+        raise ConfigError("rig.poses has a number that is not finite, or a quaternion of zeros")
+    if config.scale.source == "rig" and (len(names) < 2 or window.mode != "joint"):
+        raise ConfigError(
+            "scale.source is rig: it needs two or more `cameras` and window.mode: joint"
+        )
 
 
 def prior_source(config: PipelineConfig) -> str:
@@ -250,6 +337,7 @@ class Parameter:
     low: float | None
     high: float | None
     choices: tuple[str, ...]
+    items: type | None = None  # of a list of any length
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""
@@ -278,11 +366,16 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
 
     Raises ConfigError for an unknown name, a wrong type or a value out of range.
     """
-    defaults = {p.name: p.value for p in parameters(cls())}
-    unknown = sorted(set(values) - set(defaults))
+    known = {p.name: p for p in parameters(cls())}
+    unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(defaults)}")
-    given = {name: _convert(name, value, defaults[name]) for name, value in values.items()}
+        raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(known)}")
+    given = {
+        name: _convert(name, value, known[name].value)
+        if known[name].items is None
+        else _convert_list(name, value, known[name].items)
+        for name, value in values.items()
+    }
     return _build(cls, given, "")
 
 
@@ -304,6 +397,21 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
     return flat
+
+
+def _convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
+    """A list of any length. ROS knows no type of an empty one, which comes as None or as bytes."""
+    allowed = (int, float) if items is float else (str,)
+    empty = value is None or (not isinstance(value, (str, Mapping)) and not len(value))
+    if empty:
+        return ()
+    good = isinstance(value, (list, tuple)) and all(
+        isinstance(v, allowed) and not isinstance(v, bool) for v in value
+    )
+    if not good:
+        kind = "numbers" if items is float else "texts"
+        raise ConfigError(f"{name} is {value!r}: a list of {kind} is wanted")
+    return tuple(float(v) if items is float else v for v in value)
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:

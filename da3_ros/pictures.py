@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import cv2
 import numpy as np
 
@@ -40,10 +42,18 @@ def colorize_depth(
     (sky) a light grey. The same depth has the same colour in every frame.
     """
     near, far = range_m
-    known = np.isfinite(depth)
-    share = np.where(known, (depth - np.float32(near)) / np.float32(far - near), 0.0)
-    index = np.clip(share * 255.0 + 0.5, 0, 255).astype(np.uint8)
-    colors = color_table(name)[index]
-    colors[~known] = UNKNOWN_RGB
-    colors[np.isposinf(depth)] = SKY_RGB
+    # OpenCV's colour maps work on whole images at once, an index of NumPy's pixel by pixel.
+    above = np.clip(depth, near, far, dtype=np.float32) - np.float32(near)
+    index = cv2.convertScaleAbs(above, alpha=255 / (far - near))
+    colors = np.asarray(cv2.applyColorMap(index, _table_column(name)), np.uint8)
+    finite = np.isfinite(depth)
+    if not finite.all():
+        colors[~finite] = UNKNOWN_RGB
+        colors[np.isposinf(depth)] = SKY_RGB
     return colors
+
+
+@functools.lru_cache
+def _table_column(name: str) -> Image:
+    """The table as OpenCV wants it, [256, 1, 3]."""
+    return color_table(name)[:, None]

@@ -19,29 +19,34 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.config import PipelineConfig
+from da3_ros.config import DepthConfig, PipelineConfig
 from da3_ros.depth_filter import filter_depth, sky_mask
 from da3_ros.enlarge import at_size_of
-from da3_ros.geometry import T_MAP_WORLD, backproject
+from da3_ros.geometry import T_MAP_WORLD, invert_pose
 from da3_ros.inference import (
     WindowTooLargeError,
-    budget_beside,
     open_networks,
     resize_for_network,
 )
+from da3_ros.loop_stage import LoopStage, conjugated
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
-from da3_ros.mapping.export import Scene, export_scene
+from da3_ros.mapping.export import export_scene
 from da3_ros.mapping.keyframes import ViewMemory
-from da3_ros.mapping.scale import SceneScale, scaled_pose
-from da3_ros.mapping.trajectory import Pose, Trajectory
-from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.mapping.rig_scale import RigRuler
+from da3_ros.mapping.scale import SceneScale
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.scene_file import SceneFileError
+from da3_ros.mapping.submaps import Snapshot, SubmapStore
+from da3_ros.mapping.trajectory import Poses
 from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
 from da3_ros.rectify import CalibrationError, Rectifier
 from da3_ros.types import (
     Array,
+    FloatImage,
     Frame,
     Image,
     Prediction,
+    Scale,
     TrackedFrame,
     View,
     Window,
@@ -52,6 +57,10 @@ log = logging.getLogger(__name__)
 
 FOCAL = (0.05, 50.0)  # focal lengths over the image's width that a camera may have
 REFUSALS = 5  # windows in a row that do not fit, after which the scene goes on in a new segment
+
+
+# Where a window lies whose views nobody put in relation to each other.
+UNPLACED = Alignment(Similarity(1.0, np.eye(3), np.zeros(3)), False, float("nan"), float("nan"))
 
 
 class Network(Protocol):
@@ -91,10 +100,20 @@ class _Prepared:
     view: View
     valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
     full: Image | None = None  # the rectified image at its own size, if it is to be published
+    leads: bool = True  # as in TrackedFrame
+
+
+@dataclass(frozen=True)
+class _Format:
+    """The size that all views of a window have, and whose image decided it."""
+
+    camera: str
+    shape: tuple[int, ...]
+    process_res: int  # as the memory budget allowed it then
 
 
 class Pipeline:
-    """A stream of frames of one camera, turned into one scene. Not thread-safe.
+    """Frames of one camera, or of a rig of several, turned into one scene. Not thread-safe.
 
     ``counters`` holds frames received and processed, and drops by cause.
     """
@@ -108,15 +127,17 @@ class Pipeline:
         self.config = config
         self.metres = SceneScale(config.scale)
         self.prior = PriorFollower(config.pose_prior.output)
+        self.rig = RigRuler()
         self.prior_fault = ""  # why the newest window got no poses, or no scale from them
         self.session, self.ruler = open_networks(config) if session is None else (session, ruler)
         self.counters: Counter[str] = Counter()
-        self.map = VoxelMap(config.map.voxel_m, config.map.max_points)
-        self.trajectory = Trajectory()
+        self.map = SubmapStore(config.map)
+        self.loops = LoopStage()
         self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
-        self._rectifier = Rectifier()
-        self._last_stamp: int | None = None
+        self._rectifier = Rectifier(kept=len(config.cameras) + 2)
+        self._last_stamp: dict[str, int] = {}  # of each camera
         self._next_view = 0
+        self._next_instant = 0
         self._next_window = 0
         self._segment = -1
         self._image_size: tuple[int, int] | None = None
@@ -124,31 +145,35 @@ class Pipeline:
         self._refit()
         self._start_segment()
 
-    def push(self, frame: Frame) -> Iterator[TrackedFrame]:
-        """Take one frame; yields the frames that became ready, in stamp order.
+    def push(self, *frames: Frame) -> Iterator[TrackedFrame]:
+        """Take one frame, or those of one instant of several cameras (see ``rig_sync``).
 
-        A stamp up to ``max_late_s`` back, or repeated, is dropped and counted; one farther back is
-        a time jump, which resets window and odometry and keeps the map. A frame that cannot be
-        rectified is dropped with a warning. The work happens while the result is iterated.
+        Yields the frames that became ready, in stamp order of each camera. A stamp up to
+        ``max_late_s`` back, or repeated, is dropped and counted; one farther back is a time jump,
+        which resets window and odometry and keeps the map. A frame that cannot be rectified is
+        dropped with a warning. The work happens while the result is iterated.
         """
-        self.counters["received"] += 1
-        if not self._in_time(frame):
+        self.counters["received"] += len(frames)
+        timely = [frame for frame in frames if self._in_time(frame)]
+        if not timely:
             return
-        size = (frame.image.shape[1], frame.image.shape[0])
-        self._image_size = size
+        self._look_at_size(timely)
         self._refit()  # a measured window may have changed the plan
-        prepared = self._prepare(frame)
-        if prepared is None:
-            return
-        if self._size_changed(prepared.view):
+        prepared = self._prepare_all(timely)
+        if self._size_changed(prepared):
             yield from self.flush()
             self._start_segment()
-        self._last_stamp = frame.stamp_ns
-        self._pending.append(prepared)
+        instant = self._of_one_size(prepared)
+        if not instant:
+            return
+        for view in (p.view for p in instant):
+            self._last_stamp[view.camera] = view.stamp_ns
+        self._pending.append(instant)
         if len(self._pending) >= self._new:
             yield from self._run_window()
         else:
-            self.session.prefetch(prepared.view)
+            for p in instant:
+                self.session.prefetch(p.view)
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Process what waits for a full window; call at the end of a recording."""
@@ -164,7 +189,7 @@ class Pipeline:
         """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
         set_budget = getattr(self.session, "set_budget", None)
         if set_budget is not None:
-            set_budget(budget_beside(self.ruler, memory_budget_gb))
+            set_budget(memory_budget_gb)
         self._refit()
 
     def reset(self) -> None:
@@ -175,71 +200,112 @@ class Pipeline:
 
     def scene(self) -> Scene:
         """The points and poses gathered so far, in metres where the scale is known."""
-        cloud = self.map.cloud()
-        cloud = dataclasses.replace(cloud, xyz=cloud.xyz * np.float32(self.metres.metres))
-        return Scene(cloud, self.poses(), self.T_map_world)
+        return self.map.scene(self.T_map_world)
 
-    def poses(self) -> list[Pose]:
-        """Where the camera has been, by what is known of the scale now."""
-        metres = self.metres.metres
-        return [
-            dataclasses.replace(p, T_world_camera=scaled_pose(p.T_world_camera, metres))
-            for p in self.trajectory.poses
-        ]
+    def snapshot(self) -> Snapshot:
+        """The whole scene as it is now, to be saved; cheap, and it does not change later."""
+        return self.map.snapshot(self.T_map_world, self.metres.known, self._unit)
+
+    def check_unit(self, saved: Snapshot) -> None:
+        """Raise SceneFileError if nobody could say how large the scene is in the unit of what
+        comes."""
+        source = self.config.scale.source
+        if source != "none" and not saved.metric:
+            raise SceneFileError(
+                f"the saved scene is not in metres, but scale.source is {source}: set it to none"
+            )
+
+    def resume(self, saved: Snapshot) -> str:
+        """Go on in a saved scene, in place of this one, with a new segment; says where it begins.
+
+        Raises SceneFileError, and changes nothing, as ``check_unit``.
+        """
+        self.check_unit(saved)
+        source = self.config.scale.source
+        self._forget_scene()
+        self.metres.resume(saved.metric and source != "none")
+        self.map.restore(saved)
+        self.T_map_world = saved.T_map_world
+        self._start_segment()
+        self._unit = saved.unit
+        self._forget(self.map.poses().newest())
+        where = "new windows begin a segment of their own where the last one ended"
+        if saved.metric and source == "none":
+            where += "; the scene is in metres, their unit is a guess: set scale.source"
+        return where
+
+    def poses(self, most: int = 0) -> Poses:
+        """Where the leading camera has been, in metres where the scale is known; ``most`` thins
+        them."""
+        return self.map.path(most)
 
     def export(self, path: str | Path) -> Path:
-        """Write the scene; the suffix chooses .glb, .ply or .tum. Returns the path written."""
-        return export_scene(self.scene(), Path(path))
+        """Write the scene; the suffix chooses the format. Returns the path written."""
+        return export_scene(self.scene(), Path(path)).path
 
     def _refit(self) -> None:
-        """Ask what the memory budget allows for the camera's images."""
-        window = self.config.window
+        """Ask what the memory budget allows for the cameras' images."""
+        window, cameras = self.config.window, max(1, len(self.config.cameras))
         self._process_res = self.config.inference.process_res
         self._window, self._new = window.size, window.new
         if self._image_size is None:
             return
-        limits = self.session.fit(self._image_size, window.size, window.new)
+        limits = self.session.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
-            self._process_res, self._window, self._new = (
-                limits.process_res,
-                limits.window,
-                limits.new,
-            )
+            self._process_res, self._window = limits.process_res, limits.window
+            self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
 
     def _start_segment(self) -> None:
         """A new stretch of odometry, starting at the world's origin with nothing shared."""
-        self._pending: list[_Prepared] = []
-        self._last_stamp = None
+        self._pending: list[list[_Prepared]] = []  # instants
+        self._last_stamp = {}
+        self._format: _Format | None = None
         factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
         self._unit = factor  # scene units per network unit, of the newest window
         self.metres.to_origin()
-        self._forget(np.eye(4))
+        self._forget({})
 
-    def _forget(self, T_world_camera: Array) -> None:
-        """Share nothing with what was before; the next window begins at this pose."""
-        if self.metres.learns and not self.metres.known and self.trajectory.poses:
+    def _forget(self, newest: dict[str, Array]) -> None:
+        """Share nothing with what was before; the next window begins at these cameras' poses."""
+        if self.metres.learns and not self.metres.known and len(self.map.trajectory):
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
-        self.metres.restart(T_world_camera)
+        self.metres.restart(next(iter(newest.values()), np.eye(4)))
         self.prior.restart()
+        self.map.start_segment()
+        self.loops.start_segment(lost=bool(newest))
         self._segment += 1
         self._views = ViewMemory(self.config.keyframe, self.config.window.size - 1)
         self._joiner = Joiner()
         self._refused = 0
-        self._newest = T_world_camera
+        self._newest = newest  # T_world_camera of each camera's last frame
 
     def _in_time(self, frame: Frame) -> bool:
-        if self._last_stamp is None or frame.stamp_ns > self._last_stamp:
+        last = self._last_stamp.get(frame.camera)
+        if last is None or frame.stamp_ns > last:
             return True
-        back_s = (self._last_stamp - frame.stamp_ns) / 1e9
+        back_s = (last - frame.stamp_ns) / 1e9
         if back_s <= self.config.max_late_s:
             self.counters["dropped_late"] += 1
             return False
         log.warning("stamps jump back %.3f s: window and odometry start anew", back_s)
         self.counters["time_jumps"] += 1
-        self.counters["dropped_time_jump"] += len(self._pending)
+        self.counters["dropped_time_jump"] += sum(map(len, self._pending))
         self._start_segment()
         return True
+
+    def _look_at_size(self, frames: list[Frame]) -> None:
+        """Whose images the memory plan is made for: the camera's that decided the format."""
+        by = None if self._format is None else self._format.camera
+        frame = next((f for f in frames if by in (None, f.camera)), None)
+        if frame is not None:
+            self._image_size = (frame.image.shape[1], frame.image.shape[0])
+
+    def _prepare_all(self, frames: list[Frame]) -> list[_Prepared]:
+        """The usable frames of one instant."""
+        found = [p for frame in frames if (p := self._prepare(frame)) is not None]
+        self._next_instant += 1
+        return [dataclasses.replace(p, leads=i == 0) for i, p in enumerate(found)]
 
     def _prepare(self, frame: Frame) -> _Prepared | None:
         try:
@@ -253,29 +319,55 @@ class Pipeline:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
             return None
-        name, prior = (frame.frame_id, frame.camera), frame.T_prior_camera
-        view = View(self._next_view, frame.stamp_ns, image, K, *name, prior)
+        view = View(
+            self._next_view, frame.stamp_ns, image, K, frame.frame_id, frame.camera,
+            frame.T_prior_camera, frame.T_rig_camera, self._next_instant,
+        )  # fmt: skip
         self._next_view += 1
-        self.network_size = (image.shape[1], image.shape[0])
         small = None if valid is None else _shrink_mask(valid, image.shape[:2])
         return _Prepared(view, small, full)
 
-    def _size_changed(self, view: View) -> bool:
-        last = self._pending[-1].view if self._pending else None
-        newest = self._views.newest
-        last = newest.view if last is None and newest is not None else last
-        if last is None or last.image.shape == view.image.shape:
-            return False
-        log.warning(
-            "image size in the network changed from %s to %s: window and odometry start anew",
-            last.image.shape[1::-1],
-            view.image.shape[1::-1],
-        )
-        return True
+    def _size_changed(self, instant: list[_Prepared]) -> bool:
+        """Whether windows cannot go on: the camera that decided their size has another one."""
+        old = self._format
+        for view in (p.view for p in instant):
+            same_plan = old is not None and old.process_res == self._process_res
+            if old is None or (same_plan and old.camera != view.camera):
+                continue
+            if old.shape != view.image.shape:
+                log.warning(
+                    "image size in the network changed from %s to %s: window and odometry start "
+                    "anew", old.shape[1::-1], view.image.shape[1::-1],
+                )  # fmt: skip
+                return True
+        return False
+
+    def _of_one_size(self, instant: list[_Prepared]) -> list[_Prepared]:
+        """The views that fit into one window."""
+        if self._format is None and instant:
+            first = instant[0].view
+            self._format = _Format(first.camera, first.image.shape, self._process_res)
+        good = []
+        for p in instant:
+            assert self._format is not None
+            self.network_size = (self._format.shape[1], self._format.shape[0])
+            if p.view.image.shape == self._format.shape:
+                good.append(p)
+                continue
+            self.counters["dropped_other_size"] += 1
+            log.log(
+                logging.WARNING if self.counters["dropped_other_size"] == 1 else logging.DEBUG,
+                "%s: images are %s in the network, those of %s %s: cameras of one window need one "
+                "shape of image; crop them alike, or set window.mode to independent",
+                p.view.camera, p.view.image.shape[1::-1], self._format.camera,
+                self._format.shape[1::-1],
+            )  # fmt: skip
+        return good
 
     def _run_window(self) -> Iterator[TrackedFrame]:
         start = time.perf_counter()
-        new, self._pending = self._pending, []
+        closed = self._close_loop()
+        new, self._pending = [p for instant in self._pending for p in instant], []
         room = max(1, self._window - len(new))
         shared = self._views.choose(room, self.config.window.keyframes)
         if self.config.pose_prior.source != "none":
@@ -289,20 +381,58 @@ class Pipeline:
             self.counters["dropped_unusable"] += len(new)
             log.error("window %d dropped: %s", window.id, fault)
             return
+        if not prediction.posed:
+            yield from self._deliver_alone(new, window, prediction, time.perf_counter() - start)
+            return
         if self.ruler is not None and self.metres.wants_measure(window.id):
             prediction = self.ruler.measure(window, prediction)
         prediction = self._use_prior(window, prediction)
-        placed = self._place(shared, prediction)
+        placed = self._place(window, shared, prediction)
         prediction, placed = self.prior.place(window, prediction, placed)
         fits = placed.accepted or not shared
         self._update_scale(window, prediction, placed.T_scene_window if fits else None)
-        report = self._report(window, prediction, placed, time.perf_counter() - start)
+        self._note_join(window, prediction, placed)
+        report = self._report(window, prediction, placed, time.perf_counter() - start, closed)
         for offset, prepared in enumerate(new):
             index = len(shared) + offset
             yield self._deliver(prepared, index, prediction, placed.T_scene_window, report)
         if self._refused >= REFUSALS:
             log.warning("%d windows in a row do not fit: a new segment starts", self._refused)
             self._forget(self._newest)
+        elif not self._refused:
+            self._look_for_loop(window.id)
+
+    def _close_loop(self) -> bool:
+        """Move the scene as a loop says, if one has been found; what is newest stays."""
+        correction = self.loops.collect()
+        if correction is None:
+            return False
+        places = {id: s.T_scene_submap for id, s in self.map.submaps.items()}
+        self.map.move(self.loops.apply(correction, places))
+        self._views.move(conjugated(correction.moves, self.metres.T_scene_segment))
+        return True
+
+    def _look_for_loop(self, window_id: int) -> None:
+        self.loops.look(
+            window_id,
+            self.config.loop,
+            self._window,
+            self.session.infer,
+            self._joiner,
+            self.metres.known,
+        )
+
+    def _note_join(self, window: Window, prediction: Prediction, placed: Alignment) -> None:
+        """How sure a window's place is adds to how far the scene may drift."""
+        if not placed.accepted or placed.covariance is None:
+            return
+        ids = [view.id for view in window.views]
+        lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
+        to_scene = self.metres.T_scene_segment
+        units = np.array([1, 1, 1, 1, *[to_scene.scale] * 3])
+        joined = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
+        camera = placed.T_scene_window.points(prediction.T_window_camera[-1, :3, 3])
+        self.loops.add_window(joined, to_scene.points(camera), lag)
 
     def _infer(
         self, shared: list[Anchor], new: list[_Prepared]
@@ -328,12 +458,15 @@ class Pipeline:
             shared = shared[-(len(shared) // 2) :]
             log.warning("window %d again with %d shared views", window_id, len(shared))
 
-    def _place(self, shared: list[Anchor], prediction: Prediction) -> Alignment:
+    def _place(self, window: Window, shared: list[Anchor], prediction: Prediction) -> Alignment:
         """Where the window lies in the scene; where it does not fit, motion goes on from there."""
         if not shared:
-            at = Similarity.between(self._newest, prediction.T_window_camera[0], self._unit)
+            known = [i for i, view in enumerate(window.views) if view.camera in self._newest]
+            index = known[0] if known else 0
+            begin = self._newest.get(window.views[index].camera, np.eye(4))
+            at = Similarity.between(begin, prediction.T_window_camera[index], self._unit)
             return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
-        fit = self._joiner.join(shared, prediction, range(len(shared)))
+        fit = self._join(shared, prediction)
         if fit is not None and fit.accepted:
             self._refused = 0
             self._views.observe(shared, prediction, fit)
@@ -346,14 +479,29 @@ class Pipeline:
         held = Similarity.between(shared[-1].T_world_camera, newest, self._unit)
         return Alignment(held, False, float("nan"), fit.inliers if fit is not None else 0.0)
 
+    def _join(self, shared: list[Anchor], prediction: Prediction) -> Alignment | None:
+        """With what a window says of its own unit; without it, where that would spoil the fit."""
+        indices = range(len(shared))
+        unit = self.metres.unit_of(prediction)
+        if unit is not None:
+            fit = self._joiner.join(shared, prediction, indices, unit)
+            if fit is not None and fit.accepted:
+                return fit
+        return self._joiner.join(shared, prediction, indices)
+
     def _report(
-        self, window: Window, prediction: Prediction, placed: Alignment, total_s: float
+        self,
+        window: Window,
+        prediction: Prediction,
+        placed: Alignment,
+        total_s: float,
+        loop_closed: bool,
     ) -> WindowReport:
         unit = placed.T_scene_window.scale
         self._unit = unit
         return WindowReport(
             id=window.id,
-            stamp_ns=window.views[-1].stamp_ns,
+            stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
             view_ids=tuple(view.id for view in window.views),
             new_frames=window.new,
             aligned=placed.accepted,
@@ -361,6 +509,7 @@ class Pipeline:
             alignment_inliers=placed.inliers,
             unit=unit,
             scale=self.metres.scale,
+            loop_closed=loop_closed,
             segment=self._segment,
             focal_ratio=_focal_ratio(window, prediction),
             inference_s=prediction.inference_s,
@@ -382,21 +531,28 @@ class Pipeline:
         return given
 
     def _use_prior(self, window: Window, prediction: Prediction) -> Prediction:
-        """Learn the window's unit from the poses it was given, and put them in, if asked to."""
+        """Learn the window's unit from what is known of its cameras; put poses in, if asked to."""
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
-        return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
+        source = self.config.scale.source
+        if source == "rig":
+            measure = self.rig.measure(window, prediction)
+            prediction = dataclasses.replace(prediction, measure=measure)
+        return self.prior.apply(window, prediction, source == "odometry")
 
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known
         scale = self.metres.update(window, prediction, T)
+        room = self.loops.bound(self.config.map.memory_mb)
+        self.map.limits = dataclasses.replace(self.config.map, memory_mb=room)
+        self.map.metres = self.metres.metres
         if self.metres.known and not before and self.metres.learns:
             log.info("the scale is known (%s): %.4g metres per unit", scale.source, scale.value)
-            self.map = self.map.regridded(self.config.map.voxel_m / scale.value)
+            self.map.regrid()
 
     def _forget_scene(self) -> None:
-        self.map = VoxelMap(self.config.map.voxel_m, self.config.map.max_points)
-        self.trajectory = Trajectory()
+        self.map = SubmapStore(self.config.map)
+        self.loops.restart()
         self.metres.forget()
 
     def _deliver(
@@ -407,62 +563,111 @@ class Pipeline:
         placed: Similarity,
         report: WindowReport,
     ) -> TrackedFrame:
-        view, confidence = prepared.view, prediction.confidence[index]
-        depth = prediction.depth[index] * np.float32(placed.scale)
-        sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
-        frame = TrackedFrame(
-            id=view.id,
-            stamp_ns=view.stamp_ns,
-            frame_id=view.frame_id,
-            camera=view.camera,
-            image=view.image,
-            depth_m=filter_depth(depth, confidence, self.config.depth, prepared.valid, sky),
-            confidence=confidence,
-            K=prediction.K[index] if view.K is None else view.K,
-            T_world_camera=placed.pose(prediction.T_window_camera[index]),
-            keyframe=False,
-            scale=report.scale,
-            window=report,
-        )
-        frame = self._remember(view, frame)
-        frame = self.metres.published(frame)
+        frame = _tracked(prepared, index, prediction, placed, report, self.config.depth)
+        told = prediction.descriptor
+        frame = self._remember(prepared.view, frame, None if told is None else told[index])
+        frame = self._on_map(self.metres.published(frame))
         return frame if prepared.full is None else at_size_of(frame, prepared.full)
 
-    def _remember(self, view: View, frame: TrackedFrame) -> TrackedFrame:
+    def _deliver_alone(
+        self, new: list[_Prepared], window: Window, prediction: Prediction, total_s: float
+    ) -> Iterator[TrackedFrame]:
+        """Frames that the network saw each alone: depth, and no place in any scene."""
+        report = dataclasses.replace(
+            self._report(window, prediction, UNPLACED, total_s, False),
+            scale=Scale() if prediction.measure is None else Scale("metric_model", 1.0),
+        )
+        self.metres.scale = report.scale
+        for index, prepared in enumerate(new, len(window.views) - len(new)):
+            depth = self.config.depth
+            frame = _tracked(prepared, index, prediction, UNPLACED.T_scene_window, report, depth)
+            self.counters["processed"] += 1
+            yield frame if prepared.full is None else at_size_of(frame, prepared.full)
+
+    def _on_map(self, frame: TrackedFrame) -> TrackedFrame:
+        """A published frame where loops have it; odometry takes no part in that."""
+        if not self.loops.closed:
+            return frame
+        T = self.loops.T_map_odometry.copy()
+        T[:3, 3] *= self.metres.metres if frame.scale.metric else 1.0
+        return dataclasses.replace(
+            frame,
+            T_world_camera=T @ frame.T_world_camera,
+            T_odom_world=frame.T_odom_world @ invert_pose(T),
+        )
+
+    def _remember(
+        self, view: View, frame: TrackedFrame, descriptor: FloatImage | None
+    ) -> TrackedFrame:
         """Make it a keyframe if it shows something new, grow the map, keep it for later windows.
 
         Of a window that did not fit nothing is kept: it would spoil what was right so far.
         """
-        self._newest = frame.T_world_camera
-        if not self._refused:
-            anchor = Anchor.of(view, frame)
+        self._newest[view.camera] = frame.T_world_camera
+        anchor = None if self._refused else Anchor.of(view, frame)
+        if anchor is not None:
             self._views.limits = self.config.keyframe  # may have changed since
             frame = dataclasses.replace(frame, keyframe=self._views.is_new(anchor))
-            self._views.add(anchor, frame.keyframe)
-        of_scene = self.metres.of_scene(frame)
-        if of_scene is not None:
-            self.trajectory.add(of_scene)
-            if frame.keyframe:
-                self._grow_map(of_scene)
+        submap = self._map(frame, anchor, descriptor)
+        if anchor is not None:
+            self._views.add(dataclasses.replace(anchor, submap=submap), frame.keyframe)
         self.counters["processed"] += 1
         return frame
 
-    def _grow_map(self, frame: TrackedFrame) -> None:
-        if not self.config.map.enabled:
-            return
-        known = np.isfinite(frame.depth_m)
-        points = backproject(frame.depth_m, frame.K)[known].astype(np.float64)
-        T = frame.T_world_camera
-        self.map.insert(
-            points @ T[:3, :3].T + T[:3, 3], frame.image[known], frame.confidence[known]
-        )
+    def _map(
+        self, frame: TrackedFrame, anchor: Anchor | None, descriptor: FloatImage | None
+    ) -> int:
+        """Take a frame into the map. Returns its submap, or -1 where it has no place yet."""
+        of_scene = self.metres.of_scene(frame)
+        if of_scene is None:
+            return -1
+        T = self.loops.T_map_odometry @ of_scene.T_world_camera
+        submap = self.map.add(dataclasses.replace(of_scene, T_world_camera=T))
+        if anchor is not None and frame.keyframe:
+            seen = anchor.moved(self.metres.T_scene_segment)
+            self.loops.add_keyframe(dataclasses.replace(seen, submap=submap), descriptor)
+        return submap
+
+
+def _tracked(
+    prepared: _Prepared,
+    index: int,
+    prediction: Prediction,
+    placed: Similarity,
+    report: WindowReport,
+    config: DepthConfig,
+) -> TrackedFrame:
+    """One view of a window that lies at ``placed`` in its segment, its depth filtered."""
+    view, confidence = prepared.view, prediction.confidence[index]
+    depth = prediction.depth[index] * np.float32(placed.scale)
+    sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
+    # Who sees a view alone says nothing of confidence: that is no reason to doubt it.
+    believed = confidence if prediction.posed else np.full_like(confidence, 1e30)
+    return TrackedFrame(
+        id=view.id,
+        stamp_ns=view.stamp_ns,
+        frame_id=view.frame_id,
+        camera=view.camera,
+        image=view.image,
+        depth_m=filter_depth(depth, believed, config, prepared.valid, sky),
+        confidence=confidence,
+        K=prediction.K[index] if view.K is None else view.K,
+        T_world_camera=placed.pose(prediction.T_window_camera[index]),
+        keyframe=False,
+        scale=report.scale,
+        window=report,
+        leads=prepared.leads,
+    )
 
 
 def _joining(shared: list[Anchor]) -> list[int]:
-    """Whose depth places a window: keyframes and the newest view, then first and middle."""
+    """Whose depth places a window: keyframes and the newest view, then those of other cameras,
+    first and middle."""
     last = len(shared) - 1
     keyframes = [i for i, anchor in enumerate(shared) if anchor.keyframe]
-    order = [*keyframes[: MOST_DEPTHS - 1], last, 0, last // 2] if shared else []
+    newest = {anchor.view.camera: i for i, anchor in enumerate(shared)}  # of each camera
+    others = sorted(set(newest.values()) - {last}, reverse=True)
+    order = [*keyframes[: MOST_DEPTHS - 1], last, *others, 0, last // 2] if shared else []
     return sorted(list(dict.fromkeys(order))[:MOST_DEPTHS])
 
 
@@ -475,6 +680,8 @@ def _focal_ratio(window: Window, prediction: Prediction) -> float:
 
 def _fault(prediction: Prediction, window: Window) -> str:
     """Why nothing of a prediction may be published, or an empty text."""
+    if not prediction.posed:
+        return ""
     if not np.isfinite(prediction.T_window_camera).all():
         return "the network gave poses that are no numbers"
     width = prediction.depth.shape[-1]

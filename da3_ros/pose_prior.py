@@ -240,18 +240,32 @@ def _by_baselines(T_prior: Array, prediction: Prediction) -> Measure | None:
 def _by_depths(T_prior: Array, prediction: Prediction, start: float) -> Measure | None:
     """The factor, near ``start``, with which depths agree best between the prior's poses."""
     seen = [i for i, depth in enumerate(prediction.depth) if np.isfinite(depth).any()]
-    factors = start * np.exp(TRIALS)
-    costs = [
-        cost
-        for i, j in itertools.pairwise(seen)
-        if (cost := _disagreement(T_prior, prediction, i, j, factors)) is not None
-    ]
-    best = [_lowest(cost) for cost in costs]
-    logs = np.array([b for b in best if b is not None])
+    logs = where_depths_agree(T_prior, prediction, list(itertools.pairwise(seen)), start, TRIALS)
     if len(logs) < 2:
         return None
     sigma = float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) * math.sqrt(3)
     return Measure(start * math.exp(float(np.median(logs))), math.hypot(sigma, FLOOR))
+
+
+def where_depths_agree(
+    T_prior: Array,
+    prediction: Prediction,
+    pairs: Sequence[tuple[int, int]],
+    start: float,
+    trials: Array,
+) -> Array:
+    """Logarithms of the unit (metres) over ``start`` at which both depths of a pair coincide.
+
+    One for each pair of views that says anything within ``trials`` [F], evenly spaced.
+    """
+    factors = start * np.exp(trials)
+    found = []
+    for i, j in pairs:
+        cost = _disagreement(T_prior, prediction, i, j, factors)
+        best = None if cost is None else _lowest(cost, trials)
+        if best is not None:
+            found.append(best)
+    return np.array(found)
 
 
 def _disagreement(
@@ -277,15 +291,15 @@ def _disagreement(
     return np.minimum(off[:, valid], CLIP).mean(axis=1)
 
 
-def _lowest(cost: Array) -> float | None:
-    """Where the cost over TRIALS is lowest, by a parabola; None at an end, or where it is flat."""
+def _lowest(cost: Array, trials: Array) -> float | None:
+    """Where the cost over ``trials`` is lowest, by a parabola; None at an end, or where flat."""
     k = int(np.argmin(cost))
     if k in (0, len(cost) - 1) or cost.min() > 0.8 * cost.max():
         return None
     a, b, c = cost[k - 1], cost[k], cost[k + 1]
     bend = a - 2 * b + c
     shift = 0.5 * (a - c) / bend if bend > 0 else 0.0
-    return float(TRIALS[k] + shift * (TRIALS[1] - TRIALS[0]))
+    return float(trials[k] + shift * (trials[1] - trials[0]))
 
 
 class PriorFollower:

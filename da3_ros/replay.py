@@ -16,7 +16,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros import __version__
-from da3_ros.config import NodeConfig, PipelineConfig, parameters
+from da3_ros.cameras import open_pipelines
+from da3_ros.config import ConfigError, NodeConfig, PipelineConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
-from da3_ros.geometry import T_MAP_WORLD
 from da3_ros.inference import (
     BudgetError,
     DeviceError,
@@ -37,18 +38,30 @@ from da3_ros.inference import (
     Plan,
     open_networks,
 )
+from da3_ros.mapping.atomic import replace_folder
 from da3_ros.mapping.export import ExportError
 from da3_ros.mapping.picture import render_scene, write_png
-from da3_ros.mapping.trajectory import Pose, tum_line
+from da3_ros.mapping.scene_file import (
+    SceneFileError,
+    find_scene,
+    is_scene,
+    load_scene,
+    save_scene,
+)
+from da3_ros.mapping.trajectory import Poses, tum_line
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pipeline import Network, Pipeline
-from da3_ros.pose_prior import PosePrior, PriorError
+from da3_ros.pose_prior import PriorError
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.writer import BagWriter
+from da3_ros.rig_geometry import RigGeometry
+from da3_ros.rig_sync import Instant, RigSync
+from da3_ros.ros.export_path import beside
 from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.ros.outputs import Outputs, Published
-from da3_ros.ros.prior_input import prior_of_recording
-from da3_ros.types import Frame, Scale, TrackedFrame
+from da3_ros.ros.prior_input import prior_of_recording, transforms_of
+from da3_ros.transforms import TransformTree
+from da3_ros.types import Array, Frame, Scale, TrackedFrame
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +79,7 @@ class ReplayOptions:
     input: Path
     output: Path
     camera: str | None = None
+    topics: Mapping[str, str] = field(default_factory=dict)  # of several cameras, by their names
     start_s: float | None = None
     end_s: float | None = None
     every: int = 1
@@ -73,6 +87,7 @@ class ReplayOptions:
     pictures: bool = False
     odometry: str | None = None  # topic of the robot's own poses; None: the only one there is
     plan: Path | None = None  # a report.json or a plan of its own, to run exactly so again
+    resume: Path | None = None  # a saved scene, or the output of an earlier replay, to go on in
 
 
 @dataclass
@@ -117,19 +132,35 @@ def replay(
                 session, ruler = open_networks(config)
             if options.plan is not None:
                 _use_plan(session, options.plan)
-            pipeline = Pipeline(config, session, ruler)
-            writer = _Results(folder, options.pictures, config)
-            prior = prior_of_recording(recording, settings, options.odometry)
-            with writer:
-                _process(recording, prior, pipeline, writer)
-                writer.finish(pipeline)
-            summary = _report(options, settings, pipeline, recording, folder)
-            summary.measured = _measure(summary, pipeline, writer, start)
+            known = _Known(recording, settings, options.odometry)
+            pipelines = open_pipelines(config, session, ruler)
+            if options.resume is not None:
+                _resume(pipelines, find_scene(options.resume))
+            with _Bag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
+                lanes = {
+                    name: _Lane(pipeline, stack.enter_context(
+                        _Results(
+                            folder, bag, options.pictures, config, name, beside=i > 0,
+                            resumed=options.resume is not None,
+                        )
+                    ))
+                    for i, (name, pipeline) in enumerate(pipelines.items())
+                }  # fmt: skip
+                for lane in lanes.values():
+                    # What comes lies in the map where the saved scene has it.
+                    lane.results.outputs.T_map_world = lane.pipeline.T_map_world
+                _process(recording, known, lanes, options.every if config.cameras else 1)
+                for lane in lanes.values():
+                    if lane.pipeline.counters["processed"]:
+                        lane.results.finish(lane.pipeline)
+            summary = _report(options, settings, lanes, known, recording, folder)
+            summary.measured = _measure(summary, lanes, start)
             _write_json(folder / "measured.json", summary.measured)
             summary.files = sorted(f.name for f in folder.iterdir())
             _publish(folder, options.output)
     except (
-        RecordingError, CheckpointError, DeviceError, BudgetError, ExportError, OSError
+        RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
+        SceneFileError, OSError,
     ) as error:  # fmt: skip
         raise ReplayError(str(error)) from error
     return summary
@@ -150,65 +181,154 @@ def _use_plan(session: Network, path: Path) -> None:
         raise ReplayError(f"--plan {path}: {error}") from error
 
 
+def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
+    """Go on in a saved scene, or in several where cameras have their own."""
+    for i, (name, pipeline) in enumerate(pipelines.items()):
+        place = beside(folder, name) if i else folder
+        log.info("%s: %s", place, pipeline.resume(load_scene(place)))
+
+
 def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
+    names = settings.pipeline.cameras
+    unknown = sorted(set(options.topics) - set(names))
+    if unknown or (names and options.camera):
+        what = f"{unknown[0]}:=TOPIC" if unknown else str(options.camera)
+        listed = ", ".join(names) or "none"
+        raise ReplayError(
+            f"--camera {what}: with parameter `cameras` ({listed}) name each of them"
+        )
     return open_recording(
         options.input,
         camera=options.camera,
+        cameras={name: options.topics.get(name, name) for name in names},
         start_s=options.start_s,
         end_s=options.end_s,
-        every=options.every,
+        every=1 if names else options.every,  # of several cameras every n-th instant
         rate_hz=options.rate_hz,
         input_rectified=settings.input.input_rectified,
         camera_info_timeout_s=settings.input.camera_info_timeout_s,
     )
 
 
-def _process(
-    recording: Recording, prior: PosePrior | None, pipeline: Pipeline, writer: _Results
-) -> None:
+class _Known:
+    """What a recording knows besides images: the robot's own poses, and where cameras sit."""
+
+    def __init__(self, recording: Recording, settings: NodeConfig, odometry: str | None) -> None:
+        config = settings.pipeline
+        self._prior = prior_of_recording(recording, settings, odometry)
+        by_tf = config.scale.source == "rig" and not config.rig.poses
+        transforms = transforms_of(recording) if by_tf else TransformTree()
+        self._rig = RigGeometry(config, transforms, log.warning)
+        self.without_prior = 0
+
+    def add(self, frame: Frame) -> Frame:
+        """The frame with what is known of it."""
+        T_rig = self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns)
+        return dataclasses.replace(frame, T_prior_camera=self._prior_of(frame), T_rig_camera=T_rig)
+
+    def _prior_of(self, frame: Frame) -> Array | None:
+        prior = self._prior
+        if prior is None:
+            return None
+        try:
+            return prior.camera(frame.frame_id, frame.stamp_ns)
+        except PriorError as error:
+            if not self.without_prior:
+                log.warning(
+                    "frame %d has no pose from %s: %s", frame.stamp_ns, prior.source, error
+                )
+            self.without_prior += 1
+            return None
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A pipeline and its results: all cameras, or with independent windows one of them."""
+
+    pipeline: Pipeline
+    results: _Results
+
+    def push(self, frames: Sequence[Frame]) -> None:
+        """Process the frames of one instant."""
+        for result in self.pipeline.push(*frames):
+            self.results.add(result)
+
+
+def _process(recording: Recording, known: _Known, lanes: dict[str, _Lane], every: int) -> None:
+    first = next(iter(lanes.values()))
+    sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
+    taken: Counter[str] = Counter()  # instants of each lane
+
+    def push(instants: Sequence[Instant[Frame]]) -> None:
+        for instant in instants:
+            lane = instant.frames[0].camera if len(lanes) > 1 else ""
+            if taken[lane] % every == 0:
+                lanes.get(lane, first).push(instant.frames)
+            taken[lane] += 1
+
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
     with logging_redirect_tqdm(), progress:
         for frame in recording:
-            for result in pipeline.push(_with_prior(frame, prior, pipeline)):
-                writer.add(result)
+            push(sync.add(known.add(frame)))
             progress.update()
-        for result in pipeline.flush():
-            writer.add(result)
-    if not pipeline.counters["processed"]:
+        push(sync.flush())
+        for lane in lanes.values():
+            for result in lane.pipeline.flush():
+                lane.results.add(result)
+    if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
 
 
-def _with_prior(frame: Frame, prior: PosePrior | None, pipeline: Pipeline) -> Frame:
-    """The frame with the robot's own pose, where that is wanted and known."""
-    if prior is None:
-        return frame
-    try:
-        T = prior.camera(frame.frame_id, frame.stamp_ns)
-    except PriorError as error:
-        if not pipeline.counters["frames_without_prior"]:
-            log.warning("frame %d has no pose from %s: %s", frame.stamp_ns, prior.source, error)
-        pipeline.counters["frames_without_prior"] += 1
-        return frame
-    return dataclasses.replace(frame, T_prior_camera=T)
+class _Bag(contextlib.AbstractContextManager["_Bag"]):
+    """The bag that all results go to."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = RosbagsLibrary()
+        self._writer = BagWriter(path, self.library)
+
+    def write(self, published: Published, stamp_ns: int) -> None:
+        """One message of ours."""
+        topic, kind, message = published
+        name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
+        self._writer.write(name, kind, message, stamp_ns)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._writer.close()
+        else:
+            self._writer.abort()
 
 
 class _Results(contextlib.AbstractContextManager["_Results"]):
-    """The files of one replay, written as the frames come."""
+    """The files of one scene, written as the frames come."""
 
-    def __init__(self, folder: Path, pictures: bool, config: PipelineConfig) -> None:
-        self.folder = folder
-        self.library = RosbagsLibrary()
-        self.bag = BagWriter(folder / "output.mcap", self.library)
-        self.trajectory = (folder / "trajectory.tum").open("w")
+    def __init__(
+        self,
+        folder: Path,
+        bag: _Bag,
+        pictures: bool,
+        config: PipelineConfig,
+        camera: str,
+        *,
+        beside: bool,
+        resumed: bool = False,
+    ) -> None:
+        """``camera``: of a scene of its own; the files of all but the first one have its name."""
+        self.folder, self.bag, self.resumed = folder, bag, resumed
+        self._suffix = f"_{camera.replace('/', '_')}" if beside else ""
+        self._leading = {"", *([camera] if camera else config.cameras[:1])}
+        self.trajectory = self._path("trajectory.tum").open("w")
         self.sheet = (
             ContactSheet(config.depth, config.scale.source != "none") if pictures else None
         )
+        own = f"{camera}/" if beside else ""
         # Two runs shall give the same bytes: times go to measured.json.
         self.outputs = Outputs(
-            self.library, config.depth, window_size=config.window.size, timings=False
-        )
+            bag.library, config.depth, window_size=config.window.size, timings=False,
+            map_frame=f"{own}map", odom_frame=f"{own}odom", scene_prefix=camera,
+        )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
 
     def add(self, frame: TrackedFrame) -> None:
@@ -217,43 +337,48 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             self.windows += 1
             self.inference_s += frame.window.inference_s
         for published in self.outputs.frame(frame):
-            self._write(published, frame.stamp_ns)
-        self.trajectory.write(tum_line(frame.stamp_ns, T_MAP_WORLD @ frame.T_world_camera))
+            self.bag.write(published, frame.stamp_ns)
+        if frame.camera not in self._leading:
+            return
+        if frame.posed:
+            T_map_camera = self.outputs.T_map_world @ frame.T_world_camera
+            self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
         if self.sheet is not None:
             self.sheet.metric = frame.scale.metric
             self.sheet.add(frame.image, frame.depth_m, frame.confidence)
 
     def finish(self, pipeline: Pipeline) -> None:
-        """Write what needs the whole scene."""
-        for name in ("scene.glb", "scene.ply"):
-            pipeline.export(self.folder / name)
-        if pipeline.metres.learns:
-            self._write_trajectory(pipeline.poses())
-        scene, stamp = pipeline.scene(), pipeline.trajectory.poses[-1].stamp_ns
-        self._write(self.outputs.path(scene.poses, stamp), stamp)
-        self._write(self.outputs.map_points(scene, stamp), stamp)
+        """Write what needs the whole scene, if there is one, and the pictures."""
+        if len(pipeline.map.trajectory):
+            self._write_scene(pipeline)
         if self.sheet is not None:
-            write_png(self.folder / "contact_sheet.png", self.sheet.picture())
-            write_png(self.folder / "cloud.png", render_scene(scene))
+            write_png(self._path("contact_sheet.png"), self.sheet.picture())
+            write_png(self._path("cloud.png"), render_scene(pipeline.scene()))
 
-    def _write_trajectory(self, poses: list[Pose]) -> None:
+    def _write_scene(self, pipeline: Pipeline) -> None:
+        for name in ("scene.glb", "scene.ply"):
+            pipeline.export(self._path(name))
+        save_scene(pipeline.snapshot(), self._path("scene"))
+        if pipeline.metres.learns or self.resumed:
+            self._write_trajectory(pipeline.poses())
+        scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
+        self.bag.write(self.outputs.path(pipeline.poses(), stamp), stamp)
+        self.bag.write(self.outputs.map_points(scene, stamp), stamp)
+
+    def _path(self, name: str) -> Path:
+        path = self.folder / name
+        return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
+
+    def _write_trajectory(self, poses: Poses) -> None:
         """All poses in one unit: the scale that is known at the end holds for the first too."""
         self.trajectory.seek(0)
         self.trajectory.truncate()
         for pose in poses:
-            self.trajectory.write(tum_line(pose.stamp_ns, T_MAP_WORLD @ pose.T_world_camera))
+            T_map_camera = self.outputs.T_map_world @ pose.T_world_camera
+            self.trajectory.write(tum_line(pose.stamp_ns, T_map_camera))
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.trajectory.close()
-        if kind is None:
-            self.bag.close()
-        else:
-            self.bag.abort()
-
-    def _write(self, published: Published, stamp_ns: int) -> None:
-        topic, kind, message = published
-        name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
-        self.bag.write(name, kind, message, stamp_ns)
 
 
 @contextlib.contextmanager
@@ -263,6 +388,9 @@ def _staging(output: Path) -> Iterator[Path]:
     if existed and not output.is_dir():
         raise ReplayError(f"--output {output} is a file: give a folder")
     output.mkdir(parents=True, exist_ok=True)
+    for old in output.glob("scene*"):
+        if old.is_dir() and any(old.iterdir()) and not is_scene(old):
+            raise ReplayError(f"{old} is in the way and holds other things: give another folder")
     folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=output))
     try:
         yield folder
@@ -275,18 +403,27 @@ def _staging(output: Path) -> Iterator[Path]:
 
 def _publish(folder: Path, output: Path) -> None:
     for file in sorted(folder.iterdir()):
-        os.replace(file, output / file.name)
+        if file.is_dir():
+            replace_folder(file, output / file.name)
+        else:
+            os.replace(file, output / file.name)
 
 
 def _report(
     options: ReplayOptions,
     settings: NodeConfig,
-    pipeline: Pipeline,
+    lanes: dict[str, _Lane],
+    known: _Known,
     recording: Recording,
     folder: Path,
 ) -> ReplaySummary:
     """Write report.json: what was done, the same from run to run."""
-    counts = {**pipeline.counters, **recording.counters}
+    pipeline = next(iter(lanes.values())).pipeline
+    counts: dict[str, int] = {}
+    for part in (*(lane.pipeline.counters for lane in lanes.values()), recording.counters):
+        counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
+    if known.without_prior:
+        counts["frames_without_prior"] = known.without_prior
     report = {
         "da3_ros": __version__,
         "input": options.input.name,
@@ -294,8 +431,9 @@ def _report(
         "options": {
             f.name: getattr(options, f.name)
             for f in dataclasses.fields(options)
-            if f.name not in ("input", "output", "plan")
+            if f.name not in ("input", "output", "plan", "resume")
         },
+        "resumed": None if options.resume is None else options.resume.name,
         "parameters": {
             p.name: p.value
             for group in (settings.pipeline, settings.input)
@@ -307,7 +445,7 @@ def _report(
         "stopped_at": recording.stopped_at,
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
-        "metric": pipeline.metres.known,
+        "metric": pipeline.metres.known or pipeline.metres.scale.metric,
         "scale": _scale(pipeline.metres.scale),
     }
     _write_json(folder / "report.json", report)
@@ -328,18 +466,18 @@ def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     return None if plan is None else plan.repeatable()
 
 
-def _measure(
-    summary: ReplaySummary, pipeline: Pipeline, writer: _Results, start: float
-) -> dict[str, float]:
+def _measure(summary: ReplaySummary, lanes: dict[str, _Lane], start: float) -> dict[str, float]:
     """Times and memory of this run."""
+    windows = sum(lane.results.windows for lane in lanes.values())
+    inference_s = sum(lane.results.inference_s for lane in lanes.values())
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "wall_s": wall,
         "frames_per_s": summary.counts["processed"] / wall,
-        "inference_s_per_window": writer.inference_s / max(writer.windows, 1),
+        "inference_s_per_window": inference_s / max(windows, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
-        "map_mb": pipeline.map.nbytes / 2**20,
+        "map_mb": sum(lane.pipeline.map.nbytes for lane in lanes.values()) / 2**20,
     }
 
 
@@ -348,5 +486,5 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _path_length(pipeline: Pipeline) -> float:
-    centres = np.array([p.T_world_camera[:3, 3] for p in pipeline.poses()])
+    centres = pipeline.poses().rows["T"][:, :, 3]
     return float(np.linalg.norm(np.diff(centres, axis=0), axis=1).sum())

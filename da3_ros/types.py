@@ -65,6 +65,7 @@ class Frame:
     rectified: bool = False  # True: the image is already rectified, P holds and D is ignored
     # [4, 4] of the robot's own odometry at this stamp, in its world, metres; None: not known
     T_prior_camera: Array | None = None
+    T_rig_camera: Array | None = None  # [4, 4] where on the rig it is, metres; None: not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,8 @@ class View:
     frame_id: str = "camera_optical"
     camera: str = ""
     T_prior_camera: Array | None = None  # [4, 4] as in Frame
+    T_rig_camera: Array | None = None  # [4, 4] as in Frame
+    instant: int = -1  # views of one instant, seen by several cameras, have the same number
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ class Prediction:
     """What the network says of a window, in that window's own world and unit.
 
     The world is about the first view's camera; depth and translations share one unknown unit.
-    Maps of views that the window did not want are NaN.
+    Maps of views that the window did not want are NaN. A network that sees each image alone says
+    nothing of poses, confidence and K (NaN, K as calibrated), and each depth has its own unit.
     """
 
     depth: FloatImage  # [N, h, w] z-depth
@@ -117,6 +121,8 @@ class Prediction:
     sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: nobody looked there
     inference_s: float = 0.0
     measure: Measure | None = None  # of the window's unit, where a metric model looked at it
+    posed: bool = True  # False: each view was seen alone
+    descriptor: FloatImage | None = None  # [N, D] alike for views that look alike
 
 
 @dataclass(frozen=True)
@@ -171,3 +177,9 @@ class TrackedFrame:
     window: WindowReport
     # [4, 4] corrections of the world that odometry, which never jumps, does not take part in
     T_odom_world: Array = field(default_factory=lambda: np.eye(4))
+    leads: bool = True  # of several cameras the first one that saw this instant
+
+    @property
+    def posed(self) -> bool:
+        """Whether anybody knows where the camera was; K may be unknown (NaN) too where not."""
+        return bool(np.isfinite(self.T_world_camera).all())

@@ -37,11 +37,14 @@ PARAMETERS = {
     "autostart": bool,
     "use_sim_time": bool,
 }
+PRESETS = ["realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"]
+DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
 # What rviz/da3.rviz shows. Relative on the right: it follows `namespace`.
 DISPLAYED = [
     ("/da3/rgb/image", "da3/rgb/image"),
     ("/da3/depth/image_color", "da3/depth/image_color"),
+    ("/da3/confidence/image", "da3/confidence/image"),
     ("/da3/points", "da3/points"),
     ("/da3/map/points", "da3/map/points"),
     ("/da3/path", "da3/path"),
@@ -50,8 +53,14 @@ DISPLAYED = [
 ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",
-        default_value=os.path.join(SHARE, "config", "da3.yaml"),
+        default_value=DEFAULTS,
         description="YAML file with parameters of the node; arguments that are given win over it",
+    ),
+    DeclareLaunchArgument(
+        "preset",
+        default_value="",
+        choices=["", *PRESETS],
+        description="settings for a purpose, from config/; params_file and arguments win over it",
     ),
     DeclareLaunchArgument(
         "image_topic",
@@ -126,6 +135,12 @@ ARGUMENTS = [
         description="folder that scenes are exported to; empty: as in params_file",
     ),
     DeclareLaunchArgument(
+        "republish",
+        default_value="",
+        description="image_transport that only `image_transport republish` reads, for example "
+        "theora or ffmpeg: it decodes image_topic for the node; empty: none",
+    ),
+    DeclareLaunchArgument(
         "rviz",
         default_value="false",
         choices=SWITCH,
@@ -153,7 +168,8 @@ def make_nodes(context):
         for name, kind in PARAMETERS.items()
         if values[name]
     }
-    nodes = [da3_node(values, given)]
+    nodes = [republish(values)] if values["republish"] else []
+    nodes.append(da3_node(values, given))
     if values["rviz"].lower() == "true":
         nodes.append(rviz(values, given))
     return nodes
@@ -165,18 +181,44 @@ def da3_node(values, given):
     if not os.path.isfile(params_file):
         # launch_ros would only warn, and the node would run on its defaults.
         raise RuntimeError(f"params_file: {params_file} is not a file")
+    preset = os.path.join(SHARE, "config", f"{values['preset']}.yaml")
+    files = [preset, params_file] if values["preset"] else [params_file]
+    if params_file == DEFAULTS:
+        files.reverse()  # the defaults come first: they name every parameter
+    if values["republish"]:
+        values = {**values, "image_topic": decoded(values)}
     return Node(
         package="da3_ros",
         executable="da3_node",
         # Both are needed for the full name under which `given` is written.
         name="da3",
         namespace=values["namespace"],
-        parameters=[params_file, *([given] if given else [])],
+        parameters=[*files, *([given] if given else [])],
         remappings=[(ours, values[a]) for ours, a in REMAPPINGS.items() if values[a]],
         ros_arguments=["--log-level", values["log_level"]],
         additional_env=image_profile(os.environ),
         output="screen",
         **interpreter(values["python"]),
+    )
+
+
+def decoded(values):
+    """Topic of the images that republish makes, beside the original and its camera_info."""
+    return f"{values['image_topic'] or 'image'}_decoded"
+
+
+def republish(values):
+    """A decoder of a transport that the node does not read itself."""
+    kind, topic = values["republish"], values["image_topic"] or "image"
+    return Node(
+        package="image_transport",
+        executable="republish",
+        namespace=values["namespace"],
+        # By position for Humble, as parameters for Jazzy and later.
+        arguments=[kind, "raw"],
+        parameters=[{"in_transport": kind, "out_transport": "raw"}],
+        remappings=[(f"in/{kind}", f"{topic}/{kind}"), ("out", decoded(values))],
+        output="screen",
     )
 
 

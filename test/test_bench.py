@@ -50,6 +50,17 @@ def test_sessions(what, arguments, tmp_path):
     assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)
 
 
+def test_messages_go_out_while_a_window_runs(tmp_path):
+    report, _ = run(
+        "bench_overlap.py", "--model", "da3-tiny", "--process-res", "84", "--window", "3",
+        "--frames", "9", "--device", "cpu", "--trace", tmp_path / "trace.json", tmp_path=tmp_path,
+    )  # fmt: skip
+    threads = {row["span"]: row["thread"] for row in report["spans"]}
+    assert {"read image", "prefix", "decode", "window", "publish"} <= set(threads)
+    assert threads["publish"] != threads["window"]
+    assert "traceEvents" in (tmp_path / "trace.json").read_text()
+
+
 def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
     rows, _ = run(
         "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
@@ -77,3 +88,14 @@ def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
 def test_cost_of_a_join(tmp_path):
     rows, _ = run("bench_alignment.py", "cost", "--frames", "14", tmp_path=tmp_path)
     assert all(row["median_ms"] > 0 for row in rows)
+
+
+def test_what_the_map_and_its_exports_cost(tmp_path):
+    report, text = run(
+        "bench_map.py", "--points", "20000", "--keyframes", "4", "--jobs", "colmap", "ply:0.5",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    assert report["growth"]["points"] > 100_000
+    assert [row["job"] for row in report["exports"]] == ["colmap", "ply:0.5"]
+    assert all(row["file_mb"] > 0 for row in report["exports"])
+    assert "last: ratio" in text

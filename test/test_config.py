@@ -30,6 +30,19 @@ def test_outside_names_reach_the_right_field():
     assert config.window.new == PipelineConfig().window.new
 
 
+def test_an_empty_list_may_come_as_ros_hands_it_over():
+    for empty in ([], None, b""):
+        config = config_from_parameters({"cameras": empty, "rig.poses": empty})
+        assert config.cameras == ()
+        assert config.rig.poses == ()
+    config = config_from_parameters(
+        {"cameras": ["front", "left"], "rig.poses": [0, 0, 0, 0, 0, 0, 1] * 2}
+    )
+    assert config.cameras == ("front", "left")
+    assert config.rig.poses[6] == 1.0
+    assert isinstance(config.rig.poses[6], float)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -41,11 +54,22 @@ def test_outside_names_reach_the_right_field():
         ({"window.size": 4, "window.new": 4}, "window.new is 4, but must be below window.size"),
         (
             {"scale.source": "guess"},
-            "scale.source is 'guess': one of none, fixed, metric_model, odometry",
+            "scale.source is 'guess': one of none, fixed, metric_model, odometry, rig",
         ),
         ({"map.voxel_m": float("nan")}, "map.voxel_m is NaN"),
         ({"depth.color_range_m": [5, 1]}, "depth.color_range_m"),
         ({"depth.color_range_m": [5]}, "depth.color_range_m"),
+        ({"cameras": "front"}, "cameras is 'front': a list of texts"),
+        ({"cameras": [1, 2]}, "cameras is [1, 2]: a list of texts"),
+        ({"cameras": ["front", "front"]}, "cameras is ['front', 'front']: each name once"),
+        ({"cameras": ["/front"]}, "cameras has '/front'"),
+        ({"cameras": ["map"]}, "cameras has 'map'"),
+        ({"cameras": ["a", "b"], "window.size": 3}, "2 cameras need at least 4"),
+        ({"cameras": ["a", "b"], "window.size": 6, "window.new": 3}, "2 cameras need at least 8"),
+        ({"cameras": ["a"], "rig.poses": [0, 0, 0]}, "rig.poses has 3 numbers"),
+        ({"cameras": ["a"], "rig.poses": [0] * 7}, "a quaternion of zeros"),
+        ({"cameras": ["a"], "rig.poses": [float("inf")] + [0, 0, 0, 0, 0, 1]}, "not finite"),
+        ({"scale.source": "rig"}, "needs two or more `cameras`"),
     ],
 )
 def test_a_bad_value_gives_one_line_that_names_the_parameter(values, message):

@@ -66,8 +66,9 @@ def constant(file, name):
     raise AssertionError(f"{file.name} has no {name}")
 
 
-def test_both_launch_files_are_there():
-    assert [f.name for f in LAUNCH_FILES] == ["da3.launch.py", "demo.launch.py"]
+def test_all_launch_files_are_there():
+    names = ["da3", "demo", "multi_camera", "replay"]
+    assert [f.name.partition(".")[0] for f in LAUNCH_FILES] == names
 
 
 @each_launch_file
@@ -86,10 +87,11 @@ def nodes_of(file, kind):
 @each_launch_file
 def test_every_launch_configuration_in_use_is_declared(file):
     used = [c.args[0] for c in calls(file, "LaunchConfiguration")]
-    # Both files read all their arguments into `values`.
+    # All files read all their arguments into `values`.
     used += [n.slice for n in nodes_of(file, ast.Subscript) if ast.unparse(n.value) == "values"]
     names = {n.value for n in used if isinstance(n, ast.Constant)}
-    table = "PARAMETERS" if file.name == "da3.launch.py" else "CAMERA"
+    tables = {"demo": "CAMERA", "replay": "PASSED_ON"}
+    table = tables.get(file.name.partition(".")[0], "PARAMETERS")
     assert names | set(constant(file, table)) <= set(arguments(file))
 
 
@@ -115,6 +117,31 @@ def test_arguments_of_parameters_exist_and_offer_the_same_choices():
             assert choices == (["", *known[name].choices] if known[name].choices else []), name
 
 
+def test_arguments_for_several_cameras_offer_what_the_parameters_do():
+    file = ROOT / "launch" / "multi_camera.launch.py"
+    known = {p.name: p for p in parameters(NodeConfig())}
+    for name, (parameter, kind) in constant(file, "PARAMETERS").items():
+        given = arguments(file)[name]
+        assert ast.literal_eval(given["default_value"]) == "", "empty: not given"
+        if name == "use_sim_time":
+            continue
+        assert kind is type(known[parameter].value), name
+        allowed = known[parameter].choices
+        choices = ast.literal_eval(given["choices"]) if "choices" in given else []
+        assert choices == (["", *allowed] if allowed else []), name
+    shown = {name.removeprefix("/da3/") for name, _ in constant(
+        ROOT / "launch" / "da3.launch.py", "DISPLAYED")}  # fmt: skip
+    assert set(constant(file, "DISPLAYED")) | {"map/points", "path"} == shown
+    known = {p.name: p for p in parameters(
+        pytest.importorskip("da3_ros.ros.synthetic_camera").CameraConfig())}  # fmt: skip
+    (rig,) = [n for n in nodes_of(file, ast.FunctionDef) if n.name == "synthetic_rig"]
+    (fixed,) = [n for n in ast.walk(rig) if isinstance(n, ast.Dict)]
+    for key, value in zip(fixed.keys, fixed.values, strict=True):
+        parameter = known[ast.literal_eval(key)]
+        if isinstance(value, ast.Constant):
+            assert type(value.value) is type(parameter.value), parameter.name
+
+
 def test_demo_passes_on_what_the_node_declares_and_sets_what_the_camera_has():
     camera_config = pytest.importorskip("da3_ros.ros.synthetic_camera").CameraConfig()
     known = {p.name: p for p in parameters(camera_config)}
@@ -128,6 +155,15 @@ def test_demo_passes_on_what_the_node_declares_and_sets_what_the_camera_has():
     for name, value in fixed.items():
         assert type(value) is type(known[name].value), name
     assert set(arguments(demo)) - set(constant(demo, "CAMERA")) <= set(arguments(node))
+
+
+def test_replay_hands_on_arguments_that_the_node_has_with_the_same_choices():
+    replay, node = (ROOT / "launch" / f"{name}.launch.py" for name in ("replay", "da3"))
+    for name in constant(replay, "PASSED_ON"):
+        assert name in arguments(node)
+    presets = {f.stem for f in CONFIG.parent.glob("*.yaml")} - {"da3"}
+    assert set(constant(node, "PRESETS")) == presets
+    assert set(ast.literal_eval(arguments(replay)["preset"]["choices"])) == {"", *presets}
 
 
 # RViz
@@ -159,9 +195,8 @@ def test_rviz_shows_existing_topics_with_the_durability_they_are_offered_with():
     moved = constant(ROOT / "launch" / "da3.launch.py", "DISPLAYED")
     assert set(shown) == {absolute for absolute, _ in moved}
     assert all(absolute == f"/{relative}" for absolute, relative in moved)
-    assert {"rgb/image", "depth/image_color", "points", "map/points", "path", "odom"} == {
-        name.removeprefix("/da3/") for name in shown
-    }
+    wanted = "rgb/image depth/image_color confidence/image points map/points path odom"
+    assert set(wanted.split()) == {name.removeprefix("/da3/") for name in shown}
 
 
 def test_rviz_stands_in_the_map():
@@ -229,9 +264,12 @@ def test_node_becomes_active_on_the_file_and_single_parameters_win(ros_testing):
         assert status[-1].model == "da3-tiny"
         names = [p.name for p in parameters(NodeConfig())]
         values = parameters_of(rt, node, "/da3", names)
-        assert process.stop(signal.SIGINT) == 0
+        assert process.stop(signal.SIGINT, timeout_s=20.0) == 0
     expected = {**file_values(), "model": "da3-tiny", "checkpoint": "random", "process_res": 140}
     values = {n: list(v) if hasattr(v, "tolist") else v for n, v in values.items()}
+    # ROS knows no type of an empty list in a file.
+    lists = {p.name for p in parameters(NodeConfig()) if p.items is not None}
+    values.update({n: [] for n in lists if values[n] is None})
     assert values == expected
 
 
@@ -284,6 +322,7 @@ def launch_file():
 
 def command_of(module, **given):
     """Command lines of the processes of a launch file, by executable."""
+    from launch.actions import ExecuteProcess
     from launch.utilities import perform_substitutions
     from launch_ros.actions import Node
 
@@ -306,6 +345,9 @@ def command_of(module, **given):
             commands[executable] = (
                 [perform_substitutions(context, part) for part in entity.cmd[1:]], entity
             )  # fmt: skip
+        elif isinstance(entity, ExecuteProcess):
+            words = [perform_substitutions(context, part) for part in entity.cmd]
+            commands[words[0]] = (words, entity)
         else:
             waiting = list(entity.visit(context) or []) + waiting
     return commands
@@ -355,6 +397,58 @@ def test_what_is_given_comes_behind_the_file_under_the_full_name(launch_file):
 def test_a_parameter_file_that_is_not_there_is_an_error(launch_file):
     with pytest.raises(RuntimeError, match=r"none\.yaml is not a file"):
         command_of(launch_file("da3"), params_file="/none.yaml")
+
+
+def test_several_cameras_come_by_their_names(launch_file):
+    given = {"cameras": "front, left", "image_topic": "/{camera}/rgb", "scale_source": "rig"}
+    words, _ = command_of(launch_file("multi_camera"), **given)["da3_node"]
+    (text,) = [Path(p).read_text() for p in after(words, "--params-file")[1:]]
+    ours = yaml.safe_load(text.replace("!!python/tuple", ""))  # a tag that ROS's parser skips
+    assert ours["/da3"]["ros__parameters"] == {"cameras": ["front", "left"], "scale.source": "rig"}
+    assert {"front/image:=/front/rgb", "left/image:=/left/rgb"} <= set(after(words, "-r"))
+    commands = command_of(launch_file("multi_camera"), synthetic="true")
+    assert set(commands) == {"da3_node", "da3_synthetic_camera"}
+    words, _ = commands["da3_node"]
+    assert "left/image:=left/image_raw" in after(words, "-r")
+
+
+def files_of(words):
+    return [Path(p).name for p in after(words, "--params-file")]
+
+
+def test_preset_comes_behind_the_defaults_but_before_the_users_own_file(launch_file, tmp_path):
+    (words, _) = command_of(launch_file("da3"), preset="realtime", model="da3-base")["da3_node"]
+    assert files_of(words)[:2] == ["da3.yaml", "realtime.yaml"]
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("{}")
+    (words, _) = command_of(launch_file("da3"), preset="realtime", params_file=str(mine))[
+        "da3_node"
+    ]
+    assert files_of(words) == ["realtime.yaml", "mine.yaml"]
+
+
+def test_republish_decodes_beside_the_original_and_the_node_hears_that(launch_file):
+    given = {"republish": "theora", "image_topic": "/cam/image_raw"}
+    commands = command_of(launch_file("da3"), **given)
+    decoder, _ = commands["republish"]
+    assert "in/theora:=/cam/image_raw/theora" in after(decoder, "-r")
+    assert "out:=/cam/image_raw_decoded" in after(decoder, "-r")
+    words, _ = commands["da3_node"]
+    assert "image:=/cam/image_raw_decoded" in after(words, "-r")
+
+
+def test_replay_plays_on_the_bags_clock_and_the_node_lives_by_it(launch_file, tmp_path):
+    module = launch_file("replay")
+    commands = command_of(module, bag=str(tmp_path), image_topic="/cam/image", loop="true")
+    player, _ = commands["ros2"]
+    assert player[:4] == ["ros2", "bag", "play", str(tmp_path)]
+    assert {"--clock", "--loop", "--delay"} <= set(player)
+    words, _ = commands["da3_node"]
+    ours = yaml.safe_load(Path(after(words, "--params-file")[-1]).read_text())
+    assert ours["/da3"]["ros__parameters"] == {"use_sim_time": True}
+    assert "image:=/cam/image" in after(words, "-r")
+    with pytest.raises(RuntimeError, match="give bag:=FOLDER"):
+        command_of(module)
 
 
 def test_demo_starts_a_camera_and_the_node_that_hears_it(launch_file):

@@ -184,11 +184,9 @@ def test_a_long_stream_holds_a_bounded_number_of_frames(short):
     camera, frames = short
     session = TruthSession(frames)
     pipeline = Pipeline(settings(), session)
-    stamps = {}
     for step in range(60):
         f = dataclasses.replace(frames[step % 2], stamp_ns=10**9 * (step + 1))
-        stamps[f.stamp_ns] = f
-        session._frames = stamps
+        session.add(f)
         list(pipeline.push(to_frame(camera, f)))
     assert len(pipeline._views._newest) == 4
     assert len(pipeline._pending) == 0

@@ -7,6 +7,7 @@ import pytest
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry import invert_pose
+from da3_ros.mapping.alignment import Joiner
 from da3_ros.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import DriftingOdometry
@@ -118,14 +119,14 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_world_camera
     scene = pipeline.scene()
-    points = scene.cloud.xyz @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.metres.metres @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_world_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.voxel * pipeline.metres.metres == pytest.approx(0.03, rel=0.05)
+    assert pipeline.map.metres == pipeline.metres.metres
 
 
 def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
@@ -165,11 +166,37 @@ def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk
         return out
 
     push(range(40))
-    poses, before = len(pipeline.trajectory.poses), pipeline.metres.metres
+    poses, before = len(pipeline.map.trajectory), pipeline.metres.metres
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
     assert pipeline.metres.metres == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
-    assert len(pipeline.trajectory.poses) == poses + len(again) - unknown
+    assert len(pipeline.map.trajectory) == poses + len(again) - unknown
+
+
+def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
+    told = []
+    join = Joiner.join
+
+    def listen(self, anchors, prediction, indices, scale=None):
+        fit = join(self, anchors, prediction, indices, scale)
+        told.append((scale, fit.T_scene_window.scale))
+        return fit
+
+    monkeypatch.setattr(Joiner, "join", listen)
+    config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
+    run(walk, config, ruler=TrueRuler(walk[1], sigma=0.01))
+    assert told[0][0] is None  # nobody knows the scene's unit yet
+    known = [(scale, found) for scale, found in told if scale is not None]
+    assert len(known) > 0.8 * len(told)
+    assert all(abs(np.log(scale[0] / found)) < 4 * scale[1] for scale, found in known)
+    assert all(0.01 < scale[1] < 0.05 for scale, _ in known)
+
+
+def test_a_wrong_word_on_a_windows_unit_does_not_spoil_its_fit(walk):
+    config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
+    pipeline, results = run(walk, config, ruler=TrueRuler(walk[1], sigma=0.002, wrong=(20, 30)))
+    assert pipeline.counters["windows_refused"] == 0
+    assert np.abs(scale_errors(walk, results)).max() < 0.02

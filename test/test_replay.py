@@ -15,6 +15,7 @@ import trimesh
 
 from da3_ros.cli import load_config, main
 from da3_ros.geometry import T_MAP_WORLD, invert_pose, matrix_from_quaternion
+from da3_ros.mapping.scene_file import load_scene
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import ReplayError, ReplayOptions, replay
@@ -27,7 +28,7 @@ QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res
          "-p", "window.size:=4", "-p", "window.new:=2"]  # fmt: skip
 ROOT = Path(__file__).parents[1]
 RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
-           "measured.json"}  # fmt: skip
+           "measured.json", "scene"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +160,22 @@ def test_unknown_scale_is_said_in_the_report(true_run):
     assert report["parameters"]["window.new"] == 2
 
 
+def same_bytes(a, b, but):
+    """Two outputs are alike, file by file."""
+    names = [{p.relative_to(x) for p in x.rglob("*") if p.is_file()} for x in (a, b)]
+    assert names[0] == names[1]
+    assert Path("scene/submaps/000000.npz") in names[0]
+    for name in names[0] - {Path(name) for name in but}:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+
+
 def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     for name in ("a", "b"):
         done = run_cli("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
         assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png"}
-    for name in set(names) - {"measured.json"}:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
 
 
 def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
@@ -179,8 +188,7 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     plan = ("--plan", first / "report.json")
     done = run_cli("replay", bag, "--output", again, *QUICK, *small, *plan)
     assert done.returncode == 0, done.stderr
-    for name in RESULTS - {"measured.json", "report.json"}:
-        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+    same_bytes(first, again, {"measured.json", "report.json"})
     plans = [json.loads((x / "report.json").read_text())["plan"] for x in (first, again)]
     assert plans[0] == plans[1]
 
@@ -321,3 +329,39 @@ def test_peak_memory_does_not_grow_with_the_recording(camera, tmp_path):
         measured = json.loads((tmp_path / f"out{frames}" / "measured.json").read_text())
         peaks.append(measured["peak_rss_mb"])
     assert peaks[1] < peaks[0] + 40
+
+
+def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
+    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    first = ReplayOptions(bag, tmp_path / "one", end_s=0.45)
+    replay(first, settings, TruthSession(camera))
+    second = ReplayOptions(bag, tmp_path / "two", start_s=0.45, resume=tmp_path / "one")
+    replay(second, settings, TruthSession(camera, seed=1))
+    lines = [(tmp_path / x / "trajectory.tum").read_text().splitlines() for x in ("one", "two")]
+    assert len(lines[1]) == FRAMES
+    assert lines[1][: len(lines[0])] == lines[0]
+    scenes = [load_scene(tmp_path / x / "scene") for x in ("one", "two")]
+    assert {s.segment for s in scenes[1].submaps} == {0, 1}
+    points = [sum(len(s.cloud) for s in scene.submaps) for scene in scenes]
+    assert points[1] > points[0] > 1000
+    assert json.loads((tmp_path / "two" / "report.json").read_text())["resumed"] == "one"
+    # On in place: the old scene is read whole before the new one takes its place.
+    third = ReplayOptions(bag, tmp_path / "two", start_s=0.65, resume=tmp_path / "two")
+    replay(third, settings, TruthSession(camera))
+    assert len(load_scene(tmp_path / "two" / "scene").submaps) == 3
+
+
+def test_what_cannot_be_gone_on_in_is_said_and_nothing_is_written(bag, tmp_path):
+    done = run_cli(
+        "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK
+    )
+    assert done.returncode == 1
+    assert "scene.json is missing" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out" / "scene").mkdir(parents=True)
+    (tmp_path / "out" / "scene" / "thesis.txt").write_text("mine")
+    done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 1
+    assert "holds other things" in done.stderr.splitlines()[-1]
+    assert [p.name for p in (tmp_path / "out").rglob("*")] == ["scene", "thesis.txt"]

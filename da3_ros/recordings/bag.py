@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from da3_ros.recordings.bag_files import Bag, MessageError
-from da3_ros.recordings.base import Recording, RecordingError, Selection, in_stamp_order
+from da3_ros.recordings.base import (
+    REORDER_DEPTH,
+    Recording,
+    RecordingError,
+    Selection,
+    in_stamp_order,
+)
 from da3_ros.recordings.cameras import (
     CAMERA_INFO,
     COMPRESSED,
@@ -33,11 +42,30 @@ from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
 
-Paired = tuple[Any, Calibration | None]  # image message and its calibration
+
+@dataclass(frozen=True)
+class _Source:
+    """One camera that is wanted."""
+
+    name: str  # within a rig; empty for a single camera
+    topic: str
+    info_topic: str | None
+    rectified: bool
+
+
+@dataclass(eq=False)
+class _Image:
+    """An image message on its way, with the camera_info that it waits for."""
+
+    stamp_ns: int
+    message: Any
+    source: _Source
+    calibration: Calibration | None = None
+    decided: bool = False
 
 
 class BagRecording(Recording):
-    """One camera of a bag. Raises RecordingError where the bag or the camera cannot be had."""
+    """A bag's camera, or several. Raises RecordingError where bag or camera cannot be had."""
 
     def __init__(
         self,
@@ -45,11 +73,13 @@ class BagRecording(Recording):
         camera: str | None = None,
         selection: Selection | None = None,
         *,
+        cameras: Mapping[str, str] | None = None,
         calibration: Calibration | None = None,
         input_rectified: str = "auto",
         camera_info_timeout_s: float = 2.0,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
+        """``cameras``: topics of several cameras by their names, in place of ``camera``."""
         self.path = path
         self.counters = {"bad_images": 0}
         self._selection = selection or Selection()
@@ -59,15 +89,13 @@ class BagRecording(Recording):
         self._bag = Bag(path)
         try:
             self.cameras = self._find_cameras()
-            self.camera = choose_camera(self.cameras, camera).topic
+            self._sources = self._find_sources(cameras or {"": camera}, input_rectified)
         except BaseException:
             self._bag.close()
             raise
-        self._rectified = {"true": True, "false": False}.get(
-            input_rectified, says_rectified(self.camera)
-        )
-        self.info_topic = self._find_info_topic()
-        count = sum(t.count for t in self._bag.topics if t.name == self.camera)
+        self.camera = ", ".join(source.topic for source in self._sources)
+        topics = {source.topic for source in self._sources}
+        count = sum(t.count for t in self._bag.topics if t.name in topics)
         self.length = self._selection.estimate(count, self._bag.duration_s)
 
     @property
@@ -76,12 +104,13 @@ class BagRecording(Recording):
         return self._bag.stopped_at
 
     def describe(self) -> str:
-        """The image topics, the chosen one marked, and its camera_info."""
+        """The image topics, the chosen ones marked, and their camera_info."""
         lines = [f"{self.path.name}: {self._bag.duration_s:.3f} s"]
         for camera in self.cameras:
-            mark = "*" if camera.topic == self.camera else " "
+            mark = "*" if any(camera.topic == s.topic for s in self._sources) else " "
             lines.append(f"{mark} {camera.describe()}")
-        lines.append(f"  calibration: {self.info_topic or 'none'}")
+        infos = dict.fromkeys(source.info_topic or "none" for source in self._sources)
+        lines.append(f"  calibration: {', '.join(infos)}")
         return "\n".join(lines)
 
     def __iter__(self) -> Iterator[Frame]:
@@ -90,19 +119,21 @@ class BagRecording(Recording):
         Stamps of zero, from drivers that set none, are replaced by the time of recording.
         """
         self.counters["bad_images"] = 0
-        ordered = in_stamp_order(self._paired())
-        for stamp, (message, calibration) in self._selection.apply(ordered):
+        ordered = in_stamp_order(self._paired(), REORDER_DEPTH * len(self._sources))
+        for stamp, image in self._selection.apply(ordered):
+            source = image.source
             try:
-                pixels = decode(message, self._max_pixels)
+                pixels = decode(image.message, self._max_pixels)
             except ImageError as error:
-                self._warn_bad(f"stamp {stamp}: {error}")
+                self._warn_bad(f"stamp {stamp}: {error}", source.topic)
                 continue
             yield Frame(
                 stamp_ns=stamp,
                 image=pixels,
-                frame_id=message.header.frame_id,
-                calibration=calibration,
-                rectified=self._rectified,
+                frame_id=image.message.header.frame_id,
+                camera=source.name,
+                calibration=image.calibration,
+                rectified=source.rectified,
             )
         if self.stopped_at:
             log.warning("%s", self.stopped_at)
@@ -149,10 +180,31 @@ class BagRecording(Recording):
             return Camera(name, kind, count, encoding, size, depth, grey)
         return Camera(name, kind, count)
 
-    def _find_info_topic(self) -> str | None:
+    def _find_sources(
+        self, wanted: Mapping[str, str | None], input_rectified: str
+    ) -> list[_Source]:
+        rectified = {"true": True, "false": False}.get(input_rectified)
+        sources = []
+        for name, topic in wanted.items():
+            try:
+                found = choose_camera(self.cameras, topic).topic
+            except RecordingError as error:
+                hint = f" (camera {name}: give its topic with --camera {name}:=TOPIC)"
+                raise RecordingError(f"{error}{hint if name else ''}") from error
+            says = says_rectified(found) if rectified is None else rectified
+            sources.append(_Source(name, found, self._find_info_topic(found), says))
+        for other, source in itertools.combinations(sources, 2):
+            if other.topic == source.topic:
+                raise RecordingError(
+                    f"cameras {other.name} and {source.name} are both {source.topic}: give their "
+                    "topics with --camera NAME:=TOPIC"
+                )
+        return sources
+
+    def _find_info_topic(self, camera: str) -> str | None:
         if self._calibration is not None:
             return None
-        name = info_topic(self.camera)
+        name = info_topic(camera)
         topics = [t for t in self._bag.topics if t.name == name and t.type == CAMERA_INFO]
         return name if any(t.count for t in topics) else None
 
@@ -166,34 +218,44 @@ class BagRecording(Recording):
                 continue
             yield topic, log_ns, message
 
-    def _paired(self) -> Iterator[tuple[int, Paired]]:
-        """(stamp_ns, (image, calibration)) as recorded; images wait for their camera_info."""
-        if self.info_topic is None:
-            for _, log_ns, message in self._read((self.camera,)):
-                yield _stamp(message, log_ns), (message, self._calibration)
-            return
-        keeper: CameraInfoKeeper[tuple[int, Any]]
-        keeper = CameraInfoKeeper(self.info_topic, self._timeout_s)
-        for topic, log_ns, message in self._read((self.camera, self.info_topic)):
-            if topic == self.info_topic:
-                keeper.add_info(calibration_from_msg(message), message.header.frame_id)
+    def _paired(self) -> Iterator[tuple[int, _Image]]:
+        """(stamp_ns, image) as recorded; images wait for their camera_info, in order."""
+        by_topic = {source.topic: source for source in self._sources}
+        keepers: dict[str, CameraInfoKeeper[_Image]] = {
+            s.topic: CameraInfoKeeper(s.info_topic, self._timeout_s)
+            for s in self._sources
+            if s.info_topic is not None
+        }
+        waiting: deque[_Image] = deque()
+        infos = {s.info_topic for s in self._sources if s.info_topic is not None}
+        for topic, log_ns, message in self._read({*by_topic, *infos}):
+            if topic in infos:
+                for keeper in (k for k in keepers.values() if k.topic == topic):
+                    keeper.add_info(calibration_from_msg(message), message.header.frame_id)
                 continue
-            stamp = _stamp(message, log_ns)
-            self._wait(keeper, message, stamp)
-            yield from _ready(keeper, stamp)
-        yield from _ready(keeper, 0, final=True)
+            image = _Image(_stamp(message, log_ns), message, by_topic[topic], self._calibration)
+            if self._wait(keepers.get(topic), image):
+                waiting.append(image)
+            yield from _ready(waiting, keepers.values(), image.stamp_ns)
+        yield from _ready(waiting, keepers.values(), 0, final=True)
 
-    def _wait(self, keeper: CameraInfoKeeper[tuple[int, Any]], message: Any, stamp: int) -> None:
+    def _wait(self, keeper: CameraInfoKeeper[_Image] | None, image: _Image) -> bool:
+        """Hand an image to its keeper; False if it is no image."""
+        if keeper is None:
+            image.decided = True
+            return True
         try:
-            width, height = image_size(message)
+            width, height = image_size(image.message)
         except ImageError as error:
-            self._warn_bad(f"stamp {stamp}: {error}")
-            return
-        keeper.add_image((stamp, message), message.header.frame_id, width, height, stamp)
+            self._warn_bad(f"stamp {image.stamp_ns}: {error}", image.source.topic)
+            return False
+        frame_id = image.message.header.frame_id
+        keeper.add_image(image, frame_id, width, height, image.stamp_ns)
+        return True
 
-    def _warn_bad(self, text: str, topic: str | None = None) -> None:
+    def _warn_bad(self, text: str, topic: str) -> None:
         self.counters["bad_images"] += 1
-        log.warning("%s, %s", topic or self.camera, text)
+        log.warning("%s, %s", topic, text)
 
 
 def _stamp(message: Any, log_ns: int) -> int:
@@ -202,10 +264,18 @@ def _stamp(message: Any, log_ns: int) -> int:
 
 
 def _ready(
-    keeper: CameraInfoKeeper[tuple[int, Any]], now_ns: int, final: bool = False
-) -> Iterator[tuple[int, Paired]]:
-    pairs = keeper.ready(now_ns, final)
-    for notice in keeper.notices():
-        log.warning("%s", notice)
-    for (stamp, message), calibration in pairs:
-        yield stamp, (message, calibration)
+    waiting: deque[_Image],
+    keepers: Iterable[CameraInfoKeeper[_Image]],
+    now_ns: int,
+    final: bool = False,
+) -> Iterator[tuple[int, _Image]]:
+    """Those at the head of ``waiting`` whose calibration is decided."""
+    for keeper in keepers:
+        pairs = keeper.ready(now_ns, final)
+        for notice in keeper.notices():
+            log.warning("%s", notice)
+        for image, calibration in pairs:
+            image.calibration, image.decided = calibration, True
+    while waiting and waiting[0].decided:
+        image = waiting.popleft()
+        yield image.stamp_ns, image

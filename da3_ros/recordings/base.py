@@ -64,8 +64,10 @@ class Selection:
         return math.ceil(math.ceil(count * share) / self.every)
 
 
-def in_stamp_order(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
-    """(stamp_ns, item) pairs by stamp, where they are at most ``REORDER_DEPTH`` places off.
+def in_stamp_order(
+    items: Iterable[tuple[int, Item]], depth: int = REORDER_DEPTH
+) -> Iterator[tuple[int, Item]]:
+    """(stamp_ns, item) pairs by stamp, where they are at most ``depth`` places off.
 
     A stamp more than half a second back is no disorder but a time jump (a recording of a looping
     player): everything before it goes out first, and the jump is passed on.
@@ -78,7 +80,7 @@ def in_stamp_order(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Ite
             newest = None
         newest = stamp_ns if newest is None else max(newest, stamp_ns)
         heapq.heappush(waiting, (stamp_ns, order, item))
-        yield from _drain(waiting, REORDER_DEPTH)
+        yield from _drain(waiting, depth)
     yield from _drain(waiting, 0)
 
 
@@ -89,7 +91,7 @@ def _drain(waiting: list[tuple[int, int, Item]], keep: int) -> Iterator[tuple[in
 
 
 class Recording(abc.ABC):
-    """Frames of one camera of a recording; iterate as often as wanted, each time from the start.
+    """Frames of a recording's camera, or of several; iterate as often as wanted, from the start.
 
     Frames are read as they are asked for and come in the order of their stamps. An image that
     cannot be decoded is skipped, warned about and counted in ``counters["bad_images"]``. Of a
@@ -98,7 +100,7 @@ class Recording(abc.ABC):
     """
 
     path: Path
-    camera: str  # topic, or name of the file or folder
+    camera: str  # topic or topics, or name of the file or folder
     length: int  # about how many frames an iteration gives
     counters: dict[str, int]
 

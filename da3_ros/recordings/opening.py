@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from da3_ros.recordings import bag_files
@@ -20,6 +21,7 @@ def open_recording(
     end_s: float | None = None,
     every: int = 1,
     *,
+    cameras: Mapping[str, str] | None = None,
     rate_hz: float = 10.0,
     calibration: Calibration | None = None,
     input_rectified: str = "auto",
@@ -28,7 +30,8 @@ def open_recording(
 ) -> Recording:
     """Open a ROS 2 bag (folder, .mcap, .db3, also with .zstd), a video file or an image folder.
 
-    ``camera``: an image topic or what comes before its last slash (bags only). ``start_s`` and
+    ``camera``: an image topic or what comes before its last slash (bags only); ``cameras``: such
+    of several, by the names that their frames get, in place of ``camera``. ``start_s`` and
     ``end_s`` count from the first image; ``every`` keeps each n-th frame of that span.
     ``rate_hz``: of an image folder whose names are no stamps. ``calibration`` (ROS pixel rule, as
     in CameraInfo) replaces the recording's own.
@@ -40,9 +43,12 @@ def open_recording(
         raise RecordingError(f"{path} does not exist")
     if bag_files.is_bag(path):
         return BagRecording(
-            path, camera, selection, calibration=calibration, input_rectified=input_rectified,
-            camera_info_timeout_s=camera_info_timeout_s, max_pixels=max_pixels,
+            path, camera, selection, cameras=cameras, calibration=calibration,
+            input_rectified=input_rectified, camera_info_timeout_s=camera_info_timeout_s,
+            max_pixels=max_pixels,
         )  # fmt: skip
+    if cameras:
+        raise RecordingError(f"{path.name} is no bag and has one camera: leave `cameras` out")
     if camera is not None:
         raise RecordingError(f"{path.name} is no bag and has no topics: leave --camera out")
     rectified = input_rectified == "true"

@@ -1,7 +1,8 @@
 """A rendered room as a bag: what a camera would have recorded, and the exact truth beside it.
 
 Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image`, `/truth/odom` and `/tf`
-(`map` is the room, z up, metres).
+(`map` is the room, z up, metres). Of several cameras the names stand for `camera` and before the
+truth (`/truth/front/odom`); `/tf` moves the first one, `/tf_static` holds the others to it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from da3_ros.geometry import invert_pose
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.ros import messages as build
 from da3_ros.ros.messages import RosbagsLibrary
@@ -20,50 +23,81 @@ from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 
 CAMERA, TRUTH, MAP_FRAME, OPTICAL_FRAME = "/camera", "/truth", "map", "camera_optical"
 IMAGE, INFO = "sensor_msgs/msg/Image", "sensor_msgs/msg/CameraInfo"
+TF = "tf2_msgs/msg/TFMessage"
 
 
 def write_synthetic_bag(
-    path: Path, camera: SyntheticCamera, *, storage: str = "mcap", replace: bool = False
+    path: Path,
+    camera: SyntheticCamera | Mapping[str, SyntheticCamera],
+    *,
+    storage: str = "mcap",
+    replace: bool = False,
 ) -> str:
-    """Write all frames of ``camera`` to the bag folder ``path``; returns a line on what was done.
+    """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
-    ``replace`` removes a bag that stands there. Raises RecordingError if something else does.
+    Returns a line on what was done. ``replace`` removes a bag that stands there. Raises
+    RecordingError if something else does.
     """
     start = time.perf_counter()
     if replace and (path / "metadata.yaml").is_file():
         shutil.rmtree(path)
+    rig = camera if isinstance(camera, Mapping) else {"": camera}
+    writers = [_CameraWriter(name, one) for name, one in rig.items()]
+    instants = zip(*rig.values(), strict=True)
+    count = len(next(iter(rig.values())))
     lib = RosbagsLibrary()
-    frames = tqdm(camera, desc="render", unit="frame", disable=not sys.stderr.isatty())
-    with BagFolderWriter(path, lib, storage) as writer:
-        for frame in frames:
-            _write_frame(writer, lib, camera, frame)
+    with BagFolderWriter(path, lib, storage) as bag:
+        for frames in tqdm(
+            instants, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
+        ):
+            for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
+                writer.write(bag, lib, frame, moves=number == 0)
+            _hold(bag, lib, writers, frames)
     seconds = time.perf_counter() - start
-    rate = len(camera) / seconds
-    return f"{path}: {len(camera)} frames in {seconds:.1f} s ({rate:.1f} frames/s)\n"
+    rate = count / seconds
+    return f"{path}: {count} frames in {seconds:.1f} s ({rate:.1f} frames/s)\n"
 
 
-def _write_frame(
-    writer: BagFolderWriter, lib: RosbagsLibrary, camera: SyntheticCamera, frame: SyntheticFrame
+class _CameraWriter:
+    """What one camera of a rig records."""
+
+    def __init__(self, name: str, camera: SyntheticCamera) -> None:
+        self.camera = camera
+        self.topic = f"/{name}" if name else CAMERA
+        self.truth = f"{TRUTH}/{name}" if name else TRUTH
+        self.frame = f"{name}_optical" if name else OPTICAL_FRAME
+
+    def write(
+        self, bag: BagFolderWriter, lib: RosbagsLibrary, frame: SyntheticFrame, *, moves: bool
+    ) -> None:
+        """One frame and its truth; ``moves``: its transform is written too."""
+        stamp, T, optical = frame.stamp_ns, frame.T_world_camera, self.frame
+        info = build.calibration_message(lib, stamp, optical, self.camera.calibration)
+        odom = build.odometry(lib, stamp, MAP_FRAME, optical, T)
+        bag.write(f"{self.topic}/camera_info", INFO, info, stamp)
+        image = build.image(lib, stamp, optical, frame.image)
+        bag.write(f"{self.topic}/image_raw", IMAGE, image, stamp)
+        depth = build.image(lib, stamp, optical, frame.depth)
+        bag.write(f"{self.truth}/depth/image", IMAGE, depth, stamp)
+        bag.write(f"{self.truth}/odom", "nav_msgs/msg/Odometry", odom, stamp)
+        if moves:
+            bag.write("/tf", TF, build.tf(lib, [(stamp, MAP_FRAME, optical, T)]), stamp)
+
+
+def _hold(
+    bag: BagFolderWriter,
+    lib: RosbagsLibrary,
+    writers: Sequence[_CameraWriter],
+    frames: Sequence[SyntheticFrame],
 ) -> None:
-    stamp, T = frame.stamp_ns, frame.T_world_camera
-    messages = (
-        (
-            f"{CAMERA}/camera_info",
-            INFO,
-            build.calibration_message(lib, stamp, OPTICAL_FRAME, camera.calibration),
-        ),
-        (f"{CAMERA}/image_raw", IMAGE, build.image(lib, stamp, OPTICAL_FRAME, frame.image)),
-        (f"{TRUTH}/depth/image", IMAGE, build.image(lib, stamp, OPTICAL_FRAME, frame.depth)),
-        (
-            f"{TRUTH}/odom",
-            "nav_msgs/msg/Odometry",
-            build.odometry(lib, stamp, MAP_FRAME, OPTICAL_FRAME, T),
-        ),
-        (
-            "/tf",
-            "tf2_msgs/msg/TFMessage",
-            build.tf(lib, [(stamp, MAP_FRAME, OPTICAL_FRAME, T)]),
-        ),
-    )
-    for topic, kind, message in messages:
-        writer.write(topic, kind, message, stamp)
+    """The transforms of a rig, once."""
+    first = writers[0]
+    stamp = frames[0].stamp_ns
+    if len(writers) == 1 or stamp != first.camera.start_ns:
+        return
+    back = invert_pose(frames[0].T_world_camera)
+    edges = [
+        (stamp, first.frame, writer.frame, back @ frame.T_world_camera)
+        for writer, frame in zip(writers[1:], frames[1:], strict=True)
+    ]
+    bag.write("/tf_static", TF, build.tf(lib, edges), stamp)

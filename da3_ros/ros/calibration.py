@@ -16,6 +16,7 @@ from da3_ros.types import Calibration
 
 Item = TypeVar("Item")
 Source = tuple[str, int, int]  # frame_id, width, height of an image
+KINDS = 64  # decisions that are kept; a driver gone mad may invent sizes for ever
 
 
 @dataclass
@@ -71,6 +72,9 @@ class CameraInfoKeeper(Generic[Item]):
     def add_image(self, item: Item, frame_id: str, width: int, height: int, now_ns: int) -> None:
         """An image has come; ``ready`` hands it back, in order, once it is decided about."""
         source = (frame_id, width, height)
+        if source not in self._choices and len(self._choices) >= KINDS:
+            waiting = {kind for _, kind in self._waiting}
+            self._choices.pop(next((k for k in self._choices if k not in waiting), source), None)
         self._choices.setdefault(source, _Choice(now_ns))
         self._waiting.append((item, source))
 

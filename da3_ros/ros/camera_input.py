@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rcl_interfaces.msg import ParameterDescriptor
-from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSPolicyKind, QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
@@ -19,6 +18,7 @@ from da3_ros.config import InputConfig
 from da3_ros.recordings.cameras import info_topic, says_rectified
 from da3_ros.ros.calibration import CameraInfoKeeper
 from da3_ros.ros.decode import ImageError, calibration_from_msg, image_size, stamp_ns
+from da3_ros.ros.qos_events import telling_unheard
 from da3_ros.ros.stream import Pending
 from da3_ros.ros.waiting import (
     CAMERA_INFO,
@@ -32,7 +32,49 @@ from da3_ros.ros.waiting import (
 )
 
 DEPTH = 5
+WAITING_BYTES = 256 << 20  # of images that wait for a camera_info
+REMEDY = "set image_reliability to auto or best_effort, or have it publish reliable"
 GRAPH_PERIOD_S = 1.0
+
+
+class CameraInputs:
+    """The inputs of all cameras."""
+
+    def __init__(
+        self,
+        node: Node,
+        config: InputConfig,
+        cameras: Sequence[str],
+        take: Callable[[Pending], None],
+        bad: Callable[[str], None],
+    ) -> None:
+        """``cameras``: names that prefix the topics; empty: one camera without a prefix."""
+        self._all = [CameraInput(node, config, take, bad, name) for name in cameras or ("",)]
+
+    @property
+    def image_topics(self) -> str:
+        """Names of the image topics."""
+        return ", ".join(one.image_topic for one in self._all)
+
+    @property
+    def lost(self) -> int:
+        """Images that never came, as far as gaps between stamps tell."""
+        return sum(one.gaps.missing for one in self._all)
+
+    def update(self) -> None:
+        """Look at the graph and the clock; call this regularly, on steady time."""
+        for one in self._all:
+            one.update()
+
+    def reset(self) -> None:
+        """A new stream: which calibrations belong to it is decided anew."""
+        for one in self._all:
+            one.reset()
+
+    def close(self) -> None:
+        """Drop the subscriptions."""
+        for one in self._all:
+            one.close()
 
 
 class CameraInput:
@@ -47,12 +89,13 @@ class CameraInput:
         config: InputConfig,
         take: Callable[[Pending], None],
         bad: Callable[[str], None],
+        camera: str = "",
     ) -> None:
-        self.node, self.config = node, config
+        self.node, self.config, self.camera = node, config, camera
         self._take, self._bad = take, bad
         self.compressed = config.image_transport == "compressed"
-        self.image_topic = image_topic(node, config.image_transport)
-        self.info_topic = camera_info_topic(node)
+        self.image_topic = image_topic(node, config.image_transport, camera)
+        self.info_topic = camera_info_topic(node, camera)
         self.rectified = (
             says_rectified(self.image_topic)
             if config.input_rectified == "auto"
@@ -117,25 +160,18 @@ class CameraInput:
         if self._image_subscription is not None:
             self.node.destroy_subscription(self._image_subscription)
         self.reliable = reliable
+        qos = self._profile(reliable)
         self._image_subscription = self.node.create_subscription(
             CompressedImage if self.compressed else Image,
             self.image_topic,
             self._on_image,
-            self._profile(reliable),
-            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=self._on_incompatible),
+            qos,
+            event_callbacks=telling_unheard(self.node, self.image_topic, qos, REMEDY),
             # Not reliability: rclpy keeps the first subscription's as a parameter and would force
             # it on the later ones that follow the publishers.
             qos_overriding_options=QoSOverridingOptions(
                 [QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH]
             ),
-        )
-
-    def _on_incompatible(self, event: Any) -> None:
-        self.node.get_logger().warning(
-            f"{self.image_topic}: a publisher offers a QoS that does not fit ours "
-            f"({'reliable' if self.reliable else 'best effort'}); set image_reliability to auto "
-            "or best_effort",
-            throttle_duration_sec=10.0,
         )
 
     def _on_info(self, message: CameraInfo) -> None:
@@ -159,7 +195,8 @@ class CameraInput:
             return
         now = time.monotonic_ns()
         self._keeper.add_image(message, message.header.frame_id, width, height, now)
-        self._hand_on()
+        # Large images do not wait for a calibration until memory is gone.
+        self._hand_on(final=self._keeper.waiting * len(message.data) > WAITING_BYTES)
 
     def _count_gaps(self, message: Any) -> None:
         warning = self.gaps.add(
@@ -183,8 +220,8 @@ class CameraInput:
         surroundings = describe_surroundings(os.environ, get_rmw_implementation_identifier())
         return waiting_text(awaited, look_around(self.node, awaited), surroundings)
 
-    def _hand_on(self) -> None:
-        for message, calibration in self._keeper.ready(time.monotonic_ns()):
+    def _hand_on(self, final: bool = False) -> None:
+        for message, calibration in self._keeper.ready(time.monotonic_ns(), final):
             self._take(
                 Pending(
                     stamp_ns=stamp_ns(message.header.stamp),
@@ -193,6 +230,7 @@ class CameraInput:
                     calibration=calibration,
                     rectified=self.rectified,
                     topic=self.image_topic,
+                    camera=self.camera,
                 )
             )
         for notice in self._keeper.notices():
@@ -218,14 +256,21 @@ def _reliability_override(node: Node, topic: str) -> str:
     return str(node.get_parameter(name).value)
 
 
-def image_topic(node: Node, transport: str) -> str:
+def image_topic(node: Node, transport: str, camera: str = "") -> str:
     """Full name of the image topic; remapping ``image`` moves the compressed one too."""
-    base = node.resolve_topic_name("image")
+    base = node.resolve_topic_name(_name("image", camera))
     return f"{base}/compressed" if transport == "compressed" else base
 
 
-def camera_info_topic(node: Node) -> str:
+def camera_info_topic(node: Node, camera: str = "") -> str:
     """Where ``camera_info`` is remapped to, else the sibling of the resolved image topic."""
-    resolved = node.resolve_topic_name("camera_info")
-    unmapped = f"{node.get_namespace().rstrip('/')}/camera_info"
-    return resolved if resolved != unmapped else info_topic(node.resolve_topic_name("image"))
+    name = _name("camera_info", camera)
+    resolved = node.resolve_topic_name(name)
+    unmapped = f"{node.get_namespace().rstrip('/')}/{name}"
+    if resolved != unmapped:
+        return resolved
+    return info_topic(node.resolve_topic_name(_name("image", camera)))
+
+
+def _name(topic: str, camera: str) -> str:
+    return f"{camera}/{topic}" if camera else topic

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from da3_ros.types import Calibration, Image
 
 MAX_PIXELS = 64_000_000
+MAX_ASPECT = 20  # the network has square patches, and none for a line of pixels
 DEPTH_ENCODINGS = ("16uc1", "32fc1", "64fc1")
 
 # Encoding (lower case): bits, channels, OpenCV conversion to RGB (None: it is RGB).
@@ -76,10 +77,16 @@ def decode(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
 
 
 def image_size(message: Any) -> tuple[int, int]:
-    """(width, height) of an Image or CompressedImage, without decoding it. Raises ImageError."""
+    """(width, height) of an Image or CompressedImage, without decoding it.
+
+    Raises ImageError, also for a size that no image of ours may have.
+    """
     if hasattr(message, "encoding"):
-        return int(message.width), int(message.height)
-    return encoded_size(_payload(message))
+        width, height = int(message.width), int(message.height)
+    else:
+        width, height = encoded_size(_payload(message))
+    _check_size(width, height, MAX_PIXELS)
+    return width, height
 
 
 def is_depth(message: Any) -> bool:
@@ -143,6 +150,8 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
             f"image is {width}x{height}, over the limit of {max_pixels / 1e6:g} megapixels: "
             "publish smaller images"
         )
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ImageError(f"image is {width}x{height}: longer than {MAX_ASPECT} times its width")
 
 
 def _rows(message: Any, row_bytes: int, height: int) -> NDArray[np.uint8]:

@@ -6,8 +6,10 @@ stand at even distances in time, never as a burst of neighbours followed by a ho
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 SPARE = 4  # frames held per frame wanted, so that an even choice is possible
@@ -29,9 +31,16 @@ class FrameInbox(Generic[Item]):
     ``counts`` holds what was dropped, by cause.
     """
 
-    def __init__(self, wanted: int, max_age_s: float = 0.0) -> None:
-        """``wanted`` frames per pass; frames older than ``max_age_s`` (0: any) are dropped."""
+    def __init__(
+        self, wanted: int, max_age_s: float = 0.0, images: Callable[[Item], int] = lambda _: 1
+    ) -> None:
+        """``wanted`` frames per pass; frames older than ``max_age_s`` (0: any) are dropped.
+
+        ``images``: how many images a frame is, for the counts.
+        """
         self.wanted = wanted
+        self._images = images
+        self._since_ns: int | None = None
         self.max_age_ns = int(max_age_s * 1e9)
         self.counts: Counter[str] = Counter()
         self._frames: list[Item] = []
@@ -45,10 +54,16 @@ class FrameInbox(Generic[Item]):
         """Add the newest frame; may drop a waiting one."""
         with self._lock:
             self._frames.append(frame)
+            self._since_ns = frame.stamp_ns if self._since_ns is None else self._since_ns
             limit = 1 if self.wanted == 1 else SPARE * self.wanted
             if len(self._frames) > limit:
-                self._frames.pop(self._most_crowded())
-                self.counts["busy"] += 1
+                self.counts["busy"] += self._images(self._frames.pop(self._most_crowded()))
+
+    @property
+    def since_ns(self) -> float:
+        """Stamp of the first frame since the last pass, even if it was dropped; inf if none."""
+        since = self._since_ns
+        return math.inf if since is None else since
 
     def take(self, now_ns: int | None = None) -> list[Item]:
         """The frames of the next pass in order of arrival, newest included; empty if too few wait.
@@ -62,20 +77,21 @@ class FrameInbox(Generic[Item]):
                 return []
             waiting, self._frames = self._frames, []
             chosen = choose_evenly([f.stamp_ns for f in waiting], self.wanted, self._last_ns)
-            self.counts["busy"] += len(waiting) - len(chosen)
-            self._last_ns = waiting[-1].stamp_ns
+            lost = [f for i, f in enumerate(waiting) if i not in chosen]
+            self.counts["busy"] += sum(map(self._images, lost))
+            self._last_ns, self._since_ns = waiting[-1].stamp_ns, None
             return [waiting[i] for i in chosen]
 
     def clear(self) -> None:
         """Drop all waiting frames and forget the last pass."""
         with self._lock:
-            self.counts["cleared"] += len(self._frames)
-            self._frames, self._last_ns = [], None
+            self.counts["cleared"] += sum(map(self._images, self._frames))
+            self._frames, self._last_ns, self._since_ns = [], None, None
 
     def _drop_old(self, now_ns: int) -> None:
-        fresh = [f for f in self._frames if now_ns - f.stamp_ns <= self.max_age_ns]
-        self.counts["too_old"] += len(self._frames) - len(fresh)
-        self._frames = fresh
+        old = [f for f in self._frames if now_ns - f.stamp_ns > self.max_age_ns]
+        self.counts["too_old"] += sum(map(self._images, old))
+        self._frames = [f for f in self._frames if now_ns - f.stamp_ns <= self.max_age_ns]
 
     def _most_crowded(self) -> int:
         """Index of the frame whose neighbours are closest together; never the newest."""

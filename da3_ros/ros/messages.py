@@ -6,6 +6,7 @@ the small ``MessageLibrary``. Knows message layouts; no middleware, no pipeline,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -217,28 +218,39 @@ def depth_cloud(
     else; NaN where depth is not finite (sky too: a point has no infinite place). ``rgb`` uint8
     [H, W, 3].
     """
-    finite = np.where(np.isfinite(depth), depth, np.float32(np.nan))
-    points = backproject(finite, K)
-    points[np.isnan(finite)] = np.nan
-    return _cloud(lib, stamp_ns, frame_id, points, rgb, dense=False)
+    rays = _rays(depth.shape, *np.asarray(K, np.float64).ravel().tolist())
+    with np.errstate(invalid="ignore"):
+        z = depth + depth * np.float32(0)  # NaN where it is infinite, untouched elsewhere
+        planes = (rays[0] * z, rays[1] * z, z)
+    return _cloud(lib, stamp_ns, frame_id, planes, rgb, dense=False)
+
+
+@functools.lru_cache(maxsize=4)  # cameras; a calibrated one has the same K in every frame
+def _rays(shape: tuple[int, int], *K: float) -> tuple[FloatImage, FloatImage]:
+    """x and y of the points one unit deep behind each pixel, float32 [H, W]."""
+    points = backproject(np.ones(shape, np.float32), np.array(K).reshape(3, 3))
+    return np.ascontiguousarray(points[..., 0]), np.ascontiguousarray(points[..., 1])
 
 
 def point_cloud(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatImage, rgb: Image
 ) -> Any:
     """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] and colours uint8 [N, 3]."""
-    return _cloud(lib, stamp_ns, frame_id, points[None], rgb[None], dense=True)
+    x, y, z = np.asarray(points, np.float32).T
+    return _cloud(lib, stamp_ns, frame_id, (x[None], y[None], z[None]), rgb[None], dense=True)
 
 
 def _cloud(
-    lib: MessageLibrary, stamp_ns: int, frame_id: str, points: Any, rgb: Image, dense: bool
-) -> Any:
-    """Points [H, W, 3] and colours [H, W, 3] as 16 bytes each: x y z and rgb packed as float32."""
-    height, width = points.shape[:2]
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, planes: tuple[FloatImage, ...], rgb: Image,
+    dense: bool,
+) -> Any:  # fmt: skip
+    """x, y, z [H, W] and colours [H, W, 3] as 16 bytes each: x y z and rgb packed as float32."""
+    height, width = rgb.shape[:2]
     packed = np.zeros((height, width, 4), "<f4")
-    packed[..., :3] = points
-    # 0x00RRGGBB in the bytes of the float, as PCL and RViz read the field "rgb".
-    packed.view(np.uint8)[..., 12:15] = rgb[..., ::-1]
+    if packed.size:
+        # 0x00RRGGBB in the bytes of the float, as PCL and RViz read the field "rgb".
+        color = cv2.cvtColor(np.ascontiguousarray(rgb), cv2.COLOR_RGB2BGRA).view("<u4")[..., 0]
+        cv2.merge((*planes, (color & 0xFFFFFF).view("<f4")), packed)
     field = lib.type("sensor_msgs/msg/PointField")
     names = ("x", "y", "z", "rgb")
     return lib.type("sensor_msgs/msg/PointCloud2")(

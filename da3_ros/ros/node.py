@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import traceback
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
-from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -27,32 +26,33 @@ from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.signals import SignalHandlerOptions
-from std_srvs.srv import SetBool, Trigger
 from tf2_msgs.msg import TFMessage
 
 from da3_ros.config import ConfigError
 from da3_ros.inference import BudgetError, DeviceError
-from da3_ros.mapping.export import ExportError, Selection
+from da3_ros.inference.devices import give_back
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pose_prior import PriorError
-from da3_ros.ros import parameters, report
-from da3_ros.ros.camera_input import GRAPH_PERIOD_S, CameraInput
-from da3_ros.ros.export_path import PathError, resolve_inside
-from da3_ros.ros.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC, Published
+from da3_ros.ros import outputs, parameters, report
+from da3_ros.ros.camera_input import GRAPH_PERIOD_S, CameraInputs
+from da3_ros.ros.outputs import MAP_TOPIC, Published
 from da3_ros.ros.prior_input import add_odometry
+from da3_ros.ros.publisher import Publisher
+from da3_ros.ros.qos_events import telling_unheard, telling_unserved
 from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.ros.services import Services
 from da3_ros.ros.stream import Pending, Stream
 from da3_ros.ros.tf_input import TfInput
-from da3_ros.ros.worker import Worker, WorkerStoppedError
-from da3_ros.srv import ExportScene
+from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
 STATUS_PERIOD_S = 1.0
+PUBLISH_STOP_S = 0.5  # and for messages on their way out
 STOP_S = 2.5  # how long the end waits for a window under way
+FILES_S = 0.7  # and for the part of a file that is being written
 DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100}
 LATCHED = ("path", "map/points", "status")
-FORMATS = {"glb": ".glb", "ply": ".ply", "tum": ".tum", "": ""}
 
 
 class RosLog(logging.Handler):
@@ -87,7 +87,7 @@ class Da3Node(LifecycleNode):
         self.library = RclpyLibrary()
         self.stream: Stream | None = None
         self.worker: Worker | None = None
-        self.input: CameraInput | None = None
+        self.input: CameraInputs | None = None
         self.tf_input: TfInput | None = None
         self._odometry: Any = None
         self.transforms = TransformTree()
@@ -95,8 +95,9 @@ class Da3Node(LifecycleNode):
         self.last_error = ""
         self._topics: dict[str, Any] = {}
         self._map_subscribers = 0
+        self._map_job: Future[Any] | None = None
         self._closing = False
-        self._create_services()
+        self.requests = Services(self)
         self._status = self._publisher("status", Status)
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._timers_on()
@@ -113,7 +114,10 @@ class Da3Node(LifecycleNode):
             self.stream = Stream(config, self.library, self, self.transforms)
         except (ConfigError, CheckpointError, DeviceError, BudgetError) as error:
             return self._failed(str(error))
+        except Exception as error:  # rclpy would drop it without a word
+            return self._failed(f"configuring failed: {type(error).__name__}: {error}")
         self.last_error = ""
+        self.stream.publisher = Publisher(self._on_worker_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
         self._create_publishers()
         self.tf_input = TfInput(self, self.transforms, self._is_ours)
@@ -126,11 +130,21 @@ class Da3Node(LifecycleNode):
         """Subscribe."""
         assert self.stream is not None
         if self.stream.prior is not None and self.stream.prior.source == "odometry":
+            qos, topic = QoSProfile(depth=50), self.resolve_topic_name("odometry")
+            remedy = f"-p qos_overrides.{topic}.subscription.reliability:=best_effort"
             self._odometry = self.create_subscription(
-                Odometry, "odometry", self._on_odometry, QoSProfile(depth=50)
+                Odometry,
+                "odometry",
+                self._on_odometry,
+                qos,
+                event_callbacks=telling_unheard(self, topic, qos, f"start us with {remedy}"),
+                qos_overriding_options=QoSOverridingOptions.with_default_policies(),
             )
-        self.input = CameraInput(self, self.stream.config.input, self._on_frame, self._on_bad)
-        self.get_logger().info(f"waiting for {self.input.image_topic}")
+        config = self.stream.config
+        self.input = CameraInputs(
+            self, config.input, config.pipeline.cameras, self._on_frame, self._on_bad
+        )
+        self.get_logger().info(f"waiting for {self.input.image_topics}")
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -149,12 +163,27 @@ class Da3Node(LifecycleNode):
         self._release()
         return TransitionCallbackReturn.SUCCESS
 
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """A transition broke off in the middle: back to unconfigured, with nothing held."""
+        self.last_error = self.last_error or f"an error while {state.label}"
+        self.get_logger().error(f"{self.last_error}; clean, ready to be configured again")
+        self._close_input()
+        self._release()
+        return TransitionCallbackReturn.SUCCESS
+
+    def callback_failed(self, error: Exception) -> None:
+        """A callback raised what nobody foresaw: say so; the node goes on."""
+        self.last_error = f"a callback failed: {type(error).__name__}: {error}"
+        self.get_logger().error(self.last_error, throttle_duration_sec=1.0)
+        self.get_logger().debug("".join(traceback.format_exception(error)))
+
     def close(self) -> bool:
         """End the node's work; False if a window is still under way on the worker."""
         self._closing = True
         self._close_input()
         logging.getLogger("da3_ros").removeHandler(self._log)
-        return self._release()
+        done = self._release()
+        return self.requests.close(FILES_S) and done
 
     # What the stream needs (called from the worker) ----------------------------------------------
 
@@ -185,6 +214,11 @@ class Da3Node(LifecycleNode):
     def stopping(self) -> bool:
         """Whether the end is near."""
         return self._closing or self.worker is None or self.worker.stopping
+
+    def forget_input(self) -> None:
+        """The stream starts anew: forget what was gathered of the inputs."""
+        if self.input is not None:
+            self.input.reset()
 
     # Callbacks ---------------------------------------------------------------------------------
 
@@ -221,10 +255,22 @@ class Da3Node(LifecycleNode):
     def _on_graph(self) -> None:
         if self.input is not None:
             self.input.update()
-        count = self._topics["map/points"].get_subscription_count() if self._topics else 0
-        if count > self._map_subscribers and self.stream is not None and self.worker is not None:
-            self.worker.submit(self.stream.publish_map)
-        self._map_subscribers = count
+        maps = [p for name, p in self._topics.items() if name.endswith(MAP_TOPIC[0])]
+        count = sum(publisher.get_subscription_count() for publisher in maps)
+        ready = self._map_job is None or self._map_job.done()  # else a window takes its time
+        if count and ready and self.stream is not None and self.worker is not None:
+            new = count > self._map_subscribers
+            self._map_job = self.worker.submit(
+                self.stream.publish_map if new else self.stream.refresh_map
+            )
+            self._map_job.add_done_callback(self._on_map_shown)
+            self._map_subscribers = count
+        self._map_subscribers = min(count, self._map_subscribers)
+
+    def _on_map_shown(self, job: Future[Any]) -> None:
+        error = job.exception()
+        if error is not None and not self.stopping():
+            self.warn(f"the map cannot be shown: {type(error).__name__}: {error}", every_s=5.0)
 
     def _on_status(self) -> None:
         if not self._closing:
@@ -249,84 +295,6 @@ class Da3Node(LifecycleNode):
             self.worker.submit(lambda: self.stream and self.stream.reconfigure(config.pipeline))
         return parameters.accept()
 
-    # Services ----------------------------------------------------------------------------------
-
-    def _create_services(self) -> None:
-        # A group of their own: in the default one, awaiting the worker would freeze the executor.
-        group = ReentrantCallbackGroup()
-        for kind, name, callback in (
-            (ExportScene, "~/export_scene", self._on_export),
-            (Trigger, "~/reset", self._on_reset),
-            (SetBool, "~/enable", self._on_enable),
-        ):
-            self.create_service(kind, name, callback, callback_group=group)
-
-    async def _on_export(self, request: Any, response: Any) -> Any:
-        if self.stream is None:
-            response.message = "the node is not configured: there is no scene"
-            return response
-        try:
-            await self._export(self.stream, request, response)
-        except (ExportError, PathError, WorkerStoppedError) as error:
-            response.success, response.message = False, str(error)
-        return response
-
-    async def _export(self, stream: Stream, request: Any, response: Any) -> None:
-        form = request.format.lower().lstrip(".")
-        if form not in FORMATS:
-            known = ", ".join(f for f in FORMATS if f)
-            raise ExportError(f"unknown format {request.format!r}: one of {known}, or empty")
-        path = resolve_inside(stream.config.export_dir, request.path, FORMATS[form])
-        selection = Selection(
-            voxel=request.voxel_m,
-            min_confidence=request.min_confidence,
-            max_points=request.max_points,
-            crop=tuple(float(v) for v in request.crop),
-            cameras=request.include_cameras,
-        )
-        written, points = await self._on_worker(lambda: stream.export(path, selection))
-        response.success, response.path = True, str(written)
-        response.points, response.bytes = points, written.stat().st_size
-        response.message = f"{points} points in {written}"
-
-    async def _on_reset(self, request: Any, response: Any) -> Any:
-        if self.stream is None:
-            response.message = "the node is not configured: there is nothing to reset"
-            return response
-        try:
-            await self._on_worker(self.stream.reset)
-        except WorkerStoppedError as error:
-            response.message = str(error)
-            return response
-        if self.input is not None:
-            self.input.reset()
-        response.success, response.message = True, "window, odometry and map start anew"
-        return response
-
-    def _on_enable(self, request: Any, response: Any) -> Any:
-        self.enabled = bool(request.data)
-        response.success = True
-        response.message = "inference goes on" if self.enabled else "inference is paused"
-        return response
-
-    def _on_worker(self, job: Callable[[], Any]) -> Any:
-        """An awaitable for a job on the worker; its end wakes the executor."""
-        future = rclpy.task.Future(executor=self.executor)
-        if self.worker is None:
-            raise WorkerStoppedError("the node is not configured")
-
-        def done(result: Future[Any]) -> None:
-            error = result.exception()
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result.result())
-            if self.executor is not None:
-                self.executor.wake()
-
-        self.worker.submit(job).add_done_callback(done)
-        return future
-
     # Parts -------------------------------------------------------------------------------------
 
     def _autostart(self) -> None:
@@ -340,23 +308,31 @@ class Da3Node(LifecycleNode):
         self.create_timer(STATUS_PERIOD_S, self._on_status, clock=self.steady)
 
     def _create_publishers(self) -> None:
-        topics = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
-        for topic, kind in topics.items():
-            self._topics[topic] = self._publisher(topic, self.library.type(kind))
+        assert self.stream is not None
+        cameras = self.stream.config.pipeline.cameras or ("",)
+        for topic, base, kind in outputs.topics(cameras, tuple(self.stream.lanes)):
+            self._topics[topic] = self._publisher(topic, self.library.type(kind), base)
 
-    def _publisher(self, topic: str, kind: Any) -> Any:
-        latched = topic in LATCHED
+    def _publisher(self, topic: str, kind: Any, base: str = "") -> Any:
+        base = base or topic
+        latched = base in LATCHED
         profile = QoSProfile(
-            depth=DEPTHS.get(topic, 1),
+            depth=DEPTHS.get(base, 1),
             reliability=ReliabilityPolicy.RELIABLE,
             durability=(
                 DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE
             ),
         )
         name = topic if topic.startswith("/") else f"~/{topic}"
-        options = QoSOverridingOptions.with_default_policies()
+        unserved = telling_unserved(self, self.resolve_topic_name(name), profile)
         # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
-        return self.create_publisher(kind, name, profile, qos_overriding_options=options)
+        return self.create_publisher(
+            kind,
+            name,
+            profile,
+            event_callbacks=unserved,
+            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        )
 
     def _is_ours(self, message: TFMessage, parent: str, child: str) -> bool:
         """Whether a transform came from this very node."""
@@ -372,6 +348,9 @@ class Da3Node(LifecycleNode):
         if self.input is not None:
             self.input.close()
             self.input = None
+            if self.stream is not None and self.worker is not None:
+                self.stream.put_rest()
+                self.worker.notify()
         if self._odometry is not None:
             self.destroy_subscription(self._odometry)
             self._odometry = None
@@ -379,6 +358,8 @@ class Da3Node(LifecycleNode):
     def _release(self) -> bool:
         """Stop the worker, drop publishers and the network; False if it is still in a window."""
         done = self.worker is None or self.worker.stop(STOP_S)
+        if self.stream is not None and self.stream.publisher is not None:
+            done = self.stream.publisher.stop(PUBLISH_STOP_S if done else 0.0) and done
         if self.tf_input is not None:
             self.tf_input.close()
             self.tf_input = None
@@ -387,6 +368,7 @@ class Da3Node(LifecycleNode):
             for publisher in self._topics.values():
                 self.destroy_publisher(publisher)
             self._topics = {}
+            give_back()
         return done
 
 
@@ -410,7 +392,10 @@ def main(args: list[str] | None = None) -> int:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     while not stop.is_set():
-        executor.spin_once(timeout_sec=0.2)
+        try:
+            executor.spin_once(timeout_sec=0.2)
+        except Exception as error:  # of one callback: the others go on
+            node.callback_failed(error)
     finished = node.close()
     if not finished:
         # The network is in C++ code that nothing can interrupt, and tearing Python down around it

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.geometry import T_MAP_WORLD, invert_pose
-from da3_ros.mapping.export import Scene
-from da3_ros.mapping.trajectory import Pose
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.trajectory import Poses
 from da3_ros.pictures import colorize_depth
 from da3_ros.ros import messages as build
 from da3_ros.ros.messages import MessageLibrary
@@ -43,6 +43,33 @@ PATH_TOPIC = ("path", "nav_msgs/msg/Path")
 MAP_TOPIC = ("map/points", "sensor_msgs/msg/PointCloud2")
 
 
+def topics(cameras: Sequence[str], scenes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(name, name without prefix, type) of all topics.
+
+    ``cameras`` prefix those of frames, ``scenes`` those of scenes; an empty name: no prefix.
+    """
+    for name, kind in FRAME_TOPICS.items():
+        if name.startswith("/"):
+            yield name, name, kind
+            continue
+        yield from ((_prefixed(camera, name), name, kind) for camera in cameras)
+    for name, kind in (WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC):
+        yield from ((_prefixed(scene, name), name, kind) for scene in scenes)
+
+
+def _has(frame: TrackedFrame, topic: str) -> bool:
+    """Whether enough is known of a frame; a model that sees each image alone knows no poses."""
+    if topic in ("pose", "odom", "/tf"):
+        return frame.posed
+    if topic in ("depth/camera_info", "points"):
+        return bool(np.isfinite(frame.K).all())
+    return topic != "confidence/image" or frame.posed
+
+
+def _prefixed(prefix: str, topic: str) -> str:
+    return f"{prefix}/{topic}" if prefix else topic
+
+
 class Outputs:
     """Builds the messages of one stream; remembers the frames that a window's message lists."""
 
@@ -56,15 +83,19 @@ class Outputs:
         odom_frame: str = "odom",
         timings: bool = True,
         tf: Callable[[TrackedFrame], list[Edge]] | None = None,
+        scene_prefix: str = "",
     ) -> None:
         """``timings=False`` leaves out what differs from run to run (NaN instead).
 
         ``tf`` says which transforms a frame brings; by default map to odom to the camera.
+        ``scene_prefix`` begins the names of the topics that are about the scene, as the name of a
+        camera begins those that are about its frames.
         """
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
         self.T_map_world = T_MAP_WORLD
+        self.scene_prefix = scene_prefix
         self._window_size = window_size
         self._timings = timings
         self._tf = tf or self._stand_alone
@@ -80,20 +111,23 @@ class Outputs:
         """
         self._remember(frame)
         for topic, kind in FRAME_TOPICS.items():
+            name = _prefixed(frame.camera, topic)
+            if not _has(frame, topic):
+                continue
             if topic == "/tf":
                 transforms = self._tf(frame)
                 if transforms:
                     yield topic, kind, self._transforms(frame.stamp_ns, transforms)
-            elif wanted(topic):
-                yield topic, kind, self._build(topic, frame)
-        if frame.id == frame.window.view_ids[-1] and wanted(WINDOW_TOPIC[0]):
+            elif wanted(name):
+                yield name, kind, self._build(topic, frame)
+        if frame.id == frame.window.view_ids[-1] and wanted(self.of_scene(WINDOW_TOPIC)[0]):
             known = {**self._keyframes, **self._recent}
-            frames = [known[i] for i in frame.window.view_ids if i in known]
+            frames = [known[i] for i in frame.window.view_ids if i in known and known[i].posed]
             report = frame.window
             if not self._timings:
                 report = dataclasses.replace(report, inference_s=np.nan, total_s=np.nan)
             message = build.window(self.lib, report, frames, self.map_frame, self.T_map_world)
-            yield (*WINDOW_TOPIC, message)
+            yield (*self.of_scene(WINDOW_TOPIC), message)
 
     def _remember(self, frame: TrackedFrame) -> None:
         """Keep what a window's message says of its frames; windows share keyframes for long."""
@@ -123,20 +157,24 @@ class Outputs:
         L = self.T_map_world
         return L @ invert_pose(frame.T_odom_world) @ invert_pose(L)
 
-    def path(self, poses: list[Pose], stamp_ns: int) -> Published:
+    def path(self, poses: Poses, stamp_ns: int) -> Published:
         """Where the camera has been, evenly thinned."""
         stride = max(1, -(-len(poses) // MAX_PATH))
-        chosen = [(p.stamp_ns, self.T_map_world @ p.T_world_camera) for p in poses[::stride]]
-        return (*PATH_TOPIC, build.path(self.lib, stamp_ns, self.map_frame, chosen))
+        thinned = poses.take(slice(None, None, stride))
+        chosen = [(p.stamp_ns, self.T_map_world @ p.T_world_camera) for p in thinned]
+        return (*self.of_scene(PATH_TOPIC), build.path(self.lib, stamp_ns, self.map_frame, chosen))
 
     def map_points(self, scene: Scene, stamp_ns: int) -> Published:
         """The scene's cloud in the map frame, evenly thinned for display."""
-        stride = max(1, -(-len(scene.cloud) // MAX_DISPLAY))
-        points, colors = scene.map_points()[::stride], scene.cloud.rgb[::stride]
+        cloud = scene.cloud(MAX_DISPLAY)
         return (
-            *MAP_TOPIC,
-            build.point_cloud(self.lib, stamp_ns, self.map_frame, points, colors),
+            *self.of_scene(MAP_TOPIC),
+            build.point_cloud(self.lib, stamp_ns, self.map_frame, cloud.xyz, cloud.rgb),
         )
+
+    def of_scene(self, topic: tuple[str, str]) -> tuple[str, str]:
+        """Name and type of a topic about the scene, with the scene's prefix."""
+        return _prefixed(self.scene_prefix, topic[0]), topic[1]
 
     def _build(self, topic: str, frame: TrackedFrame) -> Any:
         lib, stamp, camera = self.lib, frame.stamp_ns, frame.frame_id

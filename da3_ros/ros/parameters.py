@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parame
 
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
+# Given to a node for rclpy or the middleware, declared later or not at all.
+FOREIGN = ("qos_overrides.", "use_sim_time", "start_type_description_service")
 # Read anew at every frame, so that a change takes effect at once.
 DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb")
 
@@ -27,6 +30,31 @@ def declare(node: Node) -> None:
     for parameter in parameters(NodeConfig()):
         value = list(parameter.value) if isinstance(parameter.value, tuple) else parameter.value
         node.declare_parameter(parameter.name, value, descriptor(parameter))
+    if text := unknown_keys(node):
+        node.get_logger().warning(text)
+
+
+def unknown_keys(node: Node) -> str:
+    """One line about values given to the node that no parameter of it takes, or an empty text.
+
+    rclpy keeps such values (of a file, ``-p``, a launch file) to itself: a misspelt name would
+    otherwise change nothing and nobody would know.
+    """
+    # No public way leads to values that were given but not declared.
+    given = getattr(node, "_parameter_overrides", {})
+    unknown = sorted(n for n in given if not node.has_parameter(n) and not n.startswith(FOREIGN))
+    if not unknown:
+        return ""
+    declared = list(node.get_parameters_by_prefix(""))
+    named = ", ".join(f"{name}{_nearest(name, declared)}" for name in unknown)
+    return f"unknown parameters, ignored: {named}; `ros2 param list {node.get_name()}` has all"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    alike = difflib.get_close_matches(name, known, 1)
+    # A right last word in the wrong group, or without its group.
+    alike = alike or [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
@@ -34,7 +62,7 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
     values: dict[str, Any] = {}
     for parameter in parameters(NodeConfig()):
         value = node.get_parameter(parameter.name).value
-        values[parameter.name] = list(value) if isinstance(parameter.value, tuple) else value
+        values[parameter.name] = _plain(value)
     values.update(
         {change.name: _plain(change.value) for change in changes if change.name in values}
     )
@@ -64,6 +92,8 @@ def descriptor(parameter: Parameter) -> ParameterDescriptor:
     if not is_dynamic(parameter.name):
         note = "cannot change while the node is configured"
         out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
+    # An empty list has no type in ROS (rclpy says bytes, a YAML file nothing): config checks it.
+    out.dynamic_typing = parameter.items is not None
     _add_range(out, parameter)
     return out
 
@@ -82,4 +112,4 @@ def _add_range(out: ParameterDescriptor, parameter: Parameter) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if hasattr(value, "tolist") else value
+    return list(value) if hasattr(value, "tolist") or isinstance(value, tuple) else value

@@ -65,14 +65,10 @@ def prior_of_recording(
     recording: Recording, config: NodeConfig, topic: str | None = None
 ) -> PosePrior | None:
     """The robot's own poses of a whole recording. Raises RecordingError where they are missing."""
-    tree = TransformTree(keep_s=ALWAYS_S)
-    prior = open_prior(config, tree, keep_s=float("inf"))
-    if prior is None:
+    if prior_source(config.pipeline) == "none":
         return None
-    for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
-        for _, message in recording.messages(name):
-            static = name.endswith("tf_static")
-            add_transforms(tree, message, static=static, bad=lambda t: log.warning("/tf: %s", t))
+    prior = open_prior(config, transforms_of(recording), keep_s=float("inf"))
+    assert prior is not None
     if prior.source == "odometry":
         name = topic or _only_odometry(recording)
         for _, message in recording.messages(name):
@@ -82,6 +78,16 @@ def prior_of_recording(
                 log.warning("%s: %s", name, error)
         log.info("the robot's own poses come from %s", name)
     return prior
+
+
+def transforms_of(recording: Recording) -> TransformTree:
+    """All transforms of a recording."""
+    tree = TransformTree(keep_s=ALWAYS_S)
+    for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
+        for _, message in recording.messages(name):
+            static = name.endswith("tf_static")
+            add_transforms(tree, message, static=static, bad=lambda t: log.warning("/tf: %s", t))
+    return tree
 
 
 def _only_odometry(recording: Recording) -> str:

@@ -26,7 +26,8 @@ class RclpyLibrary:
         rclpy checks any other sequence byte by byte in Python, which takes seconds for an image.
         """
         out = array.array("B")
-        out.frombytes(memoryview(np.ascontiguousarray(values)).cast("B"))
+        if values.size:  # of nothing, memoryview makes no bytes
+            out.frombytes(memoryview(np.ascontiguousarray(values)).cast("B"))
         return out
 
     def sequence(self, values: Iterable[float], code: str) -> array.array[Any]:

@@ -13,12 +13,11 @@ from da3_ros.inference import InferenceSession
 from da3_ros.inference.planner import GIB
 from da3_ros.network import MODELS
 from da3_ros.ros import messages as build
+from da3_ros.ros.health import STALE_S, Facts, judge
 from da3_ros.ros.stream import Stream
 
 if TYPE_CHECKING:
     from da3_ros.ros.node import Da3Node
-
-STALE_S = 5.0  # without output for so long while frames come is worth a warning
 
 
 def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
@@ -26,9 +25,10 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
     if stream is None:
         return build.status(node.library, node.now_ns(), state=state, last_error=node.last_error)
     config = stream.config.pipeline
-    gaps = node.input.gaps.missing if node.input is not None else 0
+    gaps = node.input.lost if node.input is not None else 0
     lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
+    scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
         node.library,
@@ -39,8 +39,9 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         window_size=stream.pipeline.window_size,
         process_size=stream.process_size,
         **_inference(stream),
+        degraded=_degraded(stream),
         frames_received=stream.received,
-        frames_processed=stream.pipeline.counters["processed"],
+        frames_processed=stream.processed,
         drops=stream.drop_counts() | lost,
         input_hz=rate(stream.arrived),
         output_hz=rate(stream.published),
@@ -49,8 +50,8 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         scale_source=config.scale.source,
         scale=scale.value if scale else math.nan,
         scale_sigma=scale.sigma if scale else math.nan,
-        map_points=len(stream.pipeline.map),
-        map_memory_mb=stream.pipeline.map.nbytes / 2**20,
+        map_points=sum(len(scene.map) for scene in scenes),
+        map_memory_mb=sum(scene.map.nbytes + scene.loops.nbytes for scene in scenes) / 2**20,
         last_error=node.last_error,
     )
 
@@ -72,22 +73,22 @@ def _inference(stream: Stream) -> dict[str, Any]:
 
 
 def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticArray:
-    """One DiagnosticStatus: ERROR if configuring failed, WARN if something is unknown."""
+    """One DiagnosticStatus; ``health.judge`` says what is OK, WARN and ERROR."""
     message = status(node, stream, state)
-    level, text = _judge(node, stream, state)
+    drops = dict(zip(message.drop_causes, message.drop_counts, strict=True))
+    level, text = judge(_facts(node, stream, state, drops))
     values = {
         name: getattr(message, name)
         for name in message.get_fields_and_field_types()
         if name not in ("header", "drop_causes", "drop_counts")
     }
-    drops = zip(message.drop_causes, message.drop_counts, strict=True)
-    values.update({f"dropped_{cause}": count for cause, count in drops})
-    values.update(_joining(stream))
+    values.update({f"dropped_{cause}": count for cause, count in drops.items()})
+    values.update(_joining(stream) | _times(stream))
     out = DiagnosticArray()
     out.header = message.header
     out.status = [
         DiagnosticStatus(
-            level=level,
+            level=bytes([level]),
             name=f"{node.get_fully_qualified_name()}: stream",
             message=text,
             hardware_id=message.device or "none",
@@ -100,13 +101,22 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
 def _joining(stream: Stream | None) -> dict[str, float]:
     """How the newest window joined the scene."""
     report = stream.last_report if stream else None
-    if report is None:
+    if stream is None or report is None:
         return {}
     return {
         "alignment_rms": report.alignment_rms,
         "alignment_inliers": report.alignment_inliers,
         "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
+        "loops_closed": stream.pipeline.loops.closed,
     }
+
+
+def _times(stream: Stream | None) -> dict[str, float]:
+    """Ages of the newest image and result, and the stages of a frame's way."""
+    if stream is None:
+        return {}
+    ages = {"input_age_s": age(stream.arrived), "output_age_s": age(stream.published)}
+    return {n: math.nan if v is None else v for n, v in ages.items()} | stream.stages.summary()
 
 
 def rate(times: deque[float]) -> float:
@@ -117,19 +127,45 @@ def rate(times: deque[float]) -> float:
     return (len(held) - 1) / max(held[-1] - held[0], 1e-9)
 
 
-def _judge(node: Da3Node, stream: Stream | None, state: str) -> tuple[bytes, str]:
+def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
+    """What the judgement needs, out of node and stream."""
     if stream is None:
-        failed = bool(node.last_error)
-        return (DiagnosticStatus.ERROR if failed else DiagnosticStatus.OK), (
-            node.last_error or state
-        )
-    if state == "active" and not rate(stream.arrived):
-        return DiagnosticStatus.WARN, "no images arrive"
-    if not stream.pipeline.metres.scale.metric:
-        source = stream.config.pipeline.scale.source
-        yet = "" if source == "none" else f" yet ({source})"
-        return DiagnosticStatus.WARN, f"the scale is unknown{yet}: lengths are not metres"
-    return DiagnosticStatus.OK, state
+        return Facts(state, configured=False, last_error=node.last_error)
+    now = time.monotonic()
+    refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
+    growing = stream.growth.update(drops | {"windows_refused": refused}, now)
+    source = stream.config.pipeline.scale.source
+    yet = "" if source == "none" else f" yet ({source})"
+    unknown = f"the scale is unknown{yet}: lengths are not metres"
+    return Facts(
+        state,
+        enabled=node.enabled,
+        last_error=node.last_error,
+        input_age_s=age(stream.arrived),
+        output_age_s=age(stream.published) if stream.published else _since_first(stream.arrived),
+        growing=tuple(cause for cause in growing if cause != "windows_refused"),
+        refused="windows_refused" in growing,
+        degraded=_degraded(stream),
+        scale="" if stream.pipeline.metres.scale.metric else unknown,
+    )
+
+
+def age(times: deque[float]) -> float | None:
+    """Seconds since the newest of some steady times; None if there is none."""
+    return time.monotonic() - times[-1] if times else None
+
+
+def _since_first(times: deque[float]) -> float | None:
+    return time.monotonic() - times[0] if times else None
+
+
+def _degraded(stream: Stream) -> tuple[str, ...]:
+    """What of the results the memory budget costs right now."""
+    session = stream.pipeline.session
+    if not isinstance(session, InferenceSession) or session.plan is None:
+        return ()
+    relief = (f"out of memory before, {session.relief} steps down",) if session.relief else ()
+    return (*session.plan.reduced, *relief)
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,9 @@ ready in time, and when `wait_for_subscribers` of the image are matched.
 Published: `image_raw` or `image_raw/compressed`, `camera_info` beside it, and the truth:
 `~/truth/depth/image` (32FC1, metres), `~/truth/pose`, `~/truth/odom` in the frame `room` (z up).
 On request odometry that drifts (`~/odometry`) and a robot's transforms.
+
+With `cameras: [front, left]` it is a rig: `front/image_raw` and so on in the frames
+`front_optical` and so on, held to the first one by /tf_static; truth and odometry are the first's.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from da3_ros.config import ConfigError, option, parameters
 from da3_ros.rectify import check_calibration
+from da3_ros.rig_geometry import rig_mount
 from da3_ros.ros import messages as build
 from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, cycle_index
 from da3_ros.ros.parameters import descriptor
@@ -61,6 +65,11 @@ class CameraConfig:
     encoding: str = option("rgb8", "of image_raw", choices=("rgb8", "bgr8", "mono8"))
     jpeg_quality: int = option(95, "of image_raw/compressed", low=1, high=100)
     frame_id: str = option("camera_optical", "optical frame of the camera")
+    cameras: tuple[str, ...] = option(
+        (), "names of several cameras on a rig, which prefix their topics; empty: one", items=str
+    )
+    camera_baseline_m: float = option(0.2, "from one camera of the rig to the next, to the right")
+    camera_yaw_deg: float = option(0.0, "how much the next one is turned to the right, degrees")
     rate_hz: float = option(10.0, "frames per second", low=0.05, high=240.0)
     frames: int = option(0, "how many are published; 0: without end", low=0, high=10_000_000)
     loop: bool = option(False, "after `frames` go on without end, through the same walk")
@@ -118,9 +127,19 @@ class CameraConfig:
 class _Shot:
     """A frame ready to go: only stamps are missing."""
 
-    image: Any  # sensor_msgs/Image or CompressedImage
-    depth: FloatImage
+    images: tuple[Any, ...]  # sensor_msgs/Image or CompressedImage of each camera
+    depth: FloatImage  # this and the pose: of the first camera
     T_room_camera: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Output:
+    """What one camera publishes on."""
+
+    name: str  # empty: the only one
+    frame_id: str
+    image: Publisher
+    info: Publisher
 
 
 class SyntheticCameraNode(Node):
@@ -153,7 +172,24 @@ class SyntheticCameraNode(Node):
 
     def _advertise(self) -> None:
         c, lib = self.config, self._lib
-        base = self.resolve_topic_name(IMAGE)
+        self._outputs = [self._advertise_camera(name) for name in c.cameras or ("",)]
+        self._image = self._outputs[0].image
+        self._truth_depth = self._publisher("sensor_msgs/msg/Image", "~/truth/depth/image")
+        self._truth_pose = self._publisher("geometry_msgs/msg/PoseStamped", "~/truth/pose")
+        self._truth_odom = self._publisher("nav_msgs/msg/Odometry", "~/truth/odom")
+        self._odom = (
+            self._publisher("nav_msgs/msg/Odometry", "~/odometry") if c.publish_odometry else None
+        )
+        tf = lib.type("tf2_msgs/msg/TFMessage")
+        if c.publish_tf:
+            self._tf = self.create_publisher(tf, "/tf", 100)
+        if c.publish_tf or len(c.cameras) > 1:
+            latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+            self._tf_static = self.create_publisher(tf, "/tf_static", latched)
+
+    def _advertise_camera(self, name: str) -> _Output:
+        c, prefix = self.config, f"{name}/" if name else ""
+        base = self.resolve_topic_name(prefix + IMAGE)
         kind = "Image" if c.transport == "raw" else "CompressedImage"
         topic = base if c.transport == "raw" else f"{base}/compressed"
         reliable = c.reliability == "reliable"
@@ -161,21 +197,13 @@ class SyntheticCameraNode(Node):
             depth=10 if reliable else 5,
             reliability=ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT,
         )
-        self._image = self.create_publisher(lib.type(f"sensor_msgs/msg/{kind}"), topic, camera)
-        self._info = self.create_publisher(
-            lib.type("sensor_msgs/msg/CameraInfo"), _beside(self, base, INFO), camera
+        info = self._lib.type("sensor_msgs/msg/CameraInfo")
+        return _Output(
+            name,
+            f"{name.replace('/', '_')}_optical" if name else c.frame_id,
+            self.create_publisher(self._lib.type(f"sensor_msgs/msg/{kind}"), topic, camera),
+            self.create_publisher(info, _beside(self, base, prefix + INFO), camera),
         )
-        self._truth_depth = self._publisher("sensor_msgs/msg/Image", "~/truth/depth/image")
-        self._truth_pose = self._publisher("geometry_msgs/msg/PoseStamped", "~/truth/pose")
-        self._truth_odom = self._publisher("nav_msgs/msg/Odometry", "~/truth/odom")
-        self._odom = (
-            self._publisher("nav_msgs/msg/Odometry", "~/odometry") if c.publish_odometry else None
-        )
-        if c.publish_tf:
-            tf = "tf2_msgs/msg/TFMessage"
-            latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-            self._tf = self.create_publisher(lib.type(tf), "/tf", 100)
-            self._tf_static = self.create_publisher(lib.type(tf), "/tf_static", latched)
 
     def _publisher(self, kind: str, topic: str) -> Publisher:
         return self.create_publisher(self._lib.type(kind), topic, 10)
@@ -187,25 +215,23 @@ class SyntheticCameraNode(Node):
         from da3_ros.synthetic.odometry import DriftingOdometry
 
         c = self.config
-        camera = _make_camera(SyntheticCamera, c)
-        check_calibration(camera.calibration, camera.size)
-        self._calibration = camera.calibration
+        rig = [_make_camera(SyntheticCamera, c, i) for i in range(len(self._outputs))]
+        check_calibration(rig[0].calibration, rig[0].size)
+        self._calibration = rig[0].calibration
         self._odometry = DriftingOdometry(
-            camera.T_world_camera[0], c.odometry_noise_m, c.odometry_noise_deg, c.seed
+            rig[0].T_world_camera[0], c.odometry_noise_m, c.odometry_noise_deg, c.seed
         )
-        for frame in camera:
-            yield self._prepare(frame)
+        for frames in zip(*rig, strict=True):
+            images = tuple(self._image_message(frame) for frame in frames)
+            yield _Shot(images, frames[0].depth, frames[0].T_world_camera)
 
-    def _prepare(self, frame: SyntheticFrame) -> _Shot:
+    def _image_message(self, frame: SyntheticFrame) -> Any:
         c = self.config
         if c.transport == "compressed":
-            image = build.compressed_image(
-                self._lib, 0, c.frame_id, frame.image, quality=c.jpeg_quality
-            )
-        else:
-            image = build.image(self._lib, 0, c.frame_id, _in_encoding(frame.image, c.encoding))
-            image.encoding = c.encoding
-        return _Shot(image, frame.depth, frame.T_world_camera)
+            return build.compressed_image(self._lib, 0, "", frame.image, quality=c.jpeg_quality)
+        image = build.image(self._lib, 0, "", _in_encoding(frame.image, c.encoding))
+        image.encoding = c.encoding
+        return image
 
     # Beginning ----------------------------------------------------------------------------------
 
@@ -223,10 +249,11 @@ class SyntheticCameraNode(Node):
         c = self.config
         many = "without end" if c.endless else f"{c.frames} frames"
         self.get_logger().info(
-            f"publishing {many} at {c.rate_hz:g} Hz on {self._image.topic_name} "
+            f"publishing {many} at {c.rate_hz:g} Hz on "
+            f"{', '.join(output.image.topic_name for output in self._outputs)} "
             f"({c.width}x{c.height}, {c.reliability})"
         )
-        if c.publish_tf:
+        if c.publish_tf or len(self._outputs) > 1:
             self._publish_static()
         self._timer = self.create_timer(1.0 / c.rate_hz, self._tick, clock=self._pace_clock)
         self._tick()
@@ -238,12 +265,13 @@ class SyntheticCameraNode(Node):
             return f"{c.walk_frames} frames to be rendered"
         if self._sim_time and not self.get_clock().now().nanoseconds:
             return "/clock (use_sim_time is true)"
-        return "" if self._settled() else f"subscribers of {self._image.topic_name}"
+        topics = ", ".join(output.image.topic_name for output in self._outputs)
+        return "" if self._settled() else f"subscribers of {topics}"
 
     def _settled(self) -> bool:
         """Whether the wanted subscribers are matched, and have been for a moment."""
         wanted, now = self.config.wait_for_subscribers, time.monotonic()
-        if self._image.get_subscription_count() < wanted:
+        if min(o.image.get_subscription_count() for o in self._outputs) < wanted:
             self._matched_s = None
             return False
         self._matched_s = self._matched_s or now
@@ -269,17 +297,22 @@ class SyntheticCameraNode(Node):
     def _publish(self, shot: _Shot, stamp_ns: int) -> None:
         """Poses first, so that they are there when the image comes."""
         c, lib, T = self.config, self._lib, shot.T_room_camera
+        first = self._outputs[0].frame_id
         self._publish_odometry(T, stamp_ns)
         if _wanted(self._truth_pose):
             self._truth_pose.publish(build.pose_stamped(lib, stamp_ns, c.room_frame, T))
         if _wanted(self._truth_odom):
-            self._truth_odom.publish(build.odometry(lib, stamp_ns, c.room_frame, c.frame_id, T))
+            self._truth_odom.publish(build.odometry(lib, stamp_ns, c.room_frame, first, T))
         if _wanted(self._truth_depth):
-            self._truth_depth.publish(build.image(lib, stamp_ns, c.frame_id, shot.depth))
+            self._truth_depth.publish(build.image(lib, stamp_ns, first, shot.depth))
         assert self._calibration is not None
-        self._info.publish(build.calibration_message(lib, stamp_ns, c.frame_id, self._calibration))
-        shot.image.header = build.header(lib, stamp_ns, c.frame_id)
-        self._image.publish(shot.image)
+        for output, image in zip(self._outputs, shot.images, strict=True):
+            frame_id = output.frame_id
+            output.info.publish(
+                build.calibration_message(lib, stamp_ns, frame_id, self._calibration)
+            )
+            image.header = build.header(lib, stamp_ns, frame_id)
+            output.image.publish(image)
 
     def _publish_odometry(self, T_room_camera: Array, stamp_ns: int) -> None:
         c, odometry = self.config, self._odometry
@@ -289,7 +322,8 @@ class SyntheticCameraNode(Node):
             base = c.odometry_child == "base"
             self._odom.publish(
                 build.odometry(
-                    self._lib, stamp_ns, c.odom_frame, c.base_frame if base else c.frame_id,
+                    self._lib, stamp_ns, c.odom_frame,
+                    c.base_frame if base else self._outputs[0].frame_id,
                     T_odom_base if base else odometry.T_odom_camera, odometry.covariance,
                 )
             )  # fmt: skip
@@ -299,15 +333,22 @@ class SyntheticCameraNode(Node):
 
     def _publish_static(self) -> None:
         now_ns = self.get_clock().now().nanoseconds
-        edge = (now_ns, self.config.base_frame, self.config.frame_id, self._odometry.T_base_camera)
-        self._tf_static.publish(build.tf(self._lib, [edge]))
+        c, (first, *others) = self.config, [output.frame_id for output in self._outputs]
+        edges = [
+            (now_ns, first, frame_id, rig_mount(i, c.camera_baseline_m, c.camera_yaw_deg))
+            for i, frame_id in enumerate(others, start=1)
+        ]
+        if c.publish_tf:
+            edges.append((now_ns, c.base_frame, first, self._odometry.T_base_camera))
+        self._tf_static.publish(build.tf(self._lib, edges))
 
     def _finish(self) -> None:
         self._timer.cancel()
         self.get_logger().info(f"all {self._count} frames are published")
         if self.config.exit_when_done:
             # A reliable writer that is gone delivers nothing more.
-            self._image.wait_for_all_acked(Duration(seconds=2))
+            for output in self._outputs:
+                output.image.wait_for_all_acked(Duration(seconds=2))
             self.done = True
 
 
@@ -353,17 +394,18 @@ def _read_config(node: Node) -> CameraConfig:
         about.read_only = True
         default = list(parameter.value) if is_list else parameter.value
         value = node.declare_parameter(parameter.name, default, about).value
-        values[parameter.name] = tuple(value) if is_list else value
+        values[parameter.name] = tuple(value or ()) if is_list else value
     return CameraConfig(**values)
 
 
-def _make_camera(cls: type[SyntheticCamera], c: CameraConfig) -> SyntheticCamera:
+def _make_camera(cls: type[SyntheticCamera], c: CameraConfig, number: int) -> SyntheticCamera:
     from da3_ros.synthetic import Pace
 
     return cls(
         c.seed, (c.width, c.height), c.fov_deg, c.walk, c.walk_frames, c.rate_hz, c.noise_sigma,
         c.exposure_drift, distortion_model=c.distortion_model, D=c.distortion,
         pace=Pace(c.rate_hz, c.max_speed_m_s, c.max_turn_deg_s),
+        mount=rig_mount(number, c.camera_baseline_m, c.camera_yaw_deg),
     )  # fmt: skip
 
 
@@ -372,7 +414,7 @@ def _beside(node: Node, topic: str, name: str) -> str:
     resolved = node.resolve_topic_name(name)
     if resolved != node.resolve_topic_name(name, only_expand=True):
         return resolved
-    return f"{topic.rpartition('/')[0]}/{name}"
+    return f"{topic.rpartition('/')[0]}/{name.rpartition('/')[2]}"
 
 
 def _in_encoding(rgb: Image, encoding: str) -> Image:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from da3_ros.ros.export_path import PathError, resolve_inside
+from da3_ros.ros.export_path import PathError, beside, resolve_inside
 
 
 def test_relative_and_absolute_paths_inside_are_accepted(tmp_path):
@@ -28,5 +28,31 @@ def test_the_format_adds_a_suffix_and_a_folder_is_no_file(tmp_path):
     assert resolve_inside(str(tmp_path), "scan", ".ply").name == "scan.ply"
     assert resolve_inside(str(tmp_path), "scan.PLY", ".ply").name == "scan.PLY"
     (tmp_path / "folder").mkdir()
-    with pytest.raises(PathError, match="is a folder"):
+    with pytest.raises(PathError, match="is a folder: name a file"):
         resolve_inside(str(tmp_path), "folder")
+
+
+def test_a_folder_is_a_folder(tmp_path):
+    (tmp_path / "scene").mkdir()
+    (tmp_path / "file").write_text("")
+    assert resolve_inside(str(tmp_path), "scene", folder=True) == tmp_path / "scene"
+    assert resolve_inside(str(tmp_path), "a/new", folder=True) == tmp_path / "a" / "new"
+    with pytest.raises(PathError, match="is a file: name a folder"):
+        resolve_inside(str(tmp_path), "file", folder=True)
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc", "a/../../x", "~", ".", "", "a/..", "x\0y"])
+def test_no_folder_but_those_below_is_one(tmp_path, path):
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(PathError):
+        resolve_inside(str(root), path, folder=True)
+    (root / "link").symlink_to(tmp_path)
+    for through in ("link", "link/scene"):
+        with pytest.raises(PathError, match="leaves export_dir"):
+            resolve_inside(str(root), through, folder=True)
+
+
+def test_a_scene_beside_another_has_its_cameras_name(tmp_path):
+    assert beside(tmp_path / "room.glb", "left").name == "room_left.glb"
+    assert beside(tmp_path / "room", "rig/left").name == "room_rig_left"

@@ -76,3 +76,25 @@ def test_clear_counts_what_it_drops():
 def test_choice_is_made_of_distinct_frames_even_with_a_burst():
     assert choose_evenly([0, 1, 2, 1000], 3, None) == [0, 2, 3]
     assert choose_evenly([900, 901, 902, 1000], 3, 0) == [0, 1, 3]
+
+
+def test_how_long_work_waits_counts_from_the_first_frame_even_if_it_was_replaced():
+    """By this several cameras take turns on one network."""
+    inbox = FrameInbox(1)
+    assert inbox.since_ns == float("inf")
+    for t in (5, 38, 71):
+        inbox.put(frame(t))
+    assert inbox.since_ns == 5 * MS
+    inbox.take()
+    assert inbox.since_ns == float("inf")
+    inbox.put(frame(104))
+    assert inbox.since_ns == 104 * MS
+
+
+def test_frames_that_stand_for_several_images_are_counted_so():
+    inbox = FrameInbox(1, images=lambda f: 2)
+    for t in (0, 33, 66):
+        inbox.put(frame(t))
+    assert inbox.counts["busy"] == 4
+    inbox.clear()
+    assert inbox.counts["cleared"] == 2

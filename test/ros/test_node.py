@@ -38,9 +38,10 @@ def camera_frames(n=6, **options):
 class Rig:
     """A node process, and a node of the test that is its camera and its audience."""
 
-    def __init__(self, *, qos=rt.RELIABLE, **parameters):
+    def __init__(self, *, qos=rt.RELIABLE, node=NODE, environment=None, **parameters):
         self.domain = rt.domain()
-        self.process = rt.start(NODE, *arguments(**parameters), env=rt.environment(self.domain))
+        env = rt.environment(self.domain, **(environment or {}))
+        self.process = rt.start(node, *arguments(**parameters), env=env)
         self._session = rt.session(self.domain)
         self._qos = qos
 
@@ -433,10 +434,15 @@ def test_the_newest_frames_count_when_the_camera_is_faster():
             rig.show(camera, frame)
             rt.spin_until(rig.node, lambda: False, 0.02)
         rig.until(lambda: depths and rt.stamp_ns(depths[-1]) == frames[-1].stamp_ns)
-        rig.until(lambda: rig.status[-1].frames_received == 40)
-        rig.until(lambda: sum(rig.drops().values()) + rig.status[-1].frames_processed == 40)
-        assert rig.drops().get("busy", 0) > 0
-        assert set(rig.drops()) == {"busy"}
+        rig.until(lambda: rig.drops().get("busy", 0) > 0)
+
+        def accounted():
+            last = rig.status[-1]
+            return rig.drops()["busy"] + last.frames_processed == last.frames_received
+
+        rig.until(accounted)
+        # A machine that is busy elsewhere may let the middleware's queue of five run over.
+        assert set(rig.drops()) <= {"busy", "lost_on_the_way"}
 
 
 def test_a_compressed_camera_with_distortion_comes_through():

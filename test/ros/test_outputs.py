@@ -68,3 +68,29 @@ def test_large_fields_of_real_messages_are_filled_in_one_copy():
     assert isinstance(data, array.array)
     assert data.typecode == "B"
     assert data.tobytes() == np.arange(6, dtype="<u2").reshape(2, 3).T.tobytes()
+
+
+def test_the_map_is_thinned_for_display_but_not_below_what_is_shown(monkeypatch):
+    from da3_ros.mapping.scene import Part, Scene
+    from da3_ros.mapping.trajectory import Poses
+    from da3_ros.mapping.voxel_map import PointCloud
+
+    monkeypatch.setattr("da3_ros.ros.outputs.MAX_DISPLAY", 100)
+    xyz = np.arange(999, dtype=np.float32)[:, None] * [1, 0, 0]
+    cloud = PointCloud(xyz.astype(np.float32), np.zeros((999, 3), np.uint8), xyz[:, 0], xyz[:, 0])
+    scene = Scene((Part(cloud),), Poses.of([]))
+    _, _, message = outputs(RosbagsLibrary()).map_points(scene, 7)
+    assert message.width == 100
+    assert message.header.stamp.nanosec == 7
+    rows = np.frombuffer(bytes(message.data), "<f4").reshape(100, -1)
+    np.testing.assert_allclose(rows[:, 1], -xyz[::10, 0])  # to the right in the map: -y
+
+
+def test_an_empty_map_can_be_shown():
+    pytest.importorskip("rclpy", reason="needs ROS 2")
+    from da3_ros.mapping.scene import Scene
+    from da3_ros.mapping.trajectory import Poses
+    from da3_ros.ros.rclpy_library import RclpyLibrary
+
+    _, _, message = outputs(RclpyLibrary()).map_points(Scene((), Poses.of([])), 7)
+    assert (message.width, len(message.data)) == (0, 0)

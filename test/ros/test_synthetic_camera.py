@@ -18,6 +18,7 @@ from ros_testing import (
 )
 
 from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion, project
+from da3_ros.rig_geometry import rig_mount
 from da3_ros.ros.decode import calibration_from_msg, decode
 from da3_ros.ros.waiting import IMAGE, Awaited, Publisher, look_around
 from da3_ros.synthetic import WALKS, SyntheticCamera
@@ -111,6 +112,34 @@ def assert_depth_reprojects(frame, depth_a, depth_b, pose_a, pose_b):
     error = np.abs(floats(depth_b)[row, column] - moved[inside, 2]) / moved[inside, 2]
     assert inside.mean() > 0.5
     assert np.median(error) < 0.01
+
+
+def test_a_rig_shows_what_its_cameras_see_in_frames_that_hold_together():
+    options = {"frames": 3, "walk": "strafe", "camera_baseline_m": 0.3, "camera_yaw_deg": -20.0}
+    walk = {"seed": 11, "size": (96, 72), "frames": 3, "rate_hz": 20.0, "walk": "strafe"}
+    mount = rig_mount(1, 0.3, -20.0)
+    left = list(SyntheticCamera(mount=mount, **walk))
+    domain_id = domain()
+    with session(domain_id) as node:
+        static = collect(node, "tf2_msgs/msg/TFMessage", "/tf_static", LATCHED)
+        infos = collect(node, "sensor_msgs/msg/CameraInfo", "/left/camera_info")
+        front, beside = (
+            collect(node, "sensor_msgs/msg/Image", f"/{name}/image_raw")
+            for name in ("front", "left")
+        )
+        with camera(domain_id, seed=11, cameras="[front,left]", **options):
+            all_of(node, 3, front, beside, infos)
+            all_of(node, 1, static)
+    for a, b, frame in zip(front, beside, left, strict=True):
+        assert a.header.stamp == b.header.stamp
+        assert (a.header.frame_id, b.header.frame_id) == ("front_optical", "left_optical")
+        np.testing.assert_array_equal(decode(b), frame.image)
+    (edge,) = static[0].transforms
+    assert (edge.header.frame_id, edge.child_frame_id) == ("front_optical", "left_optical")
+    t, q = edge.transform.translation, edge.transform.rotation
+    np.testing.assert_allclose([t.x, t.y, t.z], mount[:3, 3], atol=1e-9)
+    R = matrix_from_quaternion(np.array([q.x, q.y, q.z, q.w]))
+    np.testing.assert_allclose(R, mount[:3, :3], atol=1e-9)
 
 
 def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():

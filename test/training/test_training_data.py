@@ -86,6 +86,16 @@ def test_views_share_what_was_asked_for():
     assert (best >= 0.3).float().mean() > 0.8
 
 
+def test_views_that_stand_apart_are_preferred():
+    clip = torch.arange(4).repeat(64)
+
+    def mean_distance(parallax):
+        frames = draw_frames(pool(), clip, 2, 0.2, generator(), parallax=parallax)
+        return pool().apart[clip, frames[:, 0], frames[:, 1]].mean()
+
+    assert mean_distance(parallax=True) > 1.1 * mean_distance(parallax=False)
+
+
 def test_shared_view_with_oneself_is_whole():
     own = torch.diagonal(pool().share, dim1=1, dim2=2)
     assert torch.allclose(own, torch.ones_like(own))

@@ -1,11 +1,13 @@
 """Training as a whole: it learns, stops and goes on as if it had not, and keeps its schedule."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from training_toy import PHASES, generator, network, pool
 
+from da3_ros.network import save_checkpoint
 from training.data import Bucket, draw_batch
 from training.losses import Weights, total_loss
 from training.model import TrainingNetwork
@@ -41,6 +43,23 @@ def test_a_state_of_other_settings_is_refused(tmp_path):
     trainer = Trainer(other, torch.device("cpu"), network=network(), phases=PHASES)
     with pytest.raises(ValueError, match="other settings"):
         trainer.restore(tmp_path)
+
+
+def test_a_run_can_begin_with_trained_weights(tmp_path):
+    other = network(seed=7)
+    save_checkpoint(other, tmp_path, dtype=torch.float32)
+    config = replace(TOY, start=str(tmp_path))
+    trainer = Trainer(config, torch.device("cpu"), network=network(), phases=PHASES)
+    begun = {k: v.clone() for k, v in trainer.model.network.state_dict().items()}
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, begun[name]), name
+    probes = [p.weight.clone() for p in trainer.model.probes]
+    trainer.advance()
+    for name, value in trainer.model.network.state_dict().items():
+        assert torch.equal(value, begun[name]), name  # until the new probes can read them
+    for before, probe in zip(probes, trainer.model.probes, strict=True):
+        assert not torch.equal(before, probe.weight)
+    assert trainer.schedule.trust(0) == 1.0  # the head's confidence is trained
 
 
 def test_one_batch_is_learned():

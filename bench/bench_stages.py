@@ -1,0 +1,157 @@
+"""Milliseconds per frame of everything but the network: from a camera's message to published ones.
+
+Each step runs on its own, many times, on a rendered room; publishing goes to subscriptions of this
+process over the middleware. Compare runs only on the same machine; `taskset -c 0` for one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+
+from da3_ros.config import DepthConfig, MapConfig
+from da3_ros.depth_filter import filter_depth
+from da3_ros.geometry import backproject
+from da3_ros.inference import resize_for_network
+from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.rectify import Rectifier
+from da3_ros.ros import messages as build
+from da3_ros.ros.decode import decode
+from da3_ros.ros.outputs import FRAME_TOPICS, Outputs
+from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.types import Scale, TrackedFrame, WindowReport
+
+COUNTED = (
+    "decode",
+    "rectify",
+    "resize",
+    "filter",
+    "median confidence of the frame",
+)  # with all that is built and published
+
+
+def repeated(work: Callable[[], Any], count: int) -> float:
+    """Median milliseconds of ``work``."""
+    work()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def incoming(lib: RclpyLibrary, size: tuple[int, int]) -> tuple[Any, Any]:
+    """A distorted camera's calibration and its image message."""
+    camera = SyntheticCamera(
+        seed=1, size=size, walk="straight", frames=2, D=(-0.1, 0.01, 0.0, 0.0, 0.0)
+    )
+    frame = camera[0]
+    return camera.calibration, build.image(lib, frame.stamp_ns, "optical", frame.image)
+
+
+def tracked(image: Any, K: Any) -> TrackedFrame:
+    """What the pipeline hands on, with a smooth depth and an edge."""
+    height, width = image.shape[:2]
+    depth = np.linspace(1, 4, width, dtype=np.float32) * np.ones((height, 1), np.float32)
+    depth[:, width // 2 :] += 1
+    report = WindowReport(0, 1, (0,), 1, True, 0.0, 1.0, 1.0)
+    return TrackedFrame(
+        id=0, stamp_ns=1, frame_id="optical", camera="", image=image, depth_m=depth,
+        confidence=np.ones_like(depth), K=K, T_world_camera=np.eye(4), keyframe=True,
+        scale=Scale(), window=report,
+    )  # fmt: skip
+
+
+def measure(size: tuple[int, int], process_res: int, count: int) -> dict[str, float]:
+    """Milliseconds by step."""
+    lib = RclpyLibrary()
+    calibration, message = incoming(lib, size)
+    raw, rectifier = decode(message), Rectifier()
+    times = {"decode": repeated(lambda: decode(message), count)}
+    times["rectify"] = repeated(lambda: rectifier(raw, calibration, False), count)
+    done = rectifier(raw, calibration, False)
+    times["resize"] = repeated(lambda: resize_for_network(done.image, done.K, process_res), count)
+    image, K = resize_for_network(done.image, done.K, process_res)
+    out = tracked(image, K)
+    config = DepthConfig()
+    times["filter"] = repeated(lambda: filter_depth(out.depth_m, out.confidence, config), count)
+    times |= _publishing(lib, out, count)
+    voxels = MapConfig()
+    times["map, keyframes only"] = repeated(
+        lambda: _insert(VoxelMap(voxels.voxel_m, voxels.max_points), out), count
+    )
+    return times
+
+
+def _insert(voxels: VoxelMap, frame: TrackedFrame) -> None:
+    points = backproject(frame.depth_m, frame.K).reshape(-1, 3).astype(np.float64)
+    voxels.insert(points, frame.image.reshape(-1, 3), frame.confidence.reshape(-1))
+
+
+def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str, float]:
+    """Building and publishing each topic, each with a listener."""
+    node = Node("bench")
+    outputs = Outputs(lib, DepthConfig(), window_size=4)
+    publishers = {}
+    for topic, kind in FRAME_TOPICS.items():
+        name = topic if topic.startswith("/") else f"~/{topic}"
+        publishers[topic] = node.create_publisher(lib.type(kind), name, QoSProfile(depth=1))
+        node.create_subscription(lib.type(kind), name, lambda m: None, QoSProfile(depth=1))
+    while any(p.get_subscription_count() == 0 for p in publishers.values()):
+        time.sleep(0.05)
+    quiet = Outputs(lib, DepthConfig(), window_size=4, tf=lambda frame: [])
+    base = repeated(lambda: list(quiet.frame(frame, lambda topic: False)), count)
+    times = {"median confidence of the frame": base}
+    for topic, publisher in publishers.items():
+
+        def make(topic: str = topic) -> Any:
+            built = (outputs if topic == "/tf" else quiet).frame(frame, lambda t: t == topic)
+            return next(message for t, _, message in built if t == topic)
+
+        times[f"build {topic}"] = max(0.0, repeated(make, count) - base)
+        message = make()
+        times[f"publish {topic}"] = repeated(lambda p=publisher, m=message: p.publish(m), count)
+    node.destroy_node()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="640x480", metavar="WxH")
+    parser.add_argument("--process-res", type=int, default=504)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    width, height = map(int, options.size.split("x"))
+    rclpy.init(args=[])
+    times = measure((width, height), options.process_res, options.count)
+    rclpy.try_shutdown()
+    counted = {
+        n: t for n, t in times.items() if n in COUNTED or n.startswith(("build", "publish"))
+    }
+    times["all but network, join and map"] = sum(counted.values())
+    light = ("depth/image", "depth/camera_info", "points", "pose", "/tf")
+    times["the same, depth, cloud, pose, tf only"] = sum(
+        t for n, t in counted.items() if n in COUNTED or n.partition(" ")[2] in light
+    )
+    for name, value in times.items():
+        sys.stdout.write(f"{name:<40}{value:8.2f} ms\n")
+    if options.out:
+        options.out.write_text(json.dumps(times, indent=1))
+
+
+if __name__ == "__main__":
+    main()

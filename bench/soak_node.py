@@ -1,0 +1,204 @@
+"""Whether the node's memory and open files stay as they are: many tiny frames, malformed ones too.
+
+Four parts, each on a node of its own but the first: messages through the decoder, malformed images
+through the node, frames through the network, frames while inference is switched off. Ends with 1
+when a part grew or the node died. ``python bench/soak_node.py --frames 500`` for a short one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from std_srvs.srv import SetBool
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+from faults.fuzz import Fuzzer, try_decoder
+
+from da3_ros.ros import messages as build
+from da3_ros.ros.decode import stamp_ns
+from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.ros.rclpy_library import RclpyLibrary
+
+PARAMETERS = (
+    "model:=da3-tiny", "checkpoint:=random", "process_res:=28", "window.size:=3",
+    "camera_info_timeout_s:=0.0", "map.max_points:=20000", "scale.source:=fixed",
+)  # fmt: skip
+SIDE = 28
+GROWTH_MB, GROWTH_FILES = 16.0, 2  # what may come on top after the first fifth
+LIB = RclpyLibrary()
+
+
+class Rig(Node):
+    """Camera and audience of one node process."""
+
+    def __init__(self) -> None:
+        super().__init__("soak")
+        command = [sys.executable, "-m", "da3_ros.ros.node", "--ros-args", "--log-level", "error"]
+        command += [part for p in PARAMETERS for part in ("-p", p)]
+        self.process = subprocess.Popen(
+            [*command, "-r", "image:=/soak/image"], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        reliable = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+        latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self.images = self.create_publisher(
+            LIB.type("sensor_msgs/msg/Image"), "/soak/image", reliable
+        )
+        self.status: Any = None
+        self.newest = 0
+        for topic, kind in (("depth/image", "Image"), ("points", "PointCloud2")):
+            self.create_subscription(
+                LIB.type(f"sensor_msgs/msg/{kind}"), f"/da3/{topic}", self._on_result, 10
+            )
+        self.create_subscription(
+            LIB.type("da3_ros/msg/Status"), "/da3/status", self._on_status, latched
+        )
+        self.enable = self.create_client(SetBool, "/da3/enable")
+        self.until(lambda: self.images.get_subscription_count() and self.status, 60)
+        self.pause(2.0)  # until the subscription is as reliable as we are
+        self.stamp = time.time_ns()
+        self.pixels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+
+    def _on_result(self, message: Any) -> None:
+        self.newest = max(self.newest, stamp_ns(message.header.stamp))
+
+    def _on_status(self, message: Any) -> None:
+        self.status = message
+
+    def until(self, condition: Callable[[], Any], timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None:
+                raise RuntimeError("the node has died")
+            if time.monotonic() > end:
+                return False
+            rclpy.spin_once(self, timeout_sec=0.02)
+        return True
+
+    def pause(self, seconds: float) -> None:
+        self.until(lambda: False, seconds)
+
+    def show(self) -> int:
+        """Publish the next frame; returns its stamp."""
+        self.stamp += 10_000_000
+        self.images.publish(build.image(LIB, self.stamp, "optical", self.pixels))
+        return self.stamp
+
+    def held(self) -> tuple[float, int]:
+        """Megabytes of the process's own, and open files."""
+        folder = Path(f"/proc/{self.process.pid}")
+        line = next(x for x in (folder / "status").read_text().splitlines() if "RssAnon" in x)
+        return int(line.split()[1]) / 1024, len(list((folder / "fd").iterdir()))
+
+    def close(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(20)
+        self.destroy_node()
+
+
+def network(rig: Rig, n: int) -> None:
+    """A frame through the network; the next one only when it has come out."""
+    stamp = rig.show()
+    rig.until(lambda: rig.newest >= stamp, 10)
+
+
+def switched_off(rig: Rig, n: int) -> None:
+    """A frame while inference is switched off."""
+    rig.show()
+    time.sleep(0.001)
+    if n % 50 == 0:
+        rclpy.spin_once(rig, timeout_sec=0.0)
+
+
+class Malformed:
+    """One spoilt image after another."""
+
+    def __init__(self) -> None:
+        self.fuzzer = Fuzzer(LIB, 5, "optical")
+
+    def __call__(self, rig: Rig, n: int) -> None:
+        rig.images.publish(self.fuzzer.image(self.fuzzer.stamp()))
+        time.sleep(0.01)
+        if n % 50 == 0:
+            rclpy.spin_once(rig, timeout_sec=0.0)
+
+
+def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) -> dict[str, Any]:
+    """``count`` steps on a node of their own; what it held along the way."""
+    rig = Rig()
+    try:
+        rig.enable.wait_for_service()
+        done = rig.enable.call_async(SetBool.Request(data=enabled))
+        rig.until(done.done, 10)
+        start, seen = time.monotonic(), []
+        for n in range(count):
+            step(rig, n)
+            if (n + 1) % max(1, count // 20) == 0:
+                rig.pause(0.1)
+                seen.append(rig.held())
+        rig.pause(2.5)
+        status = rig.status
+        drops = dict(zip(status.drop_causes, map(int, status.drop_counts), strict=True))
+    finally:
+        rig.close()
+    settled, last = seen[len(seen) // 5], seen[-1]
+    return {
+        "part": name,
+        "sent": count,
+        "received": int(status.frames_received),
+        "processed": int(status.frames_processed),
+        "drops": drops,
+        "seconds": round(time.monotonic() - start),
+        "held_mb_after_a_fifth": round(settled[0], 1),
+        "held_mb_at_the_end": round(last[0], 1),
+        "files_after_a_fifth": settled[1],
+        "files_at_the_end": last[1],
+        "flat": last[0] - settled[0] < GROWTH_MB and last[1] - settled[1] <= GROWTH_FILES,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--decoder", type=int, default=10_000)
+    parser.add_argument("--malformed", type=int, default=10_000)
+    parser.add_argument("--frames", type=int, default=10_000)
+    parser.add_argument("--off", type=int, default=100_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results: list[dict[str, Any]] = []
+
+    def say(result: dict[str, Any]) -> None:
+        results.append(result)
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+
+    if options.decoder:
+        say({"part": "decoder", **try_decoder(RosbagsLibrary(), 6, options.decoder)})
+    rclpy.init(args=[])
+    for name, step, count, enabled in (
+        ("malformed", Malformed(), options.malformed, True),
+        ("frames", network, options.frames, True),
+        ("off", switched_off, options.off, False),
+    ):
+        if count:
+            say(run(name, step, count, enabled))
+    rclpy.try_shutdown()
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1))
+    return 0 if all(r.get("flat", True) for r in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""One pipeline of the live node: what waits before it, and what its results become."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.mapping.submaps import Snapshot
+from da3_ros.pipeline import Pipeline
+from da3_ros.rig_sync import Instant, RigSync
+from da3_ros.ros.inbox import FrameInbox
+from da3_ros.ros.messages import MessageLibrary
+from da3_ros.ros.outputs import (
+    MAP_TOPIC,
+    MAX_DISPLAY,
+    MAX_PATH,
+    PATH_TOPIC,
+    Outputs,
+    Published,
+)
+from da3_ros.ros.tf_output import TfOutput
+from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.types import Calibration, TrackedFrame
+
+PATH_PERIOD_S = 1.0
+MAP_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """An image that waits for the worker, still as it came."""
+
+    stamp_ns: int
+    message: Any  # sensor_msgs/Image or CompressedImage
+    frame_id: str
+    calibration: Calibration | None
+    rectified: bool
+    topic: str
+    camera: str = ""  # name within a rig; empty for a single camera
+
+
+class Host(Protocol):
+    """What a lane needs of the node."""
+
+    def publish(self, published: Published) -> None: ...
+    def wanted(self, topic: str) -> bool: ...
+    def now_ns(self) -> int: ...
+    def warn(self, text: str, every_s: float = 0.0) -> None: ...
+    def stopping(self) -> bool: ...
+
+
+class Lane:
+    """All cameras together, or one of several that go each its own way.
+
+    The first camera's lane has the robot's frames; one ``beside`` it has frames of its own, named
+    ``<camera>/map`` and ``<camera>/odom``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        config: NodeConfig,
+        lib: MessageLibrary,
+        host: Host,
+        transforms: TransformTree,
+        *,
+        prior: bool,
+        beside: bool = False,
+    ) -> None:
+        self.pipeline, self.host, self.transforms = pipeline, host, transforms
+        self._base = config.base_frame
+        window, own = pipeline.config.window, f"{name}/" if beside else ""
+        self.sync: RigSync[Pending] = RigSync.of(pipeline.config)
+        self.inbox: FrameInbox[Instant[Pending]] = FrameInbox(
+            window.new, config.input.max_frame_age_s, images=len
+        )
+        self.outputs = Outputs(
+            lib,
+            config.pipeline.depth,
+            window_size=window.size,
+            map_frame=own + config.map_frame,
+            odom_frame=own + config.odom_frame,
+            tf=lambda frame: self.tf.edges(frame),
+            scene_prefix=name,
+        )
+        self.tf = TfOutput(
+            config, transforms, self.outputs, host.warn, prior=prior,
+            camera=name if beside else "",
+        )  # fmt: skip
+        self._lock = threading.Lock()  # callbacks put while the worker resets
+        self._path_at = self._map_at = 0.0
+        self._shown = pipeline.map.revision  # of the map that was published last
+        self._placed = False  # whether it is decided where the map lies
+
+    def put(self, pending: Pending) -> None:
+        """A new image; called from callbacks."""
+        with self._lock:
+            for instant in self.sync.add(pending):
+                self.inbox.put(instant)
+
+    def put_rest(self) -> None:
+        """No more images come: what waits for other cameras goes on without them."""
+        with self._lock:
+            for instant in self.sync.flush():
+                self.inbox.put(instant)
+
+    def reset(self) -> None:
+        """Forget window, odometry and map."""
+        with self._lock:
+            self.inbox.clear()
+            self.sync.reset()
+        self.pipeline.reset()
+        self.outputs.reset()
+        self._placed = False
+
+    def resume(self, saved: Snapshot) -> str:
+        """Go on in a saved scene; says where. Raises SceneFileError, and changes nothing."""
+        said = self.pipeline.resume(saved)
+        with self._lock:
+            self.inbox.clear()
+            self.sync.reset()
+        self.outputs.reset()
+        self.outputs.T_map_world = saved.T_map_world
+        self._placed = True
+        return said
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Take over parameters that are read anew at every frame."""
+        self.pipeline.config = config
+        self.outputs.config = config.depth
+
+    def place(self, frame: TrackedFrame) -> None:
+        """Decide where the map lies, before the first frame goes out."""
+        if not self._placed:
+            self._placed = True
+            self._level(frame)
+
+    def deliver(self, frame: TrackedFrame) -> None:
+        """Publish one processed frame. Needs nothing of the pipeline: any thread may do it."""
+        for published in self.outputs.frame(frame, self.host.wanted):
+            self.host.publish(published)
+
+    def publish_map(self) -> None:
+        """Publish the map's cloud for display."""
+        store = self.pipeline.map
+        if not len(store.trajectory) and self._shown == store.revision:
+            return  # nothing was ever there
+        self._map_at, self._shown = time.monotonic(), store.revision
+        stamp_ns = store.trajectory.newest_stamp_ns if len(store.trajectory) else 0
+        scene = store.thinned(MAX_DISPLAY, self.pipeline.T_map_world)
+        self.host.publish(self.outputs.map_points(scene, stamp_ns or self.host.now_ns()))
+
+    def refresh_map(self) -> None:
+        """Publish the map's cloud if it has changed since, somebody looks, and it is time."""
+        changed = self.pipeline.map.revision != self._shown
+        topic = self.outputs.of_scene(MAP_TOPIC)[0]
+        if changed and time.monotonic() - self._map_at >= MAP_PERIOD_S and self.host.wanted(topic):
+            self.publish_map()
+
+    def publish_scene(self, frame: TrackedFrame) -> None:
+        """Publish the path and the map, now and then."""
+        path, now = self.outputs.of_scene(PATH_TOPIC)[0], time.monotonic()
+        if self.host.wanted(path) and now - self._path_at >= PATH_PERIOD_S:
+            self._path_at = now
+            self.host.publish(self.outputs.path(self.pipeline.poses(MAX_PATH), frame.stamp_ns))
+        self.refresh_map()
+
+    def _level(self, frame: TrackedFrame) -> None:
+        """With a known base the map begins at the base, level as the robot stands."""
+        if not self._base:
+            return
+        try:
+            T_base_optical = self.transforms.lookup(self._base, frame.frame_id, frame.stamp_ns)
+        except TransformError as error:
+            self.host.warn(f"the map is not levelled: {error}")
+            return
+        self.pipeline.T_map_world = self.outputs.T_map_world = T_base_optical

@@ -1,0 +1,60 @@
+"""An exception anywhere in the node costs at most the frames it hit, and is told in one line."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
+
+from ros.test_node import Rig, camera_frames
+
+BROKEN = str(Path(__file__).with_name("broken_node.py"))
+
+
+FAULTS = "decode:2,infer:2,build:2,publish:7,callback:8,memory:5,status:3"
+
+
+def broken_rig(faults):
+    return Rig(node=BROKEN, environment={"FAULTS": faults})
+
+
+def test_every_exception_costs_its_own_frame_alone():
+    camera, frames = camera_frames(10, rate_hz=10)
+    with broken_rig(FAULTS) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        for frame in frames:
+            known, said = len(depths), rig.process.output().count("injected in")
+            rig.show(camera, frame)
+            rig.until(
+                lambda k=known, s=said: (
+                    len(depths) > k or rig.process.output().count("injected in") > s
+                )
+            )
+        for name in ("decode", "infer", "build", "publish"):
+            assert f"a window failed: {'MemoryError' if name == 'build' else 'RuntimeError'}" in (
+                rig.process.output()
+            )
+            assert rig.process.output().count(f"injected in {name}") == 1
+        for name in ("callback", "status"):
+            assert f"injected in {name}" in rig.process.output()
+        assert "out of memory: window" in rig.process.output()
+        rig.until(lambda: rig.drops().get("failed") == 4)
+        assert len(depths) == len(frames) - 5, "four of the worker, one of the callback"
+        assert rig.status[-1].state == "active"
+        assert rig.status[-1].last_error
+        assert "Traceback" not in rig.process.output()
+
+
+def test_configuring_that_breaks_is_one_line_and_can_be_tried_again():
+    with broken_rig("configure:1") as rig:
+        rig.process.wait_for("configuring failed: RuntimeError: injected in configure")
+        rig.until(lambda: rig.status and rig.status[-1].state == "unconfigured")
+        from lifecycle_msgs.msg import Transition
+
+        change = Transition(id=Transition.TRANSITION_CONFIGURE)
+        done = rig.call("lifecycle_msgs/srv/ChangeState", "/da3/change_state", transition=change)
+        assert done.success
+        rig.until(lambda: rig.status[-1].state == "inactive")
+        assert not rig.status[-1].last_error
+        assert "Traceback" not in rig.process.output()

@@ -1,0 +1,106 @@
+"""Malformed images and calibrations, hundreds of them, through the decoder and the live node."""
+
+import numpy as np
+import pytest
+from faults.fuzz import Fuzzer, one_line, try_decoder
+
+from da3_ros.inference import preprocess
+from da3_ros.rectify import CalibrationError, Rectifier
+from da3_ros.ros import messages as build
+from da3_ros.ros.calibration import KINDS, CameraInfoKeeper
+from da3_ros.ros.decode import MAX_ASPECT, ImageError, calibration_from_msg, image_size
+from da3_ros.ros.messages import RosbagsLibrary
+
+
+def test_decoder_refuses_or_decodes_whatever_comes():
+    done = try_decoder(RosbagsLibrary(), seed=1, count=1500)
+    assert done["tried"] == 1500
+    assert done["refused"] + done["decoded"] == 1500, "a refusal is one line"
+    assert min(done["refused"], done["decoded"]) > 300
+
+
+def test_rectifier_refuses_or_rectifies_whatever_calibration_comes():
+    fuzzer, refused = Fuzzer(RosbagsLibrary(), 2), 0
+    image = np.zeros((24, 32, 3), np.uint8)
+    for _ in range(300):
+        calibration = calibration_from_msg(fuzzer.camera_info((32, 24)))
+        try:
+            done = Rectifier()(image, calibration, bool(fuzzer.random.randrange(2)))
+        except CalibrationError as error:
+            refused += one_line(error)
+            continue
+        assert done.image.shape == image.shape
+        assert np.isfinite(done.K).all()
+    assert refused > 100
+
+
+def test_camera_that_invents_sizes_fills_no_memory():
+    keeper = CameraInfoKeeper("camera_info", timeout_s=0.0)
+    for n in range(1000):
+        keeper.add_image(n, "optical", n + 1, 10, now_ns=n)
+        assert [item for item, _ in keeper.ready(n)] == [n]
+    assert len(keeper._choices) <= KINDS
+
+
+def test_limit_of_thin_images_is_the_networks():
+    assert preprocess.MAX_ASPECT == MAX_ASPECT
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(0, 10), (2**31, 2**31), (10_001, 10_000), (140, 1)]
+)
+def test_size_that_no_image_may_have_is_refused_before_anything_is_kept(width, height):
+    message = Fuzzer(RosbagsLibrary(), 4).image()
+    message.width, message.height = width, height
+    with pytest.raises(ImageError):
+        image_size(message)
+
+
+@pytest.fixture
+def ros():
+    return pytest.importorskip("ros.test_node", reason="needs ROS 2")
+
+
+def test_live_node_survives_and_counts_every_frame(ros):
+    camera, frames = ros.camera_frames(4, rate_hz=2)
+    with ros.Rig(camera_info_timeout_s=0.0) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        rig.show(camera, frames[0])
+        rig.until(lambda: depths)
+        fuzzer = Fuzzer(ros.LIB, 3)
+        for n in range(300):
+            rig.images.publish(fuzzer.image(fuzzer.stamp()))
+            if n % 5 == 0:
+                rig.infos.publish(fuzzer.camera_info(ros.SIZE, fuzzer.stamp()))
+            ros.rt.spin_until(rig.node, lambda: False, 0.005)
+        rig.until(lambda: rig.drops().get("bad_image", 0) > 50)
+        heard = len(depths)
+        rig.call("std_srvs/srv/Trigger", "/da3/reset")
+        rig.show(camera, frames[1])
+        rig.until(lambda: len(depths) > heard)
+
+        def accounted():
+            last = rig.status[-1]
+            dropped = sum(n for why, n in rig.drops().items() if why != "lost_on_the_way")
+            return dropped + last.frames_processed == last.frames_received
+
+        rig.until(accounted)
+        assert "failed" not in rig.drops()
+        assert "Traceback" not in rig.process.output()
+
+
+def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypatch):
+    from da3_ros.config import InputConfig
+    from da3_ros.ros import camera_input
+
+    monkeypatch.setattr(camera_input, "WAITING_BYTES", 3 * 30_000)
+    taken = []
+    with ros.rt.session(ros.rt.domain()) as node:
+        inputs = camera_input.CameraInput(node, InputConfig(), taken.append, taken.append)
+        for n in range(8):
+            message = build.image(ros.LIB, n + 1, "optical", np.zeros((100, 100, 3), np.uint8))
+            inputs._on_image(message)
+        inputs.close()
+    assert len(taken) == 8
+    assert taken[0].calibration is None

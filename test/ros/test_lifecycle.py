@@ -1,0 +1,80 @@
+"""What a lifecycle manager relies on: every way round, and nothing left behind."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
+
+from lifecycle_msgs.msg import Transition
+from ros.test_node import Rig, camera_frames, set_parameter
+
+CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
+ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE
+
+
+def change(rig, transition):
+    answer = rig.call(
+        "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
+        transition=Transition(id=transition),
+    )  # fmt: skip
+    assert answer.success, rig.process.output()
+
+
+def held_mb(rig):
+    """Memory of the node's process that is its own, MB."""
+    for line in Path(f"/proc/{rig.process.pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no RssAnon")
+
+
+def state_is(rig, name):
+    rig.until(lambda: rig.status and rig.status[-1].state == name)
+
+
+def test_another_model_is_cleanup_and_configure_and_leaves_nothing_behind():
+    camera, frames = camera_frames(1)
+    with Rig(autostart=False, **{"window.size": 2}) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        state_is(rig, "unconfigured")
+        clean = []
+        for n, model in enumerate(("da3-small", "da3-tiny", "da3-small", "da3-small"), 1):
+            assert set_parameter(rig, "model", model).successful
+            change(rig, CONFIGURE)
+            change(rig, ACTIVATE)
+            rig.ready()
+            rig.show(camera, frames[0])
+            rig.until(lambda n=n: len(depths) == n)
+            state_is(rig, "active")
+            assert rig.status[-1].model == model
+            held = held_mb(rig)
+            change(rig, DEACTIVATE)
+            change(rig, CLEANUP)
+            state_is(rig, "unconfigured")
+            clean.append(held_mb(rig))
+            if model == "da3-small":
+                assert held - clean[-1] > 50, "its weights alone are 69 MB in 16 bits"
+        assert clean[-1] - clean[1] < 20, clean
+        assert "Traceback" not in rig.process.output()
+
+
+def test_deactivated_it_hears_nothing_and_goes_on_where_it_was():
+    camera, frames = camera_frames(4)
+    with Rig() as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        rig.show(camera, frames[0])
+        rig.until(lambda: len(depths) == 1)
+        change(rig, DEACTIVATE)
+        rig.until(lambda: rig.images.get_subscription_count() == 0)
+        rig.show(camera, frames[1])
+        state_is(rig, "inactive")
+        change(rig, ACTIVATE)
+        rig.ready()
+        rig.show(camera, frames[2])
+        rig.until(lambda: len(depths) == 2)
+        assert rig.status[-1].map_points > 0
+        change(rig, Transition.TRANSITION_ACTIVE_SHUTDOWN)
+        state_is(rig, "finalized")
+        assert rig.process.stop(timeout_s=20.0) == 0

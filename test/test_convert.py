@@ -1,0 +1,88 @@
+"""`da3_ros export`: from a saved scene to files, with its options and its complaints."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import trimesh
+from mapping.test_export import read_colmap, read_ply
+from mapping.test_scene_file import full_store
+
+from da3_ros.cli import main
+from da3_ros.mapping.scene_file import save_scene
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """What a replay leaves: a folder with the folder ``scene`` in it."""
+    folder = tmp_path_factory.mktemp("replayed")
+    snapshot = full_store().snapshot(metric=True)
+    save_scene(snapshot, folder / "scene")
+    return folder, snapshot.scene()
+
+
+def test_every_format_comes_from_the_scene_or_the_replays_folder(replayed, tmp_path, capsys):
+    folder, scene = replayed
+    for source, name in ((folder, "a.glb"), (folder / "scene", "a.ply"), (folder, "a.tum")):
+        assert main(["export", str(source), str(tmp_path / name)]) == 0
+        assert str(tmp_path / name) in capsys.readouterr().out
+    assert set(trimesh.load(tmp_path / "a.glb").geometry) == {"points", "cameras", "path"}
+    assert len(read_ply(tmp_path / "a.ply")) == len(scene)
+    assert len((tmp_path / "a.tum").read_text().splitlines()) == len(scene.poses.leading())
+    assert main(["export", str(folder), str(tmp_path / "m"), "--format", "colmap"]) == 0
+    _, images, points = read_colmap(tmp_path / "m")
+    assert len(points) == len(scene)
+    assert len(images) == len(scene.images)
+    assert all((tmp_path / "m" / "images" / name).is_file() for *_, name in images)
+
+
+def test_options_reach_the_selection(replayed, tmp_path):
+    folder, scene = replayed
+    xyz, confidence = scene.map_points(), scene.cloud().confidence
+    box = [0.0, -3.0, -5.0, 9.0, 0.0, 5.0]
+
+    def count(*options):
+        target = tmp_path / "a.ply"
+        assert main(["export", str(folder), str(target), *options]) == 0
+        return len(read_ply(target))
+
+    assert count("--min-confidence", "2.5") == (confidence >= 2.5).sum()
+    inside = ((xyz >= box[:3]) & (xyz <= box[3:])).all(axis=1)
+    assert 0 < inside.sum() < len(xyz)
+    assert count("--crop", *(str(v) for v in box)) == inside.sum()
+    assert count("--max-points", "100") <= 100
+    coarse = count("--voxel", "0.2")
+    assert coarse < len(scene) / 2
+    assert 0 < count("--voxel", "0.2", "--min-observations", "4") < coarse
+    assert main(["export", str(folder), str(tmp_path / "a.glb"), "--no-cameras"]) == 0
+    assert len(trimesh.load(tmp_path / "a.glb").geometry) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "words"),
+    [
+        ("", ["a.obj"], "unknown format, the suffix must be .glb, .ply, .colmap, .tum"),
+        ("", ["a.ply", "--crop", "1", "0", "0", "0", "1", "1"], "min x y z must be below"),
+        ("nothing", ["a.ply"], "scene.json is missing"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    replayed, tmp_path, capsys, source, arguments, words
+):
+    target = [str(tmp_path / arguments[0]), *arguments[1:]]
+    assert main(["export", str(replayed[0] / source), *target]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
+    code = (
+        "import sys; from da3_ros.cli import main; "
+        f"code = main(['export', {str(replayed[0])!r}, {str(tmp_path / 'a.ply')!r}]); "
+        "sys.exit(code or 10 * ('torch' in sys.modules) + 20 * ('rclpy' in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert np.isfinite(read_ply(tmp_path / "a.ply")["x"]).all()

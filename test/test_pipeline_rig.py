@@ -1,0 +1,213 @@
+"""Two cameras in one pipeline, on exact windows of rendered rooms: one scene of all of them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry import invert_pose
+from da3_ros.pipeline import Pipeline
+from da3_ros.rig_sync import RigSync
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Frame
+
+SIZE = (140, 112)
+NAMES = ("front", "left")
+
+
+def mount(x=0.0, yaw_deg=0.0):
+    """A camera beside the first one [4, 4]: metres to the right, turned to the left."""
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_rotvec([0, -np.radians(yaw_deg), 0]).as_matrix()
+    T[0, 3] = x
+    return T
+
+
+def settings(**values):
+    base = {
+        "process_res": 140,
+        "model": "da3-tiny",
+        "checkpoint": "random",
+        "window.size": 8,
+        "cameras": list(NAMES),
+    }
+    return config_from_parameters({**base, **values})
+
+
+class Rig:
+    """Two cameras on one walk."""
+
+    def __init__(self, T_front_left, **walk):
+        walk = {"seed": 3, "size": SIZE, "walk": "loop", "frames": 16, "rate_hz": 5.0, **walk}
+        self.mounts = {"front": np.eye(4), "left": T_front_left}
+        self.cameras = {n: SyntheticCamera(mount=T, **walk) for n, T in self.mounts.items()}
+        self.frames = {name: list(camera) for name, camera in self.cameras.items()}
+
+    def frame(self, name, i, **changes):
+        f = self.frames[name][i]
+        frame = Frame(
+            f.stamp_ns, f.image, f"{name}_optical", name, self.cameras[name].calibration,
+            T_rig_camera=self.mounts[name],
+        )  # fmt: skip
+        return dataclasses.replace(frame, **changes)
+
+    def instants(self, keep=lambda name, i: True):
+        for i in range(len(self.frames["front"])):
+            instant = [self.frame(name, i) for name in NAMES if keep(name, i)]
+            if instant:
+                yield instant
+
+    def true(self, result):
+        """The truth of one result."""
+        return next(f for f in self.frames[result.camera] if f.stamp_ns == result.stamp_ns)
+
+
+@pytest.fixture(scope="module")
+def rig():
+    return Rig(mount(0.2, 40))
+
+
+def run(rig, config, instants=None, session=None):
+    pipeline = Pipeline(config, session or TruthSession(rig.frames))
+    results = [r for instant in instants or rig.instants() for r in pipeline.push(*instant)]
+    return pipeline, results + list(pipeline.flush())
+
+
+def assert_one_scene(rig, results, first="front"):
+    """All poses and depths are the truth's, in the unit of the first window."""
+    begin = invert_pose(rig.true(next(r for r in results if r.camera == first)).T_world_camera)
+    unit = np.nanmedian(results[0].depth_m / rig.true(results[0]).depth)
+    for r in results:
+        true = rig.true(r)
+        expected = begin @ true.T_world_camera
+        np.testing.assert_allclose(r.T_world_camera[:3, :3], expected[:3, :3], atol=5e-4)
+        np.testing.assert_allclose(r.T_world_camera[:3, 3] / unit, expected[:3, 3], atol=5e-3)
+        assert np.nanmax(np.abs(r.depth_m / true.depth / unit - 1)) < 5e-3
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_two_cameras_make_one_scene_and_each_frame_comes_out_once(rig, new):
+    _, results = run(rig, settings(**{"window.new": new}))
+    expected = [
+        (n, f.stamp_ns)
+        for fs in zip(*rig.frames.values(), strict=True)
+        for n, f in zip(NAMES, fs, strict=True)
+    ]
+    assert [(r.camera, r.stamp_ns) for r in results] == expected
+    assert all(r.frame_id == f"{r.camera}_optical" for r in results)
+    assert_one_scene(rig, results)
+    assert [r.leads for r in results] == [True, False] * 16
+
+
+def test_the_window_of_two_cameras_shares_views_of_both(rig):
+    _, results = run(rig, settings())
+    owner = {r.id: r.camera for r in results}
+    for r in results[4::2]:
+        ids = r.window.view_ids
+        assert r.window.new_frames == 2
+        assert len(ids) <= 8
+        assert {owner[i] for i in ids[:-2]} == set(NAMES)
+        assert [owner[i] for i in ids[-2:]] == list(NAMES)
+    assert len(results[-1].window.view_ids) == 8
+
+
+def test_missing_frames_of_one_camera_stop_nothing(rig):
+    gone = {("front", 5), ("left", 3), *(("left", i) for i in range(8, 12))}
+    _, results = run(rig, settings(), rig.instants(lambda n, i: (n, i) not in gone))
+    assert len(results) == 32 - len(gone)
+    assert_one_scene(rig, results)
+    assert results[-1].window.new_frames == 2
+
+
+def test_a_camera_that_comes_first_alone_is_where_the_scene_begins(rig):
+    _, results = run(rig, settings(), rig.instants(lambda n, i: n == "left" or i > 4))
+    assert_one_scene(rig, results, first="left")
+
+
+def test_the_trajectory_is_the_first_cameras_and_the_map_is_everybodys(rig):
+    pipeline, results = run(rig, settings())
+    assert [p.stamp_ns for p in pipeline.poses()] == [
+        r.stamp_ns for r in results if r.camera == "front"
+    ]
+    keyframes = {r.camera for r in results if r.keyframe}
+    assert keyframes == set(NAMES)
+    front_only = Pipeline(settings(), TruthSession(rig.frames))
+    for instant in rig.instants():
+        list(front_only.push(instant[0]))
+    assert len(pipeline.map) > 1.2 * len(front_only.map)
+
+
+def test_after_a_refused_stretch_each_camera_goes_on_where_it_was(rig):
+    class Lost(TruthSession):
+        calls = 0
+
+        def infer(self, window):
+            self.calls += 1
+            prediction = super().infer(window)
+            if 6 <= self.calls < 11:
+                scale = np.exp(np.random.default_rng(self.calls).normal(size=len(window.views)))
+                prediction = dataclasses.replace(
+                    prediction,
+                    depth=prediction.depth * scale[:, None, None].astype(np.float32),
+                )
+            return prediction
+
+    pipeline, results = run(rig, settings(), session=Lost(rig.frames))
+    assert pipeline.counters["windows_refused"] == 5
+    later = [r for r in results if r.window.segment == 1]
+    assert len(later) == 12
+    # The rig keeps its shape in the new segment.
+    front, left = later[0], later[1]
+    ours = invert_pose(front.T_world_camera) @ left.T_world_camera
+    np.testing.assert_allclose(ours[:3, :3], rig.mounts["left"][:3, :3], atol=1e-3)
+    before = [r for r in results if r.window.segment == 0 and r.camera == "front"][-1]
+    np.testing.assert_allclose(front.T_world_camera, before.T_world_camera, atol=1e-6)
+
+
+def test_a_time_jump_of_both_cameras_is_one_jump(rig):
+    pipeline = Pipeline(settings(), TruthSession(rig.frames))
+    for _ in range(2):
+        results = [r for instant in rig.instants() for r in pipeline.push(*instant)]
+    assert pipeline.counters["time_jumps"] == 1
+    assert len(results) == 32
+    np.testing.assert_allclose(results[0].T_world_camera, np.eye(4), atol=1e-9)
+
+
+def test_a_camera_of_another_shape_is_left_out_with_the_remedy(rig, caplog):
+    wide = SyntheticCamera(seed=3, size=(140, 84), walk="loop", frames=4, rate_hz=5.0)
+    pipeline = Pipeline(settings(), TruthSession(rig.frames))
+    results = []
+    for i, f in enumerate(wide):
+        left = Frame(f.stamp_ns, f.image, "left_optical", "left", wide.calibration)
+        results += pipeline.push(rig.frame("front", i), left)
+    assert [r.camera for r in results] == ["front"] * 4
+    assert pipeline.counters["dropped_other_size"] == 4
+    assert caplog.text.count("set window.mode to independent") == 1
+    assert pipeline.network_size == SIZE
+
+
+def test_unequal_stamps_are_kept_and_grouped(rig):
+    sync, pipeline = RigSync.of(settings()), Pipeline(settings(), Late(rig.frames))
+    frames = []
+    for i in range(8):
+        left = rig.frame("left", i)
+        frames += [rig.frame("front", i), dataclasses.replace(left, stamp_ns=left.stamp_ns + LATE)]
+    instants = [i for f in frames for i in sync.add(f)] + sync.flush()
+    results = [r for i in instants for r in pipeline.push(*i.frames)]
+    assert [len(i) for i in instants] == [2] * 8
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
+    assert results[-1].window.stamp_ns == frames[-1].stamp_ns
+
+
+LATE = 3_000_000
+
+
+class Late(TruthSession):
+    """Knows left's frames by stamps that are a little later."""
+
+    def __init__(self, frames):
+        late = [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATE) for f in frames["left"]]
+        super().__init__({**frames, "left": late})

@@ -1,0 +1,154 @@
+"""Metres from the known geometry of a rig, on windows of rendered rooms."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from da3_ros.config import config_from_parameters
+from da3_ros.pipeline import Pipeline
+from da3_ros.rig_geometry import rig_mount
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Frame
+
+SIZE = (140, 112)
+NAMES = ("front", "left")
+NOISE = Noise(independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.2, translation=0.003)
+
+
+def make(baseline_m, walk="loop", frames=30, yaw_deg=-30.0):
+    options = {"seed": 3, "size": SIZE, "walk": walk, "frames": frames, "rate_hz": 5.0}
+    mounts = {n: rig_mount(i, baseline_m, yaw_deg) for i, n in enumerate(NAMES)}
+    cameras = {n: SyntheticCamera(mount=T, **options) for n, T in mounts.items()}
+    return mounts, cameras, {n: list(c) for n, c in cameras.items()}
+
+
+@pytest.fixture(scope="module")
+def rig():
+    return make(0.3)
+
+
+def settings(**values):
+    base = {
+        "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 8,
+        "cameras": list(NAMES), "scale.source": "rig",
+    }  # fmt: skip
+    return config_from_parameters({**base, **values})
+
+
+def run(rig, *, noise=None, mounts=None, seed=0, **values):
+    """Results, and for each the true metres per unit of its window's segment."""
+    known, cameras, frames = rig
+    known = known if mounts is None else mounts
+    session = TruthSession(frames, noise=noise, seed=seed)
+    pipeline = Pipeline(settings(**values), session)
+    results, true = [], []
+    for i in range(len(frames["front"])):
+        instant = [
+            Frame(
+                frames[n][i].stamp_ns, frames[n][i].image, f"{n}_optical", n,
+                cameras[n].calibration, T_rig_camera=known.get(n),
+            )
+            for n in NAMES
+        ]  # fmt: skip
+        for r in pipeline.push(*instant):
+            results.append(r)
+            true.append(1 / (session.unit * r.window.unit))
+    return pipeline, results, np.array(true)
+
+
+def errors(results, true):
+    """Relative errors of the scale, and the same in standard deviations, where it is metric."""
+    metric = [i for i, r in enumerate(results) if r.scale.metric]
+    error = np.array([np.log(results[i].scale.value / true[i]) for i in metric])
+    return error, error / [results[i].scale.sigma for i in metric]
+
+
+def test_a_clean_rig_makes_metres_within_the_first_windows(rig):
+    pipeline, results, true = run(rig)
+    error, _ = errors(results, true)
+    assert len(error) > len(results) - 12
+    assert np.abs(error).max() < 0.005
+    assert pipeline.metres.known
+
+
+def test_also_when_the_rig_stands():
+    _, results, true = run(make(0.3, walk="still", frames=8))
+    error, _ = errors(results, true)
+    assert len(error) >= 8
+    assert np.abs(error).max() < 0.005
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_networks_noise_is_averaged_and_told_honestly(rig, seed):
+    _, results, true = run(rig, noise=NOISE, seed=seed)
+    error, z = errors(results, true)
+    assert len(error) > 40
+    assert np.abs(error[-20:]).mean() < 0.04
+    assert np.abs(z).max() < 4
+    values = np.array([r.scale.value for r in results if r.scale.metric])
+    assert np.abs(np.diff(np.log(values))).max() <= np.log(1.02) + 1e-9
+    sigmas = [r.scale.sigma for r in results if r.scale.metric]
+    assert np.median(sigmas) < 0.06
+
+
+def test_baselines_that_are_too_short_make_no_metres_and_one_line(caplog):
+    _, results, _ = run(make(0.02, frames=8), noise=NOISE)
+    assert not any(r.scale.metric for r in results)
+    assert caplog.text.count("cameras stand 0.02 m apart") == 1
+    assert "put the cameras farther apart" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (rig_mount(1, 0.3, 40.0), "turned by"),
+        (rig_mount(1, -0.3, -30.0), "in other directions"),
+        (rig_mount(1, 0.0, -30.0), "in one place"),
+    ],
+)
+def test_a_rig_that_is_said_to_be_otherwise_makes_no_metres(rig, wrong, words, caplog):
+    short = (rig[0], rig[1], {n: f[:8] for n, f in rig[2].items()})
+    _, results, _ = run(short, mounts={"front": np.eye(4), "left": wrong})
+    assert not any(r.scale.metric for r in results)
+    assert caplog.text.count(words) == 1
+
+
+def test_without_known_places_nothing_is_called_metres(rig):
+    short = (rig[0], rig[1], {n: f[:8] for n, f in rig[2].items()})
+    _, results, _ = run(short, mounts={})
+    assert not any(r.scale.metric for r in results)
+
+
+class Shrinking(TruthSession):
+    """Sees the cameras too near to each other, as a weak network does; its depths are right."""
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        poses = prediction.T_window_camera.copy()
+        middle = poses[:, :3, 3].mean(axis=0)
+        poses[:, :3, 3] = middle + 0.75 * (poses[:, :3, 3] - middle)
+        return dataclasses.replace(prediction, T_window_camera=poses)
+
+
+def test_depths_that_contradict_the_baselines_make_the_scale_unsure():
+    mounts, cameras, frames = make(0.3, frames=16, yaw_deg=0.0)
+    pipeline = Pipeline(settings(), Shrinking(frames))
+    errors, sigmas = [], []
+    for i in range(16):
+        instant = [
+            Frame(
+                frames[n][i].stamp_ns, frames[n][i].image, f"{n}_optical", n,
+                cameras[n].calibration, T_rig_camera=mounts[n],
+            )
+            for n in NAMES
+        ]  # fmt: skip
+        for r in pipeline.push(*instant):
+            if r.scale.metric:
+                unit = pipeline.session.unit * r.window.unit
+                errors.append(np.log(r.scale.value * unit))
+                sigmas.append(r.scale.sigma)
+    # By the baselines alone it would be 29 % too large, and sure of it.
+    assert len(errors) > 4
+    assert np.abs(np.array(errors) / sigmas).max() < 2.5

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Write docs/reference.md: topics, services, parameters and messages as the code has them.
+
+Usage: write_reference.py [FILE]; without FILE it is printed. Needs da3_ros on the path, no ROS.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from da3_ros.config import NodeConfig, parameters
+from da3_ros.ros.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADER = """\
+# Reference
+
+Made from the code by `python tools/write_reference.py docs/reference.md`; a test keeps it
+current. `~` is the node's name, `/da3` by default. With several cameras
+(`cameras: [front, left]`) inputs become `front/image` ... and outputs of single frames
+`~/front/depth/image` ... ([several cameras](cameras.md))
+"""
+INPUTS = (
+    ("image", "sensor_msgs/msg/Image", "or `image/compressed`, a CompressedImage, with "
+     "`image_transport: compressed`; depth 5, reliable if and only if every publisher offers it"),
+    ("camera_info", "sensor_msgs/msg/CameraInfo", "beside `image` unless remapped; best effort"),
+    ("odometry", "nav_msgs/msg/Odometry", "only with `pose_prior.source` or `scale.source` "
+     "`odometry`; reliable, depth 50"),
+    ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),
+)  # fmt: skip
+OUTPUTS = {
+    "depth/image": "32FC1, metres along the optical axis once the scale is known; NaN unknown, "
+    "+Inf sky",
+    "depth/camera_info": "of exactly that image, undistorted",
+    "rgb/image": "rgb8, rectified, at the depth's size",
+    "depth/image_color": "rgb8, over the fixed range `depth.color_range_m`",
+    "confidence/image": "32FC1, at the depth's size, the network's own",
+    "points": "organised, x y z rgb, NaN where depth is not finite, in the optical frame",
+    "pose": "of the optical frame in `map_frame`",
+    "odom": "in `odom_frame`, continuous",
+    "/tf": "by `tf.publish`",
+    "window": "how the newest window ran and joined, with the poses of all its frames",
+    "path": "at most 1000 poses, at most once a second",
+    "map/points": "the scene thinned for display, at most once a second",
+    "status": "once a second: what runs, memory, rates, drops, scale, map",
+    "/diagnostics": "once a second: the same for people, with stage times; WARN and ERROR",
+}
+SERVICES = {
+    "export_scene": ("da3_ros/srv/ExportScene", "the scene as a file below `export_dir`"),
+    "save_scene": ("da3_ros/srv/SceneFile", "the whole scene to a folder below `export_dir`"),
+    "load_scene": ("da3_ros/srv/SceneFile", "a saved scene, to go on in it"),
+    "reset": ("std_srvs/srv/Trigger", "window, odometry and map start anew"),
+    "enable": ("std_srvs/srv/SetBool", "false: images are received and dropped; nothing is lost "
+               "of the scene"),
+}  # fmt: skip
+COMMANDS = (
+    "configure/activate/deactivate/cleanup by `ros2 lifecycle set /da3 ...` with "
+    "`autostart: false`; under nav2's lifecycle manager with `bond_timeout: 0.0`, since rclpy "
+    "has no bonds."
+)
+
+
+def reference_text() -> str:
+    """The whole page."""
+    parts = [HEADER, "## Topics\n", *_topics(), "\n## Services\n", *_services()]
+    parts += ["\n## Parameters\n", *_parameters(), "\n## Messages and services in full\n"]
+    return "\n".join([*parts, *_interfaces()]).rstrip() + "\n"
+
+
+def _topics() -> Iterator[str]:
+    yield "| In | Type | |\n|---|---|---|"
+    for name, kind, text in INPUTS:
+        yield f"| `{name}` | `{kind}` | {text} |"
+    kinds = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
+    kinds |= {
+        "status": "da3_ros/msg/Status",
+        "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
+    }
+    if set(kinds) != set(OUTPUTS):
+        raise ValueError(
+            f"topics without a text, or texts without one: {set(kinds) ^ set(OUTPUTS)}"
+        )
+    depths, latched = (constant("da3_ros/ros/node.py", n) for n in ("DEPTHS", "LATCHED"))
+    yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
+    for name, text in OUTPUTS.items():
+        shown = name if name.startswith("/") else f"~/{name}"
+        durable = ", transient local" if name in latched else ""
+        depth = 10 if name == "/diagnostics" else depths.get(name, 1)
+        yield f"| `{shown}` | `{kinds[name]}` | reliable{durable}, {depth} | {text} |"
+    yield (
+        "\nOf images, camera_info, odometry and all outputs but `/diagnostics` the QoS can be "
+        "overridden: `-p qos_overrides./da3/points.publisher.reliability:="
+        "best_effort` (and `history`, `depth`, `durability`)."
+    )
+
+
+def _services() -> Iterator[str]:
+    yield "| Service | Type | |\n|---|---|---|"
+    for name, (kind, text) in SERVICES.items():
+        yield f"| `~/{name}` | `{kind}` | {text} |"
+    yield f"\n{COMMANDS}"
+
+
+def _parameters() -> Iterator[str]:
+    dynamic = constant("da3_ros/ros/parameters.py", "DYNAMIC")
+    yield "`live`: a change takes effect at once; others are fixed while the node is configured.\n"
+    yield "| Name | Default | Allowed | | |\n|---|---|---|---|---|"
+    for p in parameters(NodeConfig()):
+        live = "live" if p.name.startswith(tuple(dynamic)) else ""
+        yield f"| `{p.name}` | `{_value(p.value)}` | {_allowed(p)} | {live} | {p.text} |"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return '""' if value == "" else str(list(value) if isinstance(value, tuple) else value)
+
+
+def _allowed(p: Any) -> str:
+    if p.choices:
+        return ", ".join(f"`{choice}`" for choice in p.choices)
+    ends = [f"{end:g}" if end is not None else "" for end in (p.low, p.high)]
+    return f"{ends[0] or '...'} to {ends[1] or '...'}" if any(ends) else ""
+
+
+def _interfaces() -> Iterator[str]:
+    for file in sorted([*(ROOT / "msg").glob("*.msg"), *(ROOT / "srv").glob("*.srv")]):
+        yield f"### {file.stem}\n\n```\n{file.read_text().strip()}\n```\n"
+
+
+def constant(path: str, name: str) -> Any:
+    """A constant of a module that may need ROS to be imported."""
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path} has no {name}")
+
+
+def main(arguments: list[str]) -> int:
+    """Write or print; returns the exit code."""
+    if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
+        sys.stderr.write(f"{__doc__}")
+        return 2
+    if arguments:
+        Path(arguments[0]).write_text(reference_text())
+    else:
+        sys.stdout.write(reference_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
