@@ -10,7 +10,6 @@ from typing import Any
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSPolicyKind, QoSProfile, ReliabilityPolicy
-from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
@@ -18,7 +17,7 @@ from da3_ros.config import InputConfig
 from da3_ros.recordings.cameras import info_topic, says_rectified
 from da3_ros.ros.calibration import CameraInfoKeeper
 from da3_ros.ros.decode import ImageError, calibration_from_msg, image_size, stamp_ns
-from da3_ros.ros.qos_events import telling_unheard
+from da3_ros.ros.qos_events import OVERRIDABLE, Endpoints
 from da3_ros.ros.stream import Pending
 from da3_ros.ros.waiting import (
     CAMERA_INFO,
@@ -47,9 +46,12 @@ class CameraInputs:
         cameras: Sequence[str],
         take: Callable[[Pending], None],
         bad: Callable[[str], None],
+        endpoints: Endpoints,
     ) -> None:
         """``cameras``: names that prefix the topics; empty: one camera without a prefix."""
-        self._all = [CameraInput(node, config, take, bad, name) for name in cameras or ("",)]
+        self._all = [
+            CameraInput(node, config, take, bad, endpoints, name) for name in cameras or ("",)
+        ]
 
     @property
     def image_topics(self) -> str:
@@ -89,10 +91,11 @@ class CameraInput:
         config: InputConfig,
         take: Callable[[Pending], None],
         bad: Callable[[str], None],
+        endpoints: Endpoints,
         camera: str = "",
     ) -> None:
         self.node, self.config, self.camera = node, config, camera
-        self._take, self._bad = take, bad
+        self._take, self._bad, self._endpoints = take, bad, endpoints
         self.compressed = config.image_transport == "compressed"
         self.image_topic = image_topic(node, config.image_transport, camera)
         self.info_topic = camera_info_topic(node, camera)
@@ -115,12 +118,8 @@ class CameraInput:
         self._overridden = _reliability_override(node, self.image_topic)
         self._image_subscription: Any = None
         self._subscribe_image(self._should_be_reliable())
-        self._info_subscription = node.create_subscription(
-            CameraInfo,
-            self.info_topic,
-            self._on_info,
-            self._profile(reliable=False),
-            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        self._info_subscription = endpoints.subscribe(
+            CameraInfo, self.info_topic, self._on_info, self._profile(reliable=False)
         )
 
     def update(self) -> None:
@@ -139,8 +138,8 @@ class CameraInput:
 
     def close(self) -> None:
         """Drop the subscriptions: rclpy delivers to inactive nodes otherwise."""
-        self.node.destroy_subscription(self._image_subscription)
-        self.node.destroy_subscription(self._info_subscription)
+        self._endpoints.drop_subscription(self._image_subscription)
+        self._endpoints.drop_subscription(self._info_subscription)
 
     @property
     def image_type(self) -> str:
@@ -158,20 +157,17 @@ class CameraInput:
 
     def _subscribe_image(self, reliable: bool) -> None:
         if self._image_subscription is not None:
-            self.node.destroy_subscription(self._image_subscription)
+            self._endpoints.drop_subscription(self._image_subscription)
         self.reliable = reliable
-        qos = self._profile(reliable)
-        self._image_subscription = self.node.create_subscription(
+        self._image_subscription = self._endpoints.subscribe(
             CompressedImage if self.compressed else Image,
             self.image_topic,
             self._on_image,
-            qos,
-            event_callbacks=telling_unheard(self.node, self.image_topic, qos, REMEDY),
+            self._profile(reliable),
+            remedy=REMEDY,
             # Not reliability: rclpy keeps the first subscription's as a parameter and would force
             # it on the later ones that follow the publishers.
-            qos_overriding_options=QoSOverridingOptions(
-                [QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH]
-            ),
+            overridable=[p for p in OVERRIDABLE if p != QoSPolicyKind.RELIABILITY],
         )
 
     def _on_info(self, message: CameraInfo) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import Future
 from types import FrameType
@@ -24,7 +25,6 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.signals import SignalHandlerOptions
 from tf2_msgs.msg import TFMessage
 
@@ -39,19 +39,21 @@ from da3_ros.ros.camera_input import GRAPH_PERIOD_S, CameraInputs
 from da3_ros.ros.outputs import MAP_TOPIC, Published
 from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.publisher import Publisher
-from da3_ros.ros.qos_events import telling_unheard, telling_unserved
+from da3_ros.ros.qos_events import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.services import Services
 from da3_ros.ros.stream import Pending, Stream
 from da3_ros.ros.tf_input import TfInput
+from da3_ros.ros.throttle import Throttle
 from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
 STATUS_PERIOD_S = 1.0
 PUBLISH_STOP_S = 0.5  # and for messages on their way out
 STOP_S = 2.5  # how long the end waits for a window under way
+SAME_S = 5.0  # between two warnings about the same
 FILES_S = 0.7  # and for the part of a file that is being written
-DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100}
+DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
 LATCHED = ("path", "map/points", "status")
 
 
@@ -85,6 +87,8 @@ class Da3Node(LifecycleNode):
         self.add_on_set_parameters_callback(self._on_parameters)
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.library = RclpyLibrary()
+        self.endpoints = Endpoints(self)
+        self._throttle = Throttle()
         self.stream: Stream | None = None
         self.worker: Worker | None = None
         self.input: CameraInputs | None = None
@@ -99,7 +103,7 @@ class Da3Node(LifecycleNode):
         self._closing = False
         self.requests = Services(self)
         self._status = self._publisher("status", Status)
-        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._diagnostics = self._publisher("/diagnostics", DiagnosticArray)
         self._timers_on()
         if self.get_parameter("autostart").value:
             self._start_timer = self.create_timer(0.0, self._autostart, clock=self.steady)
@@ -120,7 +124,9 @@ class Da3Node(LifecycleNode):
         self.stream.publisher = Publisher(self._on_worker_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
         self._create_publishers()
-        self.tf_input = TfInput(self, self.transforms, self._is_ours)
+        self.tf_input = TfInput(
+            self.endpoints, self.transforms, self._is_ours, lambda text: self.warn(text, SAME_S)
+        )
         spec = MODELS[config.pipeline.inference.model]
         device = getattr(self.stream.pipeline.session, "device", "?")
         self.get_logger().info(f"{spec.name} on {device}, weights under {spec.license}")
@@ -130,19 +136,17 @@ class Da3Node(LifecycleNode):
         """Subscribe."""
         assert self.stream is not None
         if self.stream.prior is not None and self.stream.prior.source == "odometry":
-            qos, topic = QoSProfile(depth=50), self.resolve_topic_name("odometry")
-            remedy = f"-p qos_overrides.{topic}.subscription.reliability:=best_effort"
-            self._odometry = self.create_subscription(
-                Odometry,
-                "odometry",
-                self._on_odometry,
-                qos,
-                event_callbacks=telling_unheard(self, topic, qos, f"start us with {remedy}"),
-                qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+            self._odometry = self.endpoints.subscribe(
+                Odometry, "odometry", self._on_odometry, QoSProfile(depth=50)
             )
         config = self.stream.config
         self.input = CameraInputs(
-            self, config.input, config.pipeline.cameras, self._on_frame, self._on_bad
+            self,
+            config.input,
+            config.pipeline.cameras,
+            self._on_frame,
+            self._on_bad,
+            self.endpoints,
         )
         self.get_logger().info(f"waiting for {self.input.image_topics}")
         return super().on_activate(state)
@@ -204,11 +208,12 @@ class Da3Node(LifecycleNode):
         return int(self.get_clock().now().nanoseconds)
 
     def warn(self, text: str, every_s: float = 0.0) -> None:
-        """Log a warning, at most every so often; it is the status's last error too."""
+        """Log a warning; it is the status's last error too.
+
+        With ``every_s`` not more often than that, for each beginning up to the colon: the topic.
+        """
         self.last_error = text
-        if every_s:
-            self.get_logger().warning(text, throttle_duration_sec=every_s)
-        else:
+        if not every_s or self._throttle.due(text.partition(":")[0], every_s):
             self.get_logger().warning(text)
 
     def stopping(self) -> bool:
@@ -238,13 +243,13 @@ class Da3Node(LifecycleNode):
         try:
             add_odometry(self.stream.prior, message)
         except PriorError as error:
-            self.warn(f"odometry: {error}", every_s=5.0)
+            self.warn(f"odometry: {error}", every_s=SAME_S)
 
     def _on_bad(self, text: str) -> None:
         if self.stream is not None:
             self.stream.received += 1
             self.stream.drops["bad_image"] += 1
-        self.warn(text, every_s=5.0)
+        self.warn(text, every_s=SAME_S)
 
     def _on_worker_error(self, error: BaseException) -> None:
         if self.stream is not None:
@@ -255,6 +260,8 @@ class Da3Node(LifecycleNode):
     def _on_graph(self) -> None:
         if self.input is not None:
             self.input.update()
+        for text in self.endpoints.tell(time.monotonic()):
+            self.warn(text)
         maps = [p for name, p in self._topics.items() if name.endswith(MAP_TOPIC[0])]
         count = sum(publisher.get_subscription_count() for publisher in maps)
         ready = self._map_job is None or self._map_job.done()  # else a window takes its time
@@ -270,7 +277,7 @@ class Da3Node(LifecycleNode):
     def _on_map_shown(self, job: Future[Any]) -> None:
         error = job.exception()
         if error is not None and not self.stopping():
-            self.warn(f"the map cannot be shown: {type(error).__name__}: {error}", every_s=5.0)
+            self.warn(f"the map cannot be shown: {type(error).__name__}: {error}", every_s=SAME_S)
 
     def _on_status(self) -> None:
         if not self._closing:
@@ -324,15 +331,8 @@ class Da3Node(LifecycleNode):
             ),
         )
         name = topic if topic.startswith("/") else f"~/{topic}"
-        unserved = telling_unserved(self, self.resolve_topic_name(name), profile)
         # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
-        return self.create_publisher(
-            kind,
-            name,
-            profile,
-            event_callbacks=unserved,
-            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-        )
+        return self.endpoints.advertise(kind, name, profile)
 
     def _is_ours(self, message: TFMessage, parent: str, child: str) -> bool:
         """Whether a transform came from this very node."""
@@ -352,7 +352,7 @@ class Da3Node(LifecycleNode):
                 self.stream.put_rest()
                 self.worker.notify()
         if self._odometry is not None:
-            self.destroy_subscription(self._odometry)
+            self.endpoints.drop_subscription(self._odometry)
             self._odometry = None
 
     def _release(self) -> bool:
@@ -366,7 +366,7 @@ class Da3Node(LifecycleNode):
         self.worker = self.stream = None
         if done:
             for publisher in self._topics.values():
-                self.destroy_publisher(publisher)
+                self.endpoints.drop_publisher(publisher)
             self._topics = {}
             give_back()
         return done

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from tf2_msgs.msg import TFMessage
 
 from da3_ros.ros.decode import stamp_ns
 from da3_ros.ros.prior_input import rigid
+from da3_ros.ros.qos_events import Endpoints
 from da3_ros.transforms import TransformError, TransformTree
 
 
@@ -17,22 +17,27 @@ class TfInput:
     """Subscribes while it lives. Transforms that ``ours`` recognises are left out."""
 
     def __init__(
-        self, node: Node, tree: TransformTree, ours: Callable[[TFMessage, str, str], bool]
+        self,
+        endpoints: Endpoints,
+        tree: TransformTree,
+        ours: Callable[[TFMessage, str, str], bool],
+        bad: Callable[[str], None],
     ) -> None:
-        self.node, self.tree, self.ours = node, tree, ours
+        """``bad(text)`` is told of transforms that cannot be used."""
+        self._endpoints, self.tree, self.ours, self._bad = endpoints, tree, ours, bad
         reliable = ReliabilityPolicy.RELIABLE
         latched = QoSProfile(
             depth=100, reliability=reliable, durability=DurabilityPolicy.TRANSIENT_LOCAL
         )
         self._subscriptions = [
-            node.create_subscription(TFMessage, "/tf", self._moving, QoSProfile(depth=100)),
-            node.create_subscription(TFMessage, "/tf_static", self._static, latched),
+            endpoints.subscribe(TFMessage, "/tf", self._moving, QoSProfile(depth=100)),
+            endpoints.subscribe(TFMessage, "/tf_static", self._static, latched),
         ]
 
     def close(self) -> None:
         """Drop the subscriptions."""
         for subscription in self._subscriptions:
-            self.node.destroy_subscription(subscription)
+            self._endpoints.drop_subscription(subscription)
 
     def _moving(self, message: TFMessage) -> None:
         self._add(message, static=False)
@@ -50,6 +55,5 @@ class TfInput:
                 T = rigid(item.transform.translation, item.transform.rotation)
                 self.tree.add(parent, child, T, stamp, static=static)
             except (TransformError, ValueError) as error:
-                self.node.get_logger().warning(
-                    f"/tf: transform ignored: {error}", throttle_duration_sec=5.0
-                )
+                topic = "/tf_static" if static else "/tf"
+                self._bad(f"{topic}: transform ignored: {error}")

@@ -93,11 +93,14 @@ def test_live_node_survives_and_counts_every_frame(ros):
 def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypatch):
     from da3_ros.config import InputConfig
     from da3_ros.ros import camera_input
+    from da3_ros.ros.qos_events import Endpoints
 
     monkeypatch.setattr(camera_input, "WAITING_BYTES", 3 * 30_000)
     taken = []
     with ros.rt.session(ros.rt.domain()) as node:
-        inputs = camera_input.CameraInput(node, InputConfig(), taken.append, taken.append)
+        inputs = camera_input.CameraInput(
+            node, InputConfig(), taken.append, taken.append, Endpoints(node)
+        )
         for n in range(8):
             message = build.image(ros.LIB, n + 1, "optical", np.zeros((100, 100, 3), np.uint8))
             inputs._on_image(message)

@@ -1,13 +1,31 @@
 """Endpoints that do not fit are told with both sides; what the user overrides holds."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
 from ros import ros_testing as rt
+from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, change, state_is
 from ros.test_node import IMAGE, Rig
 
-from da3_ros.ros.qos_events import Endpoint, refused, unheard_text, unserved_text
+from da3_ros.ros.qos_events import (
+    LOOKS,
+    UNNAMED,
+    Endpoint,
+    Endpoints,
+    Refusal,
+    refused,
+    unheard_text,
+    unserved_text,
+)
+from da3_ros.ros.throttle import MOST, Throttle
+
+PLAIN = Endpoint("", "T")
+BEST = Endpoint("/driver", "T", "best_effort")
+NAMELESS = Endpoint(UNNAMED, "T", "best_effort")
 
 
 def test_what_is_refused():
@@ -23,17 +41,93 @@ def test_what_is_refused():
 
 
 def test_texts_name_both_sides_and_the_remedy():
-    plain = Endpoint("", "T")
-    best = Endpoint("/driver", "T", "best_effort")
-    text = unheard_text("/image", plain, [best, Endpoint("/good", "T")], "do this")
+    text = unheard_text("/image", PLAIN, [BEST, Endpoint("/good", "T")], "do this")
     assert "/driver offers best_effort and volatile, we ask for reliable and volatile" in text
     assert "/good" not in text
     assert text.endswith("do this")
-    text = unserved_text(
-        "/da3/path", plain, [Endpoint("/rviz", "T", durability="transient_local")]
-    )
+    text = unheard_text("/odometry", PLAIN, [BEST])
+    assert text.endswith("-p qos_overrides./odometry.subscription.reliability:=best_effort")
+    rviz = Endpoint("/rviz", "T", durability="transient_local")
+    text = unserved_text("/da3/path", PLAIN, [rviz])
     assert "/rviz asks for reliable and transient_local, we offer reliable and volatile" in text
     assert "qos_overrides./da3/path.publisher.durability:=transient_local" in text
+    text = unserved_text("/da3/path", PLAIN, [Endpoint("/rviz", "T")], ["deadline"])
+    assert text.endswith("their deadline and ours do not fit; lower that there")
+
+
+def refusal(peers):
+    """Of a reliable subscription; ``peers`` may change between two looks."""
+    return Refusal(
+        lambda: peers,
+        lambda peer: refused(peer, PLAIN),
+        lambda found, policies: ", ".join([*(peer.node for peer in found), *policies]),
+    )
+
+
+def test_a_peer_is_told_once_its_name_is_known():
+    peers = [NAMELESS]
+    one = refusal(peers)
+    assert not one.noted
+    one.note("reliability")
+    assert one.text() == ""
+    peers[:] = [BEST]
+    assert one.text() == "/driver"
+    assert not one.noted
+
+
+def test_a_peer_that_never_gets_a_name_is_told_all_the_same():
+    one = refusal([NAMELESS])
+    one.note("reliability")
+    assert [one.text() for _ in range(LOOKS)] == [""] * (LOOKS - 1) + [UNNAMED]
+    assert not one.noted
+
+
+def test_a_peer_that_is_gone_is_forgotten_though_fitting_ones_stay():
+    one = refusal([Endpoint("/good", "T")])
+    one.note("reliability")
+    assert [one.text() for _ in range(LOOKS)] == [""] * LOOKS
+    assert not one.noted
+
+
+def test_a_policy_that_the_graph_does_not_tell_comes_from_the_event():
+    one = refusal([Endpoint("/good", "T")])
+    one.note("deadline")
+    assert [one.text() for _ in range(LOOKS)][-1] == "/good, deadline"
+
+
+def test_throttle_counts_each_key_and_remembers_not_without_end():
+    throttle = Throttle()
+    assert throttle.due("a", 10.0, 0.0)
+    assert throttle.due("b", 10.0, 1.0), "one topic does not swallow another"
+    assert not throttle.due("a", 10.0, 9.0)
+    assert throttle.due("a", 10.0, 10.0)
+    for i in range(2 * MOST):
+        throttle.due(str(i), 10.0, 11.0)
+    assert len(throttle._said) == MOST
+
+
+def test_two_topics_are_told_at_once_and_a_throttled_note_is_told_later():
+    endpoints = Endpoints(None)
+    one, two = refusal([BEST]), refusal([Endpoint("/other", "T", "best_effort")])
+    endpoints._refusals = {("/a", "subscription"): one, ("/b", "subscription"): two}
+    one.note(), two.note()
+    assert endpoints.tell(0.0) == ["/driver", "/other"]
+    one.note()
+    assert endpoints.tell(5.0) == []
+    assert endpoints.tell(10.0) == ["/driver"]
+    assert endpoints.tell(30.0) == []
+
+
+def test_every_endpoint_of_the_node_goes_through_endpoints():
+    """So that none lacks overrides and events."""
+    folder = Path(rt.ROOT, "da3_ros", "ros")
+    makers = {
+        path.name
+        for path in folder.glob("*.py")
+        if re.search(r"\.create_(publisher|subscription)\(", path.read_text())
+    }
+    # Those beside qos_events are nodes of their own: the demonstration and the synthetic camera.
+    assert makers <= {"qos_events.py", "demo.py", "synthetic_camera.py"}
 
 
 def test_node_tells_both_sides_and_obeys_overrides():
@@ -41,10 +135,46 @@ def test_node_tells_both_sides_and_obeys_overrides():
     with Rig(qos=rt.BEST_EFFORT, image_reliability="reliable", **override) as rig:
         rig.until(lambda: rig.status and rig.status[-1].state == "active")
         rig.listen("/da3/points", "sensor_msgs/msg/PointCloud2", rt.LATCHED)
-        rig.process.wait_for("/test_node asks for")
-        assert "/da3/points: cannot serve" in rig.process.output()
+        rig.listen("/da3/odom", "nav_msgs/msg/Odometry", rt.LATCHED)
+        for topic in ("/da3/points", "/da3/odom"):
+            rig.process.wait_for(f"{topic}: cannot serve every peer: /test_node asks for")
         rig.process.wait_for(f"{IMAGE}: cannot hear")
         assert "/test_node offers best_effort and volatile" in rig.process.output()
         rig.until(lambda: rig.node.get_publishers_info_by_topic("/da3/depth/image"))
         (offer,) = rig.node.get_publishers_info_by_topic("/da3/depth/image")
         assert offer.qos_profile.reliability.name == "BEST_EFFORT"
+
+
+def test_every_topic_is_overridden_and_still_is_after_cleanup_and_configure():
+    override = {
+        "qos_overrides./diagnostics.publisher.reliability": "best_effort",
+        "qos_overrides./tf.publisher.reliability": "best_effort",
+        "qos_overrides./tf.subscription.reliability": "best_effort",
+        "qos_overrides./tf_static.subscription.durability": "volatile",
+        "qos_overrides./da3/points.publisher.durability": "transient_local",
+        f"qos_overrides.{IMAGE}.subscription.depth": 2,
+        "qos_overrides./camera/camera_info.subscription.reliability": "reliable",
+    }
+    with Rig(autostart=False, **override) as rig:
+        node = rig.node
+
+        def sides(topic, look):
+            rig.until(lambda: [i for i in look(topic) if i.node_name == "da3"])
+            return next(i.qos_profile for i in look(topic) if i.node_name == "da3")
+
+        publishers, subscriptions = (
+            node.get_publishers_info_by_topic, node.get_subscriptions_info_by_topic,
+        )  # fmt: skip
+        state_is(rig, "unconfigured")
+        for _ in range(2):
+            change(rig, CONFIGURE)
+            change(rig, ACTIVATE)
+            assert sides("/diagnostics", publishers).reliability.name == "BEST_EFFORT"
+            assert sides("/tf", publishers).reliability.name == "BEST_EFFORT"
+            assert sides("/tf", subscriptions).reliability.name == "BEST_EFFORT"
+            assert sides("/tf_static", subscriptions).durability.name == "VOLATILE"
+            assert sides("/da3/points", publishers).durability.name == "TRANSIENT_LOCAL"
+            assert sides("/camera/camera_info", subscriptions).reliability.name == "RELIABLE"
+            change(rig, DEACTIVATE)
+            change(rig, CLEANUP)
+        assert "Traceback" not in rig.process.output()
