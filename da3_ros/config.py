@@ -295,6 +295,9 @@ class InputConfig:
     camera_info_timeout_s: float = option(
         2.0, "images wait this long for a camera_info, then the network's own K is used", low=0.0
     )
+    max_image_hz: float = option(
+        240.0, "images per second of one camera; what exceeds it is dropped; 0: no limit", low=0.0
+    )
     max_frame_age_s: float = option(0.0, "older waiting frames are dropped; 0: none", low=0.0)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
@@ -18,6 +18,7 @@ from da3_ros.recordings.cameras import info_topic, says_rectified
 from da3_ros.ros.calibration import CameraInfoKeeper
 from da3_ros.ros.decode import ImageError, calibration_from_msg, image_size, stamp_ns
 from da3_ros.ros.qos_events import OVERRIDABLE, Endpoints
+from da3_ros.ros.rate_limit import RateLimit
 from da3_ros.ros.stream import Pending
 from da3_ros.ros.waiting import (
     CAMERA_INFO,
@@ -34,6 +35,19 @@ DEPTH = 5
 WAITING_BYTES = 256 << 20  # of images that wait for a camera_info
 REMEDY = "set image_reliability to auto or best_effort, or have it publish reliable"
 GRAPH_PERIOD_S = 1.0
+SAME_S = 5.0  # between two warnings about the same
+
+
+class Host(Protocol):
+    """Where images go; called from the executor's thread."""
+
+    def take(self, pending: Pending) -> None:
+        """An image that is paired with its calibration."""
+
+    def drop(self, cause: str, text: str) -> None:
+        """An image that is not used, and why in one line."""
+
+    def warn(self, text: str, every_s: float = 0.0) -> None: ...
 
 
 class CameraInputs:
@@ -44,14 +58,11 @@ class CameraInputs:
         node: Node,
         config: InputConfig,
         cameras: Sequence[str],
-        take: Callable[[Pending], None],
-        bad: Callable[[str], None],
         endpoints: Endpoints,
+        host: Host,
     ) -> None:
         """``cameras``: names that prefix the topics; empty: one camera without a prefix."""
-        self._all = [
-            CameraInput(node, config, take, bad, endpoints, name) for name in cameras or ("",)
-        ]
+        self._all = [CameraInput(node, config, endpoints, host, name) for name in cameras or ("",)]
 
     @property
     def image_topics(self) -> str:
@@ -80,22 +91,18 @@ class CameraInputs:
 
 
 class CameraInput:
-    """Subscribes while it lives; ``take`` gets every image that is paired with its calibration.
-
-    ``take(pending)`` and ``bad(text)`` are called from the executor's thread.
-    """
+    """Subscribes while it lives; its host gets every image, paired with its calibration."""
 
     def __init__(
         self,
         node: Node,
         config: InputConfig,
-        take: Callable[[Pending], None],
-        bad: Callable[[str], None],
         endpoints: Endpoints,
+        host: Host,
         camera: str = "",
     ) -> None:
         self.node, self.config, self.camera = node, config, camera
-        self._take, self._bad, self._endpoints = take, bad, endpoints
+        self._endpoints, self._host = endpoints, host
         self.compressed = config.image_transport == "compressed"
         self.image_topic = image_topic(node, config.image_transport, camera)
         self.info_topic = camera_info_topic(node, camera)
@@ -113,6 +120,7 @@ class CameraInput:
             profile_file(os.environ.get("AMENT_PREFIX_PATH", "")),
             get_rmw_implementation_identifier(),
         )
+        self._limit = RateLimit(config.max_image_hz)
         self._waiting = WaitingReport(time.monotonic())
         self.reliable: bool | None = None
         self._overridden = _reliability_override(node, self.image_topic)
@@ -175,7 +183,7 @@ class CameraInput:
         try:
             calibration = calibration_from_msg(message)
         except (ImageError, ValueError) as error:
-            self._bad(f"{self.info_topic}: {error}")
+            self._host.warn(f"{self.info_topic}: {error}", every_s=SAME_S)
             return
         self._keeper.add_info(calibration, message.header.frame_id)
         self._hand_on()
@@ -184,10 +192,13 @@ class CameraInput:
         self.images += 1
         self._waiting.heard(time.monotonic())
         self._count_gaps(message)
+        if not self._limit.admit(time.monotonic()):
+            self._host.drop("too_fast", self._too_fast())
+            return
         try:
             width, height = image_size(message)
         except ImageError as error:
-            self._bad(f"{self.image_topic}: image dropped: {error}")
+            self._host.drop("bad_image", f"{self.image_topic}: image dropped: {error}")
             return
         now = time.monotonic_ns()
         self._keeper.add_image(message, message.header.frame_id, width, height, now)
@@ -200,6 +211,13 @@ class CameraInput:
         )
         if warning:
             self.node.get_logger().warning(warning)
+
+    def _too_fast(self) -> str:
+        return (
+            f"{self.image_topic}: {self._limit.rate():.0f} images per second come, and "
+            f"max_image_hz is {self._limit.hz:g}: the others are dropped; is there one publisher "
+            "too many? Slow it down, or raise max_image_hz"
+        )
 
     def _waiting_text(self) -> str:
         awaited = [
@@ -218,7 +236,7 @@ class CameraInput:
 
     def _hand_on(self, final: bool = False) -> None:
         for message, calibration in self._keeper.ready(time.monotonic_ns(), final):
-            self._take(
+            self._host.take(
                 Pending(
                     stamp_ns=stamp_ns(message.header.stamp),
                     message=message,

@@ -35,7 +35,7 @@ from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pose_prior import PriorError
 from da3_ros.ros import outputs, parameters, report
-from da3_ros.ros.camera_input import GRAPH_PERIOD_S, CameraInputs
+from da3_ros.ros.camera_input import GRAPH_PERIOD_S, SAME_S, CameraInputs
 from da3_ros.ros.outputs import MAP_TOPIC, Published
 from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.publisher import Publisher
@@ -51,7 +51,6 @@ from da3_ros.transforms import TransformTree
 STATUS_PERIOD_S = 1.0
 PUBLISH_STOP_S = 0.5  # and for messages on their way out
 STOP_S = 2.5  # how long the end waits for a window under way
-SAME_S = 5.0  # between two warnings about the same
 FILES_S = 0.7  # and for the part of a file that is being written
 DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
 LATCHED = ("path", "map/points", "status")
@@ -141,12 +140,7 @@ class Da3Node(LifecycleNode):
             )
         config = self.stream.config
         self.input = CameraInputs(
-            self,
-            config.input,
-            config.pipeline.cameras,
-            self._on_frame,
-            self._on_bad,
-            self.endpoints,
+            self, config.input, config.pipeline.cameras, self.endpoints, self
         )
         self.get_logger().info(f"waiting for {self.input.image_topics}")
         return super().on_activate(state)
@@ -207,13 +201,14 @@ class Da3Node(LifecycleNode):
         """The ROS clock, nanoseconds."""
         return int(self.get_clock().now().nanoseconds)
 
-    def warn(self, text: str, every_s: float = 0.0) -> None:
+    def warn(self, text: str, every_s: float = 0.0, about: str = "") -> None:
         """Log a warning; it is the status's last error too.
 
-        With ``every_s`` not more often than that, for each beginning up to the colon: the topic.
+        With ``every_s`` not more often than that ``about`` the same and with the same beginning up
+        to the colon, which is the topic.
         """
         self.last_error = text
-        if not every_s or self._throttle.due(text.partition(":")[0], every_s):
+        if not every_s or self._throttle.due(about + text.partition(":")[0], every_s):
             self.get_logger().warning(text)
 
     def stopping(self) -> bool:
@@ -225,9 +220,10 @@ class Da3Node(LifecycleNode):
         if self.input is not None:
             self.input.reset()
 
-    # Callbacks ---------------------------------------------------------------------------------
+    # What the cameras' inputs need -------------------------------------------------------------
 
-    def _on_frame(self, pending: Pending) -> None:
+    def take(self, pending: Pending) -> None:
+        """An image that is paired with its calibration."""
         if self.stream is None or self.worker is None:
             return
         if not self.enabled:
@@ -237,6 +233,15 @@ class Da3Node(LifecycleNode):
         self.stream.put(pending)
         self.worker.notify()
 
+    def drop(self, cause: str, text: str) -> None:
+        """An image that is not used, and why in one line."""
+        if self.stream is not None:
+            self.stream.received += 1
+            self.stream.drops[cause] += 1
+        self.warn(text, every_s=SAME_S, about=cause)
+
+    # Callbacks ---------------------------------------------------------------------------------
+
     def _on_odometry(self, message: Odometry) -> None:
         if self.stream is None or self.stream.prior is None:
             return
@@ -244,12 +249,6 @@ class Da3Node(LifecycleNode):
             add_odometry(self.stream.prior, message)
         except PriorError as error:
             self.warn(f"odometry: {error}", every_s=SAME_S)
-
-    def _on_bad(self, text: str) -> None:
-        if self.stream is not None:
-            self.stream.received += 1
-            self.stream.drops["bad_image"] += 1
-        self.warn(text, every_s=SAME_S)
 
     def _on_worker_error(self, error: BaseException) -> None:
         if self.stream is not None:

@@ -1,5 +1,7 @@
 """Malformed images and calibrations, hundreds of them, through the decoder and the live node."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from faults.fuzz import Fuzzer, one_line, try_decoder
@@ -98,9 +100,8 @@ def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypa
     monkeypatch.setattr(camera_input, "WAITING_BYTES", 3 * 30_000)
     taken = []
     with ros.rt.session(ros.rt.domain()) as node:
-        inputs = camera_input.CameraInput(
-            node, InputConfig(), taken.append, taken.append, Endpoints(node)
-        )
+        host = SimpleNamespace(take=taken.append, drop=None, warn=None)
+        inputs = camera_input.CameraInput(node, InputConfig(), Endpoints(node), host)
         for n in range(8):
             message = build.image(ros.LIB, n + 1, "optical", np.zeros((100, 100, 3), np.uint8))
             inputs._on_image(message)
