@@ -57,15 +57,23 @@ LATCHED = ("path", "map/points", "status")
 
 
 class RosLog(logging.Handler):
-    """Hands what the ROS-free rooms log to the node's logger."""
+    """Hands what the ROS-free rooms log to the node's logger, warnings of one kind now and then.
 
-    def __init__(self, node: LifecycleNode) -> None:
+    An error is the status's last error too.
+    """
+
+    def __init__(self, node: Da3Node) -> None:
         super().__init__()
-        self._logger = node.get_logger()
+        self._node, self._logger = node, node.get_logger()
+        self._throttle = Throttle()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log one record at its own level."""
         text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._node.last_error = text
+        if record.levelno >= logging.WARNING and not self._throttle.due(_kind(record), SAME_S):
+            return
         # rclpy allows one severity per calling line, so each level has a line of its own.
         if record.levelno >= logging.ERROR:
             self._logger.error(text)
@@ -73,6 +81,12 @@ class RosLog(logging.Handler):
             self._logger.warning(text)
         else:
             self._logger.info(text)
+
+
+def _kind(record: logging.LogRecord) -> str:
+    """What a record is about: its text before numbers come in, and the name that leads it."""
+    first = record.args[0] if isinstance(record.args, tuple) and record.args else ""
+    return f"{record.msg} {first if isinstance(first, str) else ''}"
 
 
 class Da3Node(LifecycleNode):

@@ -1,8 +1,10 @@
 """The live node as a real process over DDS: what goes in, what comes out, what it survives."""
 
 import json
+import logging
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -106,6 +108,26 @@ class Rig:
             return {}
         last = self.status[-1]
         return dict(zip(last.drop_causes, last.drop_counts, strict=True))
+
+
+def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
+    from da3_ros.ros.node import RosLog
+
+    said = []
+    logger = SimpleNamespace(error=said.append, warning=said.append, info=said.append)
+    node = SimpleNamespace(get_logger=lambda: logger, last_error="")
+    room = logging.Logger("room")
+    room.addHandler(RosLog(node))
+    for n in range(3):
+        room.warning("window %d does not fit", n)
+        room.warning("%s: bad", f"/camera_{n % 2}")
+        room.error("window %d dropped", n)
+        room.info("window %d", n)
+    assert said == [
+        "window 0 does not fit", "/camera_0: bad", "window 0 dropped", "window 0",
+        "/camera_1: bad", "window 1", "window 2",
+    ]  # fmt: skip
+    assert node.last_error == "window 2 dropped"
 
 
 def depth_of(message):
