@@ -74,6 +74,11 @@ class CameraInputs:
         """Images that never came, as far as gaps between stamps tell."""
         return sum(one.gaps.missing for one in self._all)
 
+    def silent(self, after_s: float) -> tuple[str, ...]:
+        """Image topics on which nothing has come for so long, or ever."""
+        now = time.monotonic()
+        return tuple(one.image_topic for one in self._all if now - one.heard_s > after_s)
+
     def update(self) -> None:
         """Look at the graph and the clock; call this regularly, on steady time."""
         for one in self._all:
@@ -121,7 +126,8 @@ class CameraInput:
             get_rmw_implementation_identifier(),
         )
         self._limit = RateLimit(config.max_image_hz)
-        self._waiting = WaitingReport(time.monotonic())
+        self.heard_s = time.monotonic()  # when an image came, or we began to listen
+        self._waiting = WaitingReport(self.heard_s)
         self.reliable: bool | None = None
         self._overridden = _reliability_override(node, self.image_topic)
         self._image_subscription: Any = None
@@ -190,9 +196,10 @@ class CameraInput:
 
     def _on_image(self, message: Any) -> None:
         self.images += 1
-        self._waiting.heard(time.monotonic())
+        self.heard_s = time.monotonic()
+        self._waiting.heard(self.heard_s)
         self._count_gaps(message)
-        if not self._limit.admit(time.monotonic()):
+        if not self._limit.admit(self.heard_s):
             self._host.drop("too_fast", self._too_fast())
             return
         try:

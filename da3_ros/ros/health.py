@@ -5,6 +5,7 @@ Plain numbers and texts; knows no messages and no middleware.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,51 @@ class Stages:
         for stage, times in list(self._times.items()):
             out[f"{stage}_median_s"], out[f"{stage}_p95_s"] = median_and_p95(list(times))
         return out
+
+
+class Events:
+    """When something happened of late, on two clocks.
+
+    Whether it still happens is told by the steady clock, which goes on when a simulator stops; how
+    often and how long ago by the ROS clock, as the stamps.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._ros_ns: deque[int] = deque(maxlen=kept)
+        self._first_s = self._last_s = -math.inf  # steady
+
+    def add(self, ros_ns: int, now_s: float | None = None) -> None:
+        """It happened now: ``ros_ns`` of the ROS clock, ``now_s`` steady seconds."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if self._ros_ns and ros_ns < self._ros_ns[-1]:
+            self._ros_ns.clear()  # a bag or a simulator has begun again
+        self._ros_ns.append(ros_ns)
+        self._first_s = now_s if self._first_s == -math.inf else self._first_s
+        self._last_s = now_s
+
+    def silent_s(self, now_s: float | None = None) -> float | None:
+        """Steady seconds since the newest; None if it never happened."""
+        return self._since(self._last_s, now_s)
+
+    def since_first_s(self, now_s: float | None = None) -> float | None:
+        """Steady seconds since the very first; None if it never happened."""
+        return self._since(self._first_s, now_s)
+
+    def rate_hz(self, now_s: float | None = None) -> float:
+        """How often per second of the ROS clock; 0 where it has stopped or no clock has come."""
+        silent, held = self.silent_s(now_s), list(self._ros_ns)
+        if silent is None or silent > STALE_S or len(held) < 2 or held[-1] == held[0]:
+            return 0.0
+        return (len(held) - 1) * 1e9 / (held[-1] - held[0])
+
+    def age_s(self, ros_ns: int) -> float:
+        """Seconds of the ROS clock since the newest; NaN if it never happened."""
+        return max(0, ros_ns - self._ros_ns[-1]) / 1e9 if self._ros_ns else math.nan
+
+    @staticmethod
+    def _since(then_s: float, now_s: float | None) -> float | None:
+        now_s = time.monotonic() if now_s is None else now_s
+        return None if then_s == -math.inf else now_s - then_s
 
 
 def median_and_p95(values: list[float]) -> tuple[float, float]:
@@ -86,6 +132,7 @@ class Facts:
     refused: bool = False  # windows that did not fit the scene, of late
     degraded: tuple[str, ...] = ()
     scale: str = ""  # what is wrong with the scale
+    silent: tuple[str, ...] = ()  # image topics of some cameras, while others' images come
 
 
 def judge(facts: Facts) -> tuple[int, str]:
@@ -110,6 +157,8 @@ def _errors(facts: Facts) -> Iterator[str]:
 def _warnings(facts: Facts) -> Iterator[str]:
     if facts.state == "active" and not _flows(facts):
         yield "no images arrive"
+    elif facts.state == "active" and facts.silent:
+        yield f"no images arrive on {', '.join(facts.silent)}"
     if not facts.enabled:
         yield "paused by ~/enable"
     quiet = (*EXPECTED, "failed", "out_of_memory", "unusable")

@@ -49,7 +49,8 @@ from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
 STATUS_PERIOD_S = 1.0
-PUBLISH_STOP_S = 0.5  # and for messages on their way out
+PUBLISH_STOP_S = 0.25  # and, twice, for messages on their way out
+CLOSE_S = 3.0  # for the whole end: the process is to be gone after four
 STOP_S = 2.5  # how long the end waits for a window under way
 FILES_S = 0.7  # and for the part of a file that is being written
 DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
@@ -149,13 +150,15 @@ class Da3Node(LifecycleNode):
         """Subscribe."""
         assert self.stream is not None
         if self.stream.prior is not None and self.stream.prior.source == "odometry":
-            self._odometry = self.endpoints.subscribe(
-                Odometry, "odometry", self._on_odometry, QoSProfile(depth=50)
-            )
+            # Best effort hears every publisher, and a pose that is lost is interpolated.
+            qos = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
+            self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
         config = self.stream.config
         self.input = CameraInputs(
             self, config.input, config.pipeline.cameras, self.endpoints, self
         )
+        if text := parameters.unknown_overrides(self):
+            self.warn(text)
         self.get_logger().info(f"waiting for {self.input.image_topics}")
         return super().on_activate(state)
 
@@ -191,11 +194,13 @@ class Da3Node(LifecycleNode):
 
     def close(self) -> bool:
         """End the node's work; False if a window is still under way on the worker."""
+        end = time.monotonic() + CLOSE_S
         self._closing = True
+        self.requests.close(0.0)  # whoever writes a file leaves off while we wait for the window
         self._close_input()
         logging.getLogger("da3_ros").removeHandler(self._log)
         done = self._release()
-        return self.requests.close(FILES_S) and done
+        return self.requests.close(max(0.0, min(FILES_S, end - time.monotonic()))) and done
 
     # What the stream needs (called from the worker) ----------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rcl_interfaces.msg import (
@@ -20,7 +20,8 @@ from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parame
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
 # Given to a node for rclpy or the middleware, declared later or not at all.
-FOREIGN = ("qos_overrides.", "use_sim_time", "start_type_description_service")
+QOS = "qos_overrides."
+FOREIGN = (QOS, "use_sim_time", "start_type_description_service")
 # Read anew at every frame, so that a change takes effect at once.
 DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb")
 
@@ -40,14 +41,25 @@ def unknown_keys(node: Node) -> str:
     rclpy keeps such values (of a file, ``-p``, a launch file) to itself: a misspelt name would
     otherwise change nothing and nobody would know.
     """
+    named = _undeclared(node, lambda name: not name.startswith(FOREIGN))
+    if not named:
+        return ""
+    return f"unknown parameters, ignored: {named}; `ros2 param list {node.get_name()}` has all"
+
+
+def unknown_overrides(node: Node) -> str:
+    """One line about QoS overrides that no topic of an active node takes, or an empty text."""
+    named = _undeclared(node, lambda name: name.startswith(QOS))
+    return f"QoS overrides of no topic that is in use, ignored: {named}" if named else ""
+
+
+def _undeclared(node: Node, counts: Callable[[str], bool]) -> str:
+    """Names that were given to the node and not declared, each with the nearest that was."""
     # No public way leads to values that were given but not declared.
     given = getattr(node, "_parameter_overrides", {})
-    unknown = sorted(n for n in given if not node.has_parameter(n) and not n.startswith(FOREIGN))
-    if not unknown:
-        return ""
-    declared = list(node.get_parameters_by_prefix(""))
-    named = ", ".join(f"{name}{_nearest(name, declared)}" for name in unknown)
-    return f"unknown parameters, ignored: {named}; `ros2 param list {node.get_name()}` has all"
+    unknown = sorted(n for n in given if not node.has_parameter(n) and counts(n))
+    declared = list(node.get_parameters_by_prefix("")) if unknown else []
+    return ", ".join(f"{name}{_nearest(name, declared)}" for name in unknown)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -92,8 +104,9 @@ def descriptor(parameter: Parameter) -> ParameterDescriptor:
     if not is_dynamic(parameter.name):
         note = "cannot change while the node is configured"
         out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
-    # An empty list has no type in ROS (rclpy says bytes, a YAML file nothing): config checks it.
-    out.dynamic_typing = parameter.items is not None
+    # An empty list has no type in ROS (rclpy says bytes, a YAML file nothing), and a bare `off` is
+    # a truth value: config checks these.
+    out.dynamic_typing = parameter.items is not None or "off" in parameter.choices
     _add_range(out, parameter)
     return out
 

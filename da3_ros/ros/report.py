@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
@@ -43,8 +42,8 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         frames_received=stream.received,
         frames_processed=stream.processed,
         drops=stream.drop_counts() | lost,
-        input_hz=rate(stream.arrived),
-        output_hz=rate(stream.published),
+        input_hz=stream.arrived.rate_hz(),
+        output_hz=stream.published.rate_hz(),
         latency_median_s=median,
         latency_p95_s=p95,
         scale_source=config.scale.source,
@@ -83,7 +82,7 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
         if name not in ("header", "drop_causes", "drop_counts")
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
-    values.update(_joining(stream) | _times(stream))
+    values.update(_joining(stream) | _times(stream, node.now_ns()))
     out = DiagnosticArray()
     out.header = message.header
     out.status = [
@@ -111,27 +110,21 @@ def _joining(stream: Stream | None) -> dict[str, float]:
     }
 
 
-def _times(stream: Stream | None) -> dict[str, float]:
+def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
     """Ages of the newest image and result, and the stages of a frame's way."""
     if stream is None:
         return {}
-    ages = {"input_age_s": age(stream.arrived), "output_age_s": age(stream.published)}
-    return {n: math.nan if v is None else v for n, v in ages.items()} | stream.stages.summary()
-
-
-def rate(times: deque[float]) -> float:
-    """Events per second over the kept ones, 0 when the newest is old."""
-    held = list(times)
-    if len(held) < 2 or time.monotonic() - held[-1] > STALE_S:
-        return 0.0
-    return (len(held) - 1) / max(held[-1] - held[0], 1e-9)
+    ages = {
+        "input_age_s": stream.arrived.age_s(now_ns), "output_age_s": stream.published.age_s(now_ns)
+    }  # fmt: skip
+    return ages | stream.stages.summary()
 
 
 def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
     """What the judgement needs, out of node and stream."""
     if stream is None:
         return Facts(state, configured=False, last_error=node.last_error)
-    now = time.monotonic()
+    now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
     growing = stream.growth.update(drops | {"windows_refused": refused}, now)
     source = stream.config.pipeline.scale.source
@@ -141,22 +134,14 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
         state,
         enabled=node.enabled,
         last_error=node.last_error,
-        input_age_s=age(stream.arrived),
-        output_age_s=age(stream.published) if stream.published else _since_first(stream.arrived),
+        input_age_s=stream.arrived.silent_s(),
+        output_age_s=stream.arrived.since_first_s() if silent is None else silent,
         growing=tuple(cause for cause in growing if cause != "windows_refused"),
         refused="windows_refused" in growing,
         degraded=_degraded(stream),
         scale="" if stream.pipeline.metres.scale.metric else unknown,
+        silent=node.input.silent(STALE_S) if node.input is not None else (),
     )
-
-
-def age(times: deque[float]) -> float | None:
-    """Seconds since the newest of some steady times; None if there is none."""
-    return time.monotonic() - times[-1] if times else None
-
-
-def _since_first(times: deque[float]) -> float | None:
-    return time.monotonic() - times[0] if times else None
 
 
 def _degraded(stream: Stream) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ node gives it functions to publish with.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter, deque
 
 from da3_ros.cameras import alone, open_pipelines
@@ -19,7 +18,7 @@ from da3_ros.pose_prior import PriorError
 from da3_ros.rig_geometry import RigGeometry
 from da3_ros.rig_sync import Instant
 from da3_ros.ros.decode import ImageError, decode
-from da3_ros.ros.health import Growth, Stages, median_and_p95
+from da3_ros.ros.health import Events, Growth, Stages, median_and_p95
 from da3_ros.ros.lane import Host, Lane, Pending
 from da3_ros.ros.messages import MessageLibrary
 from da3_ros.ros.prior_input import open_prior
@@ -64,15 +63,14 @@ class Stream:
         self.last_report: WindowReport | None = None
         self.process_size = (0, 0)
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
-        self.published: deque[float] = deque(maxlen=LATENCIES)
-        self.arrived: deque[float] = deque(maxlen=LATENCIES)
+        self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
         self.publisher: Publisher | None = None  # frames go out on its thread, if there is one
 
     def put(self, pending: Pending) -> None:
         """A new image; called from callbacks."""
         self.received += 1
-        self.arrived.append(time.monotonic())
+        self.arrived.add(self.host.now_ns())
         self.lanes.get(pending.camera, self._first).put(pending)
 
     def put_rest(self) -> None:
@@ -227,5 +225,5 @@ class Stream:
     def _publish(self, lane: Lane, frame: TrackedFrame) -> None:
         with self.stages.of("publish"):
             lane.deliver(frame)
-        self.published.append(time.monotonic())
+        self.published.add(self.host.now_ns())
         self.latencies.append((self.host.now_ns() - frame.stamp_ns) / 1e9)

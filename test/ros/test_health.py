@@ -1,8 +1,21 @@
 """What diagnostics call OK, WARN and ERROR."""
 
+import math
+
 import pytest
 
-from da3_ros.ros.health import ERROR, OK, RECENT_S, WARN, Facts, Growth, Stages, judge
+from da3_ros.ros.health import (
+    ERROR,
+    OK,
+    RECENT_S,
+    STALE_S,
+    WARN,
+    Events,
+    Facts,
+    Growth,
+    Stages,
+    judge,
+)
 
 GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
 
@@ -14,6 +27,7 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"growing": ("busy", "late")}, OK, "active"),
         ({"input_age_s": None}, WARN, "no images arrive"),
         ({"input_age_s": 6.0}, WARN, "no images arrive"),
+        ({"silent": ("/left/image",)}, WARN, "no images arrive on /left/image"),
         ({"state": "inactive", "input_age_s": None}, OK, "inactive"),
         ({"growing": ("bad_image",)}, WARN, "images are lost (bad_image)"),
         ({"growing": ("failed",), "last_error": "why"}, ERROR, "windows are lost (failed): why"),
@@ -44,6 +58,32 @@ def test_growth_is_forgotten_after_a_while():
     assert growth.update({"a": 0, "b": 2}, 0.0) == ["b"]
     assert growth.update({"a": 1, "b": 2}, RECENT_S - 1) == ["a", "b"]
     assert growth.update({"a": 1, "b": 2}, RECENT_S + 1) == ["a"]
+
+
+def test_rates_and_ages_go_by_the_ros_clock_and_silence_by_the_steady_one():
+    events = Events()
+    assert (events.rate_hz(0.0), events.silent_s(0.0)) == (0.0, None)
+    assert math.isnan(events.age_s(0))
+    for n in range(5):  # 10 Hz of the simulator, which runs at half speed
+        events.add(n * 100_000_000, now_s=100.0 + 0.2 * n)
+    assert events.rate_hz(101.0) == pytest.approx(10.0)
+    assert events.age_s(700_000_000) == pytest.approx(0.3)
+    assert events.silent_s(102.8) == pytest.approx(2.0)
+    assert events.since_first_s(102.8) == pytest.approx(2.8)
+    assert events.rate_hz(101.0 + STALE_S) == 0.0
+
+
+def test_before_the_first_clock_and_after_a_jump_back_no_rate_is_made_up():
+    events = Events()
+    for n in range(3):
+        events.add(0, now_s=n)
+    assert events.rate_hz(3.0) == 0.0
+    events.add(90 * 10**9, now_s=3.0)
+    events.add(10**9, now_s=3.1)  # the bag begins again
+    assert events.age_s(0) == 0.0
+    assert events.rate_hz(3.2) == 0.0
+    events.add(2 * 10**9, now_s=3.2)
+    assert events.rate_hz(3.3) == pytest.approx(1.0)
 
 
 def test_stages_keep_median_and_95th_percentile():

@@ -4,6 +4,7 @@ import pytest
 from ros import ros_testing as rt
 
 from da3_ros.ros import parameters
+from da3_ros.ros.qos_events import Endpoints
 
 
 @pytest.fixture
@@ -38,6 +39,17 @@ def test_what_belongs_to_ros_is_not_unknown(node_of):
     words = ("-p", "use_sim_time:=true", "-p", "window.size:=4")
     override = ("-p", "qos_overrides./x.subscription.reliability:=reliable")
     assert parameters.unknown_keys(node_of(*words, *override)) == ""
+
+
+def test_an_override_of_no_topic_is_named_with_the_nearest(node_of):
+    right, wrong = (f"qos_overrides./{x}.publisher.reliability" for x in ("points", "pionts"))
+    node = node_of("-p", f"{right}:=reliable", "-p", f"{wrong}:=reliable")
+    Endpoints(node).advertise(
+        rt.RclpyLibrary().type("std_msgs/msg/Header"), "/points", rt.RELIABLE
+    )
+    text = parameters.unknown_overrides(node)
+    assert f"{wrong} (did you mean {right}?)" in text
+    assert text.count("pionts") == 1
 
 
 def test_every_preset_is_understood(node_of):

@@ -11,7 +11,8 @@ PRIOR = {"pose_prior.source": "odometry", "scale.source": "odometry"}
 
 def odometer(robot, topic="/odometry"):
     kind = LIB.type("nav_msgs/msg/Odometry")
-    publisher = robot.node.create_publisher(kind, topic, 50)
+    # Best effort, as some drivers send: reliable ones are heard too, never the other way round.
+    publisher = robot.node.create_publisher(kind, topic, rt.BEST_EFFORT)
     rt.spin_until(robot.node, lambda: rt.matched(publisher), 20)
 
     def say(frame):

@@ -1,6 +1,7 @@
 """The live node with two cameras, as real processes over DDS."""
 
 import dataclasses
+import time
 
 import numpy as np
 from ros import ros_testing as rt
@@ -179,6 +180,21 @@ def test_a_missing_camera_does_not_stop_the_other():
         # Live, waiting frames may be replaced by newer ones; those that come out are in order.
         assert stamps(rig.depth["front"])[-1] == cameras["front"][1][-1].stamp_ns
         assert stamps(rig.depth["front"]) == sorted(stamps(rig.depth["front"]))
+
+
+def test_diagnostics_name_the_one_camera_that_is_silent():
+    _, frames = walks(2)["front"]
+    with TwoCameras() as rig:
+        health = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.until(lambda: rt.matched(rig.images["front"]))
+
+        def told():
+            front = build.image(LIB, time.time_ns(), "front_optical", frames[0].image)
+            rig.images["front"].publish(front)
+            return health and "no images arrive on /left/image_raw" in health[-1].status[0].message
+
+        rig.until(told)
+        assert "/front" not in health[-1].status[0].message
 
 
 def test_independent_cameras_take_turns_and_have_scenes_and_frames_of_their_own(tmp_path):
