@@ -20,13 +20,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
 from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
 from da3_ros.inference.planner import GIB
-from da3_ros.inference.sliding import slide
+from da3_ros.inference.speed import measure_speed
 
-WARM_UP = 3
 MODES = ("minimal", "balanced", "max")
 PRECISIONS = ("off", "bfloat16", "float16")
 COLUMNS = {
@@ -62,27 +59,23 @@ def one(options: argparse.Namespace) -> dict:
     start = time.perf_counter()
     try:
         session = InferenceSession(config, poses=False)
-        window = max(2, options.views)
-        plan = session.fit(options.image, window, 1)
+        session.fit(options.image, max(2, options.views), 1)
     except (BudgetError, DeviceError, ValueError) as error:
         return {"refused": str(error)}
-    views = min(options.views, plan.window)
-    seconds, cold, planned = [], 0.0, plan.predicted
-    for prediction in slide(session, views, 1, WARM_UP + options.repeats):
-        cold = cold or time.perf_counter() - start
-        seconds.append(prediction.inference_s)
-    seconds, plan = seconds[WARM_UP:], session.plan
+    loading_s = time.perf_counter() - start
+    speed = measure_speed(session, options.repeats, views=options.views)
+    seconds, plan = speed.window_s, session.plan
     return {
         "runs": f"{plan.window} x {plan.width}x{plan.height} {plan.precision}",
         "reduced": list(plan.reduced),
-        "cold_start_s": cold,
+        "cold_start_s": loading_s + speed.first_s,
         "mean_s": statistics.mean(seconds),
         "std_s": statistics.pstdev(seconds),
         "median_s": statistics.median(seconds),
-        "p95_s": float(np.percentile(seconds, 95)),
-        "p99_s": float(np.percentile(seconds, 99)),
-        "frames_per_s": 1 / statistics.median(seconds),
-        "planned_gib": planned / GIB,  # before anything was measured
+        "p95_s": speed.percentile(95),
+        "p99_s": speed.percentile(99),
+        "frames_per_s": speed.frames_per_s,
+        "planned_gib": speed.planned.predicted / GIB,  # before anything was measured
         "predicted_gib": plan.predicted / GIB,
         "peak_gib": session.peak / GIB,
         "error": plan.predicted / max(session.peak, 1) - 1,

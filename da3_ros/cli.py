@@ -74,7 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_synth_bag(commands)
     _add_models(commands)
     _add_plan(commands)
+    _add_bench(commands)
     _add_export(commands)
+    _add_view(commands)
     return parser
 
 
@@ -91,11 +93,7 @@ def _add_replay(commands: Any) -> None:
         "input", type=Path, help="ROS 2 bag folder, .mcap, .db3, video file or folder of images"
     )
     replay.add_argument("--output", type=Path, required=True, help="folder for the results")
-    replay.add_argument("--config", type=Path, help="YAML file with parameters (as for ROS nodes)")
-    replay.add_argument(
-        "-p", "--param", action="append", default=[], metavar="NAME:=VALUE",
-        help="one parameter; wins over --config",
-    )  # fmt: skip
+    _add_parameters(replay)
     replay.add_argument(
         "--camera", action="append", default=[], metavar="TOPIC",
         help="image topic, where the recording has several; with parameter `cameras` NAME:=TOPIC "
@@ -116,6 +114,16 @@ def _add_replay(commands: Any) -> None:
     )  # fmt: skip
     replay.add_argument("--pictures", action="store_true", help="contact sheet and cloud picture")
     replay.set_defaults(run=_run_replay)
+
+
+def _add_parameters(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config", type=Path, help="YAML file with parameters (as for ROS nodes)"
+    )
+    command.add_argument(
+        "-p", "--param", action="append", default=[], metavar="NAME:=VALUE",
+        help="one parameter; wins over --config",
+    )  # fmt: skip
 
 
 def _add_synth_bag(commands: Any) -> None:
@@ -181,6 +189,31 @@ def _add_plan(commands: Any) -> None:
     plan.set_defaults(run=_run_plan)
 
 
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the network runs here as configured, and what memory it takes",
+        description="Runs the network of the parameters in a sliding window of random pictures, "
+        "as the node would: times of a window and of a new frame, cold start, memory against plan "
+        "and budget. Times hold upload, network and download, not messages. Without weights "
+        "-p checkpoint:=random does: speed does not depend on them.",
+        epilog="parameters: as in `da3_ros replay --help`, e.g. -p model:=da3-base "
+        "-p device:=cpu -p window.new:=2 -p mixed_precision:=off",
+    )
+    _add_parameters(bench)
+    bench.add_argument(
+        "--frames", type=int, default=50, metavar="N", help="new frames to time (default: 50)"
+    )
+    bench.add_argument(
+        "--size",
+        default="640x480",
+        metavar="WxH",
+        help="of the camera's images (default: 640x480)",
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    bench.set_defaults(run=_run_bench)
+
+
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
@@ -214,6 +247,29 @@ def _add_export(commands: Any) -> None:
         "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
     )
     export.set_defaults(run=_run_export)
+
+
+def _add_view(commands: Any) -> None:
+    view = commands.add_parser(
+        "view",
+        help="a picture of a scene: points, cameras and path, without a display",
+        description="Draws a scene off-screen: a saved scene, a replay's output folder, a GLB or "
+        "a PLY. Ceilings and walls that stand between the eye and the room are left out.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
+    view.add_argument("--output", type=Path, required=True, help="PNG to write; replaced")
+    view.add_argument(
+        "--from", dest="sides", nargs="+", default=["behind"], choices=_sides(),
+        help="where from, seen from the first camera; several stand beside each other",
+    )  # fmt: skip
+    view.add_argument("--size", default="960x720", metavar="WxH", help="of each view")
+    view.add_argument(
+        "--below", type=float, default=float("inf"), metavar="Z",
+        help="show points below this height of the map only: a PLY has no cameras that tell where "
+        "the ceiling is",
+    )  # fmt: skip
+    view.set_defaults(run=_run_view)
 
 
 def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
@@ -378,13 +434,8 @@ def _run_plan(options: argparse.Namespace) -> int:
     from da3_ros.network import MODELS
 
     unknown = [name for name in options.model if name not in MODELS]
-    width, _, height = options.size.partition("x")
-    if unknown or not (width.isdigit() and height.isdigit()):
-        raise ConfigError(
-            f"--model {unknown[0]!r}: one of {', '.join(MODELS)}"
-            if unknown
-            else f"--size {options.size!r}: write WIDTHxHEIGHT"
-        )
+    if unknown:
+        raise ConfigError(f"--model {unknown[0]!r}: one of {', '.join(MODELS)}")
     config: PipelineConfig = config_from_parameters(
         {
             "device": options.device,
@@ -399,7 +450,7 @@ def _run_plan(options: argparse.Namespace) -> int:
         models=options.model,
         budgets_gb=options.budget,
         config=config.inference,
-        image=(int(width), int(height)),
+        image=_size(options.size),
         window=options.window,
         new=options.new,
         measure=options.measure,
@@ -407,6 +458,29 @@ def _run_plan(options: argparse.Namespace) -> int:
     try:
         sys.stdout.write(as_text(table(question)))
     except DeviceError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    return 0
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Width and height of WIDTHxHEIGHT. Raises ConfigError."""
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise ConfigError(f"--size {text!r}: write WIDTHxHEIGHT")
+    return int(width), int(height)
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from da3_ros.bench_command import BenchError, BenchOptions, bench
+
+    if options.frames < 1:
+        raise ConfigError(f"--frames is {options.frames}: at least 1")
+    config = load_config(options.config, options.param)
+    wanted = BenchOptions(_size(options.size), options.frames, options.json)
+    try:
+        sys.stdout.write(bench(wanted, config))
+    except BenchError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     return 0
@@ -432,6 +506,26 @@ def _run_export(options: argparse.Namespace) -> int:
         return FAILED
     sys.stdout.write(text)
     return 0
+
+
+def _run_view(options: argparse.Namespace) -> int:
+    from da3_ros.mapping.export import ExportError
+    from da3_ros.mapping.scene_file import SceneFileError
+    from da3_ros.view_command import view
+
+    try:
+        text = view(
+            options.scene, options.output, options.sides, _size(options.size), options.below
+        )
+    except (ExportError, SceneFileError) as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(text)
+    return 0
+
+
+def _sides() -> tuple[str, ...]:
+    return ("behind", "corner", "side", "top")
 
 
 def _walks() -> tuple[str, ...]:

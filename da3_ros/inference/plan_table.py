@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import FREE_SHARE, InferenceSession
-from da3_ros.inference.sliding import slide
+from da3_ros.inference.speed import measure_speed
 from da3_ros.network.model import Chunks
 
 WARM_UP, TIMED = 2, 3  # windows of a measurement
@@ -110,11 +109,8 @@ def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
     )
     session = InferenceSession(config, poses=False)
     session.fit(question.image, question.window, question.new)
-    plan = session.plan or plan
-    done = slide(session, plan.window, plan.new, WARM_UP + TIMED)
-    seconds = [prediction.inference_s for prediction in done]
-    rate = plan.new / statistics.median(seconds[WARM_UP:])
-    return [f"{session.peak / GIB:.2f}", f"{rate:.2f}"]
+    speed = measure_speed(session, TIMED, warm_up=WARM_UP)
+    return [f"{session.peak / GIB:.2f}", f"{speed.frames_per_s:.2f}"]
 
 
 def as_text(rows: list[list[str]]) -> str:

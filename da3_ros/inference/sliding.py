@@ -7,19 +7,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from da3_ros.inference.planner import JOINING
+from da3_ros.inference.planner import JOINING, Plan
 from da3_ros.inference.session import InferenceSession
 from da3_ros.types import Prediction, View, Window
 
 
-def slide(session: InferenceSession, views: int, new: int, windows: int) -> Iterator[Prediction]:
+def slide(
+    session: InferenceSession, views: int, new: int, windows: int, *, unseen: bool = False
+) -> Iterator[Prediction]:
     """Predictions of ``windows`` windows of ``views`` views, ``new`` of them new each time.
 
     The session must have a plan. Depth is wanted as the pipeline does: of new views and of those
-    that join the window to the scene.
+    that join the window to the scene. ``unseen``: as if no view had been in a window before.
     """
-    plan = session.plan
-    assert plan is not None
+    assert session.plan is not None
+    for window in random_windows(session.plan, views, new, windows, unseen=unseen):
+        yield session.infer(window)
+
+
+def random_windows(
+    plan: Plan, views: int, new: int, windows: int, *, unseen: bool = False
+) -> Iterator[Window]:
+    """The windows of ``slide``, of random pictures of the plan's size."""
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (views, plan.height, plan.width, 3)).astype(np.uint8)
     held = [View(i, i, picture) for i, picture in enumerate(pictures)]
@@ -27,6 +36,11 @@ def slide(session: InferenceSession, views: int, new: int, windows: int) -> Iter
     joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
     wanted = (*sorted(joining), *range(shared, views))
     for number in range(windows):
-        fresh = [dataclasses.replace(view, id=view.id + views) for view in held[:new]]
-        held = [*held[new:], *fresh]
-        yield session.infer(Window(number, tuple(held), new, wanted))
+        # What a session keeps of a view belongs to the object: a copy is a view of its own.
+        # Pictures of their own: what is known of a picture is known by its array.
+        fresh = [
+            dataclasses.replace(v, id=v.id + views, image=v.image.copy())
+            for v in held[: views if unseen else new]
+        ]
+        held = [*held[len(fresh) :], *fresh]
+        yield Window(number, tuple(held), new, wanted)
