@@ -20,7 +20,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry import backproject, invert_pose, project
 from da3_ros.mapping.alignment import Alignment, Similarity
-from da3_ros.transforms import TransformError, TransformTree, interpolate
+from da3_ros.transforms import JUMP_S, TransformError, TransformTree, interpolate
 from da3_ros.types import Array, Measure, Prediction, View, Window
 
 Item = TypeVar("Item")
@@ -38,18 +38,26 @@ class PriorError(LookupError):
 
 
 class PoseHistory:
-    """Poses of a base in its odometry's world, in the order of their stamps."""
+    """Poses of a base in its odometry's world, in the order of their stamps.
+
+    Of a recording that is read as a whole (``keep_s`` infinite) all are kept; live, a stamp that
+    jumps back starts a new history.
+    """
 
     def __init__(self, keep_s: float = 30.0) -> None:
-        self.keep_ns = int(keep_s * 1e9) if math.isfinite(keep_s) else 2**62
+        live = math.isfinite(keep_s)
+        self.keep_ns = int(keep_s * 1e9) if live else 2**62
+        self._jump_ns = int(JUMP_S * 1e9) if live else 2**62
         self._poses: list[tuple[int, Array]] = []
 
     def add(self, stamp_ns: int, T: Array) -> None:
         """One pose [4, 4]. Raises PriorError for what is no pose."""
         if not is_pose(T):
             raise PriorError("a pose of the odometry is not finite or no rigid motion")
-        if self._poses and stamp_ns < self._poses[-1][0] - self.keep_ns:
-            self._poses.clear()  # time has jumped back: the future that is held never comes
+        if self._poses and stamp_ns < self._poses[-1][0] - self._jump_ns:
+            self._poses.clear()  # the future that is held never comes
+        if self._poses and stamp_ns == self._poses[-1][0]:
+            self._poses.pop()  # repeated stamps fill no memory
         insort(self._poses, (stamp_ns, T), key=lambda item: item[0])
         while self._poses[0][0] < self._poses[-1][0] - self.keep_ns:
             self._poses.pop(0)

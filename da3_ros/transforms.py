@@ -16,6 +16,8 @@ from scipy.spatial.transform import Rotation, Slerp
 from da3_ros.geometry import invert_pose
 from da3_ros.types import Array
 
+JUMP_S = 1.0  # a stamp this far behind its forerunner is a jump of time, no late message
+
 
 class TransformError(LookupError):
     """A transform that cannot be had; one line that names the frames and why."""
@@ -32,10 +34,14 @@ class _Edge:
 
 
 class TransformTree:
-    """Transforms of the last ``keep_s`` seconds per edge."""
+    """Transforms of the last ``keep_s`` seconds per edge.
 
-    def __init__(self, keep_s: float = 10.0) -> None:
-        self.keep_ns = int(keep_s * 1e9)
+    An edge whose stamps jump back by more than ``jump_s`` (a simulator or a bag begins again)
+    starts a new history: what is held is of a future that never comes.
+    """
+
+    def __init__(self, keep_s: float = 10.0, jump_s: float = JUMP_S) -> None:
+        self.keep_ns, self._jump_ns = int(keep_s * 1e9), int(jump_s * 1e9)
         self._edges: dict[str, _Edge] = {}
         self._lock = threading.RLock()  # callbacks add while a worker looks up
 
@@ -103,11 +109,6 @@ class TransformTree:
             moving = [self._edges[f].stamps[-1] for f in path if not self._edges[f].static]
         return min(moving, default=None)
 
-    def clear(self) -> None:
-        """Forget moving transforms (after a time jump); static ones hold."""
-        with self._lock:
-            self._edges = {child: edge for child, edge in self._edges.items() if edge.static}
-
     def lookup(self, target: str, source: str, stamp_ns: int) -> Array:
         """``T_target_source`` [4, 4] at ``stamp_ns``.
 
@@ -125,8 +126,7 @@ class TransformTree:
         return invert_pose(T_common_target) @ T_common_source
 
     def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:
-        if edge.stamps and stamp_ns < edge.stamps[-1] - self.keep_ns:
-            # Time has jumped back (a looping recording): the future that is held never comes.
+        if edge.stamps and stamp_ns < edge.stamps[-1] - self._jump_ns:
             edge.stamps, edge.poses = [], []
         at = bisect_left(edge.stamps, stamp_ns)
         if at < len(edge.stamps) and edge.stamps[at] == stamp_ns:

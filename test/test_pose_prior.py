@@ -61,9 +61,18 @@ def test_a_late_odometry_is_carried_on_for_a_moment_and_then_it_is_stale():
 def test_messages_out_of_order_find_their_place_and_a_jump_back_starts_anew():
     h = history(0, S // 5, S // 10)
     np.testing.assert_allclose(h.at(S // 20, AGE), pose(0.05))
-    h = history(100 * S, S)
-    with pytest.raises(PriorError):
-        h.at(50 * S, AGE)
+    for first in (100 * S, 3 * S):
+        h = history(first, S)
+        with pytest.raises(PriorError):
+            h.at(first, AGE)
+
+
+def test_a_repeated_stamp_replaces_the_pose_and_fills_no_memory():
+    h = PoseHistory()
+    for n in range(100):
+        h.add(S, pose(n))
+    np.testing.assert_allclose(h.at(S, AGE), pose(99))
+    assert len(h._poses) == 1
 
 
 def test_no_pose_is_no_pose():

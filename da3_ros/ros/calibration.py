@@ -64,6 +64,8 @@ class CameraInfoKeeper(Generic[Item]):
                 self._notices.append(f"{self.topic}: {fault}")
             self._fault = fault
             return
+        if frame_id not in self._infos and len(self._infos) >= KINDS:
+            del self._infos[next(iter(self._infos))]
         self._infos[frame_id] = calibration
         for source, choice in self._choices.items():
             if choice.made and source[0] == frame_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -74,6 +75,15 @@ class CameraInputs:
         """Images that never came, as far as gaps between stamps tell."""
         return sum(one.gaps.missing for one in self._all)
 
+    @property
+    def stamp_age_s(self) -> float:
+        """How far the newest stamp lay behind the ROS clock when it came: the worst camera's.
+
+        Negative where it lay ahead; NaN before the first image.
+        """
+        ages = [one.stamp_age_s for one in self._all if not math.isnan(one.stamp_age_s)]
+        return max(ages, key=abs, default=math.nan)
+
     def silent(self, after_s: float) -> tuple[str, ...]:
         """Image topics on which nothing has come for so long, or ever."""
         now = time.monotonic()
@@ -126,6 +136,7 @@ class CameraInput:
             get_rmw_implementation_identifier(),
         )
         self._limit = RateLimit(config.max_image_hz)
+        self.stamp_age_s = math.nan  # of the newest image when it came
         self.heard_s = time.monotonic()  # when an image came, or we began to listen
         self._waiting = WaitingReport(self.heard_s)
         self.reliable: bool | None = None
@@ -198,7 +209,7 @@ class CameraInput:
         self.images += 1
         self.heard_s = time.monotonic()
         self._waiting.heard(self.heard_s)
-        self._count_gaps(message)
+        self._look_at_stamp(message)
         if not self._limit.admit(self.heard_s):
             self._host.drop("too_fast", self._too_fast())
             return
@@ -212,10 +223,10 @@ class CameraInput:
         # Large images do not wait for a calibration until memory is gone.
         self._hand_on(final=self._keeper.waiting * len(message.data) > WAITING_BYTES)
 
-    def _count_gaps(self, message: Any) -> None:
-        warning = self.gaps.add(
-            stamp_ns(message.header.stamp), len(message.data), best_effort=not self.reliable
-        )
+    def _look_at_stamp(self, message: Any) -> None:
+        stamp = stamp_ns(message.header.stamp)
+        self.stamp_age_s = (self.node.get_clock().now().nanoseconds - stamp) / 1e9
+        warning = self.gaps.add(stamp, len(message.data), best_effort=not self.reliable)
         if warning:
             self.node.get_logger().warning(warning)
 

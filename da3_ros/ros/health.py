@@ -15,6 +15,7 @@ from dataclasses import dataclass
 KEPT = 100  # times per stage
 RECENT_S = 10.0  # how long something counts as going wrong now
 STALE_S = 5.0  # without images, or without results while images come
+PAST_S, FUTURE_S = 5.0, 1.0  # how far stamps may lie from the clock when an image comes
 OK, WARN, ERROR = 0, 1, 2
 # Drops that a working stream has: a network slower than the camera, and what was asked for.
 EXPECTED = ("busy", "paused", "cleared", "too_old", "late", "stray", "other_size", "time_jump")
@@ -132,6 +133,7 @@ class Facts:
     refused: bool = False  # windows that did not fit the scene, of late
     degraded: tuple[str, ...] = ()
     scale: str = ""  # what is wrong with the scale
+    stamp_age_s: float = math.nan  # of the newest image when it came, by the node's clock
     silent: tuple[str, ...] = ()  # image topics of some cameras, while others' images come
 
 
@@ -159,6 +161,12 @@ def _warnings(facts: Facts) -> Iterator[str]:
         yield "no images arrive"
     elif facts.state == "active" and facts.silent:
         yield f"no images arrive on {', '.join(facts.silent)}"
+    elif facts.state == "active" and _astray(facts.stamp_age_s):
+        side = "ahead of" if facts.stamp_age_s < 0 else "behind"
+        yield (
+            f"image stamps are {abs(facts.stamp_age_s):.3g} s {side} the node's clock "
+            "(use_sim_time and /clock? two machines' clocks?)"
+        )
     if not facts.enabled:
         yield "paused by ~/enable"
     quiet = (*EXPECTED, "failed", "out_of_memory", "unusable")
@@ -171,6 +179,10 @@ def _warnings(facts: Facts) -> Iterator[str]:
         yield f"memory is short: {', '.join(facts.degraded)}"
     if facts.scale:
         yield facts.scale
+
+
+def _astray(stamp_age_s: float) -> bool:
+    return stamp_age_s > PAST_S or stamp_age_s < -FUTURE_S
 
 
 def _flows(facts: Facts) -> bool:

@@ -82,7 +82,7 @@ def prior_of_recording(
 
 def transforms_of(recording: Recording) -> TransformTree:
     """All transforms of a recording."""
-    tree = TransformTree(keep_s=ALWAYS_S)
+    tree = TransformTree(keep_s=ALWAYS_S, jump_s=ALWAYS_S)
     for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
         for _, message in recording.messages(name):
             static = name.endswith("tf_static")

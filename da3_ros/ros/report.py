@@ -83,6 +83,7 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values.update(_joining(stream) | _times(stream, node.now_ns()))
+    values["input_stamp_age_s"] = node.input.stamp_age_s if node.input is not None else math.nan
     out = DiagnosticArray()
     out.header = message.header
     out.status = [
@@ -140,6 +141,7 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
         refused="windows_refused" in growing,
         degraded=_degraded(stream),
         scale="" if stream.pipeline.metres.scale.metric else unknown,
+        stamp_age_s=node.input.stamp_age_s if node.input is not None else math.nan,
         silent=node.input.silent(STALE_S) if node.input is not None else (),
     )
 

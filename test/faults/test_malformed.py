@@ -12,6 +12,7 @@ from da3_ros.ros import messages as build
 from da3_ros.ros.calibration import KINDS, CameraInfoKeeper
 from da3_ros.ros.decode import MAX_ASPECT, ImageError, calibration_from_msg, image_size
 from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.types import Calibration
 
 
 def test_decoder_refuses_or_decodes_whatever_comes():
@@ -42,6 +43,14 @@ def test_camera_that_invents_sizes_fills_no_memory():
         keeper.add_image(n, "optical", n + 1, 10, now_ns=n)
         assert [item for item, _ in keeper.ready(n)] == [n]
     assert len(keeper._choices) <= KINDS
+
+
+def test_camera_that_invents_names_fills_no_memory():
+    keeper = CameraInfoKeeper("camera_info")
+    calibration = Calibration(32, 24, np.array([[30.0, 0, 16], [0, 30.0, 12], [0, 0, 1]]))
+    for n in range(1000):
+        keeper.add_info(calibration, f"optical_{n}")
+    assert 0 < len(keeper._infos) <= KINDS
 
 
 def test_limit_of_thin_images_is_the_networks():
