@@ -29,7 +29,7 @@ INPUTS = (
      "`image_transport: compressed`; depth 5, reliable if and only if every publisher offers it"),
     ("camera_info", "sensor_msgs/msg/CameraInfo", "beside `image` unless remapped; best effort"),
     ("odometry", "nav_msgs/msg/Odometry", "only with `pose_prior.source` or `scale.source` "
-     "`odometry`; reliable, depth 50"),
+     "`odometry`; best effort, depth 50"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),
 )  # fmt: skip
 OUTPUTS = {
@@ -89,12 +89,12 @@ def _topics() -> Iterator[str]:
     for name, text in OUTPUTS.items():
         shown = name if name.startswith("/") else f"~/{name}"
         durable = ", transient local" if name in latched else ""
-        depth = 10 if name == "/diagnostics" else depths.get(name, 1)
+        depth = depths.get(name, 1)
         yield f"| `{shown}` | `{kinds[name]}` | reliable{durable}, {depth} | {text} |"
     yield (
-        "\nOf images, camera_info, odometry and all outputs but `/diagnostics` the QoS can be "
-        "overridden: `-p qos_overrides./da3/points.publisher.reliability:="
-        "best_effort` (and `history`, `depth`, `durability`)."
+        "\nThe QoS of each can be overridden: `-p qos_overrides./da3/points.publisher."
+        "reliability:=best_effort`, or `.subscription.` for an input (and `history`, `depth`, `durability`). "
+        "Peers whose QoS does not fit are named with both sides."
     )
 
 
