@@ -93,8 +93,8 @@ def _topics() -> Iterator[str]:
         yield f"| `{shown}` | `{kinds[name]}` | reliable{durable}, {depth} | {text} |"
     yield (
         "\nThe QoS of each can be overridden: `-p qos_overrides./da3/points.publisher."
-        "reliability:=best_effort`, or `.subscription.` for an input (and `history`, `depth`, `durability`). "
-        "Peers whose QoS does not fit are named with both sides."
+        "reliability:=best_effort`, or `.subscription.` for an input (and `history`, "
+        "`depth`, `durability`). Peers whose QoS does not fit are named with both sides."
     )
 
 
