@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from network.tiny import tiny_metric_spec
 
 from da3_ros.cli import main
+from da3_ros.network import MODELS
 
 TINY = ["-p", "model:=da3-tiny", "-p", "process_res:=56", "-p", "device:=cpu"]
 ROOT = Path(__file__).parents[1]
@@ -51,6 +53,26 @@ def test_parameters_of_a_file_decide_what_runs(tmp_path):
     assert report["checkpoint"] == "random"
     assert (report["views"], report["new"]) == (6, 2), "a new view of each camera"
     assert report["parameters"]["window.size"] == 6
+
+
+def test_looks_of_the_metric_model_are_timed_and_counted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    metric = ("source:=metric_model", "metric_checkpoint:=random", "metric_every:=2")
+    report = bench(tmp_path, "--frames", "1", *(x for m in metric for x in ("-p", f"scale.{m}")))
+    ms = report["milliseconds"]
+    assert ms["metric_look"] > 0
+    assert 1e3 / report["frames_per_s"] == pytest.approx(
+        ms["window"]["p50"] + ms["metric_look"] / 2
+    )
+    assert "every 2 windows" in capsys.readouterr().out
+
+
+def test_a_model_of_single_images_gets_new_ones_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    alone = ("model:=da3metric-large", "checkpoint:=random", "window.new:=2")
+    report = bench(tmp_path, "--frames", "4", *(x for a in alone for x in ("-p", a)))
+    assert (report["views"], report["new"]) == (2, 2)
+    assert len(report["window_ms"]) == 2
 
 
 def test_without_weights_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
