@@ -34,6 +34,7 @@ from da3_ros.ros.rclpy_library import RclpyLibrary
 PARAMETERS = (
     "model:=da3-tiny", "checkpoint:=random", "process_res:=28", "window.size:=3",
     "camera_info_timeout_s:=0.0", "map.max_points:=20000", "scale.source:=fixed",
+    "max_image_hz:=0.0",
 )  # fmt: skip
 SIDE = 28
 GROWTH_MB, GROWTH_FILES = 16.0, 2  # what may come on top after the first fifth
@@ -96,11 +97,13 @@ class Rig(Node):
         self.images.publish(build.image(LIB, self.stamp, "optical", self.pixels))
         return self.stamp
 
-    def held(self) -> tuple[float, int]:
-        """Megabytes of the process's own, and open files."""
+    def held(self) -> tuple[int, float, int]:
+        """Frames processed; megabytes of the process's own, and open files."""
         folder = Path(f"/proc/{self.process.pid}")
         line = next(x for x in (folder / "status").read_text().splitlines() if "RssAnon" in x)
-        return int(line.split()[1]) / 1024, len(list((folder / "fd").iterdir()))
+        megabytes = int(line.split()[1]) / 1024
+        files = len(list((folder / "fd").iterdir()))
+        return int(self.status.frames_processed), megabytes, files
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -123,14 +126,14 @@ def switched_off(rig: Rig, n: int) -> None:
 
 
 class Malformed:
-    """One spoilt image after another."""
+    """One spoilt image after another, ``pause_s`` between them."""
 
-    def __init__(self) -> None:
-        self.fuzzer = Fuzzer(LIB, 5, "optical")
+    def __init__(self, pause_s: float) -> None:
+        self.fuzzer, self.pause_s = Fuzzer(LIB, 5, "optical"), pause_s
 
     def __call__(self, rig: Rig, n: int) -> None:
         rig.images.publish(self.fuzzer.image(self.fuzzer.stamp()))
-        time.sleep(0.01)
+        time.sleep(self.pause_s)
         if n % 50 == 0:
             rclpy.spin_once(rig, timeout_sec=0.0)
 
@@ -161,11 +164,12 @@ def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) 
         "processed": int(status.frames_processed),
         "drops": drops,
         "seconds": round(time.monotonic() - start),
-        "held_mb_after_a_fifth": round(settled[0], 1),
-        "held_mb_at_the_end": round(last[0], 1),
-        "files_after_a_fifth": settled[1],
-        "files_at_the_end": last[1],
-        "flat": last[0] - settled[0] < GROWTH_MB and last[1] - settled[1] <= GROWTH_FILES,
+        "processed_and_mb": [[frames, round(megabytes, 1)] for frames, megabytes, _ in seen],
+        "held_mb_after_a_fifth": round(settled[1], 1),
+        "held_mb_at_the_end": round(last[1], 1),
+        "files_after_a_fifth": settled[2],
+        "files_at_the_end": last[2],
+        "flat": last[1] - settled[1] < GROWTH_MB and last[2] - settled[2] <= GROWTH_FILES,
     }
 
 
@@ -173,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decoder", type=int, default=10_000)
     parser.add_argument("--malformed", type=int, default=10_000)
+    parser.add_argument("--pause", type=float, default=0.01, help="between malformed images, s")
     parser.add_argument("--frames", type=int, default=10_000)
     parser.add_argument("--off", type=int, default=100_000)
     parser.add_argument("--out", type=Path)
@@ -188,7 +193,7 @@ def main() -> int:
         say({"part": "decoder", **try_decoder(RosbagsLibrary(), 6, options.decoder)})
     rclpy.init(args=[])
     for name, step, count, enabled in (
-        ("malformed", Malformed(), options.malformed, True),
+        ("malformed", Malformed(options.pause), options.malformed, True),
         ("frames", network, options.frames, True),
         ("off", switched_off, options.off, False),
     ):
