@@ -195,8 +195,8 @@ def _add_bench(commands: Any) -> None:
         help="how fast the network runs here as configured, and what memory it takes",
         description="Runs the network of the parameters in a sliding window of random pictures, "
         "as the node would: times of a window and of a new frame, cold start, memory against plan "
-        "and budget. Times hold upload, network and download, not messages. Without weights "
-        "-p checkpoint:=random does: speed does not depend on them.",
+        "and budget. Times hold upload, network and download, not messages. Where weights are "
+        "missing -p checkpoint:=random measures the same: speed does not depend on them.",
         epilog="parameters: as in `da3_ros replay --help`, e.g. -p model:=da3-base "
         "-p device:=cpu -p window.new:=2 -p mixed_precision:=off",
     )
@@ -255,15 +255,17 @@ def _add_view(commands: Any) -> None:
         help="a picture of a scene: points, cameras and path, without a display",
         description="Draws a scene off-screen: a saved scene, a replay's output folder, a GLB or "
         "a PLY. Ceilings and walls that stand between the eye and the room are left out.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
     view.add_argument("--output", type=Path, required=True, help="PNG to write; replaced")
     view.add_argument(
         "--from", dest="sides", nargs="+", default=["behind"], choices=_sides(),
-        help="where from, seen from the first camera; several stand beside each other",
+        help="where from, seen from the first camera (default: behind); several stand beside "
+        "each other",
     )  # fmt: skip
-    view.add_argument("--size", default="960x720", metavar="WxH", help="of each view")
+    view.add_argument(
+        "--size", default="960x720", metavar="WxH", help="of each view (default: 960x720)"
+    )
     view.add_argument(
         "--below", type=float, default=float("inf"), metavar="Z",
         help="show points below this height of the map only: a PLY has no cameras that tell where "
