@@ -63,7 +63,13 @@ class CameraInputs:
         host: Host,
     ) -> None:
         """``cameras``: names that prefix the topics; empty: one camera without a prefix."""
-        self._all = [CameraInput(node, config, endpoints, host, name) for name in cameras or ("",)]
+        self._all: list[CameraInput] = []
+        try:
+            for name in cameras or ("",):
+                self._all.append(CameraInput(node, config, endpoints, host, name))
+        except Exception:
+            self.close()
+            raise
 
     @property
     def image_topics(self) -> str:
@@ -143,9 +149,13 @@ class CameraInput:
         self._overridden = _reliability_override(node, self.image_topic)
         self._image_subscription: Any = None
         self._subscribe_image(self._should_be_reliable())
-        self._info_subscription = endpoints.subscribe(
-            CameraInfo, self.info_topic, self._on_info, self._profile(reliable=False)
-        )
+        try:
+            self._info_subscription = endpoints.subscribe(
+                CameraInfo, self.info_topic, self._on_info, self._profile(reliable=False)
+            )
+        except Exception:
+            endpoints.drop_subscription(self._image_subscription)
+            raise
 
     def update(self) -> None:
         """Look at the graph and the clock; call this regularly, on steady time."""

@@ -127,6 +127,7 @@ class Facts:
     configured: bool = True
     enabled: bool = True
     last_error: str = ""
+    failure: str = ""  # why the last transition did not come about
     input_age_s: float | None = None  # since the newest image; None: none has come
     output_age_s: float | None = None  # since the newest result, or since images come without one
     growing: tuple[str, ...] = ()  # causes of drops
@@ -140,13 +141,15 @@ class Facts:
 def judge(facts: Facts) -> tuple[int, str]:
     """Level (OK, WARN, ERROR) and one line: the worst first, then all else that is wrong."""
     if not facts.configured:
-        return (ERROR, facts.last_error) if facts.last_error else (OK, facts.state)
+        return (ERROR, facts.failure) if facts.failure else (OK, facts.state)
     errors, warnings = list(_errors(facts)), list(_warnings(facts))
     level = ERROR if errors else WARN if warnings else OK
     return level, "; ".join(errors + warnings) or facts.state
 
 
 def _errors(facts: Facts) -> Iterator[str]:
+    if facts.failure:
+        yield facts.failure
     if facts.state != "active":
         return
     bad = [cause for cause in facts.growing if cause in ("failed", "out_of_memory", "unusable")]

@@ -48,6 +48,7 @@ from da3_ros.ros.throttle import Throttle
 from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
+EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # their texts say it all
 STATUS_PERIOD_S = 1.0
 PUBLISH_STOP_S = 0.25  # and, twice, for messages on their way out
 CLOSE_S = 3.0  # for the whole end: the process is to be gone after four
@@ -110,7 +111,7 @@ class Da3Node(LifecycleNode):
         self._odometry: Any = None
         self.transforms = TransformTree()
         self.enabled = True
-        self.last_error = ""
+        self.last_error = self.failure = ""
         self._topics: dict[str, Any] = {}
         self._map_subscribers = 0
         self._map_job: Future[Any] | None = None
@@ -127,14 +128,18 @@ class Da3Node(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Read the parameters and load the network."""
         try:
-            config = parameters.read(self)
-            self.transforms = TransformTree()
-            self.stream = Stream(config, self.library, self, self.transforms)
-        except (ConfigError, CheckpointError, DeviceError, BudgetError) as error:
+            self._configure()
+        except EXPECTED as error:
             return self._failed(str(error))
         except Exception as error:  # rclpy would drop it without a word
             return self._failed(f"configuring failed: {type(error).__name__}: {error}")
-        self.last_error = ""
+        self.last_error = self.failure = ""
+        return TransitionCallbackReturn.SUCCESS
+
+    def _configure(self) -> None:
+        config = parameters.read(self)
+        self.transforms = TransformTree()
+        self.stream = Stream(config, self.library, self, self.transforms)
         self.stream.publisher = Publisher(self._on_worker_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
         self._create_publishers()
@@ -144,10 +149,20 @@ class Da3Node(LifecycleNode):
         spec = MODELS[config.pipeline.inference.model]
         device = getattr(self.stream.pipeline.session, "device", "?")
         self.get_logger().info(f"{spec.name} on {device}, weights under {spec.license}")
-        return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Subscribe."""
+        """Subscribe. What breaks here leaves the node inactive, with its network and its scene."""
+        try:
+            self._subscribe()
+        except Exception as error:  # as above
+            known = isinstance(error, EXPECTED)
+            text = str(error) if known else f"activating failed: {type(error).__name__}: {error}"
+            self._close_input()
+            return self._say_failed(text)
+        self.failure = ""
+        return super().on_activate(state)
+
+    def _subscribe(self) -> None:
         assert self.stream is not None
         if self.stream.prior is not None and self.stream.prior.source == "odometry":
             # Best effort hears every publisher, and a pose that is lost is interpolated.
@@ -160,7 +175,6 @@ class Da3Node(LifecycleNode):
         if text := parameters.unknown_overrides(self):
             self.warn(text)
         self.get_logger().info(f"waiting for {self.input.image_topics}")
-        return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Drop the subscriptions; what was received is still processed."""
@@ -170,6 +184,7 @@ class Da3Node(LifecycleNode):
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free the device."""
         self._release()
+        self.failure = ""
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -180,8 +195,7 @@ class Da3Node(LifecycleNode):
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """A transition broke off in the middle: back to unconfigured, with nothing held."""
-        self.last_error = self.last_error or f"an error while {state.label}"
-        self.get_logger().error(f"{self.last_error}; clean, ready to be configured again")
+        self._say_failed(f"an error while {state.label}; clean, ready to be configured again")
         self._close_input()
         self._release()
         return TransitionCallbackReturn.SUCCESS
@@ -357,9 +371,12 @@ class Da3Node(LifecycleNode):
         return self.stream is not None and (parent, child) in self.stream.own_edges
 
     def _failed(self, text: str) -> TransitionCallbackReturn:
-        self.last_error = text
-        self.get_logger().error(text)
         self._release()
+        return self._say_failed(text)
+
+    def _say_failed(self, text: str) -> TransitionCallbackReturn:
+        self.last_error = self.failure = text
+        self.get_logger().error(text)
         return TransitionCallbackReturn.FAILURE
 
     def _close_input(self) -> None:
@@ -403,7 +420,7 @@ def main(args: list[str] | None = None) -> int:
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = Da3Node()
-    except rclpy.exceptions.InvalidParameterTypeException as error:
+    except (rclpy.exceptions.InvalidParameterTypeException, ConfigError) as error:
         sys.stderr.write(f"da3_node: {error}\n")
         rclpy.try_shutdown()
         return 2

@@ -7,12 +7,15 @@ Texts from plain data; only ``Endpoints`` knows a node.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from rclpy.exceptions import ParameterException
 from rclpy.qos import QoSPolicyKind, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
+from da3_ros.config import ConfigError
 from da3_ros.ros.throttle import Throttle
 from da3_ros.ros.waiting import Publisher as Endpoint
 
@@ -158,7 +161,7 @@ class Endpoints:
         remedy: str = "",
         overridable: Sequence[QoSPolicyKind] = OVERRIDABLE,
     ) -> Any:
-        """A subscription; ``qos`` takes over what the user overrides."""
+        """A subscription; ``qos`` takes over what the user overrides. Raises ConfigError."""
         node, name = self._node, self._node.resolve_topic_name(topic)
         # The profile is read when something is said: rclpy writes the overrides into it.
         refusal = Refusal(
@@ -166,36 +169,40 @@ class Endpoints:
             lambda peer: refused(peer, _ours(qos)),
             lambda peers, policies: unheard_text(name, _ours(qos), peers, remedy, policies),
         )
+        with _named(f"qos_overrides.{name}.subscription"):
+            subscription = node.create_subscription(
+                kind,
+                topic,
+                callback,
+                qos,
+                event_callbacks=SubscriptionEventCallbacks(
+                    incompatible_qos=functools.partial(_note, refusal)
+                ),
+                qos_overriding_options=QoSOverridingOptions(overridable),
+            )
         self._refusals[name, "subscription"] = refusal
-        return node.create_subscription(
-            kind,
-            topic,
-            callback,
-            qos,
-            event_callbacks=SubscriptionEventCallbacks(
-                incompatible_qos=functools.partial(_note, refusal)
-            ),
-            qos_overriding_options=QoSOverridingOptions(overridable),
-        )
+        return subscription
 
     def advertise(self, kind: type, topic: str, qos: Any) -> Any:
-        """A publisher; ``qos`` takes over what the user overrides."""
+        """A publisher; ``qos`` takes over what the user overrides. Raises ConfigError."""
         node, name = self._node, self._node.resolve_topic_name(topic)
         refusal = Refusal(
             lambda: _others(node, node.get_subscriptions_info_by_topic(name)),
             lambda peer: refused(_ours(qos), peer),
             lambda peers, policies: unserved_text(name, _ours(qos), peers, policies),
         )
+        with _named(f"qos_overrides.{name}.publisher"):
+            publisher = node.create_publisher(
+                kind,
+                topic,
+                qos,
+                event_callbacks=PublisherEventCallbacks(
+                    incompatible_qos=functools.partial(_note, refusal)
+                ),
+                qos_overriding_options=QoSOverridingOptions(OVERRIDABLE),
+            )
         self._refusals[name, "publisher"] = refusal
-        return node.create_publisher(
-            kind,
-            topic,
-            qos,
-            event_callbacks=PublisherEventCallbacks(
-                incompatible_qos=functools.partial(_note, refusal)
-            ),
-            qos_overriding_options=QoSOverridingOptions(OVERRIDABLE),
-        )
+        return publisher
 
     def drop_subscription(self, subscription: Any) -> None:
         """Destroy it, and say no more of it."""
@@ -218,6 +225,15 @@ class Endpoints:
                     self._throttle.due(key, EVERY_S, now_s)
                     texts.append(text)
         return texts
+
+
+@contextmanager
+def _named(override: str) -> Iterator[None]:
+    """Says whose override it is that rclpy refuses, in whichever of its ways."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, TypeError, ValueError, ParameterException) as error:
+        raise ConfigError(f"{override}: {error or 'a value of another type is wanted'}") from error
 
 
 def _note(refusal: Refusal, event: Any) -> None:

@@ -124,7 +124,7 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
 def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
     """What the judgement needs, out of node and stream."""
     if stream is None:
-        return Facts(state, configured=False, last_error=node.last_error)
+        return Facts(state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
     growing = stream.growth.update(drops | {"windows_refused": refused}, now)
@@ -135,6 +135,7 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
         state,
         enabled=node.enabled,
         last_error=node.last_error,
+        failure=node.failure,
         input_age_s=stream.arrived.silent_s(),
         output_age_s=stream.arrived.since_first_s() if silent is None else silent,
         growing=tuple(cause for cause in growing if cause != "windows_refused"),

@@ -19,6 +19,7 @@ FAULTS = {
     "publish": (Da3Node, "publish", RuntimeError("injected in publish")),
     "callback": (camera_input, "stamp_ns", ValueError("injected in callback")),
     "status": (report, "status", KeyError("injected in status")),
+    "activate": (node, "CameraInputs", RuntimeError("injected in activate")),
     "configure": (node, "Stream", RuntimeError("injected in configure")),
 }
 

@@ -46,6 +46,20 @@ def test_every_exception_costs_its_own_frame_alone():
         assert "Traceback" not in rig.process.output()
 
 
+def test_activating_that_breaks_is_one_line_and_can_be_tried_again():
+    with broken_rig("activate:1") as rig:
+        rig.process.wait_for("activating failed: RuntimeError: injected in activate")
+        rig.until(lambda: rig.status and rig.status[-1].state == "inactive")
+        assert "injected in activate" in rig.status[-1].last_error
+        from lifecycle_msgs.msg import Transition
+
+        change = Transition(id=Transition.TRANSITION_ACTIVATE)
+        done = rig.call("lifecycle_msgs/srv/ChangeState", "/da3/change_state", transition=change)
+        assert done.success
+        rig.until(lambda: rig.status[-1].state == "active")
+        assert "Traceback" not in rig.process.output()
+
+
 def test_configuring_that_breaks_is_one_line_and_can_be_tried_again():
     with broken_rig("configure:1") as rig:
         rig.process.wait_for("configuring failed: RuntimeError: injected in configure")

@@ -40,7 +40,9 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"degraded": ("4 views",)}, WARN, "memory is short: 4 views"),
         ({"scale": "the scale is unknown"}, WARN, "the scale is unknown"),
         ({"configured": False, "state": "unconfigured"}, OK, "unconfigured"),
-        ({"configured": False, "last_error": "no weights"}, ERROR, "no weights"),
+        ({"configured": False, "failure": "no weights"}, ERROR, "no weights"),
+        ({"configured": False, "state": "unconfigured", "last_error": "x"}, OK, "unconfigured"),
+        ({"state": "inactive", "failure": "no topic"}, ERROR, "no topic"),
     ],
 )
 def test_levels(changes, level, words):

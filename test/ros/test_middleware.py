@@ -52,8 +52,8 @@ def test_no_best_effort_image_is_lost_with_the_profile_at_the_publisher(size, ra
         "da3_ros.ros.synthetic_camera", *options, env=environment(domain_id, **profile)
     )
     with publisher, listen(domain_id, count) as listener:
-        publisher.wait_for(f"all {count} frames are published", 60.0)
-        listener.wait_for("received", 20.0)
+        publisher.wait_for(f"all {count} frames are published")
+        listener.wait_for("received")
         assert publisher.stop() == 0
         received = json.loads(listener.output().partition("received ")[2])
     stamps = np.array(received["stamps"])

@@ -13,7 +13,7 @@ def odometer(robot, topic="/odometry"):
     kind = LIB.type("nav_msgs/msg/Odometry")
     # Best effort, as some drivers send: reliable ones are heard too, never the other way round.
     publisher = robot.node.create_publisher(kind, topic, rt.BEST_EFFORT)
-    rt.spin_until(robot.node, lambda: rt.matched(publisher), 20)
+    rt.spin_until(robot.node, lambda: rt.matched(publisher))
 
     def say(frame):
         T = frame.T_world_camera

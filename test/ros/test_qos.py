@@ -145,6 +145,24 @@ def test_node_tells_both_sides_and_obeys_overrides():
         assert offer.qos_profile.reliability.name == "BEST_EFFORT"
 
 
+@pytest.mark.parametrize("value", ["best_efort", "1"])
+def test_a_wrong_override_of_an_input_is_one_line_and_the_node_stays_inactive(value):
+    name = f"qos_overrides.{IMAGE}.subscription"
+    with Rig(**{f"{name}.durability": value}) as rig:
+        rig.process.wait_for(f"{name}: ")
+        state_is(rig, "inactive")
+        assert name in rig.status[-1].last_error
+        assert "Traceback" not in rig.process.output()
+
+
+def test_a_wrong_override_of_the_nodes_own_topics_ends_it_with_one_line():
+    name = "qos_overrides./da3/status.publisher"
+    with Rig(**{f"{name}.reliability": "best_efort"}) as rig:
+        assert rig.process.wait() == 2
+        assert f"da3_node: {name}: " in rig.process.output()
+        assert "Traceback" not in rig.process.output()
+
+
 def test_every_topic_is_overridden_and_still_is_after_cleanup_and_configure():
     override = {
         "qos_overrides./diagnostics.publisher.reliability": "best_effort",

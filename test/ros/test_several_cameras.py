@@ -66,7 +66,7 @@ class TwoCameras:
     def listen(self, topic, kind):
         return rt.collect(self.node, kind, topic)
 
-    def until(self, condition, timeout_s=40.0):
+    def until(self, condition, timeout_s=rt.PATIENCE_S):
         assert rt.spin_until(self.node, condition, timeout_s), self.process.output()
 
     def ready(self):

@@ -8,6 +8,7 @@ import pytest
 from ros_testing import (
     BEST_EFFORT,
     LATCHED,
+    PATIENCE_S,
     collect,
     domain,
     environment,
@@ -40,7 +41,7 @@ def text(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def all_of(node, count, *lists, timeout_s=30.0):
+def all_of(node, count, *lists, timeout_s=PATIENCE_S):
     """Serve until each list holds ``count`` messages."""
     done = spin_until(node, lambda: min(map(len, lists)) >= count, timeout_s)
     assert done, f"received {[len(x) for x in lists]} of {count}"
