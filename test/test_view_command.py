@@ -9,10 +9,10 @@ import pytest
 import trimesh
 from mapping.test_scene_file import full_store
 
-from da3_ros.cli import main
+from da3_ros.cli import build_parser, main
 from da3_ros.mapping.export import export_scene
 from da3_ros.mapping.frusta import frustum
-from da3_ros.mapping.picture import BACKGROUND, CAMERA_COLOR, Drawing, render
+from da3_ros.mapping.picture import BACKGROUND, CAMERA_COLOR, SIDES, Drawing, render
 from da3_ros.mapping.scene_file import save_scene
 from da3_ros.mapping.trajectory import Pose
 
@@ -122,6 +122,11 @@ def test_several_views_stand_beside_each_other(replayed, tmp_path):
     arguments = ["--from", "top", "corner", "side", "--size", "80x60"]
     assert main(["view", str(replayed), "--output", str(target), *arguments]) == 0
     assert cv2.imread(str(target)).shape == (60, 3 * 80 + 2 * 8, 3)
+
+
+def test_every_side_can_be_asked_for():
+    command = ["view", "scene", "--output", "a.png", "--from", *SIDES]
+    assert build_parser().parse_args(command).sides == list(SIDES)
 
 
 def test_points_of_other_programs_without_colours_are_drawn(tmp_path):

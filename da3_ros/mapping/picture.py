@@ -22,7 +22,7 @@ from da3_ros.types import Array, Image
 BACKGROUND = 24
 MOST_POINTS = 5_000_000  # more would only cover each other
 FIELD_OF_VIEW_DEG = 45.0
-FILL = 0.95  # share of the picture that the scene may take
+FILL = 0.93  # share of the picture that the scene may take
 FITTED = 50_000  # points that tell where the scene is
 CAMERA_COLOR, PATH_COLOR = (255, 140, 0), (0, 160, 255)
 # From where: turn to the right of the first camera's heading, and elevation, degrees.
@@ -143,7 +143,7 @@ def _where(drawing: Drawing) -> Array:
     """Places [N, 3] that must be in the picture: cameras, and points but the farthest few."""
     some = drawing.points[:: max(1, len(drawing.points) // FITTED)].astype(np.float64)
     if len(some):
-        low, high = np.percentile(some, (2, 98), axis=0)
+        low, high = np.percentile(some, (1, 99), axis=0)
         some = some[((some >= low) & (some <= high)).all(axis=1)]
     return np.concatenate((some, drawing.cameras.reshape(-1, 3), drawing.centres()))
 
