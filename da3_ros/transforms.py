@@ -17,6 +17,7 @@ from da3_ros.geometry import invert_pose
 from da3_ros.types import Array
 
 JUMP_S = 1.0  # a stamp this far behind its forerunner is a jump of time, no late message
+MOST = 10_000  # frames: a publisher gone mad may invent names for ever
 
 
 class TransformError(LookupError):
@@ -56,7 +57,8 @@ class TransformTree:
     ) -> None:
         """Add one transform [4, 4]; a child under a new parent starts a new history, as in tf2.
 
-        Raises TransformError for a frame under itself, an empty name or a non-finite number.
+        Raises TransformError for a frame under itself, an empty name, a non-finite number or a
+        frame too many.
         """
         parent, child = parent.lstrip("/"), child.lstrip("/")
         if not parent or not child or parent == child:
@@ -65,6 +67,8 @@ class TransformTree:
             raise TransformError(f"transform from {parent!r} to {child!r} has NaN or Inf")
         with self._lock:
             edge = self._edges.get(child)
+            if edge is None and len(self._edges) >= MOST:
+                raise TransformError(f"transform to {child!r}: {MOST} frames are known already")
             if edge is None or edge.parent != parent or edge.static != static:
                 edge = self._edges[child] = _Edge(parent, static)
             if static:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from da3_ros import transforms
 from da3_ros.transforms import TransformError, TransformTree
 
 S = 10**9
@@ -86,6 +87,14 @@ def test_a_simulator_that_begins_again_soon_leaves_no_transforms_of_its_future(r
     with pytest.raises(TransformError, match="after"):
         robot.lookup("odom", "base", S)
     np.testing.assert_allclose(robot.lookup("base", "camera", 0), pose(z=1.5))
+
+
+def test_invented_frames_fill_no_memory(monkeypatch, robot):
+    monkeypatch.setattr(transforms, "MOST", 4)
+    robot.add("base", "lidar", pose(), 0, static=True)
+    with pytest.raises(TransformError, match="4 frames are known"):
+        robot.add("base", "invented", pose(), 0)
+    robot.add("odom", "base", pose(x=3), 3 * S)
 
 
 def test_a_new_parent_replaces_the_old_one_as_in_tf2(robot):
