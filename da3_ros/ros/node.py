@@ -319,6 +319,8 @@ class Da3Node(LifecycleNode):
 
     def _on_parameters(self, changes: list[Parameter]) -> Any:
         """Accept what takes effect, refuse the rest with the reason."""
+        if not any(change.name in parameters.NAMES for change in changes):
+            return parameters.accept()  # rclpy's own, such as the QoS overrides it declares
         fixed = [c.name for c in changes if not parameters.is_dynamic(c.name)]
         known = [name for name in fixed if name in parameters.NAMES]
         if known and self.stream is not None:
