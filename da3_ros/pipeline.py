@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,11 +22,7 @@ from da3_ros.config import DepthConfig, PipelineConfig
 from da3_ros.depth_filter import filter_depth, sky_mask
 from da3_ros.enlarge import at_size_of
 from da3_ros.geometry import T_MAP_WORLD, invert_pose
-from da3_ros.inference import (
-    WindowTooLargeError,
-    open_networks,
-    resize_for_network,
-)
+from da3_ros.inference import WindowTooLargeError, open_networks
 from da3_ros.loop_stage import LoopStage, conjugated
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.export import export_scene
@@ -39,7 +34,8 @@ from da3_ros.mapping.scene_file import SceneFileError
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
-from da3_ros.rectify import CalibrationError, Rectifier
+from da3_ros.prepare import Preparer
+from da3_ros.rectify import CalibrationError
 from da3_ros.types import (
     Array,
     FloatImage,
@@ -69,8 +65,8 @@ class Network(Protocol):
     def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
         """What the memory budget allows for images of (width, height); None: anything."""
 
-    def prefetch(self, view: View) -> None:
-        """Begin with a view that waits for its window."""
+    def prefetch(self, image: Image) -> None:
+        """Begin with the image of a view that waits for its window."""
 
     def infer(self, window: Window) -> Prediction: ...
 
@@ -134,7 +130,7 @@ class Pipeline:
         self.map = SubmapStore(config.map)
         self.loops = LoopStage()
         self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
-        self._rectifier = Rectifier(kept=len(config.cameras) + 2)
+        self._preparer = Preparer(len(config.cameras))
         self._last_stamp: dict[str, int] = {}  # of each camera
         self._next_view = 0
         self._next_instant = 0
@@ -173,7 +169,22 @@ class Pipeline:
             yield from self._run_window()
         else:
             for p in instant:
-                self.session.prefetch(p.view)
+                self.session.prefetch(p.view.image)
+
+    def prepare(self, frame: Frame) -> Frame:
+        """The frame with what can be done before it is pushed; any thread may call this.
+
+        What cannot be used comes back as it is: ``push`` says what is wrong with it.
+        """
+        try:
+            return dataclasses.replace(frame, ready=self._preparer(frame, self._process_res))
+        except (CalibrationError, ValueError):
+            return frame
+
+    def begin(self, frame: Frame) -> None:
+        """Give the network a prepared frame that will be pushed next; only saves time."""
+        if frame.ready is not None and frame.ready.process_res == self._process_res:
+            self.session.prefetch(frame.ready.image)
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Process what waits for a full window; call at the end of a recording."""
@@ -309,23 +320,20 @@ class Pipeline:
 
     def _prepare(self, frame: Frame) -> _Prepared | None:
         try:
-            image, K, valid = frame.image, None, None
-            if frame.calibration is not None:
-                done = self._rectifier(image, frame.calibration, frame.rectified)
-                image, K, valid = done.image, done.K, done.valid
-            full = image if self.config.depth.size == "input" else None
-            image, K = resize_for_network(image, K, self._process_res)
+            ready = frame.ready
+            if ready is None or ready.process_res != self._process_res:  # the plan has changed
+                ready = self._preparer(frame, self._process_res)
         except (CalibrationError, ValueError) as error:
             self.counters["dropped_bad_input"] += 1
             log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
             return None
         view = View(
-            self._next_view, frame.stamp_ns, image, K, frame.frame_id, frame.camera,
+            self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
             frame.T_prior_camera, frame.T_rig_camera, self._next_instant,
         )  # fmt: skip
         self._next_view += 1
-        small = None if valid is None else _shrink_mask(valid, image.shape[:2])
-        return _Prepared(view, small, full)
+        full = ready.full if self.config.depth.size == "input" else None
+        return _Prepared(view, ready.valid, full)
 
     def _size_changed(self, instant: list[_Prepared]) -> bool:
         """Whether windows cannot go on: the camera that decided their size has another one."""
@@ -693,9 +701,3 @@ def _fault(prediction: Prediction, window: Window) -> str:
                 "be right: publish a camera_info"
             )
     return ""
-
-
-def _shrink_mask(valid: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Mask at the network's size; a pixel is valid only where all that it averages is."""
-    area = cv2.resize(valid.astype(np.float32), (shape[1], shape[0]), interpolation=cv2.INTER_AREA)
-    return np.asarray(area > 0.999)

@@ -7,6 +7,7 @@ Knows NumPy, OpenCV and ``types``; nothing of ROS, the network or the pipeline.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
@@ -390,12 +391,13 @@ class Rectifier:
     """Rectifies the images of a camera as image_proc would, keeping the maps between images.
 
     Maps are kept by the calibration's value, not its identity, for the last ``kept`` calibrations;
-    a recalibrated camera or a new resolution gets new ones by itself. Not thread-safe.
+    a recalibrated camera or a new resolution gets new ones by itself. Any thread may call it.
     """
 
     def __init__(self, kept: int = 2) -> None:
         self._kept = kept
         self._recipes: OrderedDict[tuple[object, ...], _Recipe] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, image: Image, calibration: Calibration, rectified: bool) -> Rectified:
         """Rectify ``image`` uint8 [H, W, 3] (or [H, W]).
@@ -405,7 +407,8 @@ class Rectifier:
         CalibrationError.
         """
         size = (image.shape[1], image.shape[0])
-        recipe = self._find(calibration, size, rectified)
+        with self._lock:
+            recipe = self._find(calibration, size, rectified)
         if recipe.maps is not None:
             remapped = cv2.remap(
                 image, *recipe.maps, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from da3_ros.inference import (
     InferenceSession,
     MetricRuler,
     Plan,
+    Running,
     open_networks,
 )
 from da3_ros.mapping.atomic import replace_folder
@@ -53,6 +54,7 @@ from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.pose_prior import PriorError
 from da3_ros.recordings import Recording, RecordingError, open_recording
+from da3_ros.recordings.ahead import ReadAhead
 from da3_ros.recordings.writer import BagWriter
 from da3_ros.rig_geometry import RigGeometry
 from da3_ros.rig_sync import Instant, RigSync
@@ -66,6 +68,7 @@ from da3_ros.types import Array, Frame, Scale, TrackedFrame
 log = logging.getLogger(__name__)
 
 TOPIC_PREFIX = "/da3/"
+READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
 
 
 class ReplayError(RuntimeError):
@@ -266,11 +269,23 @@ def _process(recording: Recording, known: _Known, lanes: dict[str, _Lane], every
                 lanes.get(lane, first).push(instant.frames)
             taken[lane] += 1
 
+    def pipeline_of(frame: Frame) -> Pipeline:
+        return lanes.get(frame.camera, first).pipeline
+
+    config = first.pipeline.config
+    ahead = config.window.new * max(1, len(config.cameras), len(lanes))
+    reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
+
+    def begin(window: Running) -> None:
+        """While a window runs on a device: what comes next goes there too, behind it."""
+        for frame in reader.waiting(ahead if every == 1 else 0):  # others may be skipped
+            pipeline_of(frame).begin(frame)
+
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
-    with logging_redirect_tqdm(), progress:
-        for frame in recording:
+    with logging_redirect_tqdm(), progress, reader, _meanwhile(first.pipeline.session, begin):
+        for frame in reader:
             push(sync.add(known.add(frame)))
             progress.update()
         push(sync.flush())
@@ -279,6 +294,19 @@ def _process(recording: Recording, known: _Known, lanes: dict[str, _Lane], every
                 lane.results.add(result)
     if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
+
+
+@contextlib.contextmanager
+def _meanwhile(session: Network, begin: Callable[[Running], None]) -> Iterator[None]:
+    """Have ``begin`` called whenever a window runs, on devices that work beside us."""
+    if not isinstance(session, InferenceSession):
+        yield
+        return
+    session.meanwhile = begin
+    try:
+        yield
+    finally:
+        session.meanwhile = None
 
 
 class _Bag(contextlib.AbstractContextManager["_Bag"]):

@@ -54,6 +54,17 @@ class Calibration:
 
 
 @dataclass(frozen=True, eq=False)
+class Ready:
+    """What a frame's image becomes for the network."""
+
+    process_res: int  # what it was made for
+    image: Image  # [h, w, 3] RGB, rectified, h and w multiples of 14
+    full: Image  # [H, W, 3] the same at the camera's size; the frame's own array if it was fine
+    K: Array | None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
+    valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera's image; None: all
+
+
+@dataclass(frozen=True, eq=False)
 class Frame:
     """One camera image as it came in, with what is known about it."""
 
@@ -66,6 +77,7 @@ class Frame:
     # [4, 4] of the robot's own odometry at this stamp, in its world, metres; None: not known
     T_prior_camera: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] where on the rig it is, metres; None: not known
+    ready: Ready | None = None  # what somebody had time to do beforehand; None: nothing
 
 
 @dataclass(frozen=True, eq=False)

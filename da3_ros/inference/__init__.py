@@ -6,7 +6,7 @@ from da3_ros.inference.opening import open_networks
 from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
 from da3_ros.inference.ruler import MetricRuler
-from da3_ros.inference.session import InferenceSession, WindowTooLargeError
+from da3_ros.inference.session import InferenceSession, Running, WindowTooLargeError
 
 __all__ = [
     "BudgetError",
@@ -15,6 +15,7 @@ __all__ = [
     "InferenceSession",
     "MetricRuler",
     "Plan",
+    "Running",
     "WindowTooLargeError",
     "fit_size",
     "open_device",

@@ -225,7 +225,7 @@ def _if_fits(plan: Plan) -> Plan | None:
 def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor: float) -> Plan:
     width, height = fit_size(*request.image, choice.process_res)[-1]
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
-    beside = request.beside
+    beside, new = request.beside, min(request.new, choice.window - 1)
     return Plan(
         model=request.model,
         device=device.kind,
@@ -234,12 +234,12 @@ def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor
         width=width,
         height=height,
         window=choice.window,
-        new=min(request.new, choice.window - 1),
+        new=new,
         chunks=choice.chunks,
         prefix_on_host=choice.prefix_on_host,
         budget=budget,
         weights=needed.weights,
-        prefix=needed.prefix * request.streams,
+        prefix=needed.prefix * request.streams * (choice.window + new) // choice.window,
         activations=max(round(needed.activations * factor), _work_beside(beside, height, width)),
         fixed=SLACK + device.context() + (beside.weights if beside else 0),
         reduced=_given_up(request, choice),

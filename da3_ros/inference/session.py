@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +37,7 @@ from da3_ros.network.model import Output
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.nested import NestedPrefix, to_metres
 from da3_ros.network.precision import convert, drop_camera_encoder, drop_rays
-from da3_ros.types import Prediction, View, Window
+from da3_ros.types import Image, Prediction, Window
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,23 @@ RELIEFS = (
     Relief("images at 3/4 of their size in the network", 0.75),
     Relief("images at 1/2 of their size in the network", 0.5),
 )
+
+
+@dataclass(frozen=True)
+class Running:
+    """A window on a device that works beside us."""
+
+    done: Callable[[], bool]  # does not wait
+    ends: float  # when it probably will be, by ``time.perf_counter``; with a new shape unknown
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the network makes of an image alone, for later windows."""
+
+    image: weakref.ref[Image]
+    prefix: Callable[[], Prefix]  # waits for what is on its way to the host
+    nbytes: int
 
 
 class InferenceSession:
@@ -107,7 +126,11 @@ class InferenceSession:
         self._factor = UNMEASURED
         self._measured = False
         self._request: Request | None = None
-        self._kept: OrderedDict[int, tuple[weakref.ref[View], Prefix]] = OrderedDict()
+        # By the image's address: it is the image alone that decides.
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        # Called while a window runs, on a device that works beside us.
+        self.meanwhile: Callable[[Running], None] | None = None
+        self._device_s: deque[float] = deque(maxlen=5)  # how long we waited for the newest windows
 
     @property
     def precision_name(self) -> str:
@@ -226,17 +249,18 @@ class InferenceSession:
         return replace(prediction, inference_s=time.perf_counter() - start)
 
     @torch.inference_mode()
-    def prefetch(self, view: View) -> None:
-        """Run what sees a view alone while it waits for its window; on a GPU this does not block.
+    def prefetch(self, image: Image) -> None:
+        """Run what sees a view's image alone while it waits for its window.
+
+        On a GPU this queues behind the running window and does not wait.
 
         Only saves time: without it, or where memory is short, ``infer`` does the same.
         """
-        if self.plan is None or self.relief or self._kept_prefix(view) is not None:
+        if self.plan is None or self.relief or self._kept_prefix(image) is not None:
             return
         try:
-            height, width = view.image.shape[:2]
-            own = self._encode([view], (height, width))
-            self._keep([view], dict(own), self.plan.window)
+            height, width = image.shape[:2]
+            self._keep([image], self._encode([image], (height, width)), self.plan.window)
         except Exception as error:
             if not self.on.is_out_of_memory(error):
                 raise
@@ -253,15 +277,27 @@ class InferenceSession:
     def _run(self, window: Window) -> Prediction:
         before = self.on.in_use()
         self.on.reset_peak()
-        views, size = window.views, window.views[0].image.shape[:2]
+        images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
         inner = smaller(size, RELIEFS[self.relief].scale)
-        prefix = self._prefixes(views, inner)
-        frames = sorted(range(len(views)) if window.wanted is None else window.wanted)
-        out = Download(self._answer(window, prefix, inner, frames)).wait()
+        prefix = self._prefixes(images, inner)
+        frames = sorted(range(len(images)) if window.wanted is None else window.wanted)
+        download = Download(self._answer(window, prefix, inner, frames))
         del prefix
+        out = self._wait_for(download)
         prediction = to_prediction(out, window, frames, metric_depth=self.spec.metric)
-        self._measure(before)
+        self._measure(before, len(images))
         return prediction
+
+    def _wait_for(self, download: Download[Any]) -> Any:
+        """The results; others may use the time until they are there."""
+        begun = time.perf_counter()
+        if self.meanwhile is not None and download.queued:
+            # The shortest of the newest: who counts on it is early rather than late.
+            usual = min(self._device_s, default=0.0)
+            self.meanwhile(Running(download.done, begun + usual))
+        out = download.wait()
+        self._device_s.append(time.perf_counter() - begun)
+        return out
 
     def _camera_tokens(self, window: Window, size: tuple[int, int]) -> Tensor | None:
         """What the camera encoder makes of known poses and intrinsics; None without poses."""
@@ -300,49 +336,62 @@ class InferenceSession:
             out, canonical, torch.where(focal.isfinite(), focal, guessed), fill_sky=False
         )
 
-    def _prefixes(self, views: tuple[View, ...], size: tuple[int, int]) -> Prefix:
-        """Prefixes [1, N, ...] of all views; only views not seen before are computed."""
-        missing = [view for view in views if self._kept_prefix(view) is None]
+    def _prefixes(self, images: list[Image], size: tuple[int, int]) -> Prefix:
+        """Prefixes [1, N, ...] of all images; only those not seen before are computed."""
+        missing = [image for image in images if self._kept_prefix(image) is None]
         fresh: dict[int, Prefix] = {}
         if missing:
             fresh = self._encode(missing, size)
-            self._keep(missing, fresh, len(views))
-        parts = [fresh.get(id(view)) or self._kept_prefix(view) for view in views]
+            self._keep(missing, fresh, len(images))
+        parts = [fresh.get(id(image)) or self._kept_prefix(image) for image in images]
         # A copy: the fusing blocks overwrite their input.
         stacked = (
-            torch.stack([x.to(self.device) for x in xs])[None] for xs in zip(*parts, strict=True)
+            torch.stack([self._upload(x) for x in xs])[None] for xs in zip(*parts, strict=True)
         )
         return type(parts[0])(*stacked)
 
-    def _encode(self, views: list[View], size: tuple[int, int]) -> dict[int, Prefix]:
-        """What the network makes of each view alone, by the view's ``id()``."""
-        images = torch.from_numpy(np.stack([to_size(view.image, size) for view in views]))
-        if self.device.type == "cuda":
-            images = images.pin_memory()  # else the copy waits for the device
-        batch = normalize(images.to(self.device, non_blocking=True))[None]
+    def _encode(self, images: list[Image], size: tuple[int, int]) -> dict[int, Prefix]:
+        """What the network makes of each image alone, by the array's ``id()``."""
+        pixels = torch.from_numpy(np.stack([to_size(image, size) for image in images]))
+        batch = normalize(self._upload(pixels))[None]
         prefix: Prefix = self._call("encode", batch)
-        return {id(view): type(prefix)(*(x[0, i] for x in prefix)) for i, view in enumerate(views)}
+        parts = (type(prefix)(*(x[0, i] for x in prefix)) for i in range(len(images)))
+        return {id(image): part for image, part in zip(images, parts, strict=True)}
 
-    def _keep(self, views: list[View], fresh: dict[int, Prefix], window: int) -> None:
+    def _upload(self, x: Tensor) -> Tensor:
+        """A tensor on the device. On CUDA the copy is queued; only there is that safe."""
+        if self.device.type != "cuda" or x.is_cuda:
+            return x.to(self.device)
+        return x.pin_memory().to(self.device, non_blocking=True)  # pageable memory would wait
+
+    def _keep(self, images: list[Image], fresh: dict[int, Prefix], window: int) -> None:
         """Keep what later windows will ask for again; the longest unused leaves first."""
         if self.relief:
             return
-        host = self.plan is not None and self.plan.prefix_on_host
-        for view in views:
-            prefix = fresh[id(view)]
+        plan = self.plan
+        host = plan is not None and plan.prefix_on_host
+        for image in images:
+            prefix = fresh[id(image)]
             # Frames of one batch share its storage: each is kept on its own, so each can leave.
-            own = (x.cpu() if host else x.clone() for x in prefix)
-            self._kept[id(view)] = (weakref.ref(view), type(prefix)(*own))
-        while len(self._kept) > self._streams * max(window, self.plan.window if self.plan else 0):
+            if host:
+                own = Download(prefix).wait
+            else:
+                make: Any = type(prefix)
+                own = functools.partial(make, *(x.clone() for x in prefix))
+            size = sum(x.nbytes for x in prefix)
+            self._kept[id(image)] = _Kept(weakref.ref(image), own, size)
+        # Those of the next window come while this one's are still of use; the plan counts both.
+        room = max(window, plan.window) + plan.new if plan is not None else window
+        while len(self._kept) > self._streams * room:
             self._kept.popitem(last=False)
 
-    def _kept_prefix(self, view: View) -> Prefix:
-        entry = self._kept.get(id(view))
-        if entry is None or entry[0]() is not view:  # an address may be used again
-            self._kept.pop(id(view), None)
+    def _kept_prefix(self, image: Image) -> Prefix:
+        entry = self._kept.get(id(image))
+        if entry is None or entry.image() is not image:  # an address may be used again
+            self._kept.pop(id(image), None)
             return None
-        self._kept.move_to_end(id(view))
-        return entry[1]
+        self._kept.move_to_end(id(image))
+        return entry.prefix()
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """``encode`` or ``decode`` of the network, compiled where that was chosen and works."""
@@ -368,19 +417,19 @@ class InferenceSession:
 
     # Memory
 
-    def _measure(self, before: int) -> None:
+    def _measure(self, before: int, views: int) -> None:
         """Note the peak of a pass; the first at full window size corrects the prediction."""
         plan = self.plan
         taken = self.on.taken(before, self._persistent())
         self.peak = max(self.peak, taken)
         if plan is None or self.pinned or self.relief:
             return
-        if taken > plan.budget and len(self._kept) >= plan.window:
+        if taken > plan.budget and views >= plan.window:
             log.warning(
                 "a window took %.2f GiB of a budget of %.2f", taken / GIB, plan.budget / GIB
             )
             self._replan(taken)
-        elif not self._measured and len(self._kept) >= plan.window:
+        elif not self._measured and views >= plan.window:
             self._replan(taken)
 
     def _replan(self, taken: int) -> None:
@@ -398,7 +447,7 @@ class InferenceSession:
 
     def _persistent(self) -> int:
         plan = self.plan
-        kept = sum(x.nbytes for _, prefix in self._kept.values() for x in prefix)
+        kept = sum(entry.nbytes for entry in self._kept.values())
         return (plan.weights + plan.fixed if plan else 0) + kept
 
     def _step_down(self, window: Window) -> None:

@@ -33,6 +33,15 @@ class Download(Generic[Values]):
             self._event.synchronize()
         return self._host
 
+    @property
+    def queued(self) -> bool:
+        """Whether there was something to wait for when it began."""
+        return self._event is not None
+
+    def done(self) -> bool:
+        """Whether the values are there; does not wait."""
+        return self._event is None or bool(self._event.query())
+
     @staticmethod
     def _copy(x: Tensor | None) -> Tensor | None:
         if x is None or not x.is_cuda:

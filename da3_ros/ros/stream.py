@@ -7,11 +7,13 @@ node gives it functions to publish with.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter, deque
+from dataclasses import dataclass
 
 from da3_ros.cameras import alone, open_pipelines
 from da3_ros.config import NodeConfig, PipelineConfig
-from da3_ros.inference import BudgetError
+from da3_ros.inference import BudgetError, InferenceSession, Running
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.pose_prior import PriorError
@@ -29,6 +31,15 @@ from da3_ros.types import Array, Frame, TrackedFrame, WindowReport
 __all__ = ["Host", "Pending", "Stream"]
 
 LATENCIES = 100  # frames whose latency is kept
+POLL_S = 0.001  # how often a running window is looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What goes into the next window."""
+
+    lane: Lane
+    instants: list[list[Frame]]
 
 
 class Stream:
@@ -66,6 +77,11 @@ class Stream:
         self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
         self.publisher: Publisher | None = None  # frames go out on its thread, if there is one
+        self._next: Chosen | None = None  # what was taken while a window ran
+        self._preparing_s = 0.0  # how long that took lately
+        network = self._first.pipeline.session
+        if isinstance(network, InferenceSession):
+            network.meanwhile = self._begin_next
 
     def put(self, pending: Pending) -> None:
         """A new image; called from callbacks."""
@@ -80,11 +96,11 @@ class Stream:
 
     def step(self) -> bool:
         """Work on what waits; called by the worker. False if nothing waited."""
-        for lane in sorted(self.lanes.values(), key=lambda lane: lane.inbox.since_ns):
-            waiting = lane.inbox.take(self.host.now_ns())
-            if waiting:
-                return self._run(lane, waiting)
-        return False
+        chosen, self._next = self._next or self._take(), None
+        if chosen is None:
+            return False
+        self._run(chosen)
+        return True
 
     @property
     def pipeline(self) -> Pipeline:
@@ -104,6 +120,7 @@ class Stream:
     def reset(self) -> None:
         """Forget window, odometry and map."""
         self._drain()
+        self._forget_next()
         for lane in self.lanes.values():
             lane.reset()
 
@@ -133,6 +150,7 @@ class Stream:
         self._drain()
         for name, snapshot in saved.items():
             self.lanes[name].pipeline.check_unit(snapshot)
+        self._forget_next()
         said = [lane.resume(saved[name]) for name, lane in self.lanes.items() if name in saved]
         return said[0]
 
@@ -170,15 +188,50 @@ class Stream:
     def _first(self) -> Lane:
         return next(iter(self.lanes.values()))
 
-    def _run(self, lane: Lane, waiting: list[Instant[Pending]]) -> bool:
-        for instant in waiting:
-            self.stages.add("wait", (self.host.now_ns() - instant.stamp_ns) / 1e9)
-            frames = [f for p in instant.frames if (f := self._decode(p)) is not None]
-            for tracked in lane.pipeline.push(*frames) if frames else ():
+    def _take(self) -> Chosen | None:
+        """The frames of the next window, decoded, rectified and resized, if enough wait."""
+        for lane in sorted(self.lanes.values(), key=lambda lane: lane.inbox.since_ns):
+            waiting = lane.inbox.take(self.host.now_ns())
+            if waiting:
+                return Chosen(lane, [self._read(lane, instant) for instant in waiting])
+        return None
+
+    def _begin_next(self, window: Running) -> None:
+        """While a window runs beside us: choose the next one's frames, and begin with them.
+
+        The newest frame counts, so they are chosen as late as they can be ready in time. That
+        costs no latency: if they were chosen later, the device would wait for them.
+        """
+        while self._next is None and not (window.done() or self.host.stopping()):
+            start = time.perf_counter()
+            if start >= window.ends - self._preparing_s:
+                self._next = self._take()
+            if self._next is None:
+                time.sleep(POLL_S)
+                continue
+            for frame in (f for instant in self._next.instants for f in instant):
+                self._next.lane.pipeline.begin(frame)
+            self._preparing_s = time.perf_counter() - start
+
+    def _forget_next(self) -> None:
+        if self._next is not None:
+            self.drops["cleared"] += sum(map(len, self._next.instants))
+        self._next = None
+
+    def _run(self, chosen: Chosen) -> None:
+        for frames in chosen.instants:
+            known = [self._known(frame) for frame in frames]
+            for tracked in chosen.lane.pipeline.push(*known) if known else ():
                 if self.host.stopping():
-                    return False
-                self._deliver(lane, tracked)
-        return True
+                    return
+                self._deliver(chosen.lane, tracked)
+
+    def _read(self, lane: Lane, instant: Instant[Pending]) -> list[Frame]:
+        """The usable frames of one instant, ready for the network."""
+        self.stages.add("wait", (self.host.now_ns() - instant.stamp_ns) / 1e9)
+        frames = [self._decode(pending) for pending in instant.frames]
+        with self.stages.of("prepare"):
+            return [lane.pipeline.prepare(frame) for frame in frames if frame is not None]
 
     def _decode(self, pending: Pending) -> Frame | None:
         try:
@@ -195,16 +248,22 @@ class Stream:
             camera=pending.camera,
             calibration=pending.calibration,
             rectified=pending.rectified,
-            T_prior_camera=self._prior_of(pending),
-            T_rig_camera=self.rig.camera(pending.camera, pending.frame_id, pending.stamp_ns),
         )
 
-    def _prior_of(self, pending: Pending) -> Array | None:
+    def _known(self, frame: Frame) -> Frame:
+        """The frame with what the robot knows of it."""
+        return dataclasses.replace(
+            frame,
+            T_prior_camera=self._prior_of(frame),
+            T_rig_camera=self.rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
+        )
+
+    def _prior_of(self, frame: Frame) -> Array | None:
         """Where the robot says that the camera was; None, with a warning, if it does not know."""
         if self.prior is None:
             return None
         try:
-            return self.prior.camera(pending.frame_id, pending.stamp_ns)
+            return self.prior.camera(frame.frame_id, frame.stamp_ns)
         except PriorError as error:
             self.host.warn(f"no pose from {self.prior.source}: {error}", every_s=5.0)
             return None

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.rectify import resize_K
-from da3_ros.types import Array, FloatImage, Prediction, View, Window
+from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
 
 class TrueFrame(Protocol):
@@ -66,7 +66,7 @@ class TruthSession:
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
 
-    def prefetch(self, view: View) -> None:
+    def prefetch(self, image: Image) -> None:
         """Nothing to begin with."""
 
     def infer(self, window: Window) -> Prediction:

@@ -181,7 +181,7 @@ def test_the_planner_knows_what_it_is_made_of(small, model):
     shape = Shape(model, 4, 2, *SIZE, torch.float32, Chunks(1, 1), poses=True)
     needed = footprint(shape)
     assert needed.weights == weight_bytes(session.network)
-    kept = session._encode(list(views(1)), SIZE)
+    kept = session._encode([v.image for v in views(1)], SIZE)
     assert needed.prefix == 4 * sum(x.nbytes for prefix in kept.values() for x in prefix)
     larger = dataclasses.replace(shape, chunks=Chunks(8, 0))
     assert footprint(larger).activations >= needed.activations
