@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -374,7 +374,7 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
     if unknown:
         raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(known)}")
     given = {
-        name: _convert(name, value, known[name].value)
+        name: _convert(name, _word(value, known[name].choices), known[name].value)
         if known[name].items is None
         else _convert_list(name, value, known[name].items)
         for name, value in values.items()
@@ -415,6 +415,12 @@ def _convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
         kind = "numbers" if items is float else "texts"
         raise ConfigError(f"{name} is {value!r}: a list of {kind} is wanted")
     return tuple(float(v) if items is float else v for v in value)
+
+
+def _word(value: Any, choices: Sequence[str]) -> Any:
+    """``off`` and ``on`` where they are words to choose: YAML reads them as truth values."""
+    word = "on" if value is True else "off" if value is False else value
+    return word if word in choices else value
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:

@@ -120,3 +120,11 @@ def test_models_lists_every_model_with_its_licence(capsys):
 def test_models_get_of_an_unknown_name_lists_the_known_ones(capsys):
     assert main(["models", "--get", "da4"]) == 2
     assert "da3-small" in capsys.readouterr().err
+
+
+def test_off_needs_no_quotes():
+    settings = load_config(None, ["mixed_precision:=off", "compile:=on"])
+    assert settings.pipeline.inference.mixed_precision == "off"
+    assert settings.pipeline.inference.compile == "on"
+    with pytest.raises(ConfigError, match="a str like 'auto'"):
+        load_config(None, ["mixed_precision:=true"])  # no word of this one
