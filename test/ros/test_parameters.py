@@ -58,3 +58,9 @@ def test_every_preset_is_understood(node_of):
         node = node_of("--params-file", str(file))
         assert parameters.unknown_keys(node) == "", file.name
         parameters.read(node)
+
+
+def test_off_needs_no_quotes(node_of):
+    node = node_of("-p", "mixed_precision:=off", "-p", "compile:=off")
+    config = parameters.read(node).pipeline.inference
+    assert (config.mixed_precision, config.compile) == ("off", "off")
