@@ -247,13 +247,6 @@ def test_every_ros_package_in_use_is_declared():
     assert {n for n in used if ROS.match(n)} | set(found) <= declared
 
 
-def test_no_python_package_of_ros_is_wanted_that_nobody_imports():
-    wanted = {e.text for e in manifest() if e.tag == "exec_depend"}
-    files = [f for folder in ("da3_ros", "launch") for f in (ROOT / folder).rglob("*.py")]
-    used = {n.split(".")[0] for f in files for n in imported(f)}
-    assert {n for n in wanted if ROS.match(n)} <= used | {"ros2launch", "rosidl_default_runtime"}
-
-
 def test_executables_are_installed_and_start_with_the_python_of_the_path():
     installed = set(re.findall(r"scripts/(\w+)", (ROOT / "CMakeLists.txt").read_text()))
     scripts = {f.name: f for f in (ROOT / "scripts").iterdir() if f.is_file()}
