@@ -7,7 +7,6 @@ device.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
@@ -36,6 +35,7 @@ from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pose_prior import PriorError
 from da3_ros.ros import outputs, parameters, report
 from da3_ros.ros.camera_input import GRAPH_PERIOD_S, SAME_S, CameraInputs
+from da3_ros.ros.leaving import leave
 from da3_ros.ros.outputs import MAP_TOPIC, Published
 from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.publisher import Publisher
@@ -433,18 +433,13 @@ def main(args: list[str] | None = None) -> int:
             executor.spin_once(timeout_sec=0.2)
         except Exception as error:  # of one callback: the others go on
             node.callback_failed(error)
-    finished = node.close()
-    if not finished:
-        # The network is in C++ code that nothing can interrupt, and tearing Python down around it
-        # could crash: leave at once.
+    if node.close():
+        executor.shutdown(timeout_sec=0.5)
+        node.destroy_node()
+        rclpy.try_shutdown()
+    else:  # the network is in C++ code that nothing can interrupt
         node.get_logger().info("stopped in mid-window")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    executor.shutdown(timeout_sec=0.5)
-    node.destroy_node()
-    rclpy.try_shutdown()
-    return 0
+    leave(0)
 
 
 if __name__ == "__main__":

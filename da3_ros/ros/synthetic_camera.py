@@ -16,14 +16,13 @@ With `cameras: [front, left]` it is a rig: `front/image_raw` and so on in the fr
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cv2
 import rclpy
@@ -42,6 +41,7 @@ from da3_ros.rectify import check_calibration
 from da3_ros.rig_geometry import rig_mount
 from da3_ros.ros import messages as build
 from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, cycle_index
+from da3_ros.ros.leaving import leave
 from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.types import Array, Calibration, FloatImage, Image
@@ -368,21 +368,16 @@ def main(args: Sequence[str] | None = None) -> int:
     executor.add_node(node)
     while not (stop.is_set() or node.done):
         executor.spin_once(timeout_sec=0.2)
-    return _leave(node, executor)
+    _leave(node, executor)
 
 
-def _leave(node: SyntheticCameraNode, executor: SingleThreadedExecutor) -> int:
+def _leave(node: SyntheticCameraNode, executor: SingleThreadedExecutor) -> NoReturn:
     status = int(node.failed)
-    ended = node.close()
+    node.close()
     executor.shutdown()
     node.destroy_node()
     rclpy.shutdown()
-    if not ended:
-        # Python cannot end a thread inside torch, and aborts when such a thread comes back late.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
+    leave(status)
 
 
 def _read_config(node: Node) -> CameraConfig:
