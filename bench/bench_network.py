@@ -35,7 +35,9 @@ from da3_ros.inference.devices import open_device  # noqa: E402
 from da3_ros.network.backbone import Prefix  # noqa: E402
 from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa: E402
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
+}  # fmt: skip
 JOINING, HEADS = 2, 3  # in a sliding window the head runs on one new and two joining frames
 
 
@@ -229,7 +231,9 @@ def machine(device) -> dict:
         "load": os.getloadavg()[0],
         "torch": torch.__version__,
         "commit": commit,
-        "matmul_tflops": {k: matmul_peak(device, v) for k, v in DTYPES.items() if k != "fp16"},
+        "matmul_tflops": {
+            k: matmul_peak(device, v) for k, v in DTYPES.items() if k in ("fp32", "bf16")
+        },
     }
 
 

@@ -25,7 +25,7 @@ from da3_ros.inference.planner import GIB
 from da3_ros.inference.speed import measure_speed
 
 MODES = ("minimal", "balanced", "max")
-PRECISIONS = ("off", "bfloat16", "float16")
+PRECISIONS = ("off", "bfloat16", "float16", "int8")
 COLUMNS = {
     "matrix": ("mode", "precision", "compile", "mean_s", "std_s", "median_s", "p95_s", "peak_gib"),
     "budgets": (

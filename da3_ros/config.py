@@ -63,8 +63,9 @@ class InferenceConfig:
     )
     mixed_precision: str = option(
         "auto",
-        "16-bit matrix products; auto: where the chip has them",
-        choices=("auto", "off", "float16", "bfloat16"),
+        "smaller numbers in matrix products; auto: 16 bits where the chip is faster with them; "
+        "int8: linear layers, on a CPU",
+        choices=("auto", "off", "float16", "bfloat16", "int8"),
     )
     compile: str = option(
         "auto", "torch.compile; auto: on CUDA in mode max", choices=("auto", "on", "off")

@@ -7,11 +7,13 @@ sizes are bytes. Nothing here knows a network.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import logging
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +23,10 @@ from da3_ros.network.model import Chunks
 
 log = logging.getLogger(__name__)
 
-HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+SMALLER = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 CONTEXT = 600 * 2**20  # of a CUDA context with its libraries, until it can be measured
+BF16 = ("amx_tile", "avx512_bf16")  # what a CPU multiplies bfloat16 with
+BF16_PAYS = 1.25  # times as fast as fp32
 _threads_set = False
 
 
@@ -53,7 +57,7 @@ class Device:
         return dtype in (torch.float32, torch.bfloat16)
 
     def precision(self, wanted: str) -> torch.dtype:
-        """The type of matrix products for ``mixed_precision``: auto, off, float16 or bfloat16.
+        """The type of matrix products for ``mixed_precision``: auto, off, or a type's name.
 
         Raises DeviceError for a type that the device cannot or must not use.
         """
@@ -61,11 +65,11 @@ class Device:
             return torch.float32
         if wanted == "auto":
             return self.native_half() or torch.float32
-        if not self.can(HALF[wanted]):
+        if not self.can(SMALLER[wanted]):
             raise DeviceError(
                 f"mixed_precision {wanted} is not usable on {self.kind}: set auto or off"
             )
-        return HALF[wanted]
+        return SMALLER[wanted]
 
     def compile_mode(self, wanted: str) -> str:
         """The mode for torch.compile, or "" for none, by `compile` and the performance mode."""
@@ -135,10 +139,13 @@ class Cpu(Device):
             torch.set_num_threads(max(1, torch.get_num_threads() // 2))
 
     def native_half(self) -> torch.dtype | None:
-        return torch.bfloat16 if cpu_computes_bf16() else None
+        has = {name: bool(getattr(torch.cpu, f"_is_{name}_supported", bool)()) for name in BF16}
+        if has["amx_tile"] or (has["avx512_bf16"] and bf16_pays()):
+            return torch.bfloat16
+        return None
 
     def can(self, dtype: torch.dtype) -> bool:
-        return True
+        return dtype != torch.int8 or hasattr(torch.ops.onednn, "qlinear_pointwise")
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         text = str(error)
@@ -197,7 +204,7 @@ class Cuda(Device):
     def can(self, dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-        return True
+        return dtype != torch.int8  # only faster where there are no 16 bits
 
     def compile_mode(self, wanted: str) -> str:
         if wanted == "off" or (wanted == "auto" and self.mode != "max"):
@@ -315,10 +322,24 @@ def open_device(name: str, mode: str = "balanced") -> Device:
     return device
 
 
-def cpu_computes_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16 or AMX); elsewhere it is slow."""
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
+@functools.cache
+def bf16_pays() -> bool:
+    """Whether matrix products are clearly faster in bfloat16 than in fp32 on this CPU.
+
+    Chips with AVX512-BF16 and without AMX differ: some, and some virtual machines, are slower.
+    Measured once per process, in turns, so that other work slows both alike; the bound is far from
+    what either kind of chip shows.
+    """
+    times = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    pairs = {t: (torch.ones(512, 768, dtype=t), torch.ones(768, 768, dtype=t)) for t in times}
+    for _ in range(8):
+        for dtype, (a, b) in pairs.items():
+            start = time.perf_counter()
+            torch.nn.functional.linear(a, b)
+            times[dtype] = min(times[dtype], time.perf_counter() - start)
+    ratio = times[torch.float32] / times[torch.bfloat16]
+    log.info("bfloat16 is %.2g times as fast as float32 on this CPU", ratio)
+    return ratio > BF16_PAYS
 
 
 def host_free(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> int:

@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from da3_ros.network import MODELS, Network
-from da3_ros.network.build import network_of
+from da3_ros.network.build import network_of, parts
+from da3_ros.network.int8 import int8_saving
 from da3_ros.network.model import Chunks
 from da3_ros.network.monocular import MonocularDepth
-from da3_ros.network.precision import convert, drop_camera_encoder, drop_rays
+from da3_ros.network.precision import KEPT, convert, drop_camera_encoder, drop_rays
 
 ALIGN_BYTES = 64  # per pixel: masks, two maps without sky, their ratio, sorted with places
 
@@ -69,7 +70,10 @@ def footprint(shape: Shape) -> Footprint:
 
     prefix = shape.views * sum(x.nbytes for x in alone)
     peak = max(peak_of(encode), peak_of(window), _aligning(shape))
-    return Footprint(weight_bytes(network), prefix, peak)
+    weights = weight_bytes(network)
+    if shape.dtype == torch.int8:
+        weights -= sum(int8_saving(part, KEPT) for part in parts(network))
+    return Footprint(weights, prefix, peak)
 
 
 def _decode(network: Network, prefix: Any, shape: Shape) -> Any:
@@ -96,7 +100,8 @@ def _without_data(model: str, dtype: torch.dtype, poses: bool) -> Network:
     drop_rays(network)
     if not poses:
         drop_camera_encoder(network)
-    convert(network, dtype)
+    if dtype != torch.int8:  # which is computed in fp32 around the products, and needs data
+        convert(network, dtype)
     return network
 
 

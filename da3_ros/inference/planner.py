@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from da3_ros.inference.devices import Device
+from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
 from da3_ros.network import MODELS
@@ -274,4 +274,4 @@ def _given_up(request: Request, choice: _Choice) -> tuple[str, ...]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    return {"float32": torch.float32, **SMALLER}[name]

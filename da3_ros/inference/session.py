@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from da3_ros.config import InferenceConfig
-from da3_ros.inference.devices import open_device
+from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.loading import load_checked, load_network, put_on
 from da3_ros.inference.planner import (
     GIB,
@@ -114,7 +114,7 @@ class InferenceSession:
         self.budget = self._budget(config.memory_budget_gb)
         self.precision = self.on.precision(config.mixed_precision)
         self.attention = self.on.attention(self.precision)
-        self.compile_mode = self.on.compile_mode(config.compile)
+        self.compile_mode = self._compile_mode()
         self._compiled: dict[str, Any] = {}
         self.network, self.precision = load_checked(self._load, self.on, self.precision)
         self._wanted = self.precision  # what a plan may leave only for want of memory
@@ -136,6 +136,12 @@ class InferenceSession:
     def precision_name(self) -> str:
         """The type of matrix products, as in the plan."""
         return str(self.precision).removeprefix("torch.")
+
+    def _compile_mode(self) -> str:
+        mode = self.on.compile_mode(self.config.compile)
+        if mode and self.precision == torch.int8:
+            raise DeviceError("torch.compile does not know our int8: set compile to off")
+        return mode
 
     # The plan
 

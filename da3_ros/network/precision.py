@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from da3_ros.network.build import Network, parts
+from da3_ros.network.int8 import to_int8
 
 MATRICES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 KEPT = (
@@ -25,9 +26,13 @@ KEPT = (
 def convert(network: Network, dtype: torch.dtype) -> None:
     """Turn the weights of matrix products into ``dtype``, in place; fp32 does nothing.
 
-    What was lost comes back only by loading the checkpoint again.
+    ``int8`` is for linear layers alone, on the CPU; the rest stays as it is. What was lost comes
+    back only by loading the checkpoint again.
     """
     for part in parts(network):
+        if dtype == torch.int8:
+            to_int8(part, KEPT)
+            continue
         for name, module in part.named_modules():
             if isinstance(module, MATRICES) and not name.startswith(KEPT):
                 module.to(dtype)

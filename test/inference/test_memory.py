@@ -12,6 +12,7 @@ from da3_ros.inference import (
     InferenceConfig,
     InferenceSession,
     WindowTooLargeError,
+    devices,
 )
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
@@ -403,3 +404,25 @@ def test_without_fused_attention_the_remedy_is_named(card, monkeypatch):
         monkeypatch.setattr(torch.backends.cuda, name, lambda given: False)
     with pytest.raises(DeviceError, match=r"no fused attention for float32.*mixed_precision"):
         device.attention(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx", "pays", "native"),
+    [
+        (True, True, False, torch.bfloat16),
+        (False, True, True, torch.bfloat16),
+        (False, True, False, None),
+        (False, False, True, None),
+    ],
+)
+def test_a_cpu_computes_in_bf16_where_it_is_faster(monkeypatch, amx, avx, pays, native):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx, raising=False)
+    monkeypatch.setattr(devices, "bf16_pays", lambda: pays)
+    assert Cpu().native_half() == native
+
+
+def test_whether_bf16_pays_is_found_out_once(caplog):
+    caplog.set_level("INFO")
+    assert devices.bf16_pays() == devices.bf16_pays()
+    assert caplog.text.count("times as fast as float32") <= 1
