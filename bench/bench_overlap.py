@@ -1,12 +1,13 @@
-"""What runs at the same time in a live stream: windows on the device, messages on their way out.
+"""What runs at the same time: windows on the device, frames on their way in, messages out.
 
     python bench/bench_overlap.py --out bench/results/overlap.json
     python bench/bench_overlap.py --device cuda --trace trace.json      # for Perfetto, megabytes
 
-The node's own stream, with its two threads, gets rendered images without a middleware; messages
-are made and serialised. The summary holds begin and end of every span. ``overlapped`` is the share
-of the time spent on messages in which a window or a prefix ran. With one core that saves nothing:
-it shows what a second core, or a card, does meanwhile.
+Live: the node's own stream, with its two threads, gets rendered images at a camera's rate without
+a middleware; messages are made and serialised. Replay: the same images from a bag, as `da3_ros
+replay` reads them. The summary holds begin and end of every span, and for each kind of work beside
+the device the share of its time in which a window ran. With one core that saves nothing: it shows
+what a second core, or a card, does meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import functools
 import json
 import logging
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,6 +26,10 @@ from typing import Any
 import torch
 
 from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.inference import InferenceSession
+from da3_ros.pipeline import Pipeline
+from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay import ReplayOptions, replay
 from da3_ros.ros import messages as build
 from da3_ros.ros.lane import Pending
 from da3_ros.ros.messages import RosbagsLibrary
@@ -32,7 +38,7 @@ from da3_ros.ros.stream import Stream
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.transforms import TransformTree
 
-DEVICE = ("prefix", "decode")  # spans in which the device is given work, or waited for
+BESIDE = ("publish", "prepare", "next frame")  # what need not wait for a window's end
 
 
 class Host:
@@ -87,36 +93,49 @@ class Spans:
         self.rows.append(row)
 
 
-def overlapped(rows: list[dict]) -> float:
-    """Share of publishing time in which the device had work."""
-    busy = [(r["begin_ms"], r["end_ms"]) for r in rows if r["span"] in DEVICE]
-    total = shared = 0.0
-    for row in (r for r in rows if r["span"] == "publish"):
-        total += row["end_ms"] - row["begin_ms"]
-        shared += sum(max(0.0, min(row["end_ms"], b) - max(row["begin_ms"], a)) for a, b in busy)
-    return shared / total if total else float("nan")
+def overlapped(rows: list[dict]) -> dict[str, float]:
+    """Of each kind of work beside the device, the share of its time in which a window ran."""
+    busy = [(r["begin_ms"], r["end_ms"]) for r in rows if r["span"] == "window"]
+    shares = {}
+    for label in BESIDE:
+        total = shared = 0.0
+        for row in (r for r in rows if r["span"] == label):
+            begin, end = row["begin_ms"], row["end_ms"]
+            total += end - begin
+            shared += sum(max(0.0, min(end, b) - max(begin, a)) for a, b in busy)
+        if total:
+            shares[label] = round(shared / total, 3)
+    return shares
+
+
+def settings(options: argparse.Namespace) -> dict:
+    """Parameters of both."""
+    return {
+        "model": options.model, "checkpoint": "random", "device": options.device,
+        "process_res": options.process_res, "window.size": options.window,
+        "window.new": options.new,
+    }  # fmt: skip
+
+
+def film_of(options: argparse.Namespace) -> SyntheticCamera:
+    """A walk through a room."""
+    return SyntheticCamera(
+        seed=1, size=(options.process_res, options.process_res * 3 // 4), walk="loop",
+        frames=options.frames,
+    )  # fmt: skip
 
 
 def open_stream(options: argparse.Namespace) -> tuple[Stream, Host]:
     """The node's stream without a node."""
-    values = {
-        "model": options.model, "checkpoint": "random", "device": options.device,
-        "process_res": options.process_res, "window.size": options.window,
-        "window.new": options.new, "tf.publish": "none",
-    }  # fmt: skip
     library = RosbagsLibrary()
     host = Host(library)
-    config = config_from_parameters(values, NodeConfig)
+    config = config_from_parameters(settings(options) | {"tf.publish": "none"}, NodeConfig)
     return Stream(config, library, host, TransformTree()), host
 
 
 def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[Pending]:
     """Rendered images as they come off the wire."""
-    camera = SyntheticCamera(
-        seed=1, size=(options.process_res, options.process_res * 3 // 4), walk="loop",
-        frames=options.frames,
-    )  # fmt: skip
-    found = []
+    camera, found = film_of(options), []
     for frame in camera:
         message = build.image(library, frame.stamp_ns, "camera", frame.image)
         known = (camera.calibration, True, "image")
@@ -124,35 +143,76 @@ def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[Pending
     return found
 
 
-def run(options: argparse.Namespace) -> dict:
+@contextlib.contextmanager
+def follow(session: Any, spans: Spans):
+    """Note what session and pipelines do."""
+    plain = Pipeline.prepare, Pipeline.begin
+    spans.wrap(session, "_encode", "prefix")
+    spans.wrap(session, "_answer", "queue window")
+    spans.wrap(session, "infer", "window")
+    spans.wrap(Pipeline, "prepare", "prepare")
+    spans.wrap(Pipeline, "begin", "next frame")
+    try:
+        yield
+    finally:
+        Pipeline.prepare, Pipeline.begin = plain
+
+
+def run_live(options: argparse.Namespace) -> dict:
     """Run the stream; warm-up windows are left out of the spans."""
     stream, host = open_stream(options)
     stream.publisher = Publisher(lambda error: logging.error("publishing failed", exc_info=error))
     waiting, spans = images(options, host.library), Spans()
     session = stream.pipeline.session
-    for owner, name, label in (
-        (session, "_encode", "prefix"), (session, "_answer", "decode"),
-        (session, "infer", "window"), (stream, "_decode", "read image"),
-        (stream, "_publish", "publish"),
-    ):  # fmt: skip
-        spans.wrap(owner, name, label)
+    spans.wrap(stream, "_decode", "read image")
+    spans.wrap(stream, "_publish", "publish")
     warm = options.window + options.new
-    with profiler(options) as profile:
-        for count, pending in enumerate(waiting):
-            if count == warm:
-                stream.publisher.drain()
-                spans.rows, spans.start = [], time.perf_counter()
+    for count, pending in enumerate(waiting[:warm]):
+        stream.put(pending)
+        if (count + 1) % options.new == 0:
+            stream.step()
+    stream.publisher.drain()
+    spans.rows, spans.start = [], time.perf_counter()
+    before = stream.processed
+
+    def film() -> None:
+        for pending in waiting[warm:]:
+            time.sleep(1 / options.rate)
             stream.put(pending)
-            if (count + 1) % options.new == 0:
-                stream.step()
+
+    camera = threading.Thread(target=film, name="camera")
+    with follow(session, spans), profiler(options) as profile:
+        camera.start()
+        while camera.is_alive() or stream.step():
+            if not stream.step():
+                time.sleep(0.001)
         stream.publisher.drain()
     if profile is not None:
         profile.export_chrome_trace(str(options.trace))
+    return summary(session, spans) | {"frames": stream.processed - before, "rate": options.rate}
+
+
+def run_replay(options: argparse.Namespace) -> dict:
+    """Replay a bag of the same images; all windows, the first ones too."""
+    values = settings(options)
+    session = InferenceSession(config_from_parameters(values, NodeConfig).pipeline.inference)
+    spans = Spans()
+    with tempfile.TemporaryDirectory() as folder:
+        bag = Path(folder) / "bag"
+        write_synthetic_bag(bag, film_of(options))
+        spans.start = time.perf_counter()
+        chosen = ReplayOptions(bag, Path(folder) / "out")
+        with follow(session, spans):
+            done = replay(chosen, config_from_parameters(values, NodeConfig), session)
+    return summary(session, spans) | {"frames": done.counts["processed"]}
+
+
+def summary(session: Any, spans: Spans) -> dict:
+    """What is written of either."""
+    rows = sorted(spans.rows, key=lambda r: r["begin_ms"])
     return {
-        "command": "python bench/bench_overlap.py", "device": str(session.device),
-        "model": options.model, "threads": torch.get_num_threads(),
-        "frames": len(waiting) - warm, "overlapped": round(overlapped(spans.rows), 3),
-        "spans": sorted(spans.rows, key=lambda r: r["begin_ms"]),
+        "device": str(session.device), "threads": torch.get_num_threads(),
+        "overlapped": overlapped(rows), "spans": rows,
     }  # fmt: skip
 
 
@@ -178,17 +238,20 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--new", type=int, default=2)
     parser.add_argument("--frames", type=int, default=18)
+    parser.add_argument("--rate", type=float, default=30.0, help="of the camera, Hz")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--trace", type=Path, help="write the profiler's full trace here")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    result = run(options)
-    print(f"{'span':12} {'thread':12} {'begin_ms':>9} {'end_ms':>9}")
-    for row in result["spans"]:
-        print(f"{row['span']:12} {row['thread']:12} {row['begin_ms']:9.1f} {row['end_ms']:9.1f}")
-    print(
-        f"messages were made while the device had work for {result['overlapped']:.0%} of the time"
-    )
+    result = {"command": "python bench/bench_overlap.py", "model": options.model}
+    for name, part in (("live", run_live), ("replay", run_replay)):
+        result[name] = part(options)
+        print(f"{name:15} {'thread':12} {'begin_ms':>9} {'end_ms':>9}")
+        for row in result[name]["spans"]:
+            times = f"{row['begin_ms']:9.1f} {row['end_ms']:9.1f}"
+            print(f"{row['span']:15} {row['thread']:12} {times}")
+        for label, share in result[name]["overlapped"].items():
+            print(f"{name}: {label} took place while a window ran for {share:.0%} of its time")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
