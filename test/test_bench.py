@@ -55,10 +55,23 @@ def test_messages_go_out_while_a_window_runs(tmp_path):
         "bench_overlap.py", "--model", "da3-tiny", "--process-res", "84", "--window", "3",
         "--frames", "9", "--device", "cpu", "--trace", tmp_path / "trace.json", tmp_path=tmp_path,
     )  # fmt: skip
-    threads = {row["span"]: row["thread"] for row in report["spans"]}
-    assert {"read image", "prefix", "decode", "window", "publish"} <= set(threads)
+    threads = {row["span"]: row["thread"] for row in report["live"]["spans"]}
+    assert {"read image", "prefix", "queue window", "window", "publish"} <= set(threads)
     assert threads["publish"] != threads["window"]
+    threads = {row["span"]: row["thread"] for row in report["replay"]["spans"]}
+    assert threads["prepare"] != threads["window"]
+    assert report["replay"]["frames"] == 9
     assert "traceEvents" in (tmp_path / "trace.json").read_text()
+
+
+def test_shares_of_a_windows_time_add_up(tmp_path):
+    report, _ = run(
+        "bench_shares.py", "--sizes", "2x84x56", "--precision", "fp32", "int8", "--device", "cpu",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    for row in report["rows"]:
+        assert {"attention", "matrix products", "convolutions"} <= set(row["shares"])
+        assert 0.99 < sum(row["shares"].values()) < 1.01
 
 
 def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
