@@ -74,6 +74,14 @@ def test_shares_of_a_windows_time_add_up(tmp_path):
         assert 0.99 < sum(row["shares"].values()) < 1.01
 
 
+def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
+    report, _ = run("bench_precision.py", "--rooms", "1", tmp_path=tmp_path)
+    rows = {row["mixed_precision"]: row for row in report["rows"]}
+    assert rows["off"]["depth_p95_percent"] < 0.001
+    assert rows["bfloat16"]["depth_median_percent"] < rows["int8"]["depth_median_percent"] < 1
+    assert all(row["abs_rel"] < 0.3 for row in rows.values())
+
+
 def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
     rows, _ = run(
         "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
