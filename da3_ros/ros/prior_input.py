@@ -41,16 +41,24 @@ def add_odometry(prior: PosePrior, message: Any) -> None:
 
 
 def add_transforms(
-    tree: TransformTree, message: Any, *, static: bool, bad: Callable[[str], None]
+    tree: TransformTree,
+    message: Any,
+    *,
+    static: bool,
+    bad: Callable[[str], None],
+    ours: Callable[[str, str], bool] = lambda parent, child: False,
 ) -> None:
-    """All of one tf2_msgs/TFMessage; what cannot be used is told to ``bad``."""
+    """One tf2_msgs/TFMessage, but for what is ``ours``; what cannot be used is told to ``bad``."""
+    topic = "/tf_static" if static else "/tf"
     for item in message.transforms:
+        parent, child = item.header.frame_id, item.child_frame_id
+        if ours(parent, child):
+            continue
         try:
             T = rigid(item.transform.translation, item.transform.rotation)
-            parent, child = item.header.frame_id, item.child_frame_id
             tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static)
         except (TransformError, ValueError) as error:
-            bad(str(error))
+            bad(f"{topic}: transform ignored: {error}")
 
 
 def rigid(translation: Any, rotation: Any) -> Array:
@@ -86,7 +94,7 @@ def transforms_of(recording: Recording) -> TransformTree:
     for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
         for _, message in recording.messages(name):
             static = name.endswith("tf_static")
-            add_transforms(tree, message, static=static, bad=lambda t: log.warning("/tf: %s", t))
+            add_transforms(tree, message, static=static, bad=log.warning)
     return tree
 
 

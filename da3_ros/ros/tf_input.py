@@ -7,10 +7,9 @@ from collections.abc import Callable
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from tf2_msgs.msg import TFMessage
 
-from da3_ros.ros.decode import stamp_ns
-from da3_ros.ros.prior_input import rigid
+from da3_ros.ros.prior_input import add_transforms
 from da3_ros.ros.qos_events import Endpoints
-from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.transforms import TransformTree
 
 
 class TfInput:
@@ -46,14 +45,7 @@ class TfInput:
         self._add(message, static=True)
 
     def _add(self, message: TFMessage, *, static: bool) -> None:
-        for item in message.transforms:
-            parent, child = item.header.frame_id, item.child_frame_id
-            if self.ours(message, parent, child):
-                continue
-            try:
-                stamp = stamp_ns(item.header.stamp)
-                T = rigid(item.transform.translation, item.transform.rotation)
-                self.tree.add(parent, child, T, stamp, static=static)
-            except (TransformError, ValueError) as error:
-                topic = "/tf_static" if static else "/tf"
-                self._bad(f"{topic}: transform ignored: {error}")
+        def ours(parent: str, child: str) -> bool:
+            return self.ours(message, parent, child)
+
+        add_transforms(self.tree, message, static=static, bad=self._bad, ours=ours)
