@@ -74,6 +74,16 @@ def test_shares_of_a_windows_time_add_up(tmp_path):
         assert 0.99 < sum(row["shares"].values()) < 1.01
 
 
+def test_yardstick_sees_the_same_image(tmp_path):
+    pytest.importorskip("transformers", reason="a yardstick only; pip install transformers")
+    report, _ = run(
+        "bench_yardstick.py", "--process-res", "56", "--repeats", "1", "--device", "cpu",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    assert len({row["image"] for row in report["rows"]}) == 1
+    assert report["rows"][0]["times_the_first"] == 1
+
+
 def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
     report, _ = run("bench_precision.py", "--rooms", "1", tmp_path=tmp_path)
     rows = {row["mixed_precision"]: row for row in report["rows"]}

@@ -36,8 +36,7 @@ def random_windows(
     joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
     wanted = (*sorted(joining), *range(shared, views))
     for number in range(windows):
-        # What a session keeps of a view belongs to the object: a copy is a view of its own.
-        # Pictures of their own: what is known of a picture is known by its array.
+        # What a session keeps of a picture belongs to the array: a copy is a picture of its own.
         fresh = [
             dataclasses.replace(v, id=v.id + views, image=v.image.copy())
             for v in held[: views if unseen else new]
