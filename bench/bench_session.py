@@ -100,7 +100,8 @@ def spawn(options: argparse.Namespace, **changes) -> dict:
 def matrix(options: argparse.Namespace) -> list[dict]:
     """Every mode, precision and compiler setting."""
     rows = []
-    for mode, precision, compiled in itertools.product(MODES, PRECISIONS, options.compiles):
+    settings = itertools.product(options.modes, options.precisions, options.compiles)
+    for mode, precision, compiled in settings:
         found = spawn(options, mode=mode, precision=precision, compile=compiled)
         rows.append({"mode": mode, "precision": precision, "compile": compiled, **found})
         show(rows[-1:], "matrix")
@@ -153,6 +154,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", default="balanced", choices=MODES)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--compile", default="off", choices=("auto", "off", "on"))
+    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES, help="of matrix")
+    parser.add_argument(
+        "--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="of matrix"
+    )
     parser.add_argument("--compiles", nargs="+", default=["off", "on"], help="of matrix")
     parser.add_argument("--gib", type=float, default=0.0)
     parser.add_argument("--gibs", nargs="+", type=float, default=[2, 3, 4, 6, 8, 12])
