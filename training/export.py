@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from da3_ros.network import MODELS, build_network, save_checkpoint
+from da3_ros.network import MODELS, build_network, load_checkpoint, save_checkpoint
 from da3_ros.network.model import DepthAnything3
 from training.train import read_state
 
@@ -33,14 +33,36 @@ def averaged_network(run: Path, name: str = "da3-tiny") -> DepthAnything3:
     return network.eval()
 
 
+def mean_with(network: DepthAnything3, folder: Path) -> None:
+    """Move the weights of ``network`` halfway to those of a checkpoint, in place.
+
+    Of two ends of one training, a run and what it began with, the mean is often better than either.
+    """
+    other = build_network(network.spec.name)
+    load_checkpoint(other, str(folder))
+    mean = {
+        name: (ours + theirs) / 2
+        for (name, ours), theirs in zip(
+            network.state_dict().items(), other.state_dict().values(), strict=True
+        )
+    }
+    network.load_state_dict(mean)
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="folder of the run's state")
     parser.add_argument("--to", type=Path, default=SHIPPED, help="default: what the package ships")
     parser.add_argument("--model", choices=sorted(MODELS), default="da3-tiny")
+    parser.add_argument(
+        "--mean-with", type=Path, help="checkpoint folder; half of the weights' values are its own"
+    )
     args = parser.parse_args(argv)
-    folder = save_checkpoint(averaged_network(args.run, args.model), args.to, dtype=torch.float16)
+    network = averaged_network(args.run, args.model)
+    if args.mean_with is not None:
+        mean_with(network, args.mean_with)
+    folder = save_checkpoint(network, args.to, dtype=torch.float16)
     size = sum(f.stat().st_size for f in folder.iterdir()) / 1e6
     print(f"{folder}: {size:.1f} MB")
 

@@ -135,6 +135,13 @@ def test_shipped_weights_are_the_average_in_half_precision(tmp_path, monkeypatch
     average = averaged_network(tmp_path / "run", "toy")
     for name, value in loaded.state_dict().items():
         assert torch.allclose(value, average.state_dict()[name], rtol=1e-3, atol=1e-6), name
+    first = "cam_dec.fc_t.bias"
+    trainer.ema[first] += 1.0
+    trainer.save(tmp_path / "run")
+    words = ["--to", str(tmp_path / "mean"), "--mean-with", str(tmp_path / "out")]
+    export_main(["--run", str(tmp_path / "run"), "--model", "toy", *words])
+    load_checkpoint(loaded, tmp_path / "mean")
+    assert torch.allclose(loaded.state_dict()[first], average.state_dict()[first] + 0.5, atol=1e-3)
     trainer.ema["cam_dec.fc_t.bias"][0] = 1e6
     trainer.save(tmp_path / "run")
     with pytest.raises(OverflowError, match="fc_t"):
