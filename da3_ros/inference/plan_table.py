@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
@@ -69,11 +73,11 @@ def table(question: Question) -> list[list[str]]:
     header = ["budget", "model", "views", "size", "precision", "predicted", "given up"]
     if question.measure:
         header[6:6] = ["measured", "frames/s"]
-    rows = [header]
-    for budget in question.budgets_gb:
-        for model in question.models:
-            rows.append(_row(question, device, model, budget, len(header)))
-    return rows
+    asked = list(itertools.product(question.budgets_gb, question.models))
+    shown = tqdm(asked, desc="plan", unit="plan", leave=False, disable=not sys.stderr.isatty())
+    with logging_redirect_tqdm():
+        rows = [_row(question, device, model, gb, len(header)) for gb, model in shown]
+    return [header, *rows]
 
 
 def _row(
