@@ -36,7 +36,7 @@ def averaged_network(run: Path, name: str = "da3-tiny") -> DepthAnything3:
 def mean_with(network: DepthAnything3, folder: Path) -> None:
     """Move the weights of ``network`` halfway to those of a checkpoint, in place.
 
-    Of two ends of one training, a run and what it began with, the mean is often better than either.
+    Of a run's weights and those that it began with, the mean is often better than either.
     """
     other = build_network(network.spec.name)
     load_checkpoint(other, str(folder))
