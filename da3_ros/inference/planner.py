@@ -239,11 +239,19 @@ def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor
         prefix_on_host=choice.prefix_on_host,
         budget=budget,
         weights=needed.weights,
-        prefix=needed.prefix * request.streams * (choice.window + new) // choice.window,
+        prefix=needed.prefix * request.streams * kept_views(choice.window, new) // choice.window,
         activations=max(round(needed.activations * factor), _work_beside(beside, height, width)),
         fixed=SLACK + device.context() + (beside.weights if beside else 0),
         reduced=_given_up(request, choice),
     )
+
+
+def kept_views(window: int, new: int) -> int:
+    """How many views' prefixes a session keeps: a window's, and new ones of the next.
+
+    Those come while this window's are still of use: of it, as many as the next one shares.
+    """
+    return window + min(new, window - new)
 
 
 def predict(

@@ -26,6 +26,7 @@ from da3_ros.inference.planner import (
     BudgetError,
     Plan,
     Request,
+    kept_views,
     make_plan,
 )
 from da3_ros.inference.prediction import appearance, focal_px, known_K, to_prediction
@@ -386,8 +387,7 @@ class InferenceSession:
                 own = functools.partial(make, *(x.clone() for x in prefix))
             size = sum(x.nbytes for x in prefix)
             self._kept[id(image)] = _Kept(weakref.ref(image), own, size)
-        # Those of the next window come while this one's are still of use; the plan counts both.
-        room = max(window, plan.window) + plan.new if plan is not None else window
+        room = max(window, kept_views(plan.window, plan.new)) if plan is not None else window
         while len(self._kept) > self._streams * room:
             self._kept.popitem(last=False)
 
