@@ -9,6 +9,7 @@ if [ "${TOY:-0}" = 1 ]; then
   out=$(mktemp -d)
   network=(--device cpu --models da3-tiny --sizes 2x84x56 --repeats 1)
   session=(--device cpu --model da3-tiny --process-res 84 --repeats 1 --image 84x56)
+  matrix=(--modes balanced --precisions off bfloat16 --compiles off)  # a CPU compiles for minutes
   budgets=(--models da3-tiny --gibs 1) windows=(--sizes 1 2) many=(--sizes 3) precision=(--device cpu --rooms 1)
   yardstick=(--device cpu --process-res 56 --repeats 1)
   shares=(--device cpu --models da3-tiny --sizes 2x84x56)
@@ -17,6 +18,7 @@ else
   network=(--device cuda --models da3-small da3-base da3-large --precision fp32 bf16 fp16 --compile
            --sizes 8x504x280 1x504x280 32x504x378 --repeats 20)
   session=(--device cuda --repeats 30)
+  matrix=(--precisions off bfloat16 float16)
   budgets=(--models da3-small da3-base da3-large --gibs 2 3 4 6 8 12) windows=()
   many=(--sizes 100 300 --image 504x378) precision=(--device cuda --rooms 24)
   yardstick=(--device cuda --sizes small base large --precision off bfloat16 --process-res 504 --repeats 30)
@@ -24,7 +26,7 @@ else
   overlap=(--device cuda --process-res 504 --frames 60) big=(da3-small da3-large da3-giant)
 fi
 python bench/bench_network.py "${network[@]}" --out "$out/gpu-network.json"
-python bench/bench_session.py matrix "${session[@]}" --out "$out/gpu-matrix.json"
+python bench/bench_session.py matrix "${session[@]}" "${matrix[@]}" --out "$out/gpu-matrix.json"
 python bench/bench_session.py budgets "${session[@]}" --views 300 "${budgets[@]}" --out "$out/gpu-budgets.json"
 python bench/bench_session.py windows "${session[@]}" ${windows[@]+"${windows[@]}"} --out "$out/gpu-windows.json"
 python bench/bench_precision.py "${precision[@]}" --out "$out/gpu-precision.json"
