@@ -50,8 +50,8 @@ def test_a_session_in_int8_says_nearly_the_same(caplog):
     assert fast.precision_name == "int8"
     assert "not close to fp32" not in caplog.text
     assert np.median(np.abs(np.log(found.depth / expected.depth))) < 0.01
-    moved = expected.T_window_camera[-1, :3, 3]
-    assert np.linalg.norm(found.T_window_camera[-1, :3, 3] - moved) < 0.1 * np.linalg.norm(moved)
+    apart = np.linalg.norm((found.T_window_camera - expected.T_window_camera)[-1, :3, 3])
+    assert apart < 0.01 * np.median(expected.depth)  # it measured 0.2 to 0.5 %
     assert Plan.from_json(fast.plan.to_json()).dtype == torch.int8
     assert fast.plan.weights < 0.7 * plain.plan.weights
     for name, module in fast.network.named_modules():  # what hardly costs and matters most stays
