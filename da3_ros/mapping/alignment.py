@@ -115,6 +115,9 @@ class Alignment:
     # [7, 7] of (log scale; rotation in the scene, rad; where ``about`` comes to lie, scene units)
     covariance: Array | None = None
     about: Array | None = None  # [3] in the window: the middle of the shared cameras
+    # [N, 7, 7] by how much an error of what shared view n measures moves the fit, units as above
+    gains: Array | None = None
+    residuals: Array | None = None  # [N, 7] of the shared views, units as above; 0: not measured
     reason: str = ""  # why it was refused
 
 
@@ -186,13 +189,17 @@ class Joiner:
         measured = _measure(anchors, prediction, indices)
         if scale is None and not np.isfinite(measured.log_scale).any():
             return None
-        fit, covariance, about, squares, freedom = _solve(measured, self.spread.variance, scale)
+        fit, covariance, about, (gains, residuals), squares, freedom = _solve(
+            measured, self.spread.variance, scale
+        )
         rms, inliers = _agreement(fit, anchors, prediction, indices)
         reason = self._fault(fit, measured, inliers)
         if not reason:
             self.spread.add(squares, freedom)
             self._log_unit = float(np.log(fit.scale))
-        return Alignment(fit, not reason, rms, inliers, covariance, about, reason)
+        return Alignment(
+            fit, not reason, rms, inliers, covariance, about, gains, residuals, reason
+        )
 
     def _fault(self, fit: Similarity, measured: _Measured, inliers: float) -> str:
         """Why a fit cannot be believed, or an empty text."""
@@ -271,11 +278,12 @@ def _log_scale(anchor: Anchor, prediction: Prediction, index: int) -> float:
 
 def _solve(
     measured: _Measured, variance: Array, scale: tuple[float, float] | None
-) -> tuple[Similarity, Array, Array, Array, Array]:
+) -> tuple[Similarity, Array, Array, tuple[Array, Array], Array, Array]:
     """Iteratively reweighted Gauss-Newton of all measurements together.
 
-    Returns the fit, its covariance (see Alignment), the point it is about, and per kind the sum
-    of squares and the degrees of freedom that the frames' disagreement leaves.
+    Returns the fit, its covariance, the point it is about, its gains and residuals (see
+    Alignment), and per kind the sum of squares and the degrees of freedom that the frames'
+    disagreement leaves.
     """
     about = measured.weight @ measured.window / measured.weight.sum()
     log_scale, R, place = _start(measured, scale, about)
@@ -301,7 +309,10 @@ def _solve(
     size = float(np.exp(log_scale))
     units = np.array([1, 1, 1, 1, *[measured.unit] * 3])
     fit = Similarity(size, R, place - size * R @ about)
-    return fit, covariance * np.outer(units, units), about, squares, freedom
+    weighted = (jacobian * (say / variance[_KIND])[:, :, None]).transpose(0, 2, 1)
+    gains = units[:, None] * (covariance @ weighted) / units
+    left = np.where(say > 0, units * (residual - jacobian @ step), 0.0)
+    return fit, covariance * np.outer(units, units), about, (gains, left), squares, freedom
 
 
 _KIND = np.array([0, 1, 1, 1, 2, 2, 2])  # of the seven numbers that a frame measures
