@@ -267,6 +267,21 @@ def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
     assert pipeline.map.limits.memory_mb == 1
 
 
+def test_a_correction_says_what_it_ties_and_how_surely(closed):
+    closer = closed[0].loops._closer
+    problem = closer.problem(metric=False)
+    found = closer.solve(problem)
+    assert found.joined
+    assert all(old < new for old, new in found.joined)
+    assert set(sum(found.joined, ())) <= set(problem.ids)
+    np.testing.assert_allclose(found.covariance, found.covariance.T)
+    assert np.linalg.eigvalsh(found.covariance).min() > 0
+    way = [e for e in problem.edges if not e.loop]
+    alone = closer.solve(dataclasses.replace(problem, edges=way))
+    assert alone.joined == ()
+    assert (np.diag(found.covariance) < 0.5 * np.diag(alone.covariance)).all()
+
+
 def test_reset_forgets_loops(closed):
     """The last test: it ends the scene that others look at."""
     closed[0].reset()

@@ -28,7 +28,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry import backproject, invert_pose, project
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity, sample
-from da3_ros.mapping.pose_graph import Edge, optimize
+from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 from da3_ros.mapping.scene import IDENTITY
 from da3_ros.types import Array, FloatImage, Prediction, Window
 
@@ -96,6 +96,11 @@ class Correction:
 
     moves: dict[int, Similarity]  # by submap; those not named stay
     T_map_odometry: Array  # [4, 4] keeps the first submap where the map has it
+    # (older, newer) submap of every loop in the graph: what it ties is one scene from now on
+    joined: tuple[tuple[int, int], ...] = ()
+    # [7, 7] of the newest submap's place relative to the first one that edges tie it to: (log
+    # scale; rotation, rad; place, scene units), in the axes of the scene as odometry sees it
+    covariance: Array | None = None
 
 
 class Steps:
@@ -418,9 +423,9 @@ class LoopCloser:
     @staticmethod
     def solve(problem: _Problem) -> Correction:
         """Places of all submaps that agree best; the newest stays where odometry has it."""
-        nodes = problem.nodes
+        nodes, edges = problem.nodes, problem.edges
         newest = len(nodes) - 1
-        found = optimize(nodes, problem.edges, fixed=newest, metric=problem.metric).nodes
+        found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
         moves = {
             id: after(now, inverse(before))
             for id, now, before in zip(problem.ids[:-1], found, nodes, strict=False)
@@ -431,7 +436,11 @@ class LoopCloser:
         out = np.eye(4)
         out[:3, :3] = T[:3, :3] @ nodes[0].R @ found[0].R.T
         out[:3, 3] = place - out[:3, :3] @ found[0].t
-        return Correction(moves, out)
+        joined = tuple((problem.ids[e.first], problem.ids[e.second]) for e in edges if e.loop)
+        part = parts(len(nodes), edges)
+        oldest = int(np.argmax(part == part[newest]))
+        sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
+        return Correction(moves, out, joined, sure)
 
     def apply(self, correction: Correction) -> None:
         """Move what is remembered."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import coo_matrix, diags, identity
-from scipy.sparse.linalg import spsolve
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import splu, spsolve
 from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.alignment import Similarity
@@ -67,6 +68,41 @@ def optimize(
     """
     graph = _Graph(nodes, edges, fixed, metric)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
+
+
+def parts(count: int, edges: Sequence[Edge]) -> Array:
+    """Of each of ``count`` nodes the number of its part [count]: edges tie the nodes of one."""
+    ends = ([e.first for e in edges], [e.second for e in edges])
+    graph = coo_matrix((np.ones(len(edges)), ends), shape=(count, count))
+    return np.asarray(connected_components(graph, directed=False)[1])
+
+
+def marginal(
+    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: bool
+) -> Array:
+    """Covariance [7, 7] of node ``of`` where node ``fixed`` is known, at a solution ``nodes``.
+
+    Of (log scale; rotation, rad, and place, both in the axes and the unit that nodes are given
+    in), to first order, with the say that robust weights leave to loops. metric: as ``optimize``;
+    the scale's row and column are zero. Raises ValueError where no edges tie the two.
+    """
+    part = parts(len(nodes), edges)
+    if part[of] != part[fixed]:
+        raise ValueError(f"no edges tie nodes {fixed} and {of}")
+    graph = _Graph(nodes, edges, fixed, metric)
+    graph.free = graph.free[part[graph.free // UNKNOWNS] == part[of]]
+    wanted = np.flatnonzero(graph.free // UNKNOWNS == of)
+    out = np.zeros((UNKNOWNS, UNKNOWNS))
+    if of == fixed:
+        return out
+    information, _ = graph.normal(graph.residual())
+    columns = np.zeros((len(graph.free), len(wanted)))
+    columns[wanted, np.arange(len(wanted))] = 1.0
+    known = graph.free[wanted] % UNKNOWNS
+    out[np.ix_(known, known)] = splu(information.tocsc()).solve(columns)[wanted]
+    axes = np.eye(UNKNOWNS)
+    axes[1:4, 1:4] = nodes[of].R  # the graph turns a node in its own axes
+    return np.asarray(axes @ (out + out.T) @ axes.T / 2)
 
 
 class _Graph:
@@ -130,7 +166,7 @@ class _Graph:
         doubt = UNKNOWNS * DOUBT**2
         return float(np.where(self.loop, doubt * np.log1p(length / doubt), length).sum())
 
-    def _normal(self, residual: Array) -> tuple[coo_matrix, Array]:
+    def normal(self, residual: Array) -> tuple[coo_matrix, Array]:
         """Normal matrix and right-hand side of the unknowns that are free."""
         doubt = UNKNOWNS * DOUBT**2
         say = np.where(self.loop, 1 / (1 + (residual**2).sum(axis=1) / doubt), 1.0)
@@ -152,7 +188,7 @@ class _Graph:
         damping, residual = 1e-6, self.residual()
         cost = self._cost(residual)
         for _ in range(ITERATIONS if len(self.free) and len(residual) else 0):
-            matrix, right = self._normal(residual)
+            matrix, right = self.normal(residual)
             before = (self.log_scale.copy(), self.R.copy(), self.t.copy())
             while damping < 1e6:
                 self._move(self._step(matrix, right, damping))

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.pose_graph import Edge, optimize
+from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 
 SIGMA = np.array([0.02, 0.01, 0.02])
 LOOP = np.array([0.005, 0.003, 0.01])
@@ -149,3 +149,111 @@ def test_gtsam_finds_the_same(seed):
         # Both weigh the same errors, in coordinates that differ to second order.
         assert np.linalg.norm(place - ours.t) < 0.1 * moved
         assert their.scale() == pytest.approx(ours.scale, abs=0.02)
+
+
+def straight(count, sigma):
+    """A chain along x in one unit, with nothing but its own drift."""
+    nodes = [Similarity(1.0, np.eye(3), np.array([i, 0.0, 0.0])) for i in range(count)]
+    edges = [
+        Edge(i, i + 1, Edge.seen(a, b), sigma)
+        for i, (a, b) in enumerate(itertools.pairwise(nodes))
+    ]
+    return nodes, edges
+
+
+def test_the_covariance_of_a_chain_is_what_its_arms_give():
+    s, r, t = sigma = np.array([0.01, 0.02, 0.03])
+    count = 6
+    nodes, edges = straight(count, sigma)
+    found = marginal(nodes, edges, fixed=0, of=count - 1, metric=False)
+    arms = np.arange(count - 1)  # from a joint that turns and scales to the end; the first 0
+    steps = count - 1
+    assert found[0, 0] == pytest.approx(steps * s**2, rel=1e-4)
+    np.testing.assert_allclose(np.diag(found)[1:4], steps * r**2, rtol=1e-4)
+    along = steps * t**2 + s**2 * (arms**2).sum()
+    across = steps * t**2 + r**2 * (arms**2).sum()
+    np.testing.assert_allclose(np.diag(found)[4:], [along, across, across], rtol=1e-4)
+    assert found[0, 4] == pytest.approx(s**2 * arms.sum(), rel=1e-4)
+    assert found[3, 5] == pytest.approx(r**2 * arms.sum(), rel=1e-4)  # a yaw moves y
+
+
+@pytest.mark.parametrize("metric", [False, True])
+def test_the_covariance_is_the_spread_of_solutions(metric):
+    """500 worlds with the same sigmas: what is asked is how the newest lies to the first."""
+    count, errors = 8, []
+    for seed in range(500):
+        true, drifted, edges = walk(count, seed, metric, loops=((0, -1), (1, -2)))
+        nodes = optimize(drifted, edges, fixed=count - 1, metric=metric).nodes
+        seen, wanted = Edge.seen(nodes[0], nodes[-1]), Edge.seen(true[0], true[-1])
+        turn = Rotation.from_matrix(seen.R @ wanted.R.T).as_rotvec()
+        off = [np.log(seen.scale / wanted.scale), *turn, *(seen.t - wanted.t)]
+        errors.append(np.concatenate((off[:1], true[0].R @ off[1:4], true[0].R @ off[4:])))
+    covariance = marginal(true, edges, fixed=0, of=count - 1, metric=metric)
+    spread = np.cov(np.array(errors).T, bias=True)
+    free = slice(1, 7) if metric else slice(0, 7)
+    if metric:
+        assert not covariance[0].any()
+        assert not covariance[:, 0].any()
+    ratio = np.diag(spread)[free] / np.diag(covariance)[free]
+    assert 0.75 < ratio.min() <= ratio.max() < 1.35
+    nees = np.linalg.solve(covariance[free, free], np.array(errors)[:, free].T).T
+    nees = (nees * np.array(errors)[:, free]).sum(axis=1) / covariance[free, free].shape[0]
+    assert 0.9 < nees.mean() < 1.1
+
+
+def test_a_part_that_nothing_ties_has_no_covariance():
+    nodes, edges = straight(4, SIGMA)
+    assert parts(5, edges).tolist() == [0, 0, 0, 0, 1]
+    with pytest.raises(ValueError, match="no edges tie"):
+        marginal([*nodes, nodes[0]], edges, fixed=0, of=4, metric=False)
+    np.testing.assert_allclose(
+        marginal([*nodes, nodes[0]], edges, fixed=0, of=3, metric=False),
+        marginal(nodes, edges, fixed=0, of=3, metric=False),
+    )
+
+
+def test_gtsam_gives_the_same_covariance():
+    gtsam = pytest.importorskip("gtsam", minversion=None)
+    if not hasattr(gtsam, "BetweenFactorSimilarity3"):
+        pytest.skip("this gtsam has no Sim(3) factors")
+    count = 12
+    true = circle(count)
+    edges = [Edge(i, i + 1, Edge.seen(true[i], true[i + 1]), SIGMA) for i in range(count - 1)]
+    edges.append(Edge(1, count - 2, Edge.seen(true[1], true[count - 2]), LOOP, loop=True))
+    graph, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
+
+    def theirs(one):
+        return gtsam.Similarity3(gtsam.Rot3(one.R), one.t / one.scale, one.scale)
+
+    for key, node in enumerate(true):
+        values.insert(key, theirs(node))
+    tight = gtsam.noiseModel.Isotropic.Sigma(7, 1e-7)
+    graph.add(gtsam.PriorFactorSimilarity3(0, theirs(true[0]), tight))
+    for e in edges:
+        # Their errors are in coordinates of the measured place: ours, carried over numerically.
+        chart = charted(gtsam, theirs(e.measured))
+        spread = chart @ np.diag(e.sigma[[0, 1, 1, 1, 2, 2, 2]] ** 2) @ chart.T
+        noise = gtsam.noiseModel.Gaussian.Covariance(spread)
+        graph.add(gtsam.BetweenFactorSimilarity3(e.first, e.second, theirs(e.measured), noise))
+    last = theirs(true[-1])
+    chart = np.linalg.inv(charted(gtsam, last))
+    wanted = chart @ gtsam.Marginals(graph, values).marginalCovariance(count - 1) @ chart.T
+    axes = np.eye(7)
+    axes[1:4, 1:4] = true[-1].R
+    found = marginal(true, edges, fixed=0, of=count - 1, metric=False)
+    np.testing.assert_allclose(found, axes @ wanted @ axes.T, atol=1e-3 * np.abs(found).max())
+
+
+def charted(gtsam, at):
+    """Derivative [7, 7] of their tangent by ours: (log scale; rotation in the node's; place)."""
+    columns = []
+    for step in 1e-5 * np.eye(7):
+        ends = []
+        for sign in (1, -1):
+            scale = at.scale() * np.exp(sign * step[0])
+            R = at.rotation().matrix() @ Rotation.from_rotvec(sign * step[1:4]).as_matrix()
+            place = at.scale() * np.asarray(at.translation()) + sign * step[4:]
+            there = gtsam.Similarity3(gtsam.Rot3(R), place / scale, scale)
+            ends.append(np.asarray(at.localCoordinates(there)))
+        columns.append((ends[0] - ends[1]) / 2e-5)
+    return np.array(columns).T
