@@ -246,6 +246,11 @@ def _add_export(commands: Any) -> None:
     export.add_argument(
         "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
     )
+    export.add_argument(
+        "--known-only", action="store_true",
+        help="leave out parts of the scene whose place is guessed (after a time jump or where "
+        "windows could not be joined)",
+    )  # fmt: skip
     export.set_defaults(run=_run_export)
 
 
@@ -500,6 +505,7 @@ def _run_export(options: argparse.Namespace) -> int:
         max_points=options.max_points,
         crop=tuple(options.crop),
         cameras=not options.no_cameras,
+        guessed=not options.known_only,
     )
     try:
         text = convert(options.scene, options.output, selection, options.format)

@@ -193,6 +193,9 @@ class MapConfig:
         1024, "most MiB held: points, poses, images; the oldest leave first; 0: no limit", low=0
     )
     keep_images: bool = option(True, "keep keyframes' images (JPEG), for COLMAP exports")
+    export_guessed: bool = option(
+        True, "exports of the service hold the parts of the scene whose place is guessed too"
+    )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def convert(source: Path, target: Path, selection: Selection, form: str = "") ->
     scene = load_scene(find_scene(source)).scene()
     with _bar() as progress:
         done = export_scene(scene, target, selection, form, progress)
-    return f"{done.points} points in {done.path} ({done.bytes / 1e6:.1f} MB)\n"
+    return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from da3_ros.config import LoopConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
 from da3_ros.mapping.loops import Correction, LoopCloser, after, inverse
+from da3_ros.mapping.resizing import Cut
 from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ class LoopStage:
         self._closer = LoopCloser()
         self._solving: Future[Correction] | None = None
         self._looked = -1  # window
+
+    def resize(self, cut: Cut) -> None:
+        """The network's images have another size now."""
+        self._closer.resize(cut)
 
     def start_segment(self, *, lost: bool) -> None:
         """What comes is not joined to what was; lost: but begins about where that ended."""

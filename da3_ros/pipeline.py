@@ -25,8 +25,11 @@ from da3_ros.geometry import T_MAP_WORLD, invert_pose
 from da3_ros.inference import WindowTooLargeError, open_networks
 from da3_ros.loop_stage import LoopStage, conjugated
 from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Similarity
+from da3_ros.mapping.covariance import UNMEASURED, Observed, PoseUncertainty, in_metres, turned
 from da3_ros.mapping.export import export_scene
-from da3_ros.mapping.keyframes import ViewMemory
+from da3_ros.mapping.keyframes import ViewMemory, shares_taken
+from da3_ros.mapping.loops import Correction
+from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.rig_scale import RigRuler
 from da3_ros.mapping.scale import SceneScale
 from da3_ros.mapping.scene import Scene
@@ -129,6 +132,7 @@ class Pipeline:
         self.counters: Counter[str] = Counter()
         self.map = SubmapStore(config.map)
         self.loops = LoopStage()
+        self.uncertainty = PoseUncertainty(getattr(self.session, "motion_error", UNMEASURED))
         self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
         self._preparer = Preparer(len(config.cameras))
         self._last_stamp: dict[str, int] = {}  # of each camera
@@ -147,7 +151,8 @@ class Pipeline:
         Yields the frames that became ready, in stamp order of each camera. A stamp up to
         ``max_late_s`` back, or repeated, is dropped and counted; one farther back is a time jump,
         which resets window and odometry and keeps the map. A frame that cannot be rectified is
-        dropped with a warning. The work happens while the result is iterated.
+        dropped with a warning. Where the size of the network's images changes, shared views follow
+        and odometry goes on. The work happens while the result is iterated.
         """
         self.counters["received"] += len(frames)
         timely = [frame for frame in frames if self._in_time(frame)]
@@ -156,9 +161,10 @@ class Pipeline:
         self._look_at_size(timely)
         self._refit()  # a measured window may have changed the plan
         prepared = self._prepare_all(timely)
-        if self._size_changed(prepared):
+        changed = self._size_changed(prepared)
+        if changed is not None and not self._resize(changed):
             yield from self.flush()
-            self._start_segment()
+            self._hold_pose()
         instant = self._of_one_size(prepared)
         if not instant:
             return
@@ -238,7 +244,8 @@ class Pipeline:
         self.map.restore(saved)
         self.T_map_world = saved.T_map_world
         self._start_segment()
-        self._unit = saved.unit
+        if source != "fixed":  # whose factor is for the first window that comes
+            self._unit = saved.unit
         self._forget(self.map.poses().newest())
         where = "new windows begin a segment of their own where the last one ended"
         if saved.metric and source == "none":
@@ -249,6 +256,10 @@ class Pipeline:
         """Where the leading camera has been, in metres where the scale is known; ``most`` thins
         them."""
         return self.map.path(most)
+
+    def path(self, most: int = 0) -> Poses:
+        """The same of the part of the scene that is shown."""
+        return self.map.path(most, shown=True)
 
     def export(self, path: str | Path) -> Path:
         """Write the scene; the suffix chooses the format. Returns the path written."""
@@ -267,24 +278,37 @@ class Pipeline:
             self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
 
     def _start_segment(self) -> None:
-        """A new stretch of odometry, starting at the world's origin with nothing shared."""
+        """A new stretch of odometry, starting at its origin with nothing shared."""
         self._pending: list[list[_Prepared]] = []  # instants
         self._last_stamp = {}
         self._format: _Format | None = None
-        factor = self.config.scale.factor if self.config.scale.source == "fixed" else 1.0
-        self._unit = factor  # scene units per network unit, of the newest window
         self.metres.to_origin()
         self._forget({})
+        # Scene units per network unit, of the newest window.
+        self._unit = self.config.scale.factor if self.metres.declared else 1.0
+
+    def _hold_pose(self) -> None:
+        """Go on where the cameras were last; how they have moved since is not known."""
+        log.warning("the shared views cannot be had at the new size: the pose is held")
+        self._format = None
+        self._forget(self._newest)
 
     def _forget(self, newest: dict[str, Array]) -> None:
         """Share nothing with what was before; the next window begins at these cameras' poses."""
         if self.metres.learns and not self.metres.known and len(self.map.trajectory):
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
+        metric = self.metres.scale.metric
         self.metres.restart(next(iter(newest.values()), np.eye(4)))
+        if metric and self.config.scale.source == "fixed" and not self.metres.declared:
+            log.warning(
+                "scale.factor holds for the first segment only: lengths are no metres from here; "
+                "~/reset begins a scene that it holds for again"
+            )
         self.prior.restart()
         self.map.start_segment()
         self.loops.start_segment(lost=bool(newest))
+        self.uncertainty.start_segment(known=not newest)
         self._segment += 1
         self._views = ViewMemory(self.config.keyframe, self.config.window.size - 1)
         self._joiner = Joiner()
@@ -335,8 +359,8 @@ class Pipeline:
         full = ready.full if self.config.depth.size == "input" else None
         return _Prepared(view, ready.valid, full)
 
-    def _size_changed(self, instant: list[_Prepared]) -> bool:
-        """Whether windows cannot go on: the camera that decided their size has another one."""
+    def _size_changed(self, instant: list[_Prepared]) -> _Format | None:
+        """The new format, where the camera that decided the windows' size has another one."""
         old = self._format
         for view in (p.view for p in instant):
             same_plan = old is not None and old.process_res == self._process_res
@@ -344,11 +368,25 @@ class Pipeline:
                 continue
             if old.shape != view.image.shape:
                 log.warning(
-                    "image size in the network changed from %s to %s: window and odometry start "
-                    "anew", old.shape[1::-1], view.image.shape[1::-1],
+                    "image size in the network changed from %s to %s",
+                    old.shape[1::-1], view.image.shape[1::-1],
                 )  # fmt: skip
-                return True
-        return False
+                return _Format(view.camera, view.image.shape, self._process_res)
+        return None
+
+    def _resize(self, new: _Format) -> bool:
+        """Bring all that windows may share to the new size; False, and nothing changes, where too
+        little of the old images would be left."""
+        assert self._format is not None
+        cut = Cut.of(self._format.shape, new.shape)
+        if cut is None or not len(self._views):
+            return False
+        self._views.resize(cut)
+        self.loops.resize(cut)
+        self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
+        self._format = new
+        self.counters["size_changes"] += 1
+        return True
 
     def _of_one_size(self, instant: list[_Prepared]) -> list[_Prepared]:
         """The views that fit into one window."""
@@ -400,10 +438,12 @@ class Pipeline:
         fits = placed.accepted or not shared
         self._update_scale(window, prediction, placed.T_scene_window if fits else None)
         self._note_join(window, prediction, placed)
+        self._observe(window, shared, prediction, placed)
         report = self._report(window, prediction, placed, time.perf_counter() - start, closed)
         for offset, prepared in enumerate(new):
             index = len(shared) + offset
             yield self._deliver(prepared, index, prediction, placed.T_scene_window, report)
+        self.uncertainty.keep({anchor.view.id for anchor in self._views.all()})
         if self._refused >= REFUSALS:
             log.warning("%d windows in a row do not fit: a new segment starts", self._refused)
             self._forget(self._newest)
@@ -417,8 +457,24 @@ class Pipeline:
             return False
         places = {id: s.T_scene_submap for id, s in self.map.submaps.items()}
         self.map.move(self.loops.apply(correction, places))
+        self.map.join_parts(correction.joined)
         self._views.move(conjugated(correction.moves, self.metres.T_scene_segment))
+        self._retell_uncertainty(correction)
         return True
+
+    def _retell_uncertainty(self, correction: Correction) -> None:
+        """A loop says anew how sure the newest view's place in the map is."""
+        views = {a.view.id: a for a in self._views.all()}
+        if correction.covariance is None or self._views.newest is None:
+            return
+        units = np.array([1, 1, 1, 1, *[1 / self.metres.T_scene_segment.scale] * 3])
+        self.uncertainty.close_loop(
+            correction.covariance * np.outer(units, units),
+            self._views.newest.view.id,
+            [old for old, _ in correction.joined],
+            {id: anchor.T_world_camera[:3, 3] for id, anchor in views.items()},
+            [id for id, anchor in views.items() if anchor.submap in correction.moves],
+        )
 
     def _look_for_loop(self, window_id: int) -> None:
         self.loops.look(
@@ -441,6 +497,33 @@ class Pipeline:
         joined = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
         camera = placed.T_scene_window.points(prediction.T_window_camera[-1, :3, 3])
         self.loops.add_window(joined, to_scene.points(camera), lag)
+
+    def _observe(
+        self, window: Window, shared: list[Anchor], prediction: Prediction, placed: Alignment
+    ) -> None:
+        """Carry the covariance of poses through a window; of one that did not fit it is unknown.
+
+        The prior's own poses, where those go out, are as sure as the robot knows and we do not.
+        """
+        if self._refused or (placed.gains is None and shared) or self.prior.in_place:
+            return
+        S = placed.T_scene_window
+        depths = [np.median(a.depth) for a in shared if len(a.depth)]
+        known = prediction.depth[np.isfinite(prediction.depth)]
+        depth = np.median(depths) if depths else S.scale * np.median(known) if len(known) else 1.0
+        seen = Observed(
+            ids=[view.id for view in window.views],
+            poses=np.stack([S.pose(T) for T in prediction.T_window_camera]),
+            depth=float(depth),
+            about=S.points(placed.about) if placed.about is not None else np.zeros(3),
+            gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
+            residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
+            taken=shares_taken(shared, prediction),
+        )
+        if shared:
+            self.uncertainty.join(seen)
+        else:
+            self.uncertainty.begin(seen, self._begins_at(window))
 
     def _infer(
         self, shared: list[Anchor], new: list[_Prepared]
@@ -469,8 +552,7 @@ class Pipeline:
     def _place(self, window: Window, shared: list[Anchor], prediction: Prediction) -> Alignment:
         """Where the window lies in the scene; where it does not fit, motion goes on from there."""
         if not shared:
-            known = [i for i, view in enumerate(window.views) if view.camera in self._newest]
-            index = known[0] if known else 0
+            index = self._begins_at(window)
             begin = self._newest.get(window.views[index].camera, np.eye(4))
             at = Similarity.between(begin, prediction.T_window_camera[index], self._unit)
             return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
@@ -486,6 +568,11 @@ class Pipeline:
         newest = prediction.T_window_camera[len(shared) - 1]
         held = Similarity.between(shared[-1].T_world_camera, newest, self._unit)
         return Alignment(held, False, float("nan"), fit.inliers if fit is not None else 0.0)
+
+    def _begins_at(self, window: Window) -> int:
+        """Which view of a segment's first window says where it lies: of a camera seen before."""
+        known = [i for i, view in enumerate(window.views) if view.camera in self._newest]
+        return known[0] if known else 0
 
     def _join(self, shared: list[Anchor], prediction: Prediction) -> Alignment | None:
         """With what a window says of its own unit; without it, where that would spoil the fit."""
@@ -575,7 +662,22 @@ class Pipeline:
         told = prediction.descriptor
         frame = self._remember(prepared.view, frame, None if told is None else told[index])
         frame = self._on_map(self.metres.published(frame))
+        frame = self._with_covariance(frame)
         return frame if prepared.full is None else at_size_of(frame, prepared.full)
+
+    def _with_covariance(self, frame: TrackedFrame) -> TrackedFrame:
+        """The frame with how far off it may be, in the world's axes and the published unit."""
+        unit = self.metres.T_scene_segment.scale
+        unit *= self.metres.metres if frame.scale.metric else 1.0
+        sigma, T = frame.scale.sigma, frame.T_world_camera
+        in_odom = self.uncertainty.odometry(frame.id)
+        if in_odom is not None:
+            in_odom = in_metres(in_odom, unit, sigma, (frame.T_odom_world @ T)[:3, 3])
+        in_map = self.uncertainty.in_map(frame.id) if self.map.place_known else None
+        if in_map is not None:
+            in_map = turned(in_map, self.loops.T_map_odometry[:3, :3])
+            in_map = in_metres(in_map, unit, sigma, T[:3, 3])
+        return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
 
     def _deliver_alone(
         self, new: list[_Prepared], window: Window, prediction: Prediction, total_s: float
@@ -619,6 +721,7 @@ class Pipeline:
         submap = self._map(frame, anchor, descriptor)
         if anchor is not None:
             self._views.add(dataclasses.replace(anchor, submap=submap), frame.keyframe)
+            self.uncertainty.enter_submap(submap, view.id)
         self.counters["processed"] += 1
         return frame
 
@@ -635,6 +738,12 @@ class Pipeline:
             seen = anchor.moved(self.metres.T_scene_segment)
             self.loops.add_keyframe(dataclasses.replace(seen, submap=submap), descriptor)
         return submap
+
+
+def _resized(p: _Prepared, cut: Cut) -> _Prepared:
+    """A view that waits for its window, at another size."""
+    valid = None if p.valid is None else cut.mask(p.valid)
+    return dataclasses.replace(p, view=cut.view(p.view), valid=valid)
 
 
 def _tracked(

@@ -326,6 +326,11 @@ class PriorFollower:
         self._T_scene_prior: Similarity | None = None
         self._unit = math.nan
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the newest window's poses are the prior's own."""
+        return self._T_scene_prior is not None
+
     def apply(self, window: Window, prediction: Prediction, metric: bool) -> Prediction:
         """``prediction`` with the unit that the prior gives, and with its poses if they go out.
 

@@ -40,8 +40,9 @@ from da3_ros.inference import (
     open_networks,
 )
 from da3_ros.mapping.atomic import replace_folder
-from da3_ros.mapping.export import ExportError
+from da3_ros.mapping.export import ExportError, write_trajectory
 from da3_ros.mapping.picture import render_scene, write_png
+from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.scene_file import (
     SceneFileError,
     find_scene,
@@ -49,7 +50,7 @@ from da3_ros.mapping.scene_file import (
     load_scene,
     save_scene,
 )
-from da3_ros.mapping.trajectory import Poses, tum_line
+from da3_ros.mapping.trajectory import tum_line
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.pose_prior import PriorError
@@ -358,6 +359,12 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             map_frame=f"{own}map", odom_frame=f"{own}odom", scene_prefix=camera,
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
+        self._units: set[bool] = set()  # whether frames were metric
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some frames were metric and some were not."""
+        return len(self._units) > 1
 
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
@@ -368,6 +375,7 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
             self.bag.write(published, frame.stamp_ns)
         if frame.camera not in self._leading:
             return
+        self._units.add(frame.scale.metric)
         if frame.posed:
             T_map_camera = self.outputs.T_map_world @ frame.T_world_camera
             self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
@@ -387,23 +395,23 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
-        if pipeline.metres.learns or self.resumed:
-            self._write_trajectory(pipeline.poses())
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
-        self.bag.write(self.outputs.path(pipeline.poses(), stamp), stamp)
-        self.bag.write(self.outputs.map_points(scene, stamp), stamp)
+        if pipeline.metres.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
+            self._write_trajectory(scene)
+        self.bag.write(self.outputs.path(pipeline.path(), stamp), stamp)
+        shown = scene.of_part(pipeline.map.shown_part)
+        self.bag.write(self.outputs.map_points(shown, stamp), stamp)
 
     def _path(self, name: str) -> Path:
         path = self.folder / name
         return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
 
-    def _write_trajectory(self, poses: Poses) -> None:
-        """All poses in one unit: the scale that is known at the end holds for the first too."""
+    def _write_trajectory(self, scene: Scene) -> None:
+        """The scene's poses in its one unit, part by part: the scale that is known at the end
+        holds for the first too."""
         self.trajectory.seek(0)
         self.trajectory.truncate()
-        for pose in poses:
-            T_map_camera = self.outputs.T_map_world @ pose.T_world_camera
-            self.trajectory.write(tum_line(pose.stamp_ns, T_map_camera))
+        write_trajectory(self.trajectory, scene)
 
     def __exit__(self, *_: object) -> None:
         self.trajectory.close()
@@ -452,6 +460,7 @@ def _report(
         counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
     if known.without_prior:
         counts["frames_without_prior"] = known.without_prior
+    scene = pipeline.scene()
     report = {
         "da3_ros": __version__,
         "input": options.input.name,
@@ -475,6 +484,8 @@ def _report(
         "path_length": _path_length(pipeline),
         "metric": pipeline.metres.known or pipeline.metres.scale.metric,
         "scale": _scale(pipeline.metres.scale),
+        "parts": len(scene.parts),
+        "parts_guessed": scene.guessed,
     }
     _write_json(folder / "report.json", report)
     return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
@@ -514,5 +525,6 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _path_length(pipeline: Pipeline) -> float:
-    centres = pipeline.poses().rows["T"][:, :, 3]
-    return float(np.linalg.norm(np.diff(centres, axis=0), axis=1).sum())
+    scene = pipeline.scene()
+    ways = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
+    return sum(float(np.linalg.norm(np.diff(way, axis=0), axis=1).sum()) for way in ways)

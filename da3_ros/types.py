@@ -190,6 +190,10 @@ class TrackedFrame:
     # [4, 4] corrections of the world that odometry, which never jumps, does not take part in
     T_odom_world: Array = field(default_factory=lambda: np.eye(4))
     leads: bool = True  # of several cameras the first one that saw this instant
+    # [6, 6] of (place, rotation about fixed axes) in the world's axes, published units; None: not
+    # known. In odometry since it began, and in the map.
+    covariance_odom: Array | None = None
+    covariance_map: Array | None = None
 
     @property
     def posed(self) -> bool:

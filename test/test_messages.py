@@ -137,16 +137,18 @@ def test_pose_stands_in_map_axes():
     assert message.header.frame_id == "map"
 
 
-def test_odometry_says_that_twist_is_unknown():
-    message = over_the_wire(build.odometry(LIB, STAMP, "odom", "cam", np.eye(4)))
-    assert message.twist.covariance[0] == -1
-    assert not message.twist.covariance[1:].any()
-    known = over_the_wire(
-        build.odometry(LIB, STAMP, "odom", "cam", np.eye(4), np.eye(6), np.arange(6))
-    )
-    assert (known.twist.twist.linear.z, known.twist.twist.angular.z) == (2, 5)
-    assert known.twist.covariance[0] == 0
-    np.testing.assert_array_equal(known.pose.covariance.reshape(6, 6), np.eye(6))
+def test_unknown_covariances_are_large_never_zero_or_minus_one():
+    """robot_localization floors 0 to 1e-9 and takes the absolute value of -1."""
+    odometry = over_the_wire(build.odometry(LIB, STAMP, "odom", "cam", np.eye(4)))
+    pose = over_the_wire(build.pose_with_covariance(LIB, STAMP, "map", np.eye(4)))
+    for part in (odometry.twist, odometry.pose, pose.pose):
+        np.testing.assert_array_equal(part.covariance.reshape(6, 6), 1e6 * np.eye(6))
+
+
+def test_known_covariances_are_row_major():
+    known = np.arange(36.0).reshape(6, 6)
+    message = over_the_wire(build.odometry(LIB, STAMP, "odom", "cam", np.eye(4), known))
+    np.testing.assert_array_equal(message.pose.covariance, np.arange(36.0))
 
 
 def test_path_and_tf():

@@ -339,7 +339,8 @@ def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
     second = ReplayOptions(bag, tmp_path / "two", start_s=0.45, resume=tmp_path / "one")
     replay(second, settings, TruthSession(camera, seed=1))
     lines = [(tmp_path / x / "trajectory.tum").read_text().splitlines() for x in ("one", "two")]
-    assert len(lines[1]) == FRAMES
+    assert len(lines[1]) == FRAMES + 1
+    assert lines[1][len(lines[0])] == "# part 1 of the scene, place guessed"
     assert lines[1][: len(lines[0])] == lines[0]
     scenes = [load_scene(tmp_path / x / "scene") for x in ("one", "two")]
     assert {s.segment for s in scenes[1].submaps} == {0, 1}

@@ -34,6 +34,9 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
         file.write_bytes(scene.images[pose.camera, pose.stamp_ns])
     with (folder / "points3D.txt").open("w") as text:
         text.write("# POINT3D_ID X Y Z R G B ERROR TRACK[] (IMAGE_ID POINT2D_IDX)\n")
+        if scene.guessed:
+            parts, guessed = len(scene.parts), scene.guessed
+            text.write(f"# parts {parts}, of which {guessed} at guessed places\n")
         first = 1
         for chunk in points.chunks(progress):
             ids = range(first, first + len(chunk))

@@ -99,8 +99,13 @@ class JointCovariance:
         self._write(seen.ids, np.zeros((len(B), 0)), [], B @ spread @ B.T)
 
     def join(self, seen: Observed, noise: WindowNoise | None = None) -> None:
-        """Take a window that was joined by its shared views; ``noise`` learns from it."""
+        """Take a window that was joined by its shared views; ``noise`` learns from it.
+
+        Where none of these is held, nothing is known of the new ones either.
+        """
         ids, shared = seen.ids[: len(seen.gains)], SIZE * len(seen.gains)
+        if not any(id in self._slots for id in ids):
+            return  # nothing is known of what it was joined by
         self._adopt(ids, seen.centres)
         rows = self._rows(ids)
         before = self._P[:, rows[:, None], rows]
@@ -201,6 +206,9 @@ class SystematicError:
         # [2] of each view, rad and place: sums, and sums of squares.
         self._held: dict[int, tuple[Array, Array]] = {}
 
+    def __contains__(self, id: int) -> bool:
+        return id in self._held
+
     def begin(self, id: int, known: Array | None = None) -> None:
         """A view that defines where its segment is, or one that is off by ``known`` [2]."""
         at = np.zeros(2) if known is None else np.asarray(known, float)
@@ -288,7 +296,7 @@ class PoseUncertainty:
 
     def enter_submap(self, submap: int, id: int) -> None:
         """A view is in a submap; of the first one the error is remembered."""
-        if submap not in self._submaps and id in self._map[0]:
+        if submap not in self._submaps and id in self._map[1]:
             self._submaps[submap] = self._map[1].of(id)
             while len(self._submaps) > MOST:
                 del self._submaps[next(iter(self._submaps))]
@@ -307,7 +315,7 @@ class PoseUncertainty:
             systematic.keep(set(views) - set(moved))
         if newest not in self._odometry[0]:
             return
-        joint = self._map[0].rebased(known, newest, {i: c for i, c in views.items()})
+        joint = self._map[0].rebased(known, newest, views)
         said = [self._submaps[submap] for submap in old if submap in self._submaps]
         systematic = SystematicError(self._error)
         systematic.begin(newest, min(said, key=float_sum) if said else self._map[1].of(newest))
@@ -326,7 +334,7 @@ class PoseUncertainty:
 
     def _of(self, tracker: tuple[JointCovariance, SystematicError], id: int) -> Array | None:
         joint, systematic = tracker
-        if id not in joint:
+        if id not in joint or id not in systematic:
             return None
         covariance = joint.of(id, self.noise.variances)[1:, 1:]
         rotation, place = systematic.of(id) ** 2 / 3  # per axis

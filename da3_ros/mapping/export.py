@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 from da3_ros.mapping.atomic import atomic_folder, atomic_path
 from da3_ros.mapping.colmap import is_model, write_colmap
 from da3_ros.mapping.glb import write_glb
-from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.scene import REFERENCE, Scene
 from da3_ros.mapping.selection import POINT, ExportError, Points, Progress, Selection, selected
 from da3_ros.mapping.selection import silent as silent
 from da3_ros.mapping.trajectory import tum_line
@@ -34,6 +35,13 @@ class Exported:
     path: Path
     points: int
     bytes: int  # of the file, or of all in the folder
+    parts: int = 1  # of the scene, whose places to each other are not measured
+    guessed: int = 0  # of them have a guessed place in the map
+
+    @property
+    def text(self) -> str:
+        """What was written, in one line."""
+        return f"{self.points} points in {self.path}{said_of_parts(self.parts, self.guessed)}"
 
 
 def export_scene(
@@ -49,6 +57,7 @@ def export_scene(
     ``progress`` may raise, which ends the export and leaves nothing behind. Raises ExportError.
     """
     form = format_of(path, form)
+    scene = scene if selection.guessed else scene.of_part(REFERENCE)
     if not len(scene) and not len(scene.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
     place = atomic_folder(path, is_model) if form == "colmap" else atomic_path(path)
@@ -57,7 +66,7 @@ def export_scene(
             scene = replace(scene, poses=scene.poses.take(slice(0)))
         FORMATS[form](scene, points, temporary, progress)
         count = len(points)
-    return Exported(path, count, size_of(path))
+    return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)
 
 
 def format_of(path: Path, form: str = "") -> str:
@@ -72,14 +81,35 @@ def format_of(path: Path, form: str = "") -> str:
     return form
 
 
+def said_of_parts(parts: int, guessed: int) -> str:
+    """What to add about the parts of a scene; nothing where there is but one, at its place."""
+    if not guessed:
+        return ""
+    return f"; {parts} part{'s' * (parts > 1)}, {guessed} at a guessed place"
+
+
 def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(f.stat().st_size for f in files if f.is_file())
 
 
+def write_trajectory(file: TextIO, scene: Scene) -> None:
+    """Write the leading camera's poses in the TUM format; a comment begins each further part."""
+    leading = replace(scene, poses=scene.poses.leading())
+    last = 0
+    for part, pose in zip(leading.part_of_poses(), leading.poses, strict=True):
+        if part != last:
+            place = "guessed" if part else "known"
+            file.write(f"# part {part} of the scene, place {place}\n")
+        last = part
+        file.write(tum_line(pose.stamp_ns, scene.T_map_world @ pose.T_world_camera))
+
+
 def _write_ply(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
     header = ["ply", "format binary_little_endian 1.0", "comment frame map, x forward, z up"]
+    if scene.guessed:
+        header += [f"comment parts {len(scene.parts)}, of which {scene.guessed} at guessed places"]
     header += [f"element vertex {len(points)}"]
     header += [f"property {name}" for name in PLY_FIELDS.split(",")]
     with path.open("wb") as file:
@@ -93,8 +123,7 @@ def _write_ply(scene: Scene, points: Points, path: Path, progress: Progress) -> 
 
 def _write_tum(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
     with path.open("w") as file:
-        for pose in scene.poses.leading():
-            file.write(tum_line(pose.stamp_ns, scene.T_map_world @ pose.T_world_camera))
+        write_trajectory(file, scene)
 
 
 FORMATS: dict[str, Writer] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from da3_ros.mapping.scene import Scene
@@ -47,6 +49,14 @@ def path_points(scene: Scene) -> Array:
     """Centres [N, 3] of the leading camera in the map frame."""
     centres = scene.poses.leading().rows["T"][:, :, 3]
     return np.asarray(centres @ scene.T_map_world[:3, :3].T + scene.T_map_world[:3, 3])
+
+
+def path_segments(scene: Scene) -> Array:
+    """Lines [N, 2, 3] between neighbours on the path, in the map frame; parts stay apart."""
+    leading = replace(scene, poses=scene.poses.leading())
+    part, centres = np.array(leading.part_of_poses(), int), path_points(scene)
+    lines = np.stack((centres[:-1], centres[1:]), axis=1)
+    return np.asarray(lines[part[:-1] == part[1:]])
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from da3_ros import __version__
-from da3_ros.mapping.frusta import frusta, path_points
+from da3_ros.mapping.frusta import frusta, path_segments
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.selection import ExportError, Points, Progress
 from da3_ros.types import Array
@@ -34,9 +34,11 @@ def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> N
     model = _Model()
     if len(points):
         model.points(points)
-    centres = path_points(scene)
     model.lines("cameras", frusta(scene), CAMERA_RGB)
-    model.lines("path", np.stack((centres[:-1], centres[1:]), axis=1), PATH_RGB)
+    model.lines("path", path_segments(scene), PATH_RGB)
+    if scene.guessed:
+        said = {"parts": len(scene.parts), "parts_guessed": scene.guessed}
+        model.extras = {"extras": said}
     if not model.meshes:
         raise ExportError("nothing of the scene is left by the selection")
     if model.size > MOST_BYTES:
@@ -55,6 +57,7 @@ class _Model:
     def __init__(self) -> None:
         self.meshes: list[dict[str, Any]] = []
         self.line_positions: list[Array] = []
+        self.extras: dict[str, Any] = {}  # of the glTF scene
         self._accessors: list[dict[str, Any]] = []
         self._views: list[dict[str, Any]] = []
         self._materials: list[dict[str, Any]] = []
@@ -97,7 +100,7 @@ class _Model:
             "asset": {"version": "2.0", "generator": f"da3_ros {__version__}"},
             "extensionsUsed": ["KHR_materials_unlit"],
             "scene": 0,
-            "scenes": [{"nodes": list(range(len(nodes)))}],
+            "scenes": [{"nodes": list(range(len(nodes)))} | self.extras],
             "nodes": nodes,
             "meshes": self.meshes,
             "materials": self._materials,

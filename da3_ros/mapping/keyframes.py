@@ -8,7 +8,7 @@ decides what becomes a keyframe; a camera that stands still makes none. Memory i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -18,6 +18,7 @@ from scipy.spatial.transform import Rotation
 from da3_ros.config import KeyframeConfig
 from da3_ros.geometry import invert_pose
 from da3_ros.mapping.alignment import Alignment, Anchor, Similarity
+from da3_ros.mapping.resizing import Cut
 from da3_ros.types import Array, Image, Prediction, View
 
 MOST = 64  # keyframes held, each an image and some thousand numbers
@@ -99,6 +100,18 @@ class ViewMemory:
         self._keyframes = [
             replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
         ]
+
+    def all(self) -> list[Anchor]:
+        """Every view that is remembered, once."""
+        held = {a.view.id: a for a in [*(k.anchor for k in self._keyframes), *self._newest]}
+        return list(held.values())
+
+    def resize(self, cut: Cut) -> None:
+        """The images of all views have another size now."""
+        new = {a.view.id: cut.anchor(a) for a in self.all()}
+        self._newest = deque((new[a.view.id] for a in self._newest), maxlen=self._newest.maxlen)
+        self._keyframes = [replace(k, anchor=new[k.anchor.view.id]) for k in self._keyframes]
+        self._sharpness.clear()  # it depends on the size
 
     def move(self, moves: Mapping[int, Similarity]) -> None:
         """The submaps named lie elsewhere now, and what was seen in them too."""
@@ -206,6 +219,15 @@ def sharpness(image: Image) -> float:
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     small = cv2.resize(grey, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
     return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
+
+
+def shares_taken(shared: Sequence[Anchor], prediction: Prediction) -> Array:
+    """[S, 7] by how much ``observed`` moves each shared view's scale, rotation and place."""
+    share = np.array([1 / (min(a.observations, MOST_OBSERVATIONS) + 1) for a in shared])
+    seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
+    out = np.tile(share.reshape(-1, 1), (1, 7))
+    out[~np.array(seen, bool), 0] = 0.0
+    return out
 
 
 def observed(anchor: Anchor, prediction: Prediction, index: int, placed: Alignment) -> Anchor:

@@ -29,6 +29,7 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry import backproject, invert_pose, project
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity, sample
 from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
+from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.scene import IDENTITY
 from da3_ros.types import Array, FloatImage, Prediction, Window
 
@@ -193,6 +194,10 @@ class LoopCloser:
         self._fresh = True
         while len(self._places) > 2 and self._too_many():
             self._forget_one()
+
+    def resize(self, cut: Cut) -> None:
+        """The images of all keyframes have another size now."""
+        self._places = [dataclasses.replace(p, anchor=cut.anchor(p.anchor)) for p in self._places]
 
     @property
     def nbytes(self) -> int:

@@ -121,10 +121,14 @@ class ScaleKeeper:
 
     def __init__(self, config: ScaleConfig) -> None:
         self.config = config
-        self.restart()
+        self.restart(declared=True)
 
-    def restart(self) -> None:
-        """A new stretch has a unit of its own, of which nothing is known."""
+    def restart(self, *, declared: bool) -> None:
+        """A new stretch has a unit of its own, of which nothing is known.
+
+        declared: it begins with the window that ``scale.factor`` was given for.
+        """
+        self._declared = declared
         self._ratio = OdometryRatio()
         self._filter = MeasureFilter()
         self._value: float | None = None
@@ -134,6 +138,11 @@ class ScaleKeeper:
     def learns(self) -> bool:
         """Whether the scale is found out on the way, rather than declared."""
         return self.config.source not in ("none", "fixed")
+
+    @property
+    def declared(self) -> bool:
+        """Whether a fixed factor holds for this stretch: it was given for its first window."""
+        return self.config.source == "fixed" and self._declared
 
     def wants_measure(self, window_id: int) -> bool:
         """Whether a metric model shall look: at the first windows, then now and then."""
@@ -159,7 +168,7 @@ class ScaleKeeper:
         """The scale to publish with the window at hand; call once per window."""
         source = self.config.source
         if not self.learns:
-            return Scale() if source == "none" else Scale(source, 1.0)
+            return Scale(source, 1.0) if self.declared else Scale()
         # Odometry speaks twice where the network was given its poses: the surer answer counts.
         said = [self._filter.estimate()]
         if source == "odometry":
@@ -194,8 +203,9 @@ class SceneScale:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a new scene."""
+        """Begin a new scene; a fixed factor is for its first window."""
         self._scene: float | None = None  # metres per scene unit, once known
+        self._begun = False
         self.to_origin()
         self.restart(np.eye(4))
 
@@ -216,12 +226,17 @@ class SceneScale:
         self._to = self._place(begin)
         self._from, self._factor = begin.copy(), 1.0
         self.scale = Scale()  # of the newest window; metres per unit of its segment
-        self._keeper.restart()
+        self._keeper.restart(declared=not self._begun)
 
     @property
     def learns(self) -> bool:
         """Whether the scale is found out on the way, rather than declared."""
         return self._keeper.learns
+
+    @property
+    def declared(self) -> bool:
+        """Whether a fixed factor holds for the segment at hand."""
+        return self._keeper.declared
 
     @property
     def known(self) -> bool:
@@ -251,6 +266,7 @@ class SceneScale:
 
     def update(self, window: Window, prediction: Prediction, T: Similarity | None) -> Scale:
         """The scale of a window that lies at ``T`` in its segment; None: it did not fit."""
+        self._begun = True
         if T is None:
             self._keeper.lift()
         else:

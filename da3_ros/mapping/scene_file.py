@@ -107,6 +107,7 @@ def _described(saved: Snapshot) -> dict[str, Any]:
             {
                 "id": s.id,
                 "segment": s.segment,
+                "part": s.part,
                 "keyframes": s.keyframes,
                 "points": len(s.cloud),
                 "scale": float(s.T_scene_submap.scale),
@@ -134,6 +135,7 @@ def _load(path: Path) -> Snapshot:
     submaps = tuple(_submap(path, entry) for entry in described["submaps"])
     ids = [s.id for s in submaps]
     _check(len(set(ids)) == len(ids) and min(ids, default=0) >= 0, "submap ids")
+    _check(all(s.part >= 0 for s in submaps), "a submap's part")
     T = np.array(described["T_map_world"], np.float64)
     good = T.shape == (4, 4) and _is_rotation(T[:3, :3]) and bool(np.isfinite(T).all())
     _check(good, "T_map_world")
@@ -152,6 +154,8 @@ def _submap(path: Path, entry: dict[str, Any]) -> Submap:
     _check(good, "a submap's place")
     submap = Submap(int(entry["id"]), int(entry["segment"]), place)
     submap.keyframes = int(entry["keyframes"])
+    # Before parts were kept, each segment lay where odometry guessed.
+    submap.part = int(entry.get("part", submap.segment))
     submap.images.update(_images(path, entry))
     if entry["points"]:
         submap.cloud = _cloud(path / _cloud_name(submap.id), int(entry["points"]))

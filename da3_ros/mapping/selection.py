@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from da3_ros.mapping.scene import CHUNK, Scene
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, voxel_hash
 
-PART = 1 << 19  # points that are averaged at once
-MOST_PARTS = 256  # each is an open file
+SHARE = 1 << 19  # points that are averaged at once
+MOST_SHARES = 256  # each is an open file
 POINT = np.dtype(
     [("xyz", "<f4", (3,)), ("rgb", "u1", (3,)), ("confidence", "<f4"), ("count", "<u4")]
 )
@@ -41,6 +41,7 @@ class Selection:
     max_points: int = 0  # evenly thinned to at most this many; 0: all
     crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
     cameras: bool = True
+    guessed: bool = True  # also the parts whose places in the scene are guessed
 
     def check(self) -> None:
         """Raise ExportError for numbers that mean nothing."""
@@ -98,13 +99,16 @@ def selected(
 def _chosen(
     scene: Scene, selection: Selection, folder: Path, progress: Progress
 ) -> Iterator[PointCloud]:
-    clouds = _within(scene, selection, progress)
-    if selection.voxel > 0:
-        clouds = _averaged(clouds, len(scene), selection.voxel, folder, progress)
-    for cloud in clouds:
-        if selection.min_observations > 1:
-            cloud = cloud.take(cloud.count >= selection.min_observations)
-        yield cloud
+    # Part by part: where points of two parts come to lie in one voxel is a guess.
+    for part in scene.parts:
+        of_part = scene.of_part(part)
+        clouds = _within(of_part, selection, progress)
+        if selection.voxel > 0:
+            clouds = _averaged(clouds, len(of_part), selection.voxel, folder, progress)
+        for cloud in clouds:
+            if selection.min_observations > 1:
+                cloud = cloud.take(cloud.count >= selection.min_observations)
+            yield cloud
 
 
 def _within(scene: Scene, selection: Selection, progress: Progress) -> Iterator[PointCloud]:
@@ -123,18 +127,18 @@ def _within(scene: Scene, selection: Selection, progress: Progress) -> Iterator[
 def _averaged(
     clouds: Iterator[PointCloud], total: int, voxel: float, folder: Path, progress: Progress
 ) -> Iterator[PointCloud]:
-    """The points averaged in voxels, part by part; a voxel is whole in one of the parts."""
-    parts = min(MOST_PARTS, -(-total // PART))
+    """The points averaged in voxels, share by share; a voxel is whole in one of the shares."""
+    shares = max(1, min(MOST_SHARES, -(-total // SHARE)))
     with ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(parts)]
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(shares)]
         for cloud in clouds:
-            part = voxel_hash(cloud.xyz, voxel) % parts
-            order = np.argsort(part, kind="stable")
-            ends = np.searchsorted(part[order], np.arange(1, parts))
+            share = voxel_hash(cloud.xyz, voxel) % shares
+            order = np.argsort(share, kind="stable")
+            ends = np.searchsorted(share[order], np.arange(1, shares))
             for file, some in zip(files, np.split(_rows(cloud)[order], ends), strict=True):
                 file.write(some.tobytes())
         for index, file in enumerate(files):
-            progress("averaging", index / parts)
+            progress("averaging", index / shares)
             yield _averaged_file(file, voxel)
             file.close()
 

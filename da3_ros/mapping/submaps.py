@@ -8,8 +8,9 @@ costs the same however large the map is. What is held is bounded by number, memo
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import cv2
@@ -18,10 +19,21 @@ import numpy as np
 from da3_ros.config import MapConfig
 from da3_ros.geometry import T_MAP_WORLD, backproject
 from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.scene import CHUNK, IDENTITY, Part, Scene, Shot, after, join
+from da3_ros.mapping.scene import (
+    CHUNK,
+    IDENTITY,
+    REFERENCE,
+    Scene,
+    Shot,
+    SubmapCloud,
+    after,
+    join,
+)
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
 from da3_ros.types import Array, Image, TrackedFrame
+
+log = logging.getLogger(__name__)
 
 KEYFRAMES = 16  # that make a submap: short enough that windows have hardly drifted within it
 MOST_VOXELS = 500_000  # of a growing submap; with more, the next one begins early
@@ -44,6 +56,7 @@ class Submap:
     keyframes: int = 0
     middle: Array = field(default_factory=lambda: np.zeros(3))  # of the ball that holds all points
     reach: float = 0.0  # the ball's radius
+    part: int = REFERENCE  # of the scene; submaps of one part lie to each other as measured
 
     @property
     def image_bytes(self) -> int:
@@ -65,9 +78,12 @@ class Snapshot:
     def scene(self) -> Scene:
         """What is shown and exported of it."""
         places = {s.id: s.T_scene_submap for s in self.submaps}
-        parts = tuple(Part(s.cloud, places[s.id]) for s in self.submaps if len(s.cloud))
+        clouds = tuple(
+            SubmapCloud(s.cloud, places[s.id], s.part) for s in self.submaps if len(s.cloud)
+        )
         images = {shot: data for s in self.submaps for shot, data in s.images.items()}
-        return Scene(parts, self.poses.moved(places), self.T_map_world, images)
+        part_of = {s.id: s.part for s in self.submaps}
+        return Scene(clouds, self.poses.moved(places), self.T_map_world, images, part_of)
 
 
 class SubmapStore:
@@ -84,6 +100,7 @@ class SubmapStore:
         self.submaps: dict[int, Submap] = {}
         self._growing: VoxelMap | None = None  # of the newest submap
         self._next = self._segment = 0
+        self.part = REFERENCE  # what comes belongs to
         self._held = self._image_bytes = 0  # points and bytes outside the growing submap
         self.revision = next(_REVISIONS)  # another one after every change that can be seen
         self._swept_at = np.full(3, np.inf)
@@ -105,11 +122,37 @@ class SubmapStore:
         """The submap that grows; None at the beginning of a segment."""
         return None if self._growing is None else self.submaps[self._next - 1]
 
+    @property
+    def place_known(self) -> bool:
+        """Whether it is measured where what comes lies in the map."""
+        return self.part == REFERENCE
+
+    @property
+    def parts(self) -> set[int]:
+        """The parts of the scene, the one that is being added to among them."""
+        return {s.part for s in list(self.submaps.values())} | {self.part}
+
     def start_segment(self) -> None:
-        """What comes now is not joined to what was before: a new submap."""
+        """What comes now is not joined to what was before: a new submap, and a part of its own."""
         self._close()
         if any(s.segment == self._segment for s in self.submaps.values()):
             self._segment += 1
+        if any(s.part == self.part for s in self.submaps.values()):
+            self.part = 1 + max(s.part for s in self.submaps.values())
+
+    def join_parts(self, tied: Iterable[tuple[int, int]]) -> None:
+        """Loops tie these pairs of submaps: their parts become one, the older of both."""
+        for pair in tied:
+            if not all(id in self.submaps for id in pair):
+                continue
+            older, newer = sorted(self.submaps[id].part for id in pair)
+            if older == newer:
+                continue
+            log.info("part %d of the scene has found its place in part %d", newer, older)
+            self.revision = next(_REVISIONS)
+            for submap in self.submaps.values():
+                submap.part = older if submap.part == newer else submap.part
+            self.part = older if self.part == newer else self.part
 
     def add(self, frame: TrackedFrame) -> int:
         """Take a delivered frame's pose, and a keyframe's points and image; returns the submap.
@@ -155,6 +198,7 @@ class SubmapStore:
             self._next = max(self._next, one.id + 1)
         self.trajectory.extend(saved.poses)
         self._segment = saved.segment + 1
+        self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
         if len(self.trajectory):
             self._bound(self.poses().rows["T"][-1, :, 3])
 
@@ -177,34 +221,54 @@ class SubmapStore:
         """What is shown and exported, in metres where they are known."""
         return self.snapshot(T_map_world).scene()
 
+    @property
+    def shown_part(self) -> int:
+        """The part to display: the one that is added to, or the last one while it is empty.
+
+        Another part's points would lie in the same frame at a place that is a guess.
+        """
+        newest = max(self.submaps, default=-1)
+        return self.submaps[newest].part if newest >= 0 else self.part
+
     def thinned(self, most: int, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """An even choice of at most ``most`` points for display; costs by what is chosen."""
-        places, parts, before = self._places(), [], 0
-        stride = max(1, -(-len(self) // most))
-        for s in self.submaps.values():
-            growing = self._growing if s is self.newest else None
-            chosen = slice(-before % stride, None, stride)
+        """An even choice of at most ``most`` points of the part that is shown, for display; costs
+        by what is chosen."""
+        places, clouds, before = self._places(), [], 0
+        shown = [s for s in self.submaps.values() if s.part == self.shown_part]
+        sizes = [len(self._growing_of(s) or s.cloud) for s in shown]
+        stride = max(1, -(-sum(sizes) // most))
+        for s, size in zip(shown, sizes, strict=True):
+            growing, chosen = self._growing_of(s), slice(-before % stride, None, stride)
             cloud = s.cloud.take(chosen) if growing is None else growing.cloud(chosen)
-            parts.append(Part(cloud, places[s.id]))
-            before += len(s.cloud) if growing is None else len(growing)
-        return Scene(tuple(parts), Poses.of([]), T_map_world)
+            clouds.append(SubmapCloud(cloud, places[s.id], s.part))
+            before += size
+        return Scene(tuple(clouds), Poses.of([]), T_map_world)
+
+    def _growing_of(self, submap: Submap) -> VoxelMap | None:
+        return self._growing if submap is self.newest else None
 
     def poses(self) -> Poses:
         """Of all cameras, in metres where they are known."""
         return self.trajectory.poses().moved(self._places())
 
-    def path(self, most: int = 0) -> Poses:
-        """Where the leading camera has been, or an even choice of at most ``most`` poses."""
+    def path(self, most: int = 0, *, shown: bool = False) -> Poses:
+        """Where the leading camera has been, or an even choice of at most ``most`` poses.
+
+        shown: in the part that is shown alone.
+        """
         poses = self.trajectory.poses().leading()
+        if shown and len(self.parts) > 1:
+            ids = [s.id for s in self.submaps.values() if s.part == self.shown_part]
+            poses = poses.take(np.isin(poses.rows["submap"], ids))
         stride = max(1, -(-len(poses) // most)) if most else 1
         return poses.take(slice(None, None, stride)).moved(self._places())
 
     def cloud(self) -> PointCloud:
         """All points in scene units."""
         scene = self.snapshot(np.eye(4)).scene()
-        parts = [replace(p, T_world_part=_scaled(p.T_world_part, 1 / self.metres))
-                 for p in scene.parts]  # fmt: skip
-        return replace(scene, parts=tuple(parts)).cloud()
+        clouds = [replace(c, T_world_submap=_scaled(c.T_world_submap, 1 / self.metres))
+                  for c in scene.clouds]  # fmt: skip
+        return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _places(self) -> dict[int, Similarity]:
         return {id: _scaled(s.T_scene_submap, self.metres) for id, s in self.submaps.items()}
@@ -214,6 +278,7 @@ class SubmapStore:
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self._close()
             submap = Submap(self._next, self._segment, _place_of(frame.T_world_camera))
+            submap.part = self.part
             self.submaps[submap.id] = submap
             self._growing = VoxelMap(self._voxel(submap))
             self._next += 1

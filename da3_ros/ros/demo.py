@@ -27,7 +27,7 @@ from da3_ros.contact_sheet import ContactSheet
 from da3_ros.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
 from da3_ros.geometry import matrix_from_quaternion
 from da3_ros.mapping.picture import render_scene, write_png
-from da3_ros.mapping.scene import Part, Scene
+from da3_ros.mapping.scene import Scene, SubmapCloud
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.measure import FramePair, depth_errors, measure, seen_blindly, trajectory_error
@@ -204,7 +204,7 @@ def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -
         K = np.array(got["info"][stamp].k).reshape(3, 3)
         poses.append(Pose(stamp, T, K, (depth.shape[1], depth.shape[0]), len(poses) % 3 == 0))
     write_png(output / "contact_sheet.png", sheet.picture())
-    scene = Scene((Part(cloud),), Poses.of(poses), np.eye(4))
+    scene = Scene((SubmapCloud(cloud),), Poses.of(poses), np.eye(4))
     write_png(output / "cloud.png", render_scene(scene))
 
 

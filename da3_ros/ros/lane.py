@@ -166,7 +166,7 @@ class Lane:
         path, now = self.outputs.of_scene(PATH_TOPIC)[0], time.monotonic()
         if self.host.wanted(path) and now - self._path_at >= PATH_PERIOD_S:
             self._path_at = now
-            self.host.publish(self.outputs.path(self.pipeline.poses(MAX_PATH), frame.stamp_ns))
+            self.host.publish(self.outputs.path(self.pipeline.path(MAX_PATH), frame.stamp_ns))
         self.refresh_map()
 
     def _level(self, frame: TrackedFrame) -> None:

@@ -23,6 +23,7 @@ PACKAGE = "da3_ros"
 OWN_MESSAGES = ("FramePose", "Window", "Status")
 _FLOAT32 = 7  # sensor_msgs/PointField
 _NAN = float("nan")
+UNKNOWN = 1e6  # variance; filters take 0 and -1 for near certainty
 
 
 class MessageLibrary(Protocol):
@@ -119,11 +120,10 @@ def pose(lib: MessageLibrary, T: Array) -> Any:
     )
 
 
-def _covariance(values: Array | None, unknown: float = 0.0) -> Array:
-    """Row-major [36]; ``unknown`` stands first where nothing is known."""
-    flat = np.zeros(36)
-    flat[0] = unknown
-    return flat if values is None else np.asarray(values, np.float64).reshape(36)
+def _covariance(values: Array | None) -> Array:
+    """Row-major [36]; None: not known, which a variance of UNKNOWN tells fusing filters."""
+    known = UNKNOWN * np.eye(6) if values is None else values
+    return np.asarray(known, np.float64).reshape(36)
 
 
 # Images -----------------------------------------------------------------------------------------
@@ -282,7 +282,10 @@ def pose_stamped(lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array) ->
 def pose_with_covariance(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array, covariance: Array | None = None
 ) -> Any:
-    """geometry_msgs/PoseWithCovarianceStamped; covariance [6, 6] (REP-103), None: zeros."""
+    """geometry_msgs/PoseWithCovarianceStamped; covariance [6, 6] (REP-103).
+
+    None: the covariance is not known.
+    """
     return lib.type("geometry_msgs/msg/PoseWithCovarianceStamped")(
         header=header(lib, stamp_ns, frame_id), pose=_pose_covariance(lib, T, covariance)
     )
@@ -296,23 +299,22 @@ def _pose_covariance(lib: MessageLibrary, T: Array, covariance: Array | None) ->
 
 def odometry(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, child_frame_id: str, T: Array,
-    covariance: Array | None = None, twist: Array | None = None,
+    covariance: Array | None = None,
 ) -> Any:  # fmt: skip
-    """nav_msgs/Odometry of ``T_frame_child`` [4, 4].
+    """nav_msgs/Odometry of ``T_frame_child`` [4, 4]; covariance [6, 6], None: not known.
 
-    ``twist`` [6] is linear and angular velocity in the child's axes; None: unknown, which
-    covariance[0] = -1 says.
+    Velocities are not known: zeros with the covariance of what is not known.
     """
-    linear, angular = np.split(np.zeros(6) if twist is None else np.asarray(twist), 2)
+    still = np.zeros(3)
     motion = lib.type("geometry_msgs/msg/Twist")(
-        linear=_vector(lib, "Vector3", linear), angular=_vector(lib, "Vector3", angular)
+        linear=_vector(lib, "Vector3", still), angular=_vector(lib, "Vector3", still)
     )
     return lib.type("nav_msgs/msg/Odometry")(
         header=header(lib, stamp_ns, frame_id),
         child_frame_id=child_frame_id,
         pose=_pose_covariance(lib, T, covariance),
         twist=lib.type("geometry_msgs/msg/TwistWithCovariance")(
-            twist=motion, covariance=_covariance(None, -1.0 if twist is None else 0.0)
+            twist=motion, covariance=_covariance(None)
         ),
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.geometry import T_MAP_WORLD, invert_pose
+from da3_ros.mapping.covariance import turned
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pictures import colorize_depth
@@ -64,6 +65,11 @@ def _has(frame: TrackedFrame, topic: str) -> bool:
     if topic in ("depth/camera_info", "points"):
         return bool(np.isfinite(frame.K).all())
     return topic != "confidence/image" or frame.posed
+
+
+def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
+    """A covariance [6, 6] in the axes of the map; None: not known."""
+    return None if covariance is None else turned(covariance, T_map_world[:3, :3])
 
 
 def _prefixed(prefix: str, topic: str) -> str:
@@ -183,12 +189,17 @@ class Outputs:
             return build.camera_info(lib, stamp, camera, frame.K, width, height)
         if topic == "points":
             return build.depth_cloud(lib, stamp, camera, frame.depth_m, frame.K, frame.image)
-        T = self.T_map_world @ frame.T_world_camera
+        L = self.T_map_world
         if topic == "pose":
-            return build.pose_with_covariance(lib, stamp, self.map_frame, T)
+            return build.pose_with_covariance(
+                lib, stamp, self.map_frame, L @ frame.T_world_camera,
+                _levelled(frame.covariance_map, L),
+            )  # fmt: skip
         if topic == "odom":
-            T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
-            return build.odometry(lib, stamp, self.odom_frame, camera, T_odom_camera)
+            return build.odometry(
+                lib, stamp, self.odom_frame, camera, L @ frame.T_odom_world @ frame.T_world_camera,
+                _levelled(frame.covariance_odom, L),
+            )  # fmt: skip
         return build.image(lib, stamp, camera, self._pixels(topic, frame))
 
     def _transforms(self, stamp_ns: int, edges: list[Edge]) -> Any:

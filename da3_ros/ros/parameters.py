@@ -23,7 +23,7 @@ UNBOUNDED = 1e12  # ROS ranges need both ends
 QOS = "qos_overrides."
 FOREIGN = (QOS, "use_sim_time", "start_type_description_service")
 # Read anew at every frame, so that a change takes effect at once.
-DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb")
+DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb", "map.export_guessed")
 
 
 def declare(node: Node) -> None:

@@ -10,6 +10,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.planner import GIB
+from da3_ros.mapping.scene import REFERENCE
 from da3_ros.network import MODELS
 from da3_ros.ros import messages as build
 from da3_ros.ros.health import STALE_S, Facts, judge
@@ -98,12 +99,17 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
     return out
 
 
-def _joining(stream: Stream | None) -> dict[str, float]:
+def _joining(stream: Stream | None) -> dict[str, Any]:
     """How the newest window joined the scene."""
     report = stream.last_report if stream else None
     if stream is None or report is None:
         return {}
+    scenes = [lane.pipeline.map for lane in stream.lanes.values()]
+    parts = [scene.parts for scene in scenes]
     return {
+        "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+        "parts": sum(map(len, parts)),
+        "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
         "alignment_rms": report.alignment_rms,
         "alignment_inliers": report.alignment_inliers,
         "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
@@ -131,6 +137,8 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
     source = stream.config.pipeline.scale.source
     yet = "" if source == "none" else f" yet ({source})"
     unknown = f"the scale is unknown{yet}: lengths are not metres"
+    if source == "fixed":
+        unknown = "scale.factor holds for the first segment only: lengths are not metres"
     return Facts(
         state,
         enabled=node.enabled,

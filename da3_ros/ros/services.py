@@ -116,11 +116,12 @@ class Services:
             max_points=request.max_points,
             crop=tuple(float(v) for v in request.crop),
             cameras=request.include_cameras,
+            guessed=stream.config.pipeline.map.export_guessed,
         )
         scenes = await self._on(self._node.worker, stream.snapshots)
         done = await self._on(self._files, lambda: self._write(scenes, path, selection, form))
         response.path, response.points, response.bytes = str(done.path), done.points, done.bytes
-        response.message = f"{done.points} points in {done.path}"
+        response.message = done.text
 
     def _write(
         self, scenes: dict[str, Snapshot], path: Path, selection: Selection, form: str

@@ -14,8 +14,9 @@ import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.mapping.covariance import EXACT
 from da3_ros.rectify import resize_K
-from da3_ros.types import Array, FloatImage, Image, Prediction, Window
+from da3_ros.types import Array, FloatImage, Image, Prediction, View, Window
 
 
 class TrueFrame(Protocol):
@@ -55,6 +56,7 @@ class TruthSession:
         by_camera = frames if isinstance(frames, Mapping) else {"": frames}
         self._frames = {(name, f.stamp_ns): f for name, fs in by_camera.items() for f in fs}
         self._rng = np.random.default_rng(seed)
+        self.motion_error = EXACT  # no error that all windows have in common
         self.noise = noise or Noise()
         self.T_window_world = np.eye(4)  # of the newest window, and its units per metre
         self.unit = 1.0
@@ -73,7 +75,10 @@ class TruthSession:
         """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""
         names = [view.camera if self._several else "" for view in window.views]
         stamps = [view.stamp_ns for view in window.views]
-        frames = [self._frames[key] for key in zip(names, stamps, strict=True)]
+        frames = [
+            seen_by(self._frames[name, stamp], view)
+            for name, stamp, view in zip(names, stamps, window.views, strict=True)
+        ]
         unit = float(np.exp(self._rng.normal(0, 0.5)))
         disturb = np.eye(4)
         disturb[:3, :3] = Rotation.random(random_state=self._rng).as_matrix()
@@ -119,6 +124,20 @@ class TruthSession:
         depth[lie] *= np.exp(rng.uniform(0.1, 0.5, int(lie.sum())))
         confidence[lie] = 50.0
         return depth, confidence
+
+
+def seen_by(frame: TrueFrame, view: View) -> Truth:
+    """The truth of a frame in the pixels of a view of it, of any size (nearest pixel)."""
+    height, width = view.image.shape[:2]
+    size = (frame.depth.shape[1], frame.depth.shape[0])
+    if size == (width, height):
+        return Truth(frame.stamp_ns, frame.depth, frame.T_world_camera, frame.K)
+    K = resize_K(frame.K, size, (width, height)) if view.K is None else view.K
+    row, column = np.indices((height, width)) + 0.5
+    rays = np.stack((column, row, np.ones_like(row)), axis=-1) @ np.linalg.inv(K).T
+    there = np.floor((rays @ frame.K.T)[..., :2]).astype(int)
+    x, y = (np.clip(there[..., i], 0, size[i] - 1) for i in range(2))
+    return Truth(frame.stamp_ns, frame.depth[y, x], frame.T_world_camera, K)
 
 
 def _waves(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:

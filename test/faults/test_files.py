@@ -20,7 +20,7 @@ ENDLESS_EXPORT = textwrap.dedent("""
     import numpy as np
     from pathlib import Path
     from da3_ros.mapping.export import export_scene
-    from da3_ros.mapping.scene import Part, Scene
+    from da3_ros.mapping.scene import Scene, SubmapCloud
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud
     n = 200_000
@@ -28,7 +28,7 @@ ENDLESS_EXPORT = textwrap.dedent("""
                        np.ones(n, "f4"), np.ones(n, "i4"))
     path = Path(sys.argv[1])
     while True:
-        export_scene(Scene((Part(cloud),), Poses.of([])), path)
+        export_scene(Scene((SubmapCloud(cloud),), Poses.of([])), path)
         print("written", flush=True)
 """)
 

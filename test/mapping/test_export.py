@@ -18,7 +18,7 @@ from da3_ros.mapping.alignment import Similarity
 from da3_ros.mapping.atomic import atomic_folder, atomic_path
 from da3_ros.mapping.export import ExportError, Selection, export_scene
 from da3_ros.mapping.picture import CAMERA_COLOR, PATH_COLOR, render_scene
-from da3_ros.mapping.scene import Part, Scene
+from da3_ros.mapping.scene import Scene, SubmapCloud
 from da3_ros.mapping.submaps import jpeg
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
@@ -55,7 +55,7 @@ def make_poses():
 
 
 def make_scene(n=500):
-    return Scene((Part(make_cloud(n)),), Poses.of(make_poses()))
+    return Scene((SubmapCloud(make_cloud(n)),), Poses.of(make_poses()))
 
 
 def read_ply(path):
@@ -77,7 +77,7 @@ def places(path):
 
 def test_ply_holds_position_colour_and_confidence_in_map_axes(tmp_path):
     scene = make_scene()
-    cloud = scene.parts[0].cloud
+    cloud = scene.clouds[0].cloud
     done = export_scene(scene, tmp_path / "scene.ply")
     rows = read_ply(done.path)
     assert done.points == len(rows) == len(cloud)
@@ -94,14 +94,14 @@ def test_ply_is_read_by_another_library(tmp_path):
     scene = make_scene()
     loaded = trimesh.load(export_scene(scene, tmp_path / "scene.ply").path)
     assert len(loaded.vertices) == len(scene)
-    np.testing.assert_array_equal(np.asarray(loaded.colors)[:, :3], scene.parts[0].cloud.rgb)
+    np.testing.assert_array_equal(np.asarray(loaded.colors)[:, :3], scene.clouds[0].cloud.rgb)
 
 
 def test_parts_lie_where_their_similarity_says(tmp_path):
     R = Rotation.from_euler("xyz", [20, -40, 70], degrees=True).as_matrix()
     S = Similarity(2.5, R, np.array([1.0, 2, 3]))
     cloud = make_cloud()
-    scene = Scene((Part(cloud, S), Part(cloud)), Poses.of([]), np.eye(4))
+    scene = Scene((SubmapCloud(cloud, S), SubmapCloud(cloud)), Poses.of([]), np.eye(4))
     xyz = places(export_scene(scene, tmp_path / "scene.ply").path)
     np.testing.assert_allclose(xyz[:500], 2.5 * cloud.xyz @ R.T + [1, 2, 3], atol=1e-5)
     np.testing.assert_allclose(xyz[500:], cloud.xyz, atol=1e-6)
@@ -126,7 +126,7 @@ def test_glb_is_upright_and_has_points_cameras_and_path(tmp_path):
 def test_glb_colours_are_linear_light_as_gltf_asks(tmp_path):
     cloud = make_cloud(3)
     cloud.rgb[:] = [[255, 188, 0], [188, 188, 188], [10, 10, 10]]
-    scene = Scene((Part(cloud),), Poses.of([]))
+    scene = Scene((SubmapCloud(cloud),), Poses.of([]))
     head, binary = read_glb(export_scene(scene, tmp_path / "scene.glb").path)
     accessor = head["accessors"][head["meshes"][0]["primitives"][0]["attributes"]["COLOR_0"]]
     assert (accessor["componentType"], accessor["byteOffset"]) == (5126, 12)
@@ -223,11 +223,11 @@ def test_colmap_cameras_look_at_the_points_that_they_saw(tmp_path):
     assert [s[3] for s in shots] == [f"{1_700_000_000_123_456_789 + i}.jpg" for i in (0, 2, 4)]
     assert done.points == len(points) == 500
     np.testing.assert_array_equal(points[:, 0], np.arange(1, 501))
-    np.testing.assert_array_equal(points[:, 4:7], scene.parts[0].cloud.rgb)
+    np.testing.assert_array_equal(points[:, 4:7], scene.clouds[0].cloud.rgb)
     for (_, T, camera, name), pose in zip(shots, make_poses()[::2], strict=True):
         fx, fy, cx, cy = cameras[camera][3]
         seen = points[:, 1:4] @ T[:3, :3].T + T[:3, 3]
-        expected = scene.parts[0].cloud.xyz - pose.T_world_camera[:3, 3]
+        expected = scene.clouds[0].cloud.xyz - pose.T_world_camera[:3, 3]
         np.testing.assert_allclose(seen, expected, atol=1e-5)
         assert abs(fx * seen[0, 0] / seen[0, 2] + cx - 160) < 1e-3  # the marked point: above
         assert fy * seen[0, 1] / seen[0, 2] + cy < 0
@@ -248,13 +248,13 @@ def test_colmap_without_images_has_all_keyframes_and_their_stamps(tmp_path):
 
 def test_colmap_needs_a_camera(tmp_path):
     with pytest.raises(ExportError, match="no keyframe"):
-        export_scene(Scene((Part(make_cloud()),), Poses.of([])), tmp_path / "x.colmap")
+        export_scene(Scene((SubmapCloud(make_cloud()),), Poses.of([])), tmp_path / "x.colmap")
     assert not list(tmp_path.iterdir())
 
 
 def test_selection_by_confidence_observations_box_and_number(tmp_path):
     scene = make_scene()
-    cloud = scene.parts[0].cloud
+    cloud = scene.clouds[0].cloud
     map_xyz = cloud.xyz @ scene.T_map_world[:3, :3].T.astype(np.float32)
     box = (2.5, -0.5, -0.5, 3.5, 0.5, 0.5)
     inside = ((map_xyz >= box[:3]) & (map_xyz <= box[3:])).all(axis=1)
@@ -270,12 +270,14 @@ def test_selection_by_confidence_observations_box_and_number(tmp_path):
 
 
 def test_chunks_and_passes_do_not_show(tmp_path, monkeypatch):
-    scene = Scene((Part(make_cloud(500)), Part(make_cloud(300, seed=1))), Poses.of([]))
+    scene = Scene(
+        (SubmapCloud(make_cloud(500)), SubmapCloud(make_cloud(300, seed=1))), Poses.of([])
+    )
     whole = [Selection(max_points=250), Selection(voxel=0.2), Selection(voxel=0.2, max_points=99)]
     before = [export_scene(scene, tmp_path / f"a{i}.ply", s).path for i, s in enumerate(whole)]
     monkeypatch.setattr(selecting, "CHUNK", 64)
     monkeypatch.setattr("da3_ros.mapping.scene.CHUNK", 64)
-    monkeypatch.setattr(selecting, "PART", 100)
+    monkeypatch.setattr(selecting, "SHARE", 100)
     after = [export_scene(scene, tmp_path / f"b{i}.ply", s).path for i, s in enumerate(whole)]
     assert before[0].read_bytes() == after[0].read_bytes()
     ordered = [np.sort(read_ply(p).copy(), order=["x", "y", "z"]) for p in (before[1], after[1])]
@@ -288,7 +290,7 @@ def test_chunks_and_passes_do_not_show(tmp_path, monkeypatch):
 def test_averaging_merges_what_two_submaps_saw_and_counts_both(tmp_path):
     cloud = make_cloud()
     once = replace(cloud, count=np.ones(500, np.uint16))
-    both = Scene((Part(once), Part(once)), Poses.of([]))
+    both = Scene((SubmapCloud(once), SubmapCloud(once)), Poses.of([]))
     apart = export_scene(both, tmp_path / "a.ply", Selection(min_observations=2))
     merged = export_scene(both, tmp_path / "b.ply", Selection(voxel=1e-4, min_observations=2))
     assert (apart.points, merged.points) == (0, 500)
@@ -386,7 +388,7 @@ def test_an_empty_scene_is_not_written(tmp_path, suffix):
 
 def test_an_even_choice_for_display_is_never_more_than_asked():
     cloud = make_cloud(333)
-    scene = Scene(tuple(Part(cloud) for _ in range(7)), Poses.of([]), np.eye(4))
+    scene = Scene(tuple(SubmapCloud(cloud) for _ in range(7)), Poses.of([]), np.eye(4))
     for most in (10, 100, 1000, 2331, 9999):
         assert 0.5 * min(most, 2331) < len(scene.cloud(most)) <= most
 

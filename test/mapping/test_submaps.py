@@ -70,7 +70,7 @@ def test_far_from_the_origin_nothing_is_lost_to_rounding():
     f = frame(0, pose(50_000.0, 20_000.0))
     for _ in range(30):
         held.add(f)
-    local = held.scene().parts[-1].cloud.xyz
+    local = held.scene().clouds[-1].cloud.xyz
     near = backproject(f.depth_m, K)[np.isfinite(f.depth_m)]
     assert np.abs(in_order(local)[:3] - in_order(near)[:3]).max() < 0.02
     assert held.submaps[0].T_scene_submap.t[0] == 50_000.0
@@ -240,7 +240,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
-    assert held.scene().parts[0].T_world_part.scale == pytest.approx(0.1)
+    assert held.scene().clouds[0].T_world_submap.scale == pytest.approx(0.1)
     held.add(frame(99, pose(0.01), seed=99))
     assert len(held) < points / 5 + 40
 

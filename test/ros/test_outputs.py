@@ -71,14 +71,14 @@ def test_large_fields_of_real_messages_are_filled_in_one_copy():
 
 
 def test_the_map_is_thinned_for_display_but_not_below_what_is_shown(monkeypatch):
-    from da3_ros.mapping.scene import Part, Scene
+    from da3_ros.mapping.scene import Scene, SubmapCloud
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud
 
     monkeypatch.setattr("da3_ros.ros.outputs.MAX_DISPLAY", 100)
     xyz = np.arange(999, dtype=np.float32)[:, None] * [1, 0, 0]
     cloud = PointCloud(xyz.astype(np.float32), np.zeros((999, 3), np.uint8), xyz[:, 0], xyz[:, 0])
-    scene = Scene((Part(cloud),), Poses.of([]))
+    scene = Scene((SubmapCloud(cloud),), Poses.of([]))
     _, _, message = outputs(RosbagsLibrary()).map_points(scene, 7)
     assert message.width == 100
     assert message.header.stamp.nanosec == 7
