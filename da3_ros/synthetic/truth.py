@@ -37,6 +37,9 @@ class Noise:
     per_frame: float = 0.0  # of errors that all pixels of a view share
     rotation_deg: float = 0.0  # standard deviation of a camera's turn about each axis
     translation: float = 0.0  # and of its place along each axis, over the median depth
+    # Errors of poses that grow along each window: a turn about each axis, and a place over depth.
+    bend_deg: float = 0.0
+    bend: float = 0.0
     outliers: float = 0.0  # share of pixels whose depth is anything
     lies: float = 0.0  # share of pixels that are wrong by tens of per cent and claim to be sure
 
@@ -107,7 +110,16 @@ class TruthSession:
         turn = np.radians(self.noise.rotation_deg) * self._rng.normal(size=(count, 3))
         out[:, :3, :3] = poses[:, :3, :3] @ Rotation.from_rotvec(turn).as_matrix()
         out[:, :3, 3] += self.noise.translation * depth * self._rng.normal(size=(count, 3))
-        return out
+        return self._bent(out, depth) if self.noise.bend_deg or self.noise.bend else out
+
+    def _bent(self, poses: Array, depth: float) -> Array:
+        """Poses [N, 4, 4] with errors that the views of this window have in common."""
+        along = np.linspace(0, 1, len(poses))[:, None]
+        turn = np.radians(self.noise.bend_deg) * self._rng.normal(size=3)
+        place = self.noise.bend * depth * self._rng.normal(size=3)
+        poses[:, :3, :3] = Rotation.from_rotvec(along * turn).as_matrix() @ poses[:, :3, :3]
+        poses[:, :3, 3] += along * place
+        return poses
 
     def _doubtful(self, depth: Array) -> tuple[Array, FloatImage]:
         """Depth [N, h, w] with noise, and the confidence in it."""

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Whether published covariances are right: squared error over covariance and degrees (NEES).
+
+Usage: bench_covariance.py truth|da3-tiny [--runs N] [--frames N] [--walks ...] [--out FILE]
+
+truth: exact windows with known noise, also noise that a window's views have in common; one is
+right, the bounds are those of chi-squared at 95 %. da3-tiny: its own windows of rendered rooms;
+more than one is overconfident. All numbers are of ``~/odom``, from the first frame on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+from scipy.stats import chi2
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry import invert_pose
+from da3_ros.inference import open_networks
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Array, Frame, TrackedFrame
+
+WALKS = ("loop", "straight", "strafe", "spot", "handheld")
+PIXELS = Noise(independent=0.02, smooth=0.03, per_frame=0.01)
+NOISES = {
+    "of each view": dataclasses.replace(PIXELS, rotation_deg=0.2, translation=0.003),
+    "both": dataclasses.replace(
+        PIXELS, rotation_deg=0.2, translation=0.003, bend_deg=0.5, bend=0.01
+    ),
+    "along windows": dataclasses.replace(PIXELS, bend_deg=0.5, bend=0.01),
+}
+SETTLED = 5  # frames after which the noise is learned
+
+
+def settings(**values: Any):
+    """Parameters that leave out what covariances do not need."""
+    base = {"model": "da3-tiny", "loop.enabled": False, "map.enabled": False}
+    return config_from_parameters(base | values)
+
+
+def frames_of(walk: str, seed: int, size: tuple[int, int], count: int):
+    """A camera and its rendered frames."""
+    camera = SyntheticCamera(seed=seed, size=size, walk=walk, frames=count)
+    return camera, list(camera)
+
+
+def run(
+    pipeline: Pipeline, camera: SyntheticCamera, frames: Sequence[SyntheticFrame]
+) -> list[TrackedFrame]:
+    """All frames through the pipeline."""
+    results = []
+    for f in frames:
+        results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+    return results + list(pipeline.flush())
+
+
+def errors(results: list[TrackedFrame], frames: Sequence[SyntheticFrame], unit: float) -> Array:
+    """[N, 6] (place, rotation) of odometry; ``unit``: scene units per metre."""
+    out = []
+    for r, f in zip(results, frames, strict=True):
+        true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        T = r.T_odom_world @ r.T_world_camera
+        turn = Rotation.from_matrix(T[:3, :3] @ true[:3, :3].T).as_rotvec()
+        out.append(np.concatenate([T[:3, 3] - unit * true[:3, 3], turn]))
+    return np.array(out)
+
+
+def nees(results: list[TrackedFrame], error: Array) -> Array:
+    """[N] squared errors over covariance and degrees of freedom; NaN where that is unknown."""
+    unknown = np.full((6, 6), np.nan)
+    P = np.array([unknown if r.covariance_odom is None else r.covariance_odom for r in results])
+    return np.einsum("ni,ni->n", error, np.linalg.solve(P, error[:, :, None])[:, :, 0]) / 6
+
+
+def truth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row per walk and noise."""
+    low, high = chi2.ppf([0.025, 0.975], 6 * options.runs) / (6 * options.runs)
+    for walk in options.walks:
+        camera, frames = frames_of(walk, 3, (112, 84), options.frames)
+        for name, noise in NOISES.items():
+            found = []
+            for seed in range(options.runs):
+                session = TruthSession(frames, seed=seed, noise=noise)
+                config = settings(process_res=112, **{"window.size": 6})
+                results = run(Pipeline(config, session), camera, frames)
+                unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
+                found.append(nees(results, errors(results, frames, unit)))
+            values = np.mean(found, axis=0)
+            yield {
+                "walk": walk, "noise": name, "nees": float(values[SETTLED:].mean()),
+                "last": float(values[-1]), "low": low, "high": high,
+            }  # fmt: skip
+
+
+def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row per walk, rooms of their own."""
+    config = settings(process_res=224, **{"window.size": 6})
+    for walk in options.walks:
+        found, sizes = [], []
+        for seed in range(100, 100 + options.runs):
+            camera, frames = frames_of(walk, seed, (224, 168), options.frames)
+            session, _ = open_networks(config)
+            pipeline = Pipeline(config, session)
+            results = run(pipeline, camera, frames)
+            unit = float(np.nanmedian(results[0].depth_m / frames[0].depth))
+            error = errors(results, frames, unit)
+            found.append(np.nanmean(nees(results, error)[SETTLED:]))
+            known = [i for i, r in enumerate(results) if r.covariance_odom is not None][-1]
+            stated = np.sqrt(np.trace(results[known].covariance_odom[3:, 3:]))
+            sizes.append(np.degrees([np.linalg.norm(error[known, 3:]), stated]))
+        off, stated = np.mean(sizes, axis=0)
+        yield {
+            "walk": walk, "nees": float(np.mean(found)), "worst room": float(np.max(found)),
+            "over one": int(np.sum(np.array(found) > 1)), "rotation off deg": float(off),
+            "stated deg": float(stated),
+        }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a table; write it with ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("truth", "da3-tiny"))
+    parser.add_argument("--runs", type=int, default=20, help="of each row")
+    parser.add_argument("--frames", type=int, default=40)
+    parser.add_argument("--walks", nargs="+", default=list(WALKS), choices=WALKS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    rows = []
+    for row in (truth_rows if options.what == "truth" else tiny_rows)(options):
+        rows.append(row)
+        parts = (f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+        text = "  ".join(parts)
+        print(text, flush=True)
+    if options.out:
+        command = f"bench_covariance.py {' '.join(arguments or sys.argv[1:])}"
+        content = {"command": command, "machine": platform.processor(), "rows": rows}
+        options.out.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Published covariances against real errors: exact walks with noise, many times over."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from da3_ros.mapping.covariance import (
+    EXACT,
+    UNMEASURED,
+    JointCovariance,
+    MotionError,
+    Observed,
+    PoseUncertainty,
+    SystematicError,
+    in_metres,
+    lifted,
+    turned,
+)
+from da3_ros.mapping.window_noise import WindowNoise
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic.truth import TruthSession
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+import bench_covariance as bench
+
+RUNS, FRAMES = 16, 30
+
+
+@pytest.fixture(scope="module")
+def walk():
+    return bench.frames_of("loop", 3, (112, 84), FRAMES)
+
+
+def published(walk, noise, seed, **values):
+    camera, frames = walk
+    config = bench.settings(process_res=112, **{"window.size": 6, **values})
+    pipeline = Pipeline(config, TruthSession(frames, seed=seed, noise=noise))
+    results = bench.run(pipeline, camera, frames)
+    unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
+    return results, bench.errors(results, frames, unit)
+
+
+@pytest.mark.parametrize("name", list(bench.NOISES))
+def test_nees_of_published_poses_is_one_within_its_bounds(walk, name):
+    found = []
+    for seed in range(RUNS):
+        results, error = published(walk, bench.NOISES[name], seed)
+        found.append(bench.nees(results, error))
+    value = np.mean(found, axis=0)[bench.SETTLED :].mean()
+    low, high = chi2.ppf([0.025, 0.975], 6 * RUNS) / (6 * RUNS)
+    assert low < value < high
+
+
+def test_odometry_grows_along_the_way(walk):
+    results, _ = published(walk, bench.NOISES["both"], 0, **{"window.keyframes": 0})
+    sizes = [np.trace(r.covariance_odom) for r in results]
+    assert sizes[29] > sizes[12] > sizes[6] > 0
+    np.testing.assert_allclose(results[0].covariance_odom, 0, atol=1e-9)
+    assert all(np.linalg.eigvalsh(r.covariance_odom).min() > 0 for r in results)
+
+
+def test_noise_is_learned_from_disagreement(walk):
+    """Standard deviations of the kinds, against those that the windows were made with."""
+    pipelines = []
+    for seed in range(4):
+        camera, frames = walk
+        config = bench.settings(process_res=112, **{"window.size": 6})
+        session = TruthSession(frames, seed=seed, noise=bench.NOISES["both"])
+        pipelines.append(Pipeline(config, session))
+        bench.run(pipelines[-1], camera, frames)
+    found = np.sqrt(np.mean([p.uncertainty.noise.variances for p in pipelines], axis=0))
+    true = [np.radians(0.2), 0.003, np.radians(0.5), 0.01]
+    np.testing.assert_allclose(found[1:], true, rtol=0.35)
+
+
+def test_errors_of_places_follow_rotation_and_scale():
+    S = np.array([0.01, 0.02, -0.03, 0.01, 0, 0, 0])  # log scale, rotation
+    arm = np.array([1.0, 2.0, 3.0])
+    moved = lifted(arm[None])[0] @ S
+    np.testing.assert_allclose(moved[4:], 0.01 * arm + np.cross(S[1:4], arm))
+
+
+def observed(ids, centres, shared, gain=None, taken=0.5):
+    poses = np.tile(np.eye(4), (len(ids), 1, 1))
+    poses[:, :3, 3] = centres
+    gains = np.tile(np.eye(7) / max(shared, 1), (shared, 1, 1)) if gain is None else gain
+    return Observed(
+        ids, poses, 1.0, np.mean(centres[: max(shared, 1)], axis=0), gains,
+        np.zeros((shared, 7)), np.full((shared, 7), taken),
+    )  # fmt: skip
+
+
+def test_a_chain_of_windows_agrees_with_simulation():
+    """The same linear estimator, run on random errors."""
+    rng = np.random.default_rng(0)
+    centres = np.cumsum(rng.normal(size=(6, 3)), axis=0)
+    own = np.array([0.01, 0.02, 0.03]) ** 2
+    variances = np.array([*own, 0.0, 0.0])
+    joint = JointCovariance()
+    windows = [observed([0, 1], centres[:2], 0)]
+    windows += [observed([i, i + 1, i + 2], centres[i : i + 3], 2) for i in range(4)]
+    joint.begin(windows[0], 0)
+    for window in windows[1:]:
+        joint.join(window)
+    spread = np.sqrt(own)[[0, 1, 1, 1, 2, 2, 2]]
+    last = []
+    for _ in range(4000):
+        noise = spread * rng.normal(size=(2, 7))
+        arm = centres[1] - centres[0]
+        tied = noise[1] - lifted(arm[None])[0] @ np.append(0.0, noise[0, 1:])
+        x = {0: noise[0] * [1, 0, 0, 0, 0, 0, 0], 1: tied}
+        for w in windows[1:]:
+            n = spread * rng.normal(size=(3, 7))
+            fit = sum(
+                g @ (x[i] - n[k]) for k, (i, g) in enumerate(zip(w.ids, w.gains, strict=False))
+            )
+            placed = lifted(w.centres - w.about) @ fit + n
+            for k in range(2):
+                x[w.ids[k]] = 0.5 * x[w.ids[k]] + 0.5 * placed[k]
+            x[w.ids[2]] = placed[2]
+        last.append(x[5])
+    expected = np.cov(np.array(last).T)
+    ours = joint.of(5, variances)
+    np.testing.assert_allclose(np.diag(ours), np.diag(expected), rtol=0.12)
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert np.abs((ours - expected) / scale).max() < 0.1
+
+
+def test_what_is_forgotten_frees_its_room():
+    joint = JointCovariance()
+    joint.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
+    for i in range(500):
+        joint.join(observed([i, i + 1, i + 2], np.eye(3), 2))
+        joint.keep({i + 1, i + 2})
+    assert joint.nbytes < 200_000
+    assert 501 in joint
+    assert 0 not in joint
+
+
+def test_windows_joined_by_nothing_known_stay_unknown():
+    joint = JointCovariance()
+    joint.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
+    joint.join(observed([7, 8, 9], np.eye(3), 2))
+    assert 9 not in joint
+
+
+def test_a_loop_tells_the_maps_covariance_and_leaves_odometrys():
+    uncertainty = PoseUncertainty(EXACT)
+    uncertainty.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
+    for i in range(30):
+        uncertainty.join(observed([i, i + 1, i + 2], np.eye(3), 2))
+        uncertainty.keep({i + 1, i + 2})
+    before = uncertainty.odometry(31)
+    np.testing.assert_array_equal(before, uncertainty.in_map(31))
+    known = 1e-12 * np.eye(7)
+    views = {30: np.eye(3)[1], 31: np.eye(3)[2]}
+    uncertainty.close_loop(known, 31, [], views, [])
+    np.testing.assert_allclose(uncertainty.odometry(31), before, rtol=1e-6)
+    np.testing.assert_allclose(uncertainty.in_map(31), 2e-12 * np.eye(6), atol=1e-15)
+    uncertainty.join(observed([30, 31, 32], np.eye(3), 2))
+    assert np.trace(uncertainty.in_map(32)) < np.trace(uncertainty.odometry(32))
+
+
+def test_systematic_errors_take_the_surest_way():
+    error = SystematicError(MotionError(rotation=0.1, way=0.2, least=0.01))
+    error.begin(0)
+    far = observed([0, 1, 2], np.array([[0, 0, 0], [1, 0, 0], [1.1, 0, 0]]), 2)
+    error.add(far, 1, [0])
+    error.add(far, 2, [0, 1])  # from 0 it is one link, from 1 two
+    np.testing.assert_allclose(error.of(1), np.hypot([0.2, 0.2], 0.01))
+    np.testing.assert_allclose(error.of(2), np.hypot([0.22, 0.22], 0.01))
+
+
+def test_a_standing_camera_does_not_become_less_sure():
+    error = SystematicError(UNMEASURED)
+    error.begin(0)
+    for i in range(1, 1000):
+        error.add(observed([0, i], np.zeros((2, 3)), 1), 1, [0])
+        error.keep({0})
+    still = observed([0, 1000], np.zeros((2, 3)), 1)
+    error.add(still, 1, [0])
+    np.testing.assert_allclose(error.of(1000), UNMEASURED.least)
+
+
+def test_metres_scale_places_and_add_what_the_scale_is_unsure_of():
+    P = np.diag([1.0, 2, 3, 4, 5, 6])
+    out = in_metres(P, 2.0, 0.1, np.array([10.0, 0, 0]))
+    np.testing.assert_allclose(np.diag(out), [4 + 1, 8, 12, 4, 5, 6])
+    np.testing.assert_allclose(np.diag(in_metres(P, 2.0, np.nan, np.ones(3))), [4, 8, 12, 4, 5, 6])
+
+
+def test_axes_turn_with_the_map():
+    R = np.array([[0, 0, 1], [-1, 0, 0], [0, -1, 0.0]])  # optical axes to those of the map
+    out = turned(np.diag([1.0, 2, 3, 4, 5, 6]), R)
+    np.testing.assert_allclose(np.diag(out), [3, 1, 2, 6, 4, 5])
+
+
+def test_noise_without_disagreement_is_not_zero():
+    noise = WindowNoise()
+    R, doubt = np.eye(14), np.stack([np.eye(14)] * 5)
+    for _ in range(50):
+        noise.add(np.zeros((2, 7)), R, doubt, 1.0)
+    assert (noise.variances >= WindowNoise.FLOOR).all()
+    assert np.isfinite(noise.variances).all()
+
+
+def test_a_broken_window_teaches_little():
+    rng = np.random.default_rng(0)
+    noise, R, doubt = WindowNoise(), np.eye(28), np.stack([np.eye(28) / 5] * 5)
+    for _ in range(40):
+        noise.add(0.01 * rng.normal(size=(4, 7)), R, doubt, 1.0)
+    before = noise.variances.sum()
+    noise.add(10 * rng.normal(size=(4, 7)), R, doubt, 1.0)
+    assert noise.variances.sum() < 3 * before
+
+
+def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
+    session = TruthSession(walk[1])
+    del session.motion_error
+    pipeline = Pipeline(bench.settings(process_res=112), session)
+    results = bench.run(pipeline, *walk)
+    stated = np.sqrt(np.trace(results[-1].covariance_odom[3:, 3:]))
+    assert stated >= UNMEASURED.least
+    assert dataclasses.astuple(EXACT) == (0.0, 0.0, 0.0)
