@@ -1,7 +1,9 @@
 """A hash of voxels with mean position, colour and confidence, and the plain cloud made of it.
 
 Inserting costs the same however much is held: keys live in an open-addressing table that NumPy
-probes for all new points at once. What bounds the map, and what leaves it, is in ``submaps``.
+probes for all new points at once. A key is 63 mixed bits of a cell's three indices: among ten
+million voxels, two share a key with a probability of 5e-6. What bounds the map, and what leaves
+it, is in ``submaps``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from da3_ros.types import Array
 
 FREE = np.int64(-1)
-BITS = 21  # per axis: two million voxels each way
+MOST_CELLS = 2**31 - 1  # each way; with the finest voxels more than two hundred kilometres
 COLUMNS = 8  # offset in the voxel x y z, r g b, confidence, each times weight; the weight
 
 
@@ -55,7 +57,8 @@ class VoxelMap:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes."""
-        return sum(a.nbytes for a in (self._table, self._keys, self._sums, self._count))
+        arrays = (self._table, self._keys, self._cells, self._sums, self._count)
+        return sum(a.nbytes for a in arrays)
 
     def insert(
         self,
@@ -68,11 +71,13 @@ class VoxelMap:
 
         ``count`` [M] says of how many observations each point is the mean; by default of one.
         """
-        keys, inside = _keys(xyz, self.voxel)
+        cells, inside = _cells(xyz, self.voxel)
+        keys = _keys(cells)
         if not len(keys):
             return
-        unique, inverse = np.unique(keys, return_inverse=True)
+        unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         rows = self._rows(unique)
+        self._cells[rows] = cells[first]
         seen = np.ones(len(keys)) if count is None else count[inside].astype(np.float64)
         certain = confidence[inside].astype(np.float64)
         offset = xyz[inside] / self.voxel % 1.0
@@ -88,9 +93,9 @@ class VoxelMap:
         """All voxels, or some, each at the weighted mean of what fell into it."""
         sums = self._sums[: self._size][rows]
         mean = sums[:, :7] / sums[:, 7:]
-        cell = self._cells(self._keys[: self._size][rows])
+        cells = self._cells[: self._size][rows]
         return PointCloud(
-            xyz=((cell + mean[:, :3]) * self.voxel).astype(np.float32),
+            xyz=((cells + mean[:, :3]) * self.voxel).astype(np.float32),
             rgb=np.clip(np.rint(mean[:, 3:6]), 0, 255).astype(np.uint8),
             confidence=mean[:, 6].astype(np.float32),
             count=self._count[: self._size][rows].copy(),
@@ -101,17 +106,11 @@ class VoxelMap:
             2 * capacity, FREE, dtype=np.int64
         )  # row of the key that hashed here
         self._keys = np.empty(capacity, dtype=np.int64)
+        self._cells = np.empty((capacity, 3), dtype=np.int32)
         # Offsets in the voxel, not positions, so that float32 sums stay exact far from the origin.
         self._sums = np.zeros((capacity, COLUMNS), dtype=np.float32)
         self._count = np.zeros(capacity, dtype=np.int32)
         self._size = 0
-
-    @staticmethod
-    def _cells(keys: Array) -> Array:
-        """Integer cells [M, 3] of packed keys."""
-        mask, half = (1 << BITS) - 1, 1 << (BITS - 1)
-        axes = (keys >> (2 * BITS), (keys >> BITS) & mask, keys & mask)
-        return np.stack(axes, axis=1) - half
 
     def _rows(self, keys: Array) -> Array:
         """Row of each of the unique ``keys``; new ones get a row."""
@@ -141,35 +140,41 @@ class VoxelMap:
         self._size += len(winners)
 
     def _hash(self, keys: Array) -> Array:
-        return mixed(keys) % len(self._table)
+        return keys % len(self._table)
 
     def _reserve(self, needed: int) -> None:
         """Room for ``needed`` rows; doubling keeps the cost per point constant."""
         if needed <= len(self._keys):
             return
         size = self._size
-        keys, sums, count = (a[:size] for a in (self._keys, self._sums, self._count))
+        keys, cells = self._keys[:size], self._cells[:size]
+        sums, count = self._sums[:size], self._count[:size]
         self._clear(1 << int(needed - 1).bit_length())
         rows = self._rows(keys)
-        self._sums[rows], self._count[rows] = sums, count
+        self._cells[rows], self._sums[rows], self._count[rows] = cells, sums, count
 
 
 def voxel_hash(xyz: Array, voxel: float) -> Array:
     """A well-spread number of each point's voxel [M]; 0 outside a map's range."""
-    keys, inside = _keys(xyz, voxel)
+    cells, inside = _cells(xyz, voxel)
     out = np.zeros(len(xyz), np.int64)
     # Other bits than the table's slots: voxels chosen by this hash still spread over a table.
-    out[inside] = mixed(keys) >> 32
+    out[inside] = _keys(cells) >> 32
     return out
 
 
-def _keys(xyz: Array, voxel: float) -> tuple[Array, Array]:
-    """Packed voxel keys of the points that are finite and inside a map's range, and which are."""
+def _cells(xyz: Array, voxel: float) -> tuple[Array, Array]:
+    """Cells [K, 3] of the points that are finite and in a map's range, and which are [M]."""
     with np.errstate(invalid="ignore"):
         cell = np.floor(xyz / voxel)
-        inside = np.all(np.abs(cell) < (1 << (BITS - 1)), axis=1)  # False for NaN, Inf
-    index = cell[inside].astype(np.int64) + (1 << (BITS - 1))
-    return (index[:, 0] << (2 * BITS)) | (index[:, 1] << BITS) | index[:, 2], inside
+        inside = np.all(np.abs(cell) <= MOST_CELLS, axis=1)  # False for NaN, Inf
+    return cell[inside].astype(np.int64), inside
+
+
+def _keys(cells: Array) -> Array:
+    """63 mixed bits of each cell [K, 3]."""
+    x, y, z = cells.T
+    return mixed(mixed(mixed(x) + y) + z)
 
 
 def mixed(keys: Array) -> Array:

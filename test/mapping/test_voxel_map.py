@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from da3_ros.mapping.voxel_map import VoxelMap, _keys, mixed, voxel_hash
+from da3_ros.mapping.voxel_map import VoxelMap, _cells, _keys, voxel_hash
 
 
 def random_points(rng, n, spread=3.0):
@@ -72,7 +72,7 @@ def test_points_that_are_means_weigh_as_many_as_they_are_of():
 def test_voxels_of_a_wall_spread_over_the_table_whatever_way_it_stands(axes):
     xyz = np.zeros((128 * 128, 3))
     xyz[:, axes] = np.stack(np.meshgrid(np.arange(128), np.arange(128)), axis=-1).reshape(-1, 2)
-    slots = voxel_hash(xyz + 0.5, 1.0) % 32768, mixed(_keys(xyz + 0.5, 1.0)[0]) % 32768
+    slots = voxel_hash(xyz + 0.5, 1.0) % 32768, _keys(_cells(xyz + 0.5, 1.0)[0]) % 32768
     for slot in slots:
         # Drawn at random, 16384 balls fill 12893 of 32768 boxes.
         assert len(np.unique(slot)) > 12500
@@ -88,3 +88,13 @@ def test_same_points_give_the_same_bytes():
         clouds.append(voxel_map.cloud())
     assert clouds[0].xyz.tobytes() == clouds[1].xyz.tobytes()
     assert clouds[0].rgb.tobytes() == clouds[1].rgb.tobytes()
+
+
+def test_very_fine_voxels_lose_no_distant_point():
+    """At a tenth of a millimetre, a hundred and five metres are more than 2^20 cells."""
+    xyz = np.array([[150.0, -300.0, 90.0], [0.01, 0, 0], [2000.0, 5.0, -2000.0]], np.float32)
+    voxels = VoxelMap(1e-4)
+    voxels.insert(xyz, np.zeros((3, 3), np.uint8), np.ones(3))
+    np.testing.assert_allclose(
+        np.sort(voxels.cloud().xyz, axis=0), np.sort(xyz, axis=0), atol=2e-4
+    )
