@@ -8,6 +8,7 @@ groups have no prefix (``model``). Knows no ROS and no other room.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -376,7 +377,8 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
     known = {p.name: p for p in parameters(cls())}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ConfigError(f"unknown parameter {unknown[0]!r}: one of {', '.join(known)}")
+        named = ", ".join(f"{name!r}{nearest(name, list(known))}" for name in unknown)
+        raise ConfigError(f"unknown parameter {named}: --help and docs/reference.md list all")
     given = {
         name: _convert(name, _word(value, known[name].choices), known[name].value)
         if known[name].items is None
@@ -384,6 +386,14 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
         for name, value in values.items()
     }
     return _build(cls, given, "")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`` (did you mean ...?)`` with the known name that is most like ``name``, or nothing."""
+    alike = difflib.get_close_matches(name, known, 1)
+    # A right last word in the wrong group, or without its group.
+    alike = alike or [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def _build(cls: type[T], given: Mapping[str, Any], prefix: str) -> T:

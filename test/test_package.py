@@ -322,3 +322,10 @@ def test_sourcing_the_environment_brings_the_command(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("da3_ros ")
+
+
+def test_the_manifest_makes_up_no_address():
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot()
+    assert not manifest.findall("url")
+    people = manifest.findall("maintainer") + manifest.findall("author")
+    assert {p.get("email") for p in people} == {"maintainers@example.com"}

@@ -280,7 +280,9 @@ def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
 def test_a_wrong_parameter_is_a_usage_error_that_names_it(bag, tmp_path, capsys):
     code = main(["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "window.sise:=2"])
     assert code == 2
-    assert "window.sise" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "window.sise' (did you mean window.size?)" in said
+    assert said.count("\n") == 1
 
 
 def test_output_that_is_a_file_is_refused(bag, tmp_path):

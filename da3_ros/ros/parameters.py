@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from rcl_interfaces.msg import (
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from da3_ros.config import NodeConfig, Parameter, config_from_parameters, parameters
+from da3_ros.config import NodeConfig, Parameter, config_from_parameters, nearest, parameters
 
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
@@ -59,14 +58,7 @@ def _undeclared(node: Node, counts: Callable[[str], bool]) -> str:
     given = getattr(node, "_parameter_overrides", {})
     unknown = sorted(n for n in given if not node.has_parameter(n) and counts(n))
     declared = list(node.get_parameters_by_prefix("")) if unknown else []
-    return ", ".join(f"{name}{_nearest(name, declared)}" for name in unknown)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    alike = difflib.get_close_matches(name, known, 1)
-    # A right last word in the wrong group, or without its group.
-    alike = alike or [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
-    return f" (did you mean {alike[0]}?)" if alike else ""
+    return ", ".join(f"{name}{nearest(name, declared)}" for name in unknown)
 
 
 def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
