@@ -151,8 +151,9 @@ class PosePriorConfig:
         0.2, "oldest pose, and longest gap between two, that a frame is given", low=0.0
     )
     output: str = option(
-        "refined",
-        "poses that go out: refined by the network, or the prior's own",
+        "prior",
+        "poses that go out: refined by the network (better than a prior that is more than about a "
+        "degree off from frame to frame), or the prior's own",
         choices=("refined", "prior"),
     )
 

@@ -561,13 +561,17 @@ class Pipeline:
             self._refused = 0
             self._views.observe(shared, prediction, fit)
             return fit
+        inliers = fit.inliers if fit is not None else 0.0
+        newest = prediction.T_window_camera[len(shared) - 1]
+        held = Similarity.between(shared[-1].T_world_camera, newest, self._unit)
+        if self.prior.leads(window):  # which says where it lies, whatever its depths are worth
+            self._refused = 0
+            return Alignment(held, True, float("nan"), inliers)
         self.counters["windows_refused"] += 1
         self._refused += 1
         reason = "no depth in common" if fit is None else fit.reason
         log.warning("window %d does not fit the scene: %s", self._next_window - 1, reason)
-        newest = prediction.T_window_camera[len(shared) - 1]
-        held = Similarity.between(shared[-1].T_world_camera, newest, self._unit)
-        return Alignment(held, False, float("nan"), fit.inliers if fit is not None else 0.0)
+        return Alignment(held, False, float("nan"), inliers)
 
     def _begins_at(self, window: Window) -> int:
         """Which view of a segment's first window says where it lies: of a camera seen before."""

@@ -326,6 +326,10 @@ class PriorFollower:
         self._T_scene_prior: Similarity | None = None
         self._unit = math.nan
 
+    def leads(self, window: Window) -> bool:
+        """Whether the prior says where a window lies in the scene."""
+        return self.in_place and self.output == "prior" and window.T_prior_camera is not None
+
     @property
     def in_place(self) -> bool:
         """Whether the newest window's poses are the prior's own."""

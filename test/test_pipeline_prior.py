@@ -1,5 +1,8 @@
 """Known poses through the pipeline: what the network is given, and what comes out."""
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
@@ -120,3 +123,34 @@ def test_a_standing_robot_gives_rotation_only(caplog):
     assert all(given is not None for given in session.given[1:])
     assert not any(r.scale.metric for r in results)
     assert any("no scale" in r.message for r in caplog.records)
+
+
+class Wobbling(Spy):
+    """Depths that no two windows agree about, beside good poses."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        if window.id < 10:
+            return found
+        wild = np.random.default_rng(window.id).uniform(0.5, 2, found.depth.shape)
+        return dataclasses.replace(found, depth=(found.depth * wild).astype(np.float32))
+
+
+def test_a_trusted_prior_leads_whatever_the_depths_say(walk):
+    """Windows whose depths do not fit would else end the scene, for all that the robot knows."""
+    values = {"scale.source": "odometry", "pose_prior.output": "prior"}
+    camera, frames, priors = walk
+    pipeline = Pipeline(settings(**values), Wobbling(frames))
+    results = []
+    for f, prior in zip(frames, priors, strict=True):
+        frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
+        results += list(pipeline.push(frame))
+    after = range(9, len(results))
+    assert {r.window.segment for r in results} == {0}
+    assert all(results[i].window.aligned for i in after)
+    for i, j in itertools.pairwise(after):
+        ours = invert_pose(results[i].T_world_camera) @ results[j].T_world_camera
+        np.testing.assert_allclose(
+            ours[:3, :3], (invert_pose(priors[i]) @ priors[j])[:3, :3], atol=1e-6
+        )
+    assert all(results[i].covariance_odom is None for i in after)
