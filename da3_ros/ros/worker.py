@@ -139,7 +139,9 @@ class Worker:
 def _answer(job: Callable[[], Any], future: Future[Any]) -> None:
     try:
         result = job()
-    except BaseException as error:  # SystemExit too: the caller waits, and the thread goes on
+    except Exception as error:
         future.set_exception(error)
+    except BaseException as error:  # SystemExit must not end the caller's thread either
+        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     else:
         future.set_result(result)
