@@ -13,7 +13,6 @@ from da3_ros.ros.calibration import CameraInfoKeeper
 from da3_ros.ros.lane import Pending
 from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.ros.stream import Stream
-from da3_ros.ros.tally import Tally
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.transforms import TransformTree
 from da3_ros.types import Prediction
@@ -181,27 +180,6 @@ def test_counts_are_read_while_another_thread_adds_causes(camera):
         reader.join()
         sys.setswitchinterval(before)
     assert not wrong
-
-
-def test_no_count_is_lost_between_threads():
-    tally = Tally()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-
-    def add():
-        for _ in range(5000):
-            tally.add("busy")
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert tally["busy"] == 20_000
-    assert tally.now() == {"busy": 20_000}
 
 
 def test_images_that_waited_for_camera_info_are_reported():
