@@ -25,7 +25,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from da3_ros.config import ConfigError
@@ -34,10 +34,10 @@ from da3_ros.inference.devices import give_back
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pose_prior import PriorError
-from da3_ros.ros import outputs, parameters, report
+from da3_ros.ros import parameters, report
 from da3_ros.ros.camera_input import GRAPH_PERIOD_S, SAME_S, CameraInputs
 from da3_ros.ros.leaving import leave
-from da3_ros.ros.outputs import MAP_TOPIC, Published
+from da3_ros.ros.outputs import Published
 from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.publisher import Publisher
 from da3_ros.ros.qos_events import Endpoints
@@ -47,6 +47,7 @@ from da3_ros.ros.stream import Pending, Stream
 from da3_ros.ros.tf_input import SentTransforms, TfInput, TfPublishers
 from da3_ros.ros.tf_output import IDLE_S
 from da3_ros.ros.throttle import Throttle
+from da3_ros.ros.topics import Topics
 from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
@@ -64,8 +65,6 @@ TELL_S = 5.0  # between two lines about that
 # Silence after which a transform's other publisher counts as gone. Up to twice as long, by chance:
 # of two nodes that stop for each other, one is then the first to go on.
 OWNER_GONE_S = 5.0
-DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
-LATCHED = ("path", "map/points", "status")
 
 
 class RosLog(logging.Handler):
@@ -125,16 +124,16 @@ class Da3Node(LifecycleNode):
         self.transforms = TransformTree()
         self.enabled = True
         self.last_error = self.failure = ""
-        self._topics: dict[str, Any] = {}
         self._map_subscribers = 0
         self._map_job: Future[Any] | None = None
         self._closing = False
         self.ending: Callable[[], bool] = lambda: False  # whether the process is to end
         self._sent = SentTransforms()
+        self.topics = Topics(self.endpoints, self.library, self._sent)
         self._tf_publishers = TfPublishers(self)
         self.requests = Services(self)
-        self._status = self._publisher("status", Status)
-        self._diagnostics = self._publisher("/diagnostics", DiagnosticArray)
+        self._status = self.topics.advertise("status", Status)
+        self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray)
         self._timers_on()
         if self.get_parameter("autostart").value:
             self._start_timer = self.create_timer(0.0, self._autostart, clock=self.steady)
@@ -158,7 +157,7 @@ class Da3Node(LifecycleNode):
         self.stream = Stream(config, self.library, self, self.transforms)
         self.stream.publisher = Publisher(self._on_publish_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
-        self._create_publishers()
+        self.topics.create(config.pipeline.cameras or ("",), tuple(self.stream.lanes))
         self.tf_input = TfInput(
             self.endpoints, self.transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),
@@ -243,18 +242,12 @@ class Da3Node(LifecycleNode):
 
     def publish(self, published: Published) -> None:
         """Publish one message."""
-        topic, _, message = published
-        publisher = self._topics.get(topic)
-        if publisher is None or self._closing:
-            return
-        if topic == "/tf":
-            self._sent.add(message)
-        publisher.publish(message)
+        if not self._closing:
+            self.topics.publish(published)
 
     def wanted(self, topic: str) -> bool:
         """Whether somebody subscribes to a topic of ours."""
-        publisher = self._topics.get(topic)
-        return publisher is not None and publisher.get_subscription_count() > 0
+        return self.topics.wanted(topic)
 
     def now_ns(self) -> int:
         """The ROS clock, nanoseconds."""
@@ -326,8 +319,7 @@ class Da3Node(LifecycleNode):
             self.input.update()
         for text in self.endpoints.tell(time.monotonic()):
             self.warn(text)
-        maps = [p for name, p in self._topics.items() if name.endswith(MAP_TOPIC[0])]
-        count = sum(publisher.get_subscription_count() for publisher in maps)
+        count = self.topics.map_subscribers()
         ready = self._map_job is None or self._map_job.done()  # else a window takes its time
         if count and ready and self.stream is not None and self.worker is not None:
             new = count > self._map_subscribers
@@ -386,26 +378,6 @@ class Da3Node(LifecycleNode):
         self.create_timer(STATUS_PERIOD_S, self._on_status, clock=self.steady)
         self.create_timer(IDLE_S, self._on_idle, clock=self.steady)
 
-    def _create_publishers(self) -> None:
-        assert self.stream is not None
-        cameras = self.stream.config.pipeline.cameras or ("",)
-        for topic, base, kind in outputs.topics(cameras, tuple(self.stream.lanes)):
-            self._topics[topic] = self._publisher(topic, self.library.type(kind), base)
-
-    def _publisher(self, topic: str, kind: Any, base: str = "") -> Any:
-        base = base or topic
-        latched = base in LATCHED
-        profile = QoSProfile(
-            depth=DEPTHS.get(base, 1),
-            reliability=ReliabilityPolicy.RELIABLE,
-            durability=(
-                DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE
-            ),
-        )
-        name = topic if topic.startswith("/") else f"~/{topic}"
-        # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
-        return self.endpoints.advertise(kind, name, profile)
-
     def _failed(self, text: str) -> TransitionCallbackReturn:
         self._finish("configuring")
         return self._say_failed(text)
@@ -458,9 +430,7 @@ class Da3Node(LifecycleNode):
             self.tf_input = None
         self.worker = self.stream = self._map_job = None
         self._map_subscribers = 0
-        for publisher in self._topics.values():
-            self.endpoints.drop_publisher(publisher)
-        self._topics = {}
+        self.topics.drop()
         give_back()
 
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
 from da3_ros.ros import messages as build
+from da3_ros.ros import tf_input
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.tf_input import KEPT, QUEUE, SentTransforms, TfInput, TfPublishers
 from da3_ros.transforms import TransformTree
@@ -96,3 +97,15 @@ def test_what_was_sent_is_bounded_and_outlasts_the_queue():
     held = [n for n in range(KEPT + 50) if message(n) in sent]
     assert held == list(range(50, KEPT + 50))
     assert len(held) > QUEUE
+
+
+def test_where_rclpy_gives_the_message_alone_what_was_sent_is_ours(monkeypatch):
+    """Humble."""
+    monkeypatch.setattr(tf_input, "WITH_INFO", False)
+    sent = SentTransforms()
+    tree, hear = listener(Node(endpoint("ekf", OTHER)), sent)
+    sent.add(message(5))
+    hear(message(5))
+    assert tree.parent("base_link") is None
+    hear(message(6))
+    assert tree.parent("base_link") == "odom"
