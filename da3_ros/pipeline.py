@@ -202,6 +202,11 @@ class Pipeline:
         """Views per pass, as the memory budget allows."""
         return self._window
 
+    @property
+    def waiting(self) -> int:
+        """Images that wait for a full window."""
+        return sum(map(len, self._pending))
+
     def set_budget(self, memory_budget_gb: float) -> None:
         """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
         set_budget = getattr(self.session, "set_budget", None)

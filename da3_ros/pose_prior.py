@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -56,9 +56,9 @@ class PoseHistory:
             raise PriorError("a pose of the odometry is not finite or no rigid motion")
         if self._poses and stamp_ns < self._poses[-1][0] - self._jump_ns:
             self._poses.clear()  # the future that is held never comes
-        if self._poses and stamp_ns == self._poses[-1][0]:
-            self._poses.pop()  # repeated stamps fill no memory
-        insort(self._poses, (stamp_ns, T), key=lambda item: item[0])
+        at = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
+        repeated = at < len(self._poses) and self._poses[at][0] == stamp_ns
+        self._poses[at : at + repeated] = [(stamp_ns, T)]  # repeated stamps fill no memory
         while self._poses[0][0] < self._poses[-1][0] - self.keep_ns:
             self._poses.pop(0)
 

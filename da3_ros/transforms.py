@@ -6,8 +6,11 @@ first and last stamp, interpolated, and never beyond: a guess is worse than an e
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +21,7 @@ from da3_ros.types import Array
 
 JUMP_S = 1.0  # a stamp this far behind its forerunner is a jump of time, no late message
 MOST = 10_000  # frames: a publisher gone mad may invent names for ever
+MOST_PATIENCE = 32  # times as long as at first an owner that comes and goes may be silent
 
 
 class TransformError(LookupError):
@@ -32,6 +36,9 @@ class _Edge:
     static: bool
     stamps: list[int] = field(default_factory=list)
     poses: list[Array] = field(default_factory=list)  # T_parent_child
+    owner: str = ""  # the node that published it last, if that is known
+    heard_s: float = 0.0  # when that was, on the steady clock
+    patience_s: float = math.inf  # silence after which the owner counts as gone
 
 
 class TransformTree:
@@ -41,8 +48,19 @@ class TransformTree:
     starts a new history: what is held is of a future that never comes.
     """
 
-    def __init__(self, keep_s: float = 10.0, jump_s: float = JUMP_S) -> None:
+    def __init__(
+        self,
+        keep_s: float = 10.0,
+        jump_s: float = JUMP_S,
+        gone_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``gone_s`` seconds of silence, by ``clock`` and by the stamps, end an ownership.
+
+        Each time that such an owner comes back, its next silence may last twice as long.
+        """
         self.keep_ns, self._jump_ns = int(keep_s * 1e9), int(jump_s * 1e9)
+        self._gone_s, self._clock = gone_s, clock
         self._edges: dict[str, _Edge] = {}
         self._lock = threading.RLock()  # callbacks add while a worker looks up
 
@@ -54,9 +72,11 @@ class TransformTree:
         stamp_ns: int,
         *,
         static: bool = False,
+        owner: str = "",
     ) -> None:
         """Add one transform [4, 4]; a child under a new parent starts a new history, as in tf2.
 
+        ``owner`` is the node that published it, empty if that is not known.
         Raises TransformError for a frame under itself, an empty name, a non-finite number or a
         frame too many.
         """
@@ -69,17 +89,36 @@ class TransformTree:
             edge = self._edges.get(child)
             if edge is None and len(self._edges) >= MOST:
                 raise TransformError(f"transform to {child!r}: {MOST} frames are known already")
+            patience_s = self._gone_s if edge is None else self._patience_s(edge)
             if edge is None or edge.parent != parent or edge.static != static:
                 edge = self._edges[child] = _Edge(parent, static)
+            edge.owner, edge.heard_s, edge.patience_s = owner, self._clock(), patience_s
             if static:
                 edge.stamps, edge.poses = [stamp_ns], [T_parent_child]
                 return
             self._insert(edge, stamp_ns, T_parent_child)
 
     def parent(self, child: str) -> str | None:
-        """Who parents ``child``, or None."""
+        """The frame that ``child`` hangs on, or None."""
         edge = self._edges.get(child.lstrip("/"))
         return None if edge is None else edge.parent
+
+    def owner(self, child: str) -> str:
+        """The node that published the transform to ``child`` last; empty if that is not known."""
+        edge = self._edges.get(child.lstrip("/"))
+        return "" if edge is None else edge.owner
+
+    def abandoned(self, child: str, stamp_ns: int) -> bool:
+        """Whether the owner of the moving edge to ``child`` has been silent for long.
+
+        Both by the clock and by its newest stamp, seen from ``stamp_ns``: a paused recording or
+        simulator is silent too, and its owners come back with it.
+        """
+        with self._lock:
+            edge = self._edges.get(child.lstrip("/"))
+            if edge is None or edge.static or not self._silent(edge):
+                return False
+            return abs(stamp_ns - edge.stamps[-1]) > edge.patience_s * 1e9
 
     def is_static(self, child: str) -> bool:
         """Whether ``child`` hangs on a static edge."""
@@ -128,6 +167,14 @@ class TransformTree:
             T_common_source = self._climb(up_source, common, stamp_ns)
             T_common_target = self._climb(up_target, common, stamp_ns)
         return invert_pose(T_common_target) @ T_common_source
+
+    def _silent(self, edge: _Edge) -> bool:
+        return self._clock() - edge.heard_s > edge.patience_s
+
+    def _patience_s(self, edge: _Edge) -> float:
+        """Of the silences to come, now that something has come again."""
+        twice = 2 * edge.patience_s if self._silent(edge) else edge.patience_s
+        return min(twice, MOST_PATIENCE * self._gone_s)
 
     def _insert(self, edge: _Edge, stamp_ns: int, T: Array) -> None:
         if edge.stamps and stamp_ns < edge.stamps[-1] - self._jump_ns:

@@ -111,3 +111,34 @@ def test_non_finite_transforms_and_circles_are_refused(robot, bad):
     robot.add("camera", "map", pose(), 0, static=True)
     with pytest.raises(TransformError, match="circle"):
         robot.lookup("map", "base", S)
+
+
+def test_an_owner_is_gone_after_silence_on_both_clocks():
+    now = [0.0]
+    tree = TransformTree(gone_s=5.0, clock=lambda: now[0])
+    tree.add("odom", "base", np.eye(4), S)
+    assert not tree.abandoned("base", 100 * S)  # its stamps are old, but it speaks
+    now[0] = 6.0
+    assert not tree.abandoned("base", 2 * S)  # a pause: the frames have not gone on
+    assert tree.abandoned("base", 7 * S)
+    assert tree.abandoned("base", -7 * S)  # a recording began again without it
+    assert tree.parent("base") == "odom"
+    tree.add("odom", "base", np.eye(4), 8 * S)
+    assert not tree.abandoned("base", 100 * S)
+    now[0] = 15.0  # the second silence may last twice as long
+    assert not tree.abandoned("base", 100 * S)
+    now[0] = 17.0
+    assert tree.abandoned("base", 100 * S)
+
+
+def test_static_edges_and_recordings_keep_their_owners():
+    now = [0.0]
+    live = TransformTree(gone_s=5.0, clock=lambda: now[0])
+    live.add("base", "camera", np.eye(4), 0, static=True, owner="/robot")
+    recording = TransformTree(clock=lambda: now[0])
+    recording.add("odom", "base", np.eye(4), 0)
+    now[0] = 1e6
+    assert not live.abandoned("camera", 10**15)
+    assert live.owner("camera") == "/robot"
+    assert not recording.abandoned("base", 10**15)
+    assert not recording.abandoned("nobody", 0)

@@ -95,11 +95,16 @@ class CameraInfoKeeper(Generic[Item]):
             out.append((item, choice.calibration))
         return out
 
-    def reset(self) -> None:
-        """A new stream: forget the choices and waiting images, keep what camera_info said."""
+    def reset(self) -> int:
+        """A new stream: forget the choices and waiting images, keep what camera_info said.
+
+        Returns how many images waited: they are given up.
+        """
+        waited = len(self._waiting)
         self._waiting.clear()
         self._choices.clear()
         self._fault = ""
+        return waited
 
     def notices(self) -> list[str]:
         """One-line warnings since the last call; each matter is told once."""

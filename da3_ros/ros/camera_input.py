@@ -48,6 +48,9 @@ class Host(Protocol):
     def drop(self, cause: str, text: str) -> None:
         """An image that is not used, and why in one line."""
 
+    def discard(self, cause: str, images: int) -> None:
+        """So many images are not used, as was asked for."""
+
     def warn(self, text: str, every_s: float = 0.0) -> None: ...
 
 
@@ -169,10 +172,13 @@ class CameraInput:
 
     def reset(self) -> None:
         """A new stream: which calibration belongs to it is decided anew."""
-        self._keeper.reset()
+        waited = self._keeper.reset()
+        if waited:
+            self._host.discard("cleared", waited)
 
     def close(self) -> None:
         """Drop the subscriptions: rclpy delivers to inactive nodes otherwise."""
+        self.reset()  # without a camera_info, images that wait would get another's intrinsics
         self._endpoints.drop_subscription(self._image_subscription)
         self._endpoints.drop_subscription(self._info_subscription)
 

@@ -15,10 +15,20 @@ def resolve_inside(root: str, path: str, suffix: str = "", *, folder: bool = Fal
     Links are followed before the check, so that none leads outside. What is there already must be
     a file, or a folder if one is asked for. Raises PathError.
     """
-    home = Path(root).expanduser().resolve()
-    if not path or "\0" in path:
-        raise PathError(f"no path given: name a {_kind(folder)} under export_dir ({home})")
+    try:
+        home = Path(root).expanduser().resolve()
+        path.encode()  # a name with half a character could not be sent back
+        return _inside(home, path, suffix, folder)
+    except PathError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a circle
+        raise PathError(f"{_short(path)!a} in export_dir ({root}): {error}") from error
+
+
+def _inside(home: Path, path: str, suffix: str, folder: bool) -> Path:
     target = Path(path).expanduser()
+    if not path or "\0" in path or (target.name in ("", "..") and suffix):
+        raise PathError(f"no name given: name a {_kind(folder)} under export_dir ({home})")
     if suffix and target.suffix.lower() != suffix:
         target = target.with_name(target.name + suffix)
     target = (home / target).resolve()
@@ -36,3 +46,7 @@ def beside(path: Path, camera: str) -> Path:
 
 def _kind(folder: bool) -> str:
     return "folder" if folder else "file"
+
+
+def _short(path: str, most: int = 60) -> str:
+    return path if len(path) <= most else f"{path[:most]}..."

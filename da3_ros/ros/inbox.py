@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
+
+from da3_ros.ros.tally import Tally
 
 SPARE = 4  # frames held per frame wanted, so that an even choice is possible
 
@@ -42,7 +43,7 @@ class FrameInbox(Generic[Item]):
         self._images = images
         self._since_ns: int | None = None
         self.max_age_ns = int(max_age_s * 1e9)
-        self.counts: Counter[str] = Counter()
+        self.counts = Tally()
         self._frames: list[Item] = []
         self._last_ns: int | None = None  # newest stamp handed out
         self._lock = threading.Lock()
@@ -57,7 +58,7 @@ class FrameInbox(Generic[Item]):
             self._since_ns = frame.stamp_ns if self._since_ns is None else self._since_ns
             limit = 1 if self.wanted == 1 else SPARE * self.wanted
             if len(self._frames) > limit:
-                self.counts["busy"] += self._images(self._frames.pop(self._most_crowded()))
+                self.counts.add("busy", self._images(self._frames.pop(self._most_crowded())))
 
     @property
     def since_ns(self) -> float:
@@ -78,19 +79,19 @@ class FrameInbox(Generic[Item]):
             waiting, self._frames = self._frames, []
             chosen = choose_evenly([f.stamp_ns for f in waiting], self.wanted, self._last_ns)
             lost = [f for i, f in enumerate(waiting) if i not in chosen]
-            self.counts["busy"] += sum(map(self._images, lost))
+            self.counts.add("busy", sum(map(self._images, lost)))
             self._last_ns, self._since_ns = waiting[-1].stamp_ns, None
             return [waiting[i] for i in chosen]
 
     def clear(self) -> None:
         """Drop all waiting frames and forget the last pass."""
         with self._lock:
-            self.counts["cleared"] += sum(map(self._images, self._frames))
+            self.counts.add("cleared", sum(map(self._images, self._frames)))
             self._frames, self._last_ns, self._since_ns = [], None, None
 
     def _drop_old(self, now_ns: int) -> None:
         old = [f for f in self._frames if now_ns - f.stamp_ns > self.max_age_ns]
-        self.counts["too_old"] += sum(map(self._images, old))
+        self.counts.add("too_old", sum(map(self._images, old)))
         self._frames = [f for f in self._frames if now_ns - f.stamp_ns <= self.max_age_ns]
 
     def _most_crowded(self) -> int:

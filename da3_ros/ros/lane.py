@@ -11,9 +11,11 @@ from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.pipeline import Pipeline
 from da3_ros.rig_sync import Instant, RigSync
+from da3_ros.ros import messages as build
 from da3_ros.ros.inbox import FrameInbox
 from da3_ros.ros.messages import MessageLibrary
 from da3_ros.ros.outputs import (
+    FRAME_TOPICS,
     MAP_TOPIC,
     MAX_DISPLAY,
     MAX_PATH,
@@ -110,20 +112,18 @@ class Lane:
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
-        with self._lock:
-            self.inbox.clear()
-            self.sync.reset()
+        self._clear_inputs()
         self.pipeline.reset()
         self.outputs.reset()
+        self.tf.reset()
         self._placed = False
 
     def resume(self, saved: Snapshot) -> str:
         """Go on in a saved scene; says where. Raises SceneFileError, and changes nothing."""
         said = self.pipeline.resume(saved)
-        with self._lock:
-            self.inbox.clear()
-            self.sync.reset()
+        self._clear_inputs()
         self.outputs.reset()
+        self.tf.reset()
         self.outputs.T_map_world = saved.T_map_world
         self._placed = True
         return said
@@ -143,6 +143,13 @@ class Lane:
         """Publish one processed frame. Needs nothing of the pipeline: any thread may do it."""
         for published in self.outputs.frame(frame, self.host.wanted):
             self.host.publish(published)
+
+    def repeat_transforms(self) -> None:
+        """Publish the last transforms again, if nothing newer has come for a while."""
+        transforms = self.tf.repeat()
+        if transforms:
+            message = build.tf(self.outputs.lib, transforms)
+            self.host.publish(("/tf", FRAME_TOPICS["/tf"], message))
 
     def publish_map(self) -> None:
         """Publish the map's cloud for display."""
@@ -168,6 +175,12 @@ class Lane:
             self._path_at = now
             self.host.publish(self.outputs.path(self.pipeline.path(MAX_PATH), frame.stamp_ns))
         self.refresh_map()
+
+    def _clear_inputs(self) -> None:
+        with self._lock:
+            for instant in self.sync.flush():  # so that the inbox counts them
+                self.inbox.put(instant)
+            self.inbox.clear()
 
     def _level(self, frame: TrackedFrame) -> None:
         """With a known base the map begins at the base, level as the robot stands."""

@@ -7,11 +7,13 @@ device.
 from __future__ import annotations
 
 import logging
+import random
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any
@@ -23,9 +25,8 @@ from rclpy.clock import Clock, ClockType
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
-from tf2_msgs.msg import TFMessage
 
 from da3_ros.config import ConfigError
 from da3_ros.inference import BudgetError, DeviceError
@@ -33,29 +34,37 @@ from da3_ros.inference.devices import give_back
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.pose_prior import PriorError
-from da3_ros.ros import outputs, parameters, report
+from da3_ros.ros import parameters, report
 from da3_ros.ros.camera_input import GRAPH_PERIOD_S, SAME_S, CameraInputs
 from da3_ros.ros.leaving import leave
-from da3_ros.ros.outputs import MAP_TOPIC, Published
+from da3_ros.ros.outputs import Published
 from da3_ros.ros.prior_input import add_odometry
 from da3_ros.ros.publisher import Publisher
 from da3_ros.ros.qos_events import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.services import Services
 from da3_ros.ros.stream import Pending, Stream
-from da3_ros.ros.tf_input import TfInput
+from da3_ros.ros.tf_input import SentTransforms, TfInput, TfPublishers
+from da3_ros.ros.tf_output import IDLE_S
 from da3_ros.ros.throttle import Throttle
+from da3_ros.ros.topics import Topics
 from da3_ros.ros.worker import Worker
 from da3_ros.transforms import TransformTree
 
 EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # their texts say it all
+SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 STATUS_PERIOD_S = 1.0
 PUBLISH_STOP_S = 0.25  # and, twice, for messages on their way out
 CLOSE_S = 3.0  # for the whole end: the process is to be gone after four
 STOP_S = 2.5  # how long the end waits for a window under way
 FILES_S = 0.7  # and for the part of a file that is being written
-DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
-LATCHED = ("path", "map/points", "status")
+ANSWER_S = 0.3  # and for the answers to callers of services
+CLEANUP_S = 20.0  # how long a cleanup waits for a window under way
+PUBLISH_CLEANUP_S = 5.0  # and, twice, for messages on their way out
+TELL_S = 5.0  # between two lines about that
+# Silence after which a transform's other publisher counts as gone. Up to twice as long, by chance:
+# of two nodes that stop for each other, one is then the first to go on.
+OWNER_GONE_S = 5.0
 
 
 class RosLog(logging.Handler):
@@ -97,7 +106,10 @@ class Da3Node(LifecycleNode):
     def __init__(self, **options: Any) -> None:
         super().__init__("da3", **options)
         self._log = RosLog(self)
-        logging.getLogger("da3_ros").addHandler(self._log)
+        rooms = logging.getLogger("da3_ros")
+        rooms.addHandler(self._log)
+        if rooms.level == logging.NOTSET:  # Python's own default lets no information through
+            rooms.setLevel(logging.INFO)
         parameters.declare(self)
         self.add_on_set_parameters_callback(self._on_parameters)
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -112,13 +124,16 @@ class Da3Node(LifecycleNode):
         self.transforms = TransformTree()
         self.enabled = True
         self.last_error = self.failure = ""
-        self._topics: dict[str, Any] = {}
         self._map_subscribers = 0
         self._map_job: Future[Any] | None = None
         self._closing = False
+        self.ending: Callable[[], bool] = lambda: False  # whether the process is to end
+        self._sent = SentTransforms()
+        self.topics = Topics(self.endpoints, self.library, self._sent)
+        self._tf_publishers = TfPublishers(self)
         self.requests = Services(self)
-        self._status = self._publisher("status", Status)
-        self._diagnostics = self._publisher("/diagnostics", DiagnosticArray)
+        self._status = self.topics.advertise("status", Status)
+        self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray)
         self._timers_on()
         if self.get_parameter("autostart").value:
             self._start_timer = self.create_timer(0.0, self._autostart, clock=self.steady)
@@ -134,24 +149,27 @@ class Da3Node(LifecycleNode):
         except Exception as error:  # rclpy would drop it without a word
             return self._failed(f"configuring failed: {type(error).__name__}: {error}")
         self.last_error = self.failure = ""
-        return TransitionCallbackReturn.SUCCESS
+        return SUCCESS
 
     def _configure(self) -> None:
         config = parameters.read(self)
-        self.transforms = TransformTree()
+        self.transforms = TransformTree(gone_s=OWNER_GONE_S * (1 + random.random()))
         self.stream = Stream(config, self.library, self, self.transforms)
-        self.stream.publisher = Publisher(self._on_worker_error)
+        self.stream.publisher = Publisher(self._on_publish_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
-        self._create_publishers()
+        self.topics.create(config.pipeline.cameras or ("",), tuple(self.stream.lanes))
         self.tf_input = TfInput(
-            self.endpoints, self.transforms, self._is_ours, lambda text: self.warn(text, SAME_S)
-        )
+            self.endpoints, self.transforms, self._tf_publishers, self._sent,
+            lambda text: self.warn(text, SAME_S),
+        )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
         device = getattr(self.stream.pipeline.session, "device", "?")
         self.get_logger().info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe. What breaks here leaves the node inactive, with its network and its scene."""
+        if self.worker is None or self.worker.stopping:
+            return self._say_failed("a cleanup has begun and is not done: clean up again")
         try:
             self._subscribe()
         except Exception as error:  # as above
@@ -182,23 +200,25 @@ class Da3Node(LifecycleNode):
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the device."""
-        self._release()
+        """Free the device, after the window under way. What fails can be tried again."""
+        if not self._finish("cleanup"):
+            return FAILURE
         self.failure = ""
-        return TransitionCallbackReturn.SUCCESS
+        return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """As cleanup, from any state."""
+        """As cleanup, from any state; there is no second try."""
         self._close_input()
-        self._release()
-        return TransitionCallbackReturn.SUCCESS
+        if self._finish("shutdown"):
+            return SUCCESS
+        self._stop_threads(0.0, 0.0)  # as soon as they can
+        return FAILURE
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """A transition broke off in the middle: back to unconfigured, with nothing held."""
         self._say_failed(f"an error while {state.label}; clean, ready to be configured again")
         self._close_input()
-        self._release()
-        return TransitionCallbackReturn.SUCCESS
+        return SUCCESS if self._finish("cleanup") else FAILURE
 
     def callback_failed(self, error: Exception) -> None:
         """A callback raised what nobody foresaw: say so; the node goes on."""
@@ -213,22 +233,21 @@ class Da3Node(LifecycleNode):
         self.requests.close(0.0)  # whoever writes a file leaves off while we wait for the window
         self._close_input()
         logging.getLogger("da3_ros").removeHandler(self._log)
-        done = self._release()
+        done = self._stop_threads(STOP_S, PUBLISH_STOP_S)
+        if done:
+            self._let_go()
         return self.requests.close(max(0.0, min(FILES_S, end - time.monotonic()))) and done
 
     # What the stream needs (called from the worker) ----------------------------------------------
 
     def publish(self, published: Published) -> None:
         """Publish one message."""
-        topic, _, message = published
-        publisher = self._topics.get(topic)
-        if publisher is not None and not self._closing:
-            publisher.publish(message)
+        if not self._closing:
+            self.topics.publish(published)
 
     def wanted(self, topic: str) -> bool:
         """Whether somebody subscribes to a topic of ours."""
-        publisher = self._topics.get(topic)
-        return publisher is not None and publisher.get_subscription_count() > 0
+        return self.topics.wanted(topic)
 
     def now_ns(self) -> int:
         """The ROS clock, nanoseconds."""
@@ -260,18 +279,21 @@ class Da3Node(LifecycleNode):
         if self.stream is None or self.worker is None:
             return
         if not self.enabled:
-            self.stream.received += 1
-            self.stream.drops["paused"] += 1
+            self.discard("paused", 1)
             return
         self.stream.put(pending)
         self.worker.notify()
 
     def drop(self, cause: str, text: str) -> None:
         """An image that is not used, and why in one line."""
-        if self.stream is not None:
-            self.stream.received += 1
-            self.stream.drops[cause] += 1
+        self.discard(cause, 1)
         self.warn(text, every_s=SAME_S, about=cause)
+
+    def discard(self, cause: str, images: int) -> None:
+        """So many images are not used, as was asked for."""
+        if self.stream is not None:
+            self.stream.received += images
+            self.stream.drops.add(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 
@@ -283,9 +305,12 @@ class Da3Node(LifecycleNode):
         except PriorError as error:
             self.warn(f"odometry: {error}", every_s=SAME_S)
 
-    def _on_worker_error(self, error: BaseException) -> None:
+    def _on_publish_error(self, error: BaseException) -> None:
         if self.stream is not None:
-            self.stream.drops["failed"] += 1
+            self.stream.drops.add("failed")  # of a window, the stream counts the images
+        self._on_worker_error(error)
+
+    def _on_worker_error(self, error: BaseException) -> None:
         self.last_error = f"a window failed: {type(error).__name__}: {error}"
         self.get_logger().error(self.last_error)
 
@@ -294,8 +319,7 @@ class Da3Node(LifecycleNode):
             self.input.update()
         for text in self.endpoints.tell(time.monotonic()):
             self.warn(text)
-        maps = [p for name, p in self._topics.items() if name.endswith(MAP_TOPIC[0])]
-        count = sum(publisher.get_subscription_count() for publisher in maps)
+        count = self.topics.map_subscribers()
         ready = self._map_job is None or self._map_job.done()  # else a window takes its time
         if count and ready and self.stream is not None and self.worker is not None:
             new = count > self._map_subscribers
@@ -310,6 +334,11 @@ class Da3Node(LifecycleNode):
         error = job.exception()
         if error is not None and not self.stopping():
             self.warn(f"the map cannot be shown: {type(error).__name__}: {error}", every_s=SAME_S)
+
+    def _on_idle(self) -> None:
+        # An inactive node claims no transform; a paused one still does.
+        if self.input is not None and self.stream is not None and not self._closing:
+            self.stream.repeat_transforms()
 
     def _on_status(self) -> None:
         if not self._closing:
@@ -340,46 +369,23 @@ class Da3Node(LifecycleNode):
 
     def _autostart(self) -> None:
         self._start_timer.cancel()
-        if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+        if self.trigger_configure() == SUCCESS:
             self.trigger_activate()
 
     def _timers_on(self) -> None:
         # Steady time: timers on the ROS clock never fire before the first /clock.
         self.create_timer(GRAPH_PERIOD_S, self._on_graph, clock=self.steady)
         self.create_timer(STATUS_PERIOD_S, self._on_status, clock=self.steady)
-
-    def _create_publishers(self) -> None:
-        assert self.stream is not None
-        cameras = self.stream.config.pipeline.cameras or ("",)
-        for topic, base, kind in outputs.topics(cameras, tuple(self.stream.lanes)):
-            self._topics[topic] = self._publisher(topic, self.library.type(kind), base)
-
-    def _publisher(self, topic: str, kind: Any, base: str = "") -> Any:
-        base = base or topic
-        latched = base in LATCHED
-        profile = QoSProfile(
-            depth=DEPTHS.get(base, 1),
-            reliability=ReliabilityPolicy.RELIABLE,
-            durability=(
-                DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE
-            ),
-        )
-        name = topic if topic.startswith("/") else f"~/{topic}"
-        # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
-        return self.endpoints.advertise(kind, name, profile)
-
-    def _is_ours(self, message: TFMessage, parent: str, child: str) -> bool:
-        """Whether a transform came from this very node."""
-        return self.stream is not None and (parent, child) in self.stream.own_edges
+        self.create_timer(IDLE_S, self._on_idle, clock=self.steady)
 
     def _failed(self, text: str) -> TransitionCallbackReturn:
-        self._release()
+        self._finish("configuring")
         return self._say_failed(text)
 
     def _say_failed(self, text: str) -> TransitionCallbackReturn:
         self.last_error = self.failure = text
         self.get_logger().error(text)
-        return TransitionCallbackReturn.FAILURE
+        return FAILURE
 
     def _close_input(self) -> None:
         if self.input is not None:
@@ -392,21 +398,61 @@ class Da3Node(LifecycleNode):
             self.endpoints.drop_subscription(self._odometry)
             self._odometry = None
 
-    def _release(self) -> bool:
-        """Stop the worker, drop publishers and the network; False if it is still in a window."""
-        done = self.worker is None or self.worker.stop(STOP_S)
-        if self.stream is not None and self.stream.publisher is not None:
-            done = self.stream.publisher.stop(PUBLISH_STOP_S if done else 0.0) and done
+    def _finish(self, what: str) -> bool:
+        """End the work between two windows and let go of all; False, and said, if that hangs.
+
+        The state is a consistent one then: with the window still under way nothing has changed.
+        """
+        if self.worker is not None and not self.worker.stopping:
+            waiting = _Patience(what, self.get_logger().info, self.ending)
+            if not self.worker.retire(waiting):
+                self._say_failed(
+                    f"{what} failed: the window under way has not ended within "
+                    f"{waiting.elapsed_s:.0f} s; nothing was freed, try again later"
+                )
+                return False
+        if not self._stop_threads(STOP_S, PUBLISH_CLEANUP_S):
+            self._say_failed(f"{what} failed: messages are still on their way out; try again")
+            return False
+        self._let_go()
+        return True
+
+    def _stop_threads(self, window_s: float, publish_s: float) -> bool:
+        """Stop the worker and the publisher; False if one is still busy after so long."""
+        done = self.worker is None or self.worker.stop(window_s)
+        publisher = None if self.stream is None else self.stream.publisher
+        return (publisher is None or publisher.stop(publish_s if done else 0.0)) and done
+
+    def _let_go(self) -> None:
+        """Drop publishers, the network and all that was heard."""
         if self.tf_input is not None:
             self.tf_input.close()
             self.tf_input = None
-        self.worker = self.stream = None
-        if done:
-            for publisher in self._topics.values():
-                self.endpoints.drop_publisher(publisher)
-            self._topics = {}
-            give_back()
-        return done
+        self.worker = self.stream = self._map_job = None
+        self._map_subscribers = 0
+        self.topics.drop()
+        give_back()
+
+
+class _Patience:
+    """How long an end waits for the window under way; says now and then that it does."""
+
+    def __init__(self, what: str, say: Callable[[str], Any], ending: Callable[[], bool]) -> None:
+        self._what, self._say, self._ending = what, say, ending
+        self._since = time.monotonic()
+        self._told_s = 0.5 - TELL_S  # most windows are over before there is anything to say
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the waiting began."""
+        return time.monotonic() - self._since
+
+    def __call__(self) -> bool:
+        elapsed_s = self.elapsed_s
+        if elapsed_s - self._told_s >= TELL_S:
+            self._told_s = elapsed_s
+            self._say(f"{self._what} waits up to {CLEANUP_S:.0f} s for the window under way")
+        return elapsed_s < CLEANUP_S and not self._ending()
 
 
 def main(args: list[str] | None = None) -> int:
@@ -426,20 +472,28 @@ def main(args: list[str] | None = None) -> int:
         sys.stderr.write(f"da3_node: {error}\n")
         rclpy.try_shutdown()
         return 2
+    node.ending = stop.is_set
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    while not stop.is_set():
-        try:
-            executor.spin_once(timeout_sec=0.2)
-        except Exception as error:  # of one callback: the others go on
-            node.callback_failed(error)
-    if node.close():
+    _spin(executor, node, lambda: not stop.is_set())
+    done = node.close()
+    end_s = time.monotonic() + ANSWER_S
+    _spin(executor, node, lambda: node.requests.waiting > 0 and time.monotonic() < end_s)
+    if done:
         executor.shutdown(timeout_sec=0.5)
         node.destroy_node()
         rclpy.try_shutdown()
     else:  # the network is in C++ code that nothing can interrupt
         node.get_logger().info("stopped in mid-window")
     leave(0)
+
+
+def _spin(executor: SingleThreadedExecutor, node: Da3Node, while_: Callable[[], bool]) -> None:
+    while while_():
+        try:
+            executor.spin_once(timeout_sec=0.05 if node.ending() else 0.2)
+        except Exception as error:  # of one callback: the others go on
+            node.callback_failed(error)
 
 
 if __name__ == "__main__":

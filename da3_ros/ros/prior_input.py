@@ -46,17 +46,15 @@ def add_transforms(
     *,
     static: bool,
     bad: Callable[[str], None],
-    ours: Callable[[str, str], bool] = lambda parent, child: False,
+    owner: str = "",
 ) -> None:
-    """One tf2_msgs/TFMessage, but for what is ``ours``; what cannot be used is told to ``bad``."""
+    """One tf2_msgs/TFMessage of the node ``owner``; what cannot be used is told to ``bad``."""
     topic = "/tf_static" if static else "/tf"
     for item in message.transforms:
         parent, child = item.header.frame_id, item.child_frame_id
-        if ours(parent, child):
-            continue
         try:
             T = rigid(item.transform.translation, item.transform.rotation)
-            tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static)
+            tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static, owner=owner)
         except (TransformError, ValueError) as error:
             bad(f"{topic}: transform ignored: {error}")
 

@@ -22,7 +22,7 @@ class Publisher:
     def __init__(self, on_error: Callable[[BaseException], None], most: int = MOST) -> None:
         self._on_error = on_error
         self._room = threading.BoundedSemaphore(most)
-        self._worker = Worker(lambda: False, on_error)
+        self._worker = Worker(lambda: False, on_error, name="da3-publisher")
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run ``job`` soon; waits while too many wait already, so that memory is bounded."""
@@ -32,15 +32,20 @@ class Publisher:
         self._worker.submit(lambda: self._run(job))
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until everything submitted so far has run. Raises a TimeoutError."""
-        if not self._worker.stopping:
+        """Wait until everything submitted so far has run. Raises TimeoutError."""
+        if self._worker.stopping:
+            return
+        try:
             self._worker.submit(lambda: None).result(timeout_s)
+        except FutureTimeoutError:
+            text = f"frames are still being published after {timeout_s:g} s"
+            raise TimeoutError(text) from None
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread after what waits; False if it is still busy after ``timeout_s``."""
         try:
             self.drain(timeout_s)
-        except FutureTimeoutError:
+        except TimeoutError:
             self._worker.stop(0.0)
             return False
         return self._worker.stop(timeout_s)

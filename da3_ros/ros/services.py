@@ -7,6 +7,7 @@ writes and reads files, so that the stream goes on. Callers are answered with wh
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -54,7 +55,8 @@ class Services:
 
     def __init__(self, node: Host) -> None:
         self._node = node
-        self._files = Worker(lambda: False, lambda error: None)
+        self.waiting = 0  # callers that are not answered yet
+        self._files = Worker(lambda: False, lambda error: None, name="da3-files")
         # A group of their own: in the default one, awaiting the worker would freeze the executor.
         group = ReentrantCallbackGroup()
         for kind, name, callback in (
@@ -89,16 +91,29 @@ class Services:
         return response
 
     async def _answer(self, work: Callable[..., Any], request: Any, response: Any) -> Any:
-        """What the work says, or in one line why it could not be done."""
+        """What the work says, or in one line why it could not be done.
+
+        The one place that answers: an exception that passed here would leave the caller waiting
+        for ever, so none does.
+        """
         stream = self._node.stream
         if stream is None:
             response.message = "the node is not configured: there is no scene"
             return response
+        self.waiting += 1
         try:
             await work(stream, request, response)
-            response.success = True
+            response.success, response.message = True, one_line(response.message)
         except EXPECTED as error:
-            response.success, response.message = False, str(error)
+            response.success, response.message = False, one_line(str(error))
+        except Exception as error:  # nobody foresaw it
+            what = work.__name__.strip("_")
+            text = one_line(f"{what} failed: {type(error).__name__}: {error}")
+            response.success, response.message = False, text
+            self._node.get_logger().error(text)
+            self._node.get_logger().debug("".join(traceback.format_exception(error)))
+        finally:
+            self.waiting -= 1
         return response
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
@@ -118,7 +133,7 @@ class Services:
             cameras=request.include_cameras,
             guessed=stream.config.pipeline.map.export_guessed,
         )
-        scenes = await self._on(self._node.worker, stream.snapshots)
+        scenes = await self._on(self._worker_of(stream), stream.snapshots)
         done = await self._on(self._files, lambda: self._write(scenes, path, selection, form))
         response.path, response.points, response.bytes = str(done.path), done.points, done.bytes
         response.message = done.text
@@ -135,7 +150,7 @@ class Services:
 
     async def _save(self, stream: Stream, request: Any, response: Any) -> None:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
-        scenes = await self._on(self._node.worker, stream.snapshots)
+        scenes = await self._on(self._worker_of(stream), stream.snapshots)
 
         def save() -> None:
             for i, (name, saved) in enumerate(scenes.items()):
@@ -159,14 +174,14 @@ class Services:
             return {name: load_scene(place) for name, place in {first: path, **there}.items()}
 
         scenes = await self._on(self._files, load)
-        where = await self._on(self._node.worker, lambda: stream.resume(scenes))
+        where = await self._on(self._worker_of(stream), lambda: stream.resume(scenes))
         self._node.forget_input()
         first = next(iter(scenes.values()))
         points = sum(len(s.cloud) for s in first.submaps)
         response.message = f"{points} points and {len(first.poses)} poses from {path}; {where}"
 
     async def _reset(self, stream: Stream, request: Any, response: Any) -> None:
-        await self._on(self._node.worker, stream.reset)
+        await self._on(self._worker_of(stream), stream.reset)
         self._node.forget_input()
         response.message = "window, odometry and map start anew"
 
@@ -184,12 +199,16 @@ class Services:
 
         return progress
 
-    def _on(self, worker: Worker | None, job: Callable[[], Any]) -> Any:
+    def _worker_of(self, stream: Stream) -> Worker:
+        """The worker that owns ``stream``; while a file was read, the node may have lost both."""
+        if self._node.stream is not stream or self._node.worker is None:
+            raise WorkerStoppedError("the node was cleaned up meanwhile")
+        return self._node.worker
+
+    def _on(self, worker: Worker, job: Callable[[], Any]) -> Any:
         """An awaitable for a job on another thread; its end wakes the executor."""
         executor = self._node.executor
         future = rclpy.task.Future(executor=executor)
-        if worker is None:
-            raise WorkerStoppedError("the node is not configured")
 
         def done(result: Future[Any]) -> None:
             error = result.exception()
@@ -202,3 +221,8 @@ class Services:
 
         worker.submit(job).add_done_callback(done)
         return future
+
+
+def one_line(text: str) -> str:
+    """``text`` as it can be sent and read: in one line, without half characters."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()

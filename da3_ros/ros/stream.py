@@ -25,6 +25,7 @@ from da3_ros.ros.lane import Host, Lane, Pending
 from da3_ros.ros.messages import MessageLibrary
 from da3_ros.ros.prior_input import open_prior
 from da3_ros.ros.publisher import Publisher
+from da3_ros.ros.tally import Tally
 from da3_ros.transforms import TransformTree
 from da3_ros.types import Array, Frame, TrackedFrame, WindowReport
 
@@ -32,6 +33,7 @@ __all__ = ["Host", "Pending", "Stream"]
 
 LATENCIES = 100  # frames whose latency is kept
 POLL_S = 0.001  # how often a running window is looked at
+DRAIN_S = 10.0  # for frames on their way out, before a service that waits for them gives up
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,8 @@ class Stream:
             for i, (name, pipeline) in enumerate(pipelines.items())
         }  # fmt: skip
         self.received = 0
-        self.drops: Counter[str] = Counter()
+        self.drops = Tally()
+        self._taken = self._settled = 0  # images out of the inboxes; of these, accounted for
         self.last_report: WindowReport | None = None
         self.process_size = (0, 0)
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
@@ -95,11 +98,18 @@ class Stream:
             lane.put_rest()
 
     def step(self) -> bool:
-        """Work on what waits; called by the worker. False if nothing waited."""
-        chosen, self._next = self._next or self._take(), None
-        if chosen is None:
-            return False
-        self._run(chosen)
+        """Work on what waits; called by the worker. False if nothing waited.
+
+        An exception that nobody foresaw passes; the images it costs are counted as ``failed``.
+        """
+        try:
+            chosen, self._next = self._next or self._take(), None
+            if chosen is None:
+                return False
+            self._run(chosen)
+        except Exception:
+            self._settle("failed", self._in_hand())
+            raise
         return True
 
     @property
@@ -111,11 +121,6 @@ class Stream:
     def processed(self) -> int:
         """Frames of all cameras that went through."""
         return sum(lane.pipeline.counters["processed"] for lane in self.lanes.values())
-
-    @property
-    def own_edges(self) -> set[tuple[str, str]]:
-        """Transforms that this node publishes."""
-        return set().union(*(lane.tf.own_edges for lane in self.lanes.values()))
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
@@ -155,9 +160,14 @@ class Stream:
         return said[0]
 
     def _drain(self) -> None:
-        """Wait until what was processed has gone out."""
+        """Wait until what was processed has gone out. Raises TimeoutError."""
         if self.publisher is not None:
-            self.publisher.drain()
+            self.publisher.drain(DRAIN_S)
+
+    def repeat_transforms(self) -> None:
+        """Publish the last transforms again where no frame has brought newer ones of late."""
+        for lane in self.lanes.values():
+            lane.repeat_transforms()
 
     def publish_map(self) -> None:
         """Publish the maps' clouds for display."""
@@ -171,13 +181,11 @@ class Stream:
 
     def drop_counts(self) -> dict[str, int]:
         """Frames lost so far, by cause."""
-        counts = Counter(self.drops)
+        counts = self.drops.now()
         for lane in self.lanes.values():
-            counts += lane.inbox.counts
+            counts.update(lane.inbox.counts.now())
             counts["stray"] += lane.sync.strays
-            for name, count in lane.pipeline.counters.items():
-                if name.startswith("dropped_"):
-                    counts[name.removeprefix("dropped_")] += count
+            counts.update(_drops(lane.pipeline))
         return {name: count for name, count in sorted(counts.items()) if count}
 
     def latency(self) -> tuple[float, float]:
@@ -193,6 +201,7 @@ class Stream:
         for lane in sorted(self.lanes.values(), key=lambda lane: lane.inbox.since_ns):
             waiting = lane.inbox.take(self.host.now_ns())
             if waiting:
+                self._taken += sum(map(len, waiting))
                 return Chosen(lane, [self._read(lane, instant) for instant in waiting])
         return None
 
@@ -214,9 +223,9 @@ class Stream:
             self._preparing_s = time.perf_counter() - start
 
     def _forget_next(self) -> None:
-        if self._next is not None:
-            self.drops["cleared"] += sum(map(len, self._next.instants))
+        """Give up what was taken and has not been through a window."""
         self._next = None
+        self._settle("cleared", self._in_hand() + self._waiting())
 
     def _run(self, chosen: Chosen) -> None:
         for frames in chosen.instants:
@@ -238,7 +247,7 @@ class Stream:
             with self.stages.of("decode"):
                 image = decode(pending.message)
         except ImageError as error:
-            self.drops["bad_image"] += 1
+            self._settle("bad_image")
             self.host.warn(f"{pending.topic}: image dropped: {error}", every_s=5.0)
             return None
         return Frame(
@@ -270,6 +279,7 @@ class Stream:
 
     def _deliver(self, lane: Lane, frame: TrackedFrame) -> None:
         lane.place(frame)
+        self._settled += 1  # what goes wrong from here on is the publisher's to count
         if self.publisher is None:
             self._publish(lane, frame)
         else:
@@ -281,8 +291,31 @@ class Stream:
         self.last_report = frame.window
         self.process_size = lane.pipeline.network_size
 
+    def _settle(self, cause: str, images: int = 1) -> None:
+        """Images that were taken from an inbox and come to nothing."""
+        if images > 0:
+            self.drops.add(cause, images)
+            self._settled += images
+
+    def _waiting(self) -> int:
+        """Images in the pipelines that wait for a full window."""
+        return sum(lane.pipeline.waiting for lane in self.lanes.values())
+
+    def _in_hand(self) -> int:
+        """Images that were taken and neither wait for a window, went out nor are counted."""
+        dropped = sum(sum(_drops(lane.pipeline).values()) for lane in self.lanes.values())
+        chosen = sum(map(len, self._next.instants)) if self._next is not None else 0
+        return self._taken - self._settled - dropped - self._waiting() - chosen
+
     def _publish(self, lane: Lane, frame: TrackedFrame) -> None:
         with self.stages.of("publish"):
             lane.deliver(frame)
         self.published.add(self.host.now_ns())
         self.latencies.append((self.host.now_ns() - frame.stamp_ns) / 1e9)
+
+
+def _drops(pipeline: Pipeline) -> Counter[str]:
+    """What a pipeline dropped, by cause; any thread may ask."""
+    counts = dict(pipeline.counters)  # a whole copy: the worker adds names meanwhile
+    lead = "dropped_"
+    return Counter({n.removeprefix(lead): c for n, c in counts.items() if n.startswith(lead)})

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig
 from da3_ros.ros import tf_policy
 from da3_ros.ros.outputs import Edge, Outputs
 from da3_ros.transforms import TransformError, TransformTree
-from da3_ros.types import TrackedFrame
+from da3_ros.types import Array, TrackedFrame
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0  # after which the last transforms are repeated, and between two repetitions
+Stamped = tuple[int, str, str, Array]  # stamp_ns, parent, child, T_parent_child
+
+
+@dataclass(eq=False)
+class _Held:
+    """The last transform of one child that was published."""
+
+    parent: str
+    T: Array
+    stamp_ns: int
+    at_s: float  # when, on the steady clock
+    repeats: int = 0
 
 
 class TfOutput:
@@ -17,6 +37,10 @@ class TfOutput:
     The others' optical frames hang below ``odom`` at their own poses where nobody else parents
     them, and are left alone where somebody does (/tf_static of a robot). Where only others saw an
     instant, the first of them moves the base.
+
+    A transform that another node begins to publish is left to it from the next frame on, at once
+    while no frames come, and taken up again when that node is gone. One that another node
+    published from the beginning is never taken up: nothing says that its place is ours.
     """
 
     def __init__(
@@ -28,24 +52,94 @@ class TfOutput:
         *,
         prior: bool,
         camera: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``camera``: of a scene of its own beside the robot's: it publishes no more than that."""
         self._config, self._others, self._outputs = config, transforms, outputs
-        self._warn, self._prior, self._camera = warn, prior, camera
+        self._warn, self._prior, self._camera, self._clock = warn, prior, camera, clock
         self._plan: tf_policy.TfPlan | None = None
-        self._of_camera: dict[str, set[tuple[str, str]]] = {}
-        self.own_edges: set[tuple[str, str]] = set()  # (parent, child) of what is published now
+        self._held: dict[str, _Held] = {}  # by child
+        self._of_camera: dict[str, set[str]] = {}  # children
+        self._published: set[str] = set()  # children that were ours at any time
+        self._left: set[str] = set()  # of these, what is left to another node now
+        self._lock = threading.Lock()  # frames go out on one thread, repetitions on another
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """The transforms that a frame brings."""
-        try:
-            edges = self._edges(frame)
-        except TransformError as error:
-            self._warn(f"no transform for this frame: {error}", every_s=5.0)
-            edges = []
-        self._of_camera[frame.camera] = {(parent, child) for parent, child, _ in edges}
-        self.own_edges = set().union(*self._of_camera.values())
-        return edges
+        with self._lock:
+            self._look_at_owners(frame.stamp_ns)
+            try:
+                edges = self._edges(frame)
+            except TransformError as error:
+                self._warn(f"no transform for this frame: {error}", every_s=5.0)
+                return []
+            self._hold(frame, edges)
+            return edges
+
+    def repeat(self) -> list[Stamped]:
+        """What was published last, where nothing newer has come for a second.
+
+        A program that starts late (RViz) gets a tree so. The stamps are the last frames' own,
+        a nanosecond later each time: the pose is known for that instant only, and a claim about
+        now would be a guess while the robot may drive. Nor can the ROS clock serve: a recording
+        that is played without it has stamps of another year, and tf2 would then refuse the frames
+        to come as too old. tf2 warns of a stamp that repeats itself, hence the nanosecond.
+        """
+        with self._lock:
+            now_s = self._clock()
+            idle = {c: h for c, h in self._held.items() if now_s - h.at_s >= IDLE_S}
+            if not idle:
+                return []
+            self._look_at_owners(max(held.stamp_ns for held in idle.values()))
+            out = []
+            for child, held in idle.items():
+                if child in self._held:
+                    held.repeats += 1
+                    out.append((held.stamp_ns + held.repeats, held.parent, child, held.T))
+            return out
+
+    def reset(self) -> None:
+        """A new stream: nothing of the old one is published again."""
+        with self._lock:
+            self._held.clear()
+            self._of_camera.clear()
+            self._plan = None
+
+    def _parent(self, child: str, stamp_ns: int) -> str | None:
+        """The frame on which another node hangs ``child``, as of ``stamp_ns``."""
+        if child in self._published and self._others.abandoned(child, stamp_ns):
+            return None
+        return self._others.parent(child)
+
+    def _look_at_owners(self, stamp_ns: int) -> None:
+        """Which of what we published other nodes publish since, or no more."""
+        for child in sorted(self._published):
+            parent = self._parent(child, stamp_ns)
+            if parent is None:
+                if child in self._left:
+                    self._left.remove(child)
+                    log.info("/tf: the other publisher of %s is silent: da3 goes on", child)
+            elif child in self._held:
+                self._leave(child, parent)
+
+    def _leave(self, child: str, parent: str) -> None:
+        held = self._held.pop(child)
+        self._left.add(child)
+        remedy = "none" if child == self._outputs.odom_frame else "map_only"
+        self._warn(
+            f"/tf: {self._others.owner(child)} publishes {parent} -> {child} too: da3 stops "
+            f"publishing {held.parent} -> {child}; a frame has one parent and one publisher: "
+            f"end the other one, or set tf.publish to {remedy}",
+        )
+
+    def _hold(self, frame: TrackedFrame, edges: list[Edge]) -> None:
+        children = {child for _, child, _ in edges}
+        for child in self._of_camera.get(frame.camera, set()) - children:
+            self._held.pop(child, None)
+        self._of_camera[frame.camera] = children
+        self._published |= children
+        for parent, child, T in edges:
+            self._held[child] = _Held(parent, T, frame.stamp_ns, self._clock())
 
     def _edges(self, frame: TrackedFrame) -> list[Edge]:
         names = self._config.pipeline.cameras
@@ -54,7 +148,7 @@ class TfOutput:
             return self._moving(frame)
         if self._plan.mode == "base" and frame.leads:
             return self._moving(frame)
-        unowned = self._others.parent(frame.frame_id) is None
+        unowned = self._parent(frame.frame_id, frame.stamp_ns) is None
         if self._plan.mode in ("base", "camera") and unowned:
             T_odom_optical = self._outputs.T_map_world @ frame.T_odom_world @ frame.T_world_camera
             return [(self._outputs.odom_frame, frame.frame_id, T_odom_optical)]
@@ -66,7 +160,7 @@ class TfOutput:
             requested = "camera" if requested in ("auto", "camera") else "none"
         plan = tf_policy.plan(
             requested, self._frames(frame), self._others, metric=frame.scale.metric,
-            prior=self._prior,
+            prior=self._prior, parent=lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
         if plan != self._plan and plan.warning and not self._camera:
             self._warn(plan.warning)
@@ -77,7 +171,7 @@ class TfOutput:
         T_map_optical = self._outputs.T_map_world @ frame.T_world_camera
         return tf_policy.edges(
             self._plan.mode, self._frames(frame), self._others, T_map_optical, frame.stamp_ns,
-            self._outputs.T_map_odom(frame),
+            self._outputs.T_map_odom(frame), lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
 
     def _frames(self, frame: TrackedFrame) -> tf_policy.Frames:

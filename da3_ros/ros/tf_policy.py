@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from da3_ros.geometry import invert_pose
@@ -10,6 +11,7 @@ from da3_ros.transforms import TransformTree
 from da3_ros.types import Array
 
 OWNED = "the motion in odom belongs to the pose prior"
+Parent = Callable[[str], "str | None"]  # the frame on which another node hangs a child
 
 
 @dataclass(frozen=True)
@@ -31,21 +33,29 @@ class TfPlan:
 
 
 def plan(
-    requested: str, frames: Frames, others: TransformTree, *, metric: bool, prior: bool = False
+    requested: str,
+    frames: Frames,
+    others: TransformTree,
+    *,
+    metric: bool,
+    prior: bool = False,
+    parent: Parent | None = None,
 ) -> TfPlan:
     """Decide by the parameter ``tf.publish`` and by what others publish.
 
     ``prior``: somebody else's odometry is in use; who knows the motion publishes it, not we.
+    ``parent``: where each child hangs now; by default as ``others`` says.
 
     ``others`` holds everybody's transforms but ours. With an unknown scale nothing is attached to
     a robot's tree: its lengths are no metres.
     """
     if requested == "none":
         return TfPlan("none")
+    parent = parent or others.parent
     reasons = {
-        "base": OWNED if prior else _why_not_base(frames, others, metric),
-        "camera": OWNED if prior else _why_not_camera(frames, others),
-        "map_only": _why_not_map(frames, others, metric),
+        "base": OWNED if prior else _why_not_base(frames, others, parent, metric),
+        "camera": OWNED if prior else _why_not_camera(frames, parent),
+        "map_only": _why_not_map(frames, others, parent, metric),
     }
     if requested != "auto":
         if why := reasons[requested]:
@@ -64,17 +74,20 @@ def edges(
     T_map_optical: Array,
     stamp_ns: int,
     T_map_odom: Array,
+    parent: Parent | None = None,
 ) -> list[Edge]:
     """The transforms of one frame. Raises TransformError where others' are missing at that time.
 
-    ``T_map_odom`` holds what the map was corrected by, unless somebody else owns odom.
+    ``T_map_odom`` holds what the map was corrected by, unless another node publishes it.
+    ``parent`` as in ``plan``.
     """
     if mode == "none":
         return []
     if mode == "map_only":
         T_odom_optical = others.lookup(frames.odom, frames.optical, stamp_ns)
         return [(frames.map, frames.odom, T_map_optical @ invert_pose(T_odom_optical))]
-    corrections = [] if others.parent(frames.odom) else [(frames.map, frames.odom, T_map_odom)]
+    owned = (parent or others.parent)(frames.odom)
+    corrections = [] if owned else [(frames.map, frames.odom, T_map_odom)]
     T_odom_optical = invert_pose(T_map_odom) @ T_map_optical
     if mode == "camera":
         return [*corrections, (frames.odom, frames.optical, T_odom_optical)]
@@ -82,12 +95,12 @@ def edges(
     return [*corrections, (frames.odom, frames.base, T_odom_optical @ T_optical_base)]
 
 
-def _why_not_base(frames: Frames, others: TransformTree, metric: bool) -> str:
+def _why_not_base(frames: Frames, others: TransformTree, parent: Parent, metric: bool) -> str:
     if not frames.base:
         return "base_frame is not set"
     if not metric:
         return f"the scale is unknown and {frames.base} is part of a robot"
-    owner = others.parent(frames.base)
+    owner = parent(frames.base)
     if owner:
         return f"{owner} already parents {frames.base}"
     if not others.connected(frames.base, frames.optical):
@@ -95,15 +108,15 @@ def _why_not_base(frames: Frames, others: TransformTree, metric: bool) -> str:
     return ""
 
 
-def _why_not_camera(frames: Frames, others: TransformTree) -> str:
-    owner = others.parent(frames.optical)
+def _why_not_camera(frames: Frames, parent: Parent) -> str:
+    owner = parent(frames.optical)
     return f"{owner} already parents {frames.optical}" if owner else ""
 
 
-def _why_not_map(frames: Frames, others: TransformTree, metric: bool) -> str:
+def _why_not_map(frames: Frames, others: TransformTree, parent: Parent, metric: bool) -> str:
     if not others.connected(frames.odom, frames.optical):
         return f"nobody publishes {frames.odom} to {frames.optical}"
     if not metric:
         return f"the scale is unknown and {frames.odom} is part of a robot"
-    owner = others.parent(frames.odom)
+    owner = parent(frames.odom)
     return f"{owner} already parents {frames.odom}" if owner else ""

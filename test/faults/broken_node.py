@@ -7,7 +7,7 @@ from itertools import count
 import torch
 
 from da3_ros.inference.session import InferenceSession
-from da3_ros.ros import camera_input, node, outputs, report, stream
+from da3_ros.ros import camera_input, node, outputs, report, services, stream
 from da3_ros.ros.node import Da3Node
 
 # What breaks: where it is found, its name there, and what it raises.
@@ -20,6 +20,12 @@ FAULTS = {
     "callback": (camera_input, "stamp_ns", ValueError("injected in callback")),
     "status": (report, "status", KeyError("injected in status")),
     "activate": (node, "CameraInputs", RuntimeError("injected in activate")),
+    "snapshots": (stream.Stream, "snapshots", RuntimeError("injected\nin snapshots")),
+    "reset": (stream.Stream, "reset", SystemExit("injected in reset")),
+    "write": (services, "export_scene", AssertionError("injected in write")),
+    "save": (services, "save_scene", UnicodeEncodeError("utf-8", "\udc80", 0, 1, "injected")),
+    "load": (services, "load_scene", MemoryError("injected in load")),
+    "resolve": (services, "resolve_inside", RecursionError("injected in resolve")),
     "configure": (node, "Stream", RuntimeError("injected in configure")),
 }
 

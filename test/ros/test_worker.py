@@ -71,8 +71,66 @@ def test_stop_does_not_wait_for_a_long_step_and_answers_waiting_jobs():
     start = time.monotonic()
     assert not worker.stop(0.1)
     assert time.monotonic() - start < 2
+    with pytest.raises(WorkerStoppedError):
+        waiting.result(0)  # at once: the step may take long
+    release.set()
+    with pytest.raises(WorkerStoppedError):
+        worker.submit(lambda: None).result(5)
+
+
+def test_a_worker_retires_between_two_steps_or_works_on():
+    begun, release = threading.Event(), threading.Event()
+
+    def step():
+        begun.set()
+        release.wait(10)
+        return True  # more frames wait
+
+    worker = make(step)
+    worker.notify()
+    begun.wait(5)
+    looks = iter((True, False))
+    assert not worker.retire(lambda: next(looks))
+    assert not worker.stopping
+    waiting = worker.submit(lambda: "alive")
+    release.set()
+    assert waiting.result(5) == "alive"
+    assert worker.retire(lambda: True)
+    assert worker.stopping
+    with pytest.raises(WorkerStoppedError):
+        worker.submit(lambda: None).result(5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_leaves_no_caller_waiting():
+    begun, release = threading.Event(), threading.Event()
+
+    def step():
+        begun.set()
+        release.wait(10)
+        raise ValueError("in the step")
+
+    def bad_handler(error):
+        raise RuntimeError("in its handler")
+
+    worker = Worker(step, bad_handler)
+    worker.notify()
+    begun.wait(5)
+    waiting = worker.submit(lambda: None)
     release.set()
     with pytest.raises(WorkerStoppedError):
         waiting.result(5)
     with pytest.raises(WorkerStoppedError):
         worker.submit(lambda: None).result(5)
+
+
+def test_a_job_that_asks_to_exit_is_an_error_of_its_caller():
+    worker = make()
+
+    def leave():
+        raise SystemExit("now")
+
+    with pytest.raises(RuntimeError, match="SystemExit: now"):
+        worker.submit(leave).result(5)
+    assert worker.submit(lambda: "alive").result(5) == "alive"
+    assert worker.stop(5)

@@ -1,0 +1,267 @@
+"""Cleanup in mid-window waits, or fails and says so; a reconfigured node has one of each."""
+
+import gc
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
+
+import rclpy
+from lifecycle_msgs.srv import ChangeState, GetState
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from ros import ros_testing as rt
+from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Transition, change
+from ros.test_node import FRAME, IMAGE, LIB, QUICK, Rig, camera_frames
+from ros.test_services import call_async
+
+from da3_ros.ros import messages as build
+from da3_ros.ros import node as module
+from da3_ros.ros.node import Da3Node
+from da3_ros.synthetic.truth import TruthSession
+
+TOPIC = "/da3/depth/image"
+HELD_S = 60.0  # a guard: a window that a test forgot ends by itself
+
+
+class HeldNetwork(TruthSession):
+    """A network without a fault, whose windows last until the test lets them go."""
+
+    def __init__(self, frames):
+        super().__init__(frames)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def infer(self, window):
+        self.begun.set()
+        assert self.go.wait(HELD_S)
+        return super().infer(window)
+
+
+class LiveNode:
+    """The node in this process, served by a thread of its own, and a camera and an audience."""
+
+    def __init__(self, monkeypatch, frames):
+        self.networks = []
+        self.frames = frames
+        self._stamps = iter(frames)
+        stream = module.Stream
+
+        def stream_of_truth(*args, **options):
+            self.networks.append(HeldNetwork(frames))
+            return stream(*args, session=self.networks[-1], **options)
+
+        monkeypatch.setattr(module, "Stream", stream_of_truth)
+        self.domain = rt.domain()
+        self._session = rt.session(self.domain)
+
+    def __enter__(self):
+        self.node = self._session.__enter__()
+        self.context = rclpy.Context()
+        rclpy.init(context=self.context, domain_id=self.domain)
+        values = {**QUICK, "autostart": False, "camera_info_timeout_s": 0.0}
+        self.da3 = Da3Node(
+            context=self.context,
+            cli_args=["--ros-args", "-r", f"image:={IMAGE}"],
+            parameter_overrides=[Parameter(name, value=value) for name, value in values.items()],
+        )
+        self._executor = SingleThreadedExecutor(context=self.context)
+        self._executor.add_node(self.da3)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.images = self.node.create_publisher(
+            LIB.type("sensor_msgs/msg/Image"), IMAGE, rt.RELIABLE
+        )
+        self.depths = rt.collect(self.node, "sensor_msgs/msg/Image", TOPIC)
+        self._clients = {
+            kind: self.node.create_client(kind, f"/da3/{name}")
+            for kind, name in ((ChangeState, "change_state"), (GetState, "get_state"))
+        }
+        return self
+
+    def __exit__(self, *error):
+        for network in self.networks:
+            network.go.set()
+        self._end.set()
+        self._thread.join()
+        self.da3.close()
+        self._executor.shutdown()
+        self.da3.destroy_node()
+        rclpy.shutdown(context=self.context)
+        self._session.__exit__(*error)
+
+    def _serve(self):
+        while not self._end.is_set():
+            self._executor.spin_once(timeout_sec=0.05)
+
+    def until(self, condition):
+        assert rt.spin_until(self.node, condition)
+
+    def ask(self, transition):
+        client = self._clients[ChangeState]
+        self.until(client.service_is_ready)
+        return client.call_async(ChangeState.Request(transition=Transition(id=transition)))
+
+    def change(self, *transitions):
+        """Whether all of them succeeded."""
+        for transition in transitions:
+            answer = self.ask(transition)
+            self.until(answer.done)
+            if not answer.result().success:
+                return False
+        return True
+
+    def state(self):
+        answer = self._clients[GetState].call_async(GetState.Request())
+        self.until(answer.done)
+        return answer.result().current_state.label
+
+    def show(self):
+        """One more image."""
+        self.until(lambda: rt.matched(self.images))
+        frame = next(self._stamps)
+        self.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
+
+    def publishers(self, topic=TOPIC):
+        return self.node.get_publishers_info_by_topic(topic)
+
+
+def threads(name):
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+@pytest.fixture
+def live(monkeypatch):
+    _, frames = camera_frames(12)
+    with LiveNode(monkeypatch, frames) as live:
+        yield live
+
+
+def test_cleanup_waits_for_the_window_and_frees_it(live):
+    alive = len(threads("da3-worker"))
+    for _ in range(3):
+        assert live.change(CONFIGURE, ACTIVATE)
+        network = weakref.ref(live.networks[-1])
+        assert len(threads("da3-worker")) == len(threads("da3-publisher")) == alive + 1
+        live.until(lambda: len(live.publishers()) == 1)
+        assert len(live.publishers("/tf")) == 1
+        live.show()
+        live.until(network().begun.is_set)
+        assert live.change(DEACTIVATE)
+        cleanup = live.ask(CLEANUP)
+        rt.spin_until(live.node, cleanup.done, 1.0)
+        assert not cleanup.done(), "the window is still under way"
+        network().go.set()
+        live.until(cleanup.done)
+        assert cleanup.result().success
+        assert live.state() == "unconfigured"
+        live.networks.clear()
+        gc.collect()
+        assert network() is None, "the old network lives on"
+        assert len(threads("da3-worker")) == len(threads("da3-publisher")) == alive
+        live.until(lambda: not live.publishers() and not live.publishers("/tf"))
+
+
+def test_a_cleanup_that_gives_up_leaves_a_node_that_works(live, monkeypatch):
+    monkeypatch.setattr(module, "CLEANUP_S", 0.5)
+    assert live.change(CONFIGURE, ACTIVATE)
+    network = live.networks[-1]
+    live.show()
+    live.until(network.begun.is_set)
+    assert live.change(DEACTIVATE)
+    assert not live.change(CLEANUP)
+    assert live.state() == "inactive"
+    assert "cleanup failed: the window under way" in live.da3.last_error
+    assert "\n" not in live.da3.last_error
+    assert len(live.publishers()) == 1
+    assert live.change(ACTIVATE)  # it goes on with the very network, worker and publishers
+    network.go.set()
+    live.until(lambda: live.depths)
+    known = len(live.depths)
+    live.show()
+    live.until(lambda: len(live.depths) > known)
+    assert live.change(DEACTIVATE, CLEANUP, CONFIGURE, ACTIVATE)
+    assert len(live.networks) == 2
+    live.networks[-1].go.set()
+    known = len(live.depths)
+    live.show()
+    live.until(lambda: len(live.depths) > known)
+    assert len(live.publishers()) == 1
+
+
+def test_shutdown_waits_for_the_window_too(live):
+    assert live.change(CONFIGURE, ACTIVATE)
+    live.show()
+    live.until(live.networks[-1].begun.is_set)
+    shutdown = live.ask(Transition.TRANSITION_ACTIVE_SHUTDOWN)
+    rt.spin_until(live.node, shutdown.done, 0.5)
+    assert not shutdown.done()
+    live.networks[-1].go.set()
+    live.until(shutdown.done)
+    assert shutdown.result().success
+    assert live.state() == "finalized"
+    live.until(lambda: not live.publishers())
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
+    node = str(Path(__file__).with_name("slow_node.py"))
+    camera, frames = camera_frames(1)
+    with Rig(node=node, environment={"DA3_TEST_GO": str(tmp_path / "go")}) as rig:
+        rig.ready()
+        rig.show(camera, frames[0])
+        rig.until((tmp_path / "begun").exists)
+        waiting = call_async(rig, "std_srvs/srv/Trigger", "/da3/reset")  # behind the window
+        change(rig, DEACTIVATE)
+        cleanup = call_async(
+            rig, "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
+            transition=Transition(id=CLEANUP),
+        )  # fmt: skip
+        rig.until(lambda: "cleanup waits up to 20 s for the window" in rig.process.output())
+        status = []
+        ended = threading.Thread(target=lambda: status.append(rig.process.stop(end, 4.0)))
+        ended.start()
+        rig.until(lambda: cleanup.done() and waiting.done())
+        assert not cleanup.result().success
+        assert not waiting.result().success
+        ended.join()
+        assert status == [0]  # none if it took longer
+        assert "Traceback" not in rig.process.output()
+
+
+def test_a_long_window_is_waited_for_while_images_stream_in(tmp_path):
+    """The 8 s of a slow machine, in a process of its own, with a camera that never rests."""
+    node = str(Path(__file__).with_name("slow_node.py"))
+    camera, frames = camera_frames(200)
+    with Rig(node=node, environment={"DA3_TEST_GO": str(tmp_path / "go")}) as rig:
+        rig.ready()
+        depths = rig.listen(TOPIC, "sensor_msgs/msg/Image")
+        stream = iter(frames)
+        rig.show(camera, next(stream))
+        rig.until((tmp_path / "begun").exists)
+        change(rig, DEACTIVATE)
+        cleanup = call_async(
+            rig, "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
+            transition=Transition(id=CLEANUP),
+        )  # fmt: skip
+        end = time.monotonic() + 8.0
+        while time.monotonic() < end:
+            rig.show(camera, next(stream))
+            rt.spin_until(rig.node, lambda: False, 0.1)
+        assert not cleanup.done()
+        (tmp_path / "go").touch()
+        rig.until(cleanup.done)
+        assert cleanup.result().success
+        rig.until(lambda: not rig.node.get_publishers_info_by_topic(TOPIC))
+        depths.clear()
+        change(rig, CONFIGURE)
+        change(rig, ACTIVATE)
+        rig.until(lambda: rig.images.get_subscription_count() == 1)
+        rig.until(lambda: rig.show(camera, next(stream)) or depths)
+        assert len(rig.node.get_publishers_info_by_topic(TOPIC)) == 1
+        assert "Traceback" not in rig.process.output()
