@@ -551,6 +551,7 @@ class Pipeline:
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known
         scale = self.metres.update(window, prediction, T)
+        self.loops.switch(self.config.loop.enabled)
         room = self.loops.bound(self.config.map.memory_mb)
         self.map.limits = dataclasses.replace(self.config.map, memory_mb=room)
         self.map.metres = self.metres.metres
