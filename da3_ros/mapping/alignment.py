@@ -33,7 +33,8 @@ FRAMES_APART = 0.35  # log ratio between a frame's scale and the window's that n
 SCALE_STEP = 7.0  # log ratio of the units of two windows that no network would make
 BLOCKS = 4  # along each side of an image: parts that may be wrong on their own
 BLOCK_POINTS = 8  # known pixels without which a block says nothing
-BROKEN = 0.4  # share of blocks that disagree from which on a window is refused
+BROKEN = 0.4  # share of blocks, or of poses, that disagree from which on a window is refused
+BETTER = 0.4  # share of blocks that what is usual is learned from
 DISAGREES = 0.12  # misplacement over depth that a good network never has over a whole block
 UNUSUAL = 3.0  # and times what is usual for a network that is not good
 NEVER = 0.35  # misplacement that is no noise of any network
@@ -167,7 +168,7 @@ class Usual:
     def add(self, off: Array) -> None:
         """Learn from the blocks [B] of a window that fits."""
         if len(off):
-            self._sum = self.FADE * self._sum + float(np.quantile(off, BROKEN)) ** 2
+            self._sum = self.FADE * self._sum + float(np.quantile(off, BETTER)) ** 2
             self._count = self.FADE * self._count + 1
 
 
@@ -216,10 +217,10 @@ class Joiner:
             return None
         fit, covariance, about, squares, freedom = _solve(measured, self.spread.variance, scale)
         distance, depth = _distances(fit, anchors, prediction, indices)
-        off = misplaced(fit, anchors, prediction, indices)
-        reason = self._fault(fit, measured, distance / depth, off)
+        blocks, poses = misplaced(fit, anchors, prediction, indices)
+        reason = self._fault(fit, measured, distance / depth, blocks, poses)
         if not reason:
-            self.usual.add(off)
+            self.usual.add(blocks)
             self.spread.add(squares, freedom)
             self._log_unit = float(np.log(fit.scale))
         close = distance < INLIER * depth
@@ -227,10 +228,13 @@ class Joiner:
         inliers = float(close.mean()) if len(close) else 0.0
         return Alignment(fit, not reason, rms, inliers, covariance, about, reason)
 
-    def _fault(self, fit: Similarity, measured: _Measured, points: Array, off: Array) -> str:
+    def _fault(
+        self, fit: Similarity, measured: _Measured, points: Array, blocks: Array, poses: Array
+    ) -> str:
         """Why a fit cannot be believed, or an empty text.
 
-        points, off: by how much of their depth shared points [M] and blocks [B] are misplaced.
+        By how much of their depth it misplaces shared points [M], and blocks [B] and frames [N] as
+        ``misplaced`` has them.
         """
         tolerance = self.usual.tolerance
         agree = float((points < tolerance).mean()) if len(points) else 0.0
@@ -239,7 +243,9 @@ class Joiner:
         apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
         if apart > FRAMES_APART:
             return f"shared frames disagree about the scale by a factor of {np.exp(apart):.2f}"
-        broken = float((off > tolerance).mean()) if len(off) else 0.0
+        broken = max(
+            float((off > tolerance).mean()) if len(off) else 0.0 for off in (blocks, poses)
+        )
         if broken >= BROKEN:
             return (
                 f"{100 * broken:.0f} % of what the shared frames show is off by more than "
@@ -405,25 +411,25 @@ def _disagreement(
 
 def misplaced(
     fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
-) -> Array:
-    """By how much of its depth each block of the shared images is misplaced after the fit [B].
+) -> tuple[Array, Array]:
+    """By how much of its depth the fit misplaces what shared frames show: the blocks of all that
+    have depth [B], and what the pose of each frame alone makes of it [N].
 
     A block's depth is compared by the median of log ratios: pixels that are anything leave it
     alone, a part of the picture that is wrong as a whole does not. To that comes where the
     camera's pose puts what it sees. No number here has a unit.
     """
-    out = [np.zeros(0)]
+    blocks, poses = [np.zeros(0)], []
     for anchor, index in zip(anchors, indices, strict=True):
         if not len(anchor.depth):
             continue
-        pose = _pose_off(fit, anchor, prediction.T_window_camera[index])
+        poses.append(_pose_off(fit, anchor, prediction.T_window_camera[index]))
         ours = prediction.depth[index].reshape(-1)[anchor.pixels]
         good = np.isfinite(ours) & (ours > 0)
         ratio = np.log(anchor.depth[good] / (fit.scale * ours[good].astype(np.float64)))
-        blocks = block_medians(anchor.pixels[good], anchor.view.image.shape, ratio)
-        # A frame that the window gives no depth of says as much of its pose.
-        out.append(np.hypot(blocks if len(blocks) else np.zeros(BLOCKS**2), pose))
-    return np.concatenate(out)
+        medians = block_medians(anchor.pixels[good], anchor.view.image.shape, ratio)
+        blocks.append(np.hypot(medians, poses[-1]))
+    return np.concatenate(blocks), np.array(poses)
 
 
 def _pose_off(fit: Similarity, anchor: Anchor, T_window_camera: Array) -> float:
