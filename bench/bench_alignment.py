@@ -5,6 +5,7 @@
     python bench/bench_alignment.py network --frames 60 --out bench/results/alignment-network.json
     python bench/bench_alignment.py nees --out bench/results/alignment-nees.json
     python bench/bench_alignment.py cost --out bench/results/alignment-cost.json
+    python bench/bench_alignment.py gate --frames 150 --out bench/results/alignment-gate.json
 
 Windows are exact (rendered depth and poses), each in a unit and a world of its own, with noise.
 Every way of joining gets the same windows with the same noise. The oracle is our solver told what
@@ -13,6 +14,9 @@ ours where somebody says each window's unit to 1 %.
 Numbers are of the room in the scene, which should never move: RMS error of the camera's place
 after the best Sim(3) (evo), standard deviation of the room's turn and of its scale. ``network``
 takes the windows of da3-tiny instead, the same for every method, and gives the camera's ATE (evo).
+``gate``: every fifth window has one half that is wrong (depth by 1.5, shared views turned by 20
+degrees, or those of other places); what the residual gate refuses of these and of honest ones, and
+the path's error with and without it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import statistics
 import time
 from pathlib import Path
@@ -31,6 +36,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
 from da3_ros.inference import InferenceSession
+from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import (
     MOST_DEPTHS,
     SAMPLES,
@@ -452,6 +458,84 @@ def nees(joiner: Joiner, anchors, prediction, truth: Similarity) -> float:
     return float(error @ np.linalg.solve(found.covariance, error) / 7)
 
 
+class Broken(TruthSession):
+    """The truth, but every fifth window has one half that is wrong; none for ``kind`` "none"."""
+
+    def __init__(self, truth: list[Truth], seed: int, noise: Noise, kind: str) -> None:
+        super().__init__(truth, seed=seed, noise=noise)
+        self.kind, self.count, self.bad = kind, 0, False
+        self._truth = truth
+
+    def infer(self, window: Window):
+        """As TruthSession."""
+        self.count += 1
+        self.bad = self.kind != "none" and self.count > 10 and self.count % 5 == 0
+        found = super().infer(window)
+        if not self.bad:
+            return found
+        depth, poses = found.depth.copy(), found.T_window_camera.copy()
+        half, views = depth.shape[2] // 2, (len(depth) - window.new + 1) // 2
+        if self.kind == "half the image":
+            depth[:, :, :half] *= 1.5
+        elif self.kind == "half the views":
+            turn = Rotation.from_rotvec([0, np.radians(20), 0]).as_matrix()
+            poses[:views, :3, :3] = poses[:views, :3, :3] @ turn
+        else:
+            far = self._truth[(self.count + len(self._truth) // 2) % len(self._truth)]
+            depth[:views] = self.unit * far.depth
+        return dataclasses.replace(found, depth=depth, T_window_camera=poses)
+
+
+class Noting:
+    """A joiner that notes what it refused of broken and of honest windows, and its time."""
+
+    def __init__(self, session: Broken, gate: bool) -> None:
+        self.joiner, self.session, self.gate = Joiner(), session, gate
+        self.refused = {True: [], False: []}
+        self.seconds: list[float] = []
+
+    def join(self, *arguments, **values):
+        """As Joiner."""
+        before, start = alignment.BROKEN, time.perf_counter()
+        alignment.BROKEN = before if self.gate else math.inf
+        try:
+            found = self.joiner.join(*arguments, **values)
+        finally:
+            alignment.BROKEN = before
+        self.seconds.append(time.perf_counter() - start)
+        self.refused[self.session.bad].append(not (found and found.accepted))
+        return found
+
+
+def gate_rows(options: argparse.Namespace) -> list[dict]:
+    """What the residual gate costs and saves."""
+    rows = []
+    kinds = ("none", "half the image", "half the views", "glued")
+    for walk, kind, gate in itertools.product(options.walks, kinds, (False, True)):
+        truth = walk_truth(walk, options.frames, options.seed)
+        session = Broken(truth, 0, FULL, kind)
+        settings = {"process_res": max(SIZE), "map.enabled": False}
+        pipeline = Pipeline(config_from_parameters(settings), session)
+        noting = Noting(session, gate)
+        pipeline._joiner = noting
+        found = []
+        for f in truth:
+            black = np.zeros((*SIZE[::-1], 3), np.uint8)
+            found += pipeline.push(Frame(f.stamp_ns, black, calibration=calibration(SIZE)))
+        ours = np.array([r.T_world_camera for r in found])
+        true = np.array([f.T_world_camera for f in truth])
+        path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
+        error = trajectory_error(ours, true) if path > 0.1 else wander(ours)
+        shares = {k: float(np.mean(v)) if v else 0.0 for k, v in noting.refused.items()}
+        rows.append({
+            "walk": walk, "broken": kind, "gate": gate, "refused_broken": shares[True],
+            "refused_honest": shares[False], "ate_m": error,
+            "join_ms": 1e3 * statistics.median(noting.seconds), "segments": pipeline._segment + 1,
+        })  # fmt: skip
+        show(rows[-1])
+    return rows
+
+
 def cost_rows(options: argparse.Namespace) -> list[dict]:
     """Milliseconds of a join in windows of eight views, three with depth, at 504x280."""
     truth = walk_truth("straight", min(options.frames, 100), options.seed, (504, 280))
@@ -475,6 +559,10 @@ KINDS = {
     "keyframes": (keyframe_rows, "walk keyframes path_m place_m turn_deg scale"),
     "network": (network_rows, "walk room keyframes method path_m ate_m turn_deg refused"),
     "nees": (nees_rows, "walk nees median"),
+    "gate": (
+        gate_rows,
+        "walk broken gate refused_broken refused_honest ate_m join_ms segments",
+    ),
     "cost": (cost_rows, "method median_ms p95_ms windows"),
 }
 

@@ -200,7 +200,10 @@ def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
             if loops:
                 closer = pipeline.loops._closer
                 row |= {"closed": pipeline.loops.closed, "found": closer.found}
-                row |= {"looks": closer.found + closer.refused, "submaps": len(closer._nodes)}
+                row |= {
+                    "looks": closer.found + closer.refused,
+                    "submaps": len(closer._graph.nodes),
+                }
         row["gain"] = row["end_m before"] / row["end_m"]
         found.append(row)
         show(row)

@@ -15,8 +15,9 @@ import numpy as np
 from da3_ros.config import LoopConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
-from da3_ros.mapping.loops import Correction, LoopCloser, after, inverse
+from da3_ros.mapping.loops import LoopCloser
 from da3_ros.mapping.resizing import Cut
+from da3_ros.mapping.submap_graph import Correction, Moves, after, inverse, solve
 from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class LoopStage:
 
     def __init__(self, *, patient: bool = True) -> None:
         self.patient = patient
+        self.enabled = True
         self.closed = 0
         self._solver: ThreadPoolExecutor | None = None
         self.restart()
@@ -44,6 +46,14 @@ class LoopStage:
     def resize(self, cut: Cut) -> None:
         """The network's images have another size now."""
         self._closer.resize(cut)
+
+    def switch(self, enabled: bool) -> None:
+        """Notice places or not: off, nothing is remembered, and the map stays as corrected."""
+        if self.enabled and not enabled:
+            before, self._closer = self._closer, LoopCloser()
+            self._closer.T_map_odometry = before.T_map_odometry
+            self._closer.found, self._closer.refused = before.found, before.refused
+        self.enabled = enabled
 
     def start_segment(self, *, lost: bool) -> None:
         """What comes is not joined to what was; lost: but begins about where that ended."""
@@ -62,7 +72,8 @@ class LoopStage:
     def add_window(self, placed: Alignment, camera: Array, lag: float) -> None:
         """A window that was joined, its newest camera's place [3], and how many windows ago what
         it shares was new."""
-        self._closer.add_window(placed, camera, lag)
+        if self.enabled:
+            self._closer.add_window(placed, camera, lag)
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +87,8 @@ class LoopStage:
 
     def add_keyframe(self, anchor: Anchor, descriptor: Array | None) -> None:
         """A keyframe with its submap."""
-        self._closer.add_keyframe(anchor, descriptor, anchor.submap)
+        if self.enabled:
+            self._closer.add_keyframe(anchor, descriptor, anchor.submap)
 
     def look(
         self,
@@ -91,7 +103,7 @@ class LoopStage:
 
         views: that a window may have. metric: the scale is known, the graph leaves it alone.
         """
-        if not config.enabled or self._solving is not None or views < 2:
+        if not self.enabled or self._solving is not None or views < 2:
             return
         if 0 <= window_id - self._looked < config.every:
             return
@@ -112,7 +124,7 @@ class LoopStage:
         problem = self._closer.problem(metric)
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
-        self._solving = self._solver.submit(self._closer.solve, problem)
+        self._solving = self._solver.submit(solve, problem)
 
     def collect(self) -> Correction | None:
         """A correction that is ready to be made; it is what ``apply`` takes."""
@@ -137,7 +149,7 @@ class LoopStage:
         self.closed += 1
         to_map = rigid(self.T_map_odometry)
         out = {}
-        oldest = min(correction.moves, default=0)
+        oldest = next(iter(correction.moves), 0)
         for id, place in places.items():
             if id < oldest:
                 out[id] = place
@@ -156,6 +168,6 @@ def rigid(T: Array) -> Similarity:
     return Similarity(1.0, T[:3, :3], T[:3, 3])
 
 
-def conjugated(moves: dict[int, Similarity], P: Similarity) -> dict[int, Similarity]:
+def conjugated(moves: Moves, P: Similarity) -> Moves:
     """Moves of a space as they are in coordinates that ``P`` maps into it."""
-    return {id: after(inverse(P), after(move, P)) for id, move in moves.items()}
+    return moves.each(lambda move: after(inverse(P), after(move, P)))

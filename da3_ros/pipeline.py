@@ -28,12 +28,12 @@ from da3_ros.mapping.alignment import MOST_DEPTHS, Alignment, Anchor, Joiner, Si
 from da3_ros.mapping.covariance import UNMEASURED, Observed, PoseUncertainty, in_metres, turned
 from da3_ros.mapping.export import export_scene
 from da3_ros.mapping.keyframes import ViewMemory, shares_taken
-from da3_ros.mapping.loops import Correction
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.rig_scale import RigRuler
 from da3_ros.mapping.scale import SceneScale
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.scene_file import SceneFileError
+from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pose_prior import Given, PriorFollower, choose, with_poses
@@ -647,6 +647,7 @@ class Pipeline:
     def _update_scale(self, window: Window, prediction: Prediction, T: Similarity | None) -> None:
         before = self.metres.known
         scale = self.metres.update(window, prediction, T)
+        self.loops.switch(self.config.loop.enabled)
         room = self.loops.bound(self.config.map.memory_mb)
         self.map.limits = dataclasses.replace(self.config.map, memory_mb=room)
         self.map.metres = self.metres.metres

@@ -28,9 +28,16 @@ SAMPLES = 8192  # pixels of all frames together that give their depth
 MOST_DEPTHS = 3  # frames that give it; poses come from all
 MIN_POINTS = 50  # known pixels without which a frame says nothing about scale
 INLIER = 0.05  # distance over depth within which the points of a pixel agree
-MIN_INLIERS = 0.25  # share without which a window is refused
+MIN_INLIERS = 0.25  # share of points within what is usual, without which a window is refused
 FRAMES_APART = 0.35  # log ratio between a frame's scale and the window's that no noise explains
-SCALE_STEP = 3.0  # log ratio of the units of two windows that no network would make
+SCALE_STEP = 7.0  # log ratio of the units of two windows that no network would make
+BLOCKS = 4  # along each side of an image: parts that may be wrong on their own
+BLOCK_POINTS = 8  # known pixels without which a block says nothing
+BROKEN = 0.4  # share of blocks, or of poses, that disagree from which on a window is refused
+BETTER = 0.4  # share of blocks that what is usual is learned from
+DISAGREES = 0.12  # misplacement over depth that a good network never has over a whole block
+UNUSUAL = 3.0  # and times what is usual for a network that is not good
+NEVER = 0.35  # misplacement that is no noise of any network
 PATIENCE = 2.0  # standard deviations from where on a frame's say is limited (Huber)
 ITERATIONS = 6
 SETTLED = 1e-5  # a smaller step, relative or in radians, is the last one
@@ -147,6 +154,27 @@ class Spread:
         self._count = self.FADE * self._count + freedom
 
 
+class Usual:
+    """How far the better blocks of windows that fit are off, over depth; older windows fade."""
+
+    START, START_COUNT, FADE = 0.09**2, 3.0, 0.95  # patient, until a network is known
+
+    def __init__(self) -> None:
+        self._sum, self._count = self.START_COUNT * self.START, self.START_COUNT
+
+    @property
+    def tolerance(self) -> float:
+        """What a block may be off by."""
+        usual = float(np.sqrt(self._sum / self._count))
+        return min(max(DISAGREES, UNUSUAL * usual), NEVER)
+
+    def add(self, off: Array) -> None:
+        """Learn from the blocks [B] of a window that fits."""
+        if len(off):
+            self._sum = self.FADE * self._sum + float(np.quantile(off, BETTER)) ** 2
+            self._count = self.FADE * self._count + 1
+
+
 @dataclass(frozen=True, eq=False)
 class _Measured:
     """What N shared frames say of a window's place."""
@@ -164,6 +192,7 @@ class Joiner:
 
     def __init__(self) -> None:
         self.spread = Spread()
+        self.usual = Usual()
         self._log_unit: float | None = None
 
     def lift(self) -> None:
@@ -192,22 +221,43 @@ class Joiner:
         fit, covariance, about, (gains, residuals), squares, freedom = _solve(
             measured, self.spread.variance, scale
         )
-        rms, inliers = _agreement(fit, anchors, prediction, indices)
-        reason = self._fault(fit, measured, inliers)
+        distance, depth = _distances(fit, anchors, prediction, indices)
+        blocks, poses = misplaced(fit, anchors, prediction, indices)
+        reason = self._fault(fit, measured, distance / depth, blocks, poses)
         if not reason:
+            self.usual.add(blocks)
             self.spread.add(squares, freedom)
             self._log_unit = float(np.log(fit.scale))
+        close = distance < INLIER * depth
+        rms = float(np.sqrt(np.mean(distance[close] ** 2))) if close.any() else float("nan")
+        inliers = float(close.mean()) if len(close) else 0.0
         return Alignment(
             fit, not reason, rms, inliers, covariance, about, gains, residuals, reason
         )
 
-    def _fault(self, fit: Similarity, measured: _Measured, inliers: float) -> str:
-        """Why a fit cannot be believed, or an empty text."""
-        if not inliers >= MIN_INLIERS:
-            return f"{100 * inliers:.0f} % of the shared points agree"
+    def _fault(
+        self, fit: Similarity, measured: _Measured, points: Array, blocks: Array, poses: Array
+    ) -> str:
+        """Why a fit cannot be believed, or an empty text.
+
+        By how much of their depth it misplaces shared points [M], and blocks [B] and frames [N] as
+        ``misplaced`` has them.
+        """
+        tolerance = self.usual.tolerance
+        agree = float((points < tolerance).mean()) if len(points) else 0.0
+        if not agree >= MIN_INLIERS:
+            return f"{100 * agree:.0f} % of the shared points agree"
         apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
         if apart > FRAMES_APART:
             return f"shared frames disagree about the scale by a factor of {np.exp(apart):.2f}"
+        broken = max(
+            float((off > tolerance).mean()) if len(off) else 0.0 for off in (blocks, poses)
+        )
+        if broken >= BROKEN:
+            return (
+                f"{100 * broken:.0f} % of what the shared frames show is off by more than "
+                f"{100 * tolerance:.0f} % of its depth"
+            )
         step = abs(np.log(fit.scale) - self._log_unit) if self._log_unit is not None else 0.0
         return f"scale steps by a factor of {np.exp(step):.0f}" if step > SCALE_STEP else ""
 
@@ -370,10 +420,52 @@ def _disagreement(
     return (say * residual**2).sum(axis=0) @ pick, freedom.sum(axis=0) @ pick
 
 
-def _agreement(
+def misplaced(
     fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
-) -> tuple[float, float]:
-    """RMS over inliers (scene units) and their share, of all shared points after the fit."""
+) -> tuple[Array, Array]:
+    """By how much of its depth the fit misplaces what shared frames show: the blocks of all that
+    have depth [B], and what the pose of each frame alone makes of it [N].
+
+    A block's depth is compared by the median of log ratios: pixels that are anything leave it
+    alone, a part of the picture that is wrong as a whole does not. To that comes where the
+    camera's pose puts what it sees. No number here has a unit.
+    """
+    blocks, poses = [np.zeros(0)], []
+    for anchor, index in zip(anchors, indices, strict=True):
+        if not len(anchor.depth):
+            continue
+        poses.append(_pose_off(fit, anchor, prediction.T_window_camera[index]))
+        ours = prediction.depth[index].reshape(-1)[anchor.pixels]
+        good = np.isfinite(ours) & (ours > 0)
+        ratio = np.log(anchor.depth[good] / (fit.scale * ours[good].astype(np.float64)))
+        medians = block_medians(anchor.pixels[good], anchor.view.image.shape, ratio)
+        blocks.append(np.hypot(medians, poses[-1]))
+    return np.concatenate(blocks), np.array(poses)
+
+
+def _pose_off(fit: Similarity, anchor: Anchor, T_window_camera: Array) -> float:
+    """How far a shared camera's pose moves what it sees, over depth; the median."""
+    some = sample(np.ones(len(anchor.depth), bool), BLOCKS**3)
+    x = anchor.depth[some, None] * anchor.rays()[some]
+    T, S = fit.pose(T_window_camera), anchor.T_world_camera
+    moved = x @ (T[:3, :3] - S[:3, :3]).T + T[:3, 3] - S[:3, 3]
+    return float(np.median(np.linalg.norm(moved, axis=1) / anchor.depth[some]))
+
+
+def block_medians(pixels: Array, shape: tuple[int, ...], values: Array) -> Array:
+    """Medians [B] of ``values`` [M] at ``pixels`` (flat) in the blocks of an image with enough."""
+    row, column = np.divmod(pixels, shape[1])
+    block = BLOCKS * (BLOCKS * row // shape[0]) + BLOCKS * column // shape[1]
+    order = np.lexsort((values, block))
+    count = np.bincount(block, minlength=BLOCKS**2)
+    middle = (np.cumsum(count) - count + count // 2)[count >= BLOCK_POINTS]
+    return np.asarray(values[order][middle])
+
+
+def _distances(
+    fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+) -> tuple[Array, Array]:
+    """Of all shared points after the fit: how far apart both say they are, and depth [M]."""
     distance, depth = [np.zeros(0)], [np.zeros(0)]
     for anchor, index in zip(anchors, indices, strict=True):
         ours = prediction.depth[index].reshape(-1)[anchor.pixels].astype(np.float64)
@@ -386,8 +478,4 @@ def _agreement(
         there = anchor.depth[good, None] * rays @ anchor.T_world_camera[:3, :3].T
         distance.append(np.linalg.norm(here - there - anchor.T_world_camera[:3, 3], axis=1))
         depth.append(anchor.depth[good])
-    off, far = np.concatenate(distance), np.concatenate(depth)
-    close = off < INLIER * far
-    if not close.any():
-        return float("nan"), 0.0
-    return float(np.sqrt(np.mean(off[close] ** 2))), float(close.mean())
+    return np.concatenate(distance), np.concatenate(depth)

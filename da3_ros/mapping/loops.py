@@ -16,21 +16,26 @@ run on another thread than the rest.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import dijkstra
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry import backproject, invert_pose, project
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity, sample
-from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.scene import IDENTITY
+from da3_ros.mapping.submap_graph import (
+    Absorbed,
+    Correction,
+    Problem,
+    SubmapGraph,
+    added,
+    after,
+    inverse,
+)
 from da3_ros.types import Array, FloatImage, Prediction, Window
 
 MOST = 300  # keyframes remembered, each an image and a thousand numbers
@@ -91,55 +96,31 @@ class Loop:
     variance: Array  # [3] of log scale, rotation, and place of the new camera
 
 
-@dataclass(frozen=True, eq=False)
-class Correction:
-    """How older parts of the scene must move, as odometry sees it."""
-
-    moves: dict[int, Similarity]  # by submap; those not named stay
-    T_map_odometry: Array  # [4, 4] keeps the first submap where the map has it
-    # (older, newer) submap of every loop in the graph: what it ties is one scene from now on
-    joined: tuple[tuple[int, int], ...] = ()
-    # [7, 7] of the newest submap's place relative to the first one that edges tie it to: (log
-    # scale; rotation, rad; place, scene units), in the axes of the scene as odometry sees it
-    covariance: Array | None = None
-
-
 class Steps:
-    """Variance of the joins of windows along a stretch of the way."""
+    """Variance of the joins of windows along a stretch of the way, in sums: a camera that stands
+    still for a month takes no more memory than one window does."""
 
     def __init__(self) -> None:
-        self._own = np.zeros((0, 3))
-        self._at = np.zeros((0, 3))
+        self._own = np.zeros(3)
+        self._arms = 0.0  # variance of scales and turns, of which there are
+        self._middle = np.zeros(3)  # mean and spread of where they happened, by variance
+        self._spread = 0.0
 
     def add(self, variance: Array, camera: Array) -> None:
         """A window's place varies by [3] (log scale, rotation, place) at its camera [3]."""
-        self._own = np.vstack((self._own, variance))
-        self._at = np.vstack((self._at, camera))
+        self._own = self._own + variance
+        weight = float(variance[0] + variance[1])
+        if not weight > 0:
+            return
+        self._arms += weight
+        off = camera - self._middle
+        self._middle = self._middle + weight / self._arms * off
+        self._spread += weight * float(off @ (camera - self._middle))
 
     def about(self, point: Array) -> Array:
         """Variance [3] at a point of the scene: turns and scales move what is far away."""
-        way = ((self._at - point) ** 2).sum(axis=1)
-        place = self._own[:, 2] + way * (self._own[:, 0] + self._own[:, 1])
-        return np.array([self._own[:, 0].sum(), self._own[:, 1].sum(), place.sum()])
-
-
-@dataclass(eq=False)
-class _Node:
-    """A submap: where it lies as odometry sees it."""
-
-    id: int
-    place: Similarity
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """A graph to be solved, and what its answer is about."""
-
-    ids: list[int]
-    nodes: list[Similarity]
-    edges: list[Edge]
-    T_map_odometry: Array
-    metric: bool
+        way = self._spread + self._arms * float(((self._middle - point) ** 2).sum())
+        return np.asarray(self._own + [0, 0, way])
 
 
 class LoopCloser:
@@ -150,12 +131,13 @@ class LoopCloser:
         self.T_map_odometry = np.eye(4)
         self.found = self.refused = 0  # loops that were verified; looks that found none
         self._places: list[Place] = []
-        self._nodes: list[_Node] = []
-        self._edges: list[Edge] = []
+        self._looks = Looks()  # of the places
+        self._graph = SubmapGraph()
         self._waiting: list[Loop] = []
         self._steps: Steps | None = None  # since the newest submap began; None: nothing joins it
+        self._guessed = False  # whether a part of these steps was no join
         self._fresh = False  # whether the newest place may still find an old one
-        self._looked: set[tuple[int, int]] = set()  # keyframe and submap, by id
+        self._looked: set[int] = set()  # submaps that the newest place was compared with
 
     # What happens on the way
 
@@ -180,24 +162,27 @@ class LoopCloser:
             return
         last = self._places[-1]
         self._steps.add(LOST * [1, 1, last.depth**2], last.centre)
+        self._guessed = True
 
     def add_keyframe(self, anchor: Anchor, descriptor: Array | None, submap: int) -> None:
         """A keyframe of the submap ``submap``, with its pose and depth as odometry has them."""
         centre = anchor.T_world_camera[:3, 3]
-        if not self._nodes or self._nodes[-1].id != submap:
+        if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap, anchor.T_world_camera)
         if descriptor is None or len(anchor.depth) == 0:
             return
         assert self._steps is not None
-        place = Place(thinned(anchor), descriptor, submap, self._steps.about(centre))
-        self._places.append(place)
+        own = self._steps.about(centre)
+        self._places.append(Place(thinned(anchor), np.array(descriptor), submap, own))
+        self._looks.add([place.descriptor for place in self._places])
         self._fresh = True
+        self._looked.clear()
         while len(self._places) > 2 and self._too_many():
             self._forget_one()
 
     def resize(self, cut: Cut) -> None:
         """The images of all keyframes have another size now."""
-        self._places = [dataclasses.replace(p, anchor=cut.anchor(p.anchor)) for p in self._places]
+        self._places = [replace(p, anchor=cut.anchor(p.anchor)) for p in self._places]
 
     @property
     def nbytes(self) -> int:
@@ -208,54 +193,58 @@ class LoopCloser:
         return len(self._places) > MOST or 0 < self.most_bytes < self.nbytes
 
     def _start_submap(self, id: int, T: Array) -> None:
-        node = _Node(id, Similarity(1.0, T[:3, :3], T[:3, 3].copy()))
-        if self._steps is not None and self._nodes:
-            last = self._nodes[-1]
-            sigma = np.sqrt(self._steps.about(node.place.t)) + 1e-6
-            first, second = len(self._nodes) - 1, len(self._nodes)
-            seen = Edge.seen(last.place, node.place)
-            sigma[2] /= last.place.scale
-            self._edges.append(Edge(first, second, seen, sigma))
-        self._nodes.append(node)
-        self._steps = Steps()
+        place = Similarity(1.0, T[:3, :3], T[:3, 3].copy())
+        variance = None if self._steps is None else self._steps.about(place.t)
+        self._graph.add(id, place, variance, self._guessed)
+        self._steps, self._guessed = Steps(), False
+        for absorbed in self._graph.bound():
+            self._absorb(absorbed)
+
+    def _absorb(self, absorbed: Absorbed) -> None:
+        """Places of a node that is part of another one now, or that is forgotten."""
+        here = [absorbed.first <= p.submap <= absorbed.last for p in self._places]
+        if absorbed.variance is None:
+            self._waiting = [w for w in self._waiting if w.old.submap > absorbed.last]
+            for i in reversed([i for i, inside in enumerate(here) if inside]):
+                self._drop(i)
+            self._fresh = self._fresh and bool(self._places)
+            return
+        for i, place in enumerate(self._places):
+            if here[i]:
+                arm = float(np.linalg.norm(absorbed.at - place.centre))
+                own = place.own + added(absorbed.variance, arm)
+                self._places[i] = replace(place, own=own)
 
     def _forget_one(self) -> None:
         """Of neighbours in time, of which one goes, the pair that is most alike."""
-        x = self._white()
-        alike = (x[:-1] * x[1:]).sum(axis=1)
-        del self._places[int(np.argmax(alike[:-1])) + 1]
+        self._drop(int(np.argmax(self._looks.neighbours()[:-1])) + 1)
+
+    def _drop(self, index: int) -> None:
+        del self._places[index]
+        self._looks.remove(index)
 
     # Looking for a loop
 
     def candidate(self) -> Place | None:
         """The old keyframe that the newest one should be compared with, if there is one."""
-        if not self._fresh or self._index(self._places[-1].submap) < APART:
+        if not self._fresh or self._graph.index(self._places[-1].submap) < APART:
             return None
-        new, white = self._places[-1], self._white()
-        alike, old_enough = white @ white[-1], self._old_submaps()
-        order = [
-            i
-            for i in np.argsort(-alike, kind="stable")
-            if alike[i] > ALIKE and self._places[i].submap in old_enough
-        ]
-        for i in order[:CANDIDATES]:
-            old = self._places[i]
-            if (new.anchor.view.id, old.submap) not in self._looked and self._can_meet(old, new):
-                self._looked.add((new.anchor.view.id, old.submap))
+        new, alike = self._places[-1], self._looks.like_newest()
+        newest = self._graph.index(new.submap)
+        tied = self._graph.looped(new.submap)  # no use in finding these again
+        seen = 0
+        for i in np.argsort(-alike, kind="stable"):
+            old, at = self._places[i], self._graph.index(self._places[i].submap)
+            if alike[i] <= ALIKE or seen == CANDIDATES:
+                break
+            if newest - at < APART or at in tied:
+                continue
+            seen += 1
+            if old.submap not in self._looked and self._can_meet(old, new):
+                self._looked.add(old.submap)
                 return old
         self._fresh = False  # nothing to find until something is new
         return None
-
-    def _old_submaps(self) -> set[int]:
-        """Submaps that no window and no loop ties to the newest place."""
-        newest = self._index(self._places[-1].submap)
-        tied = {e.first for e in self._edges if e.loop and e.second == newest}
-        return {n.id for k, n in enumerate(self._nodes) if newest - k >= APART and k not in tied}
-
-    def _index(self, submap: int) -> int:
-        """Of the node of a submap; nodes are in the order of their ids."""
-        ids = [node.id for node in self._nodes]
-        return ids.index(submap)
 
     def _can_meet(self, old: Place, new: Place) -> bool:
         """Whether two keyframes can see the same, for all that drift may have done."""
@@ -267,10 +256,6 @@ class LoopCloser:
         turn = Rotation.from_matrix(R).magnitude()
         near = away - SIGMAS * math.sqrt(3) * drift[2] < REACH * old.depth
         return near and turn - SIGMAS * math.sqrt(3) * drift[1] < math.radians(VIEW_DEG)
-
-    def _white(self) -> Array:
-        """Descriptors [M, d] of all places, made equally telling in all directions, length 1."""
-        return whitened(np.array([p.descriptor for p in self._places]))
 
     def window(self, old: Place, id: int, each: int) -> tuple[Window, list[Place]]:
         """Both keyframes among their neighbours, ``each`` at most, and whose views these are."""
@@ -292,7 +277,7 @@ class LoopCloser:
         """Whether both are of one image size, and of one submap or two that follow each other."""
         if place.anchor.view.image.shape != other.anchor.view.image.shape:
             return False  # a window has one size
-        return 0 <= abs(self._index(place.submap) - self._index(other.submap)) <= 1
+        return abs(place.submap - other.submap) <= 1
 
     def judge(
         self, old: Place, places: Sequence[Place], prediction: Prediction, joiner: Joiner
@@ -311,7 +296,7 @@ class LoopCloser:
         for other in self._waiting:
             if other.new is not new and self._agree(other, loop):
                 for one in (other, loop):
-                    self._edges.append(self._edge(one))
+                    self._tie(one)
                 self._waiting.clear()
                 return True
         self._waiting = [*self._waiting[1 - WAITING :], loop]
@@ -367,94 +352,30 @@ class LoopCloser:
         moved = first.variance + [0, 0, way * (first.variance[0] + first.variance[1])]
         return near(first.seen, second.seen, point, moved + second.variance + apart)
 
-    def _edge(self, loop: Loop) -> Edge:
-        """A loop as the graph takes it: between the submaps of its keyframes."""
-        first, second = (self._index(p.submap) for p in (loop.old, loop.new))
-        old, new = self._nodes[first].place, self._nodes[second].place
-        arm = float(((loop.new.centre - new.t) ** 2).sum())
-        variance = loop.variance + loop.old.own + loop.new.own
-        variance = variance + [0, 0, arm * (loop.variance[0] + loop.variance[1])]
-        sigma = np.sqrt(variance) / [1, 1, old.scale]
-        return Edge(first, second, Edge.seen(old, after(loop.seen, new)), sigma, loop=True)
+    def _tie(self, loop: Loop) -> None:
+        """Put a loop into the graph: between the submaps of its keyframes."""
+        place = self._graph.node(loop.new.submap).place
+        arm = float(np.linalg.norm(loop.new.centre - place.t))
+        variance = added(loop.variance, arm) + loop.old.own + loop.new.own
+        self._graph.tie(loop.old.submap, loop.new.submap, loop.seen, variance)
 
     def _drift(self, old: Place, new: Place) -> Array:
         """Variance [3] of the new place as seen from the old one, along the surest way."""
-        first, second = (self._index(p.submap) for p in (old, new))
-        total = old.own + new.own
-        for edge in self._surest(first, second):
-            here = self._nodes[edge.second].place
-            own = np.square(edge.sigma) * [1, 1, self._nodes[edge.first].place.scale ** 2]
-            if not math.isfinite(own.sum()):
-                return np.full(3, np.inf)
-            way = float(((here.t - new.centre) ** 2).sum())
-            total = total + own + [0, 0, way * (own[0] + own[1])]
-        return np.asarray(total)
-
-    def _surest(self, first: int, second: int) -> Iterable[Edge]:
-        """Edges from one node to another with the least variance together."""
-        if first == second:
-            return []
-        best: dict[tuple[int, int], Edge] = {}
-        for edge in self._edges:
-            key = (min(edge.first, edge.second), max(edge.first, edge.second))
-            if key not in best or edge.sigma.sum() < best[key].sigma.sum():
-                best[key] = edge
-        size = len(self._nodes)
-        rows, columns = zip(*best, strict=True) if best else ((), ())
-        cost = [float((e.sigma**2).sum()) for e in best.values()]
-        graph = coo_matrix((cost, (rows, columns)), shape=(size, size)).tocsr()
-        _, before = dijkstra(graph, directed=False, indices=first, return_predecessors=True)
-        way, here = [], second
-        while here != first:
-            last = int(before[here])
-            if last < 0:  # two segments that nothing joins: anything is possible
-                return [Edge(first, second, IDENTITY, np.full(3, np.inf))]
-            way.append(best[min(last, here), max(last, here)])
-            here = last
-        return way
+        first, second = (self._graph.index(p.submap) for p in (old, new))
+        return np.asarray(old.own + new.own + self._graph.drift(first, second, new.centre))
 
     # Closing it
 
-    def problem(self, metric: bool) -> _Problem:
-        """What ``solve`` needs; a copy, so that it may take its time on another thread."""
-        return _Problem(
-            [node.id for node in self._nodes],
-            [node.place for node in self._nodes],
-            list(self._edges),
-            self.T_map_odometry.copy(),
-            metric,
-        )
-
-    @staticmethod
-    def solve(problem: _Problem) -> Correction:
-        """Places of all submaps that agree best; the newest stays where odometry has it."""
-        nodes, edges = problem.nodes, problem.edges
-        newest = len(nodes) - 1
-        found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
-        moves = {
-            id: after(now, inverse(before))
-            for id, now, before in zip(problem.ids[:-1], found, nodes, strict=False)
-        }
-        # The map keeps its origin: the first submap lies and looks as before, odometry moves.
-        T = problem.T_map_odometry
-        place = T[:3, :3] @ nodes[0].t + T[:3, 3]
-        out = np.eye(4)
-        out[:3, :3] = T[:3, :3] @ nodes[0].R @ found[0].R.T
-        out[:3, 3] = place - out[:3, :3] @ found[0].t
-        joined = tuple((problem.ids[e.first], problem.ids[e.second]) for e in edges if e.loop)
-        part = parts(len(nodes), edges)
-        oldest = int(np.argmax(part == part[newest]))
-        sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-        return Correction(moves, out, joined, sure)
+    def problem(self, metric: bool) -> Problem:
+        """What is to be solved (``submap_graph.solve``), on whatever thread."""
+        return self._graph.problem(self.T_map_odometry, metric)
 
     def apply(self, correction: Correction) -> None:
         """Move what is remembered."""
         self.T_map_odometry = correction.T_map_odometry
-        for node in self._nodes:
-            if node.id in correction.moves:
-                node.place = after(correction.moves[node.id], node.place)
+        self._graph.apply(correction.moves)
         self._places = [
-            dataclasses.replace(p, anchor=p.anchor.moved(correction.moves[p.submap]))
+            replace(p, anchor=p.anchor.moved(correction.moves[p.submap]))
             if p.submap in correction.moves
             else p
             for p in self._places
@@ -466,20 +387,10 @@ class LoopCloser:
 # Parts ------------------------------------------------------------------------------------------
 
 
-def after(second: Similarity, first: Similarity) -> Similarity:
-    """First the one, then the other."""
-    return Similarity(second.scale * first.scale, second.R @ first.R, second.points(first.t))
-
-
-def inverse(S: Similarity) -> Similarity:
-    """The way back."""
-    return Similarity(1 / S.scale, S.R.T, -S.R.T @ S.t / S.scale)
-
-
 def thinned(anchor: Anchor) -> Anchor:
     """With fewer pixels: many of them are remembered for long."""
     keep = sample(np.ones(len(anchor.pixels), bool), SAMPLES)
-    return dataclasses.replace(
+    return replace(
         anchor,
         pixels=anchor.pixels[keep],
         depth=anchor.depth[keep],
@@ -497,14 +408,65 @@ def near(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:
     return bool((off <= SIGMAS * np.sqrt(variance)).all())
 
 
+class Looks:
+    """How alike the descriptors of remembered places are, in their order.
+
+    Descriptors are whitened by those that there are. What that is changes slowly: it is found anew
+    when an eighth of them has changed, and in between new ones are seen in the same way.
+    """
+
+    def __init__(self) -> None:
+        self._white = np.zeros((0, 0))
+        self._way: tuple[Array, Array] | None = None
+        self._since = 0  # descriptors added
+
+    def add(self, descriptors: Sequence[Array]) -> None:
+        """There is one more, the last of all ``descriptors``."""
+        self._since += 1
+        if self._way is None or 8 * self._since >= len(descriptors):
+            x = np.array(descriptors)
+            self._way, self._since = whitening(x), 0
+            self._white = seen_through(x, self._way)
+        else:
+            newest = seen_through(descriptors[-1][None], self._way)
+            self._white = np.concatenate((self._white, newest))
+
+    def remove(self, index: int) -> None:
+        """One is forgotten."""
+        self._white = np.delete(self._white, index, axis=0)
+
+    def like_newest(self) -> Array:
+        """Cosines [M] of each with the last."""
+        return np.asarray(self._white @ self._white[-1])
+
+    def neighbours(self) -> Array:
+        """Cosines [M - 1] of each with the next."""
+        return np.asarray((self._white[:-1] * self._white[1:]).sum(axis=1))
+
+
 def whitened(descriptors: Array) -> Array:
     """Unit rows [M, d]: less of what all have in common, more of what tells them apart."""
-    x = descriptors - descriptors.mean(axis=0)
-    if len(x) > 8:
-        _, size, axes = np.linalg.svd(x, full_matrices=False)
-        most = min(DIMENSIONS, len(x) // 2)
-        # What hardly varies among few is noise, and must not be blown up to full size.
-        x = x @ axes[:most].T / (size[:most] + 0.1 * size[0])
+    return seen_through(descriptors, whitening(descriptors))
+
+
+def whitening(descriptors: Array) -> tuple[Array, Array]:
+    """Mean [D] and axes [D, d], scaled, in which descriptors [M, D] vary alike."""
+    x = np.asarray(descriptors, dtype=np.float64)
+    mean = x.mean(axis=0)
+    if len(x) <= 8:
+        return mean, np.eye(x.shape[1])
+    x = x - mean
+    # Principal axes from the smaller one of the two products: M is some hundred, D up to 1 536.
+    most = min(DIMENSIONS, len(x) // 2)
+    squares, left = (part[..., -most:] for part in np.linalg.eigh(x @ x.T))
+    size = np.sqrt(np.maximum(squares, 1e-12 * max(squares[-1], 1e-12)))
+    # What hardly varies among few is noise, and must not be blown up to full size.
+    return mean, x.T @ (left / (size * (size + 0.1 * size[-1])))
+
+
+def seen_through(descriptors: Array, way: tuple[Array, Array]) -> Array:
+    """Unit rows [M, d] of descriptors [M, D] in a ``whitening``."""
+    x = (descriptors - way[0]) @ way[1]
     return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
 
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping.alignment import Anchor, Joiner, Similarity, densest, robust_mean
+from da3_ros.mapping.alignment import (
+    Anchor,
+    Joiner,
+    Similarity,
+    block_medians,
+    densest,
+    robust_mean,
+)
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Prediction, Scale, TrackedFrame, View, Window, WindowReport
@@ -178,3 +185,100 @@ def test_pixels_that_are_sure_of_nonsense_do_not_decide():
     x = np.concatenate((rng.normal(0, 0.01, 900), rng.normal(0.3, 0.01, 100)))
     sure = np.concatenate((np.full(900, 2.0), np.full(100, 1000.0)))
     assert abs(robust_mean(x, sure)) < 0.002
+
+
+# The gate ----------------------------------------------------------------------------------------
+
+HONEST = {
+    "exact": Noise(),
+    "stated": FULL,
+    "large": Noise(0.02, 0.04, 0.03, 1.0, 0.03),
+    "per frame": Noise(0.01, 0.01, 0.08, 0.5, 0.02),
+    "smooth": Noise(0.01, 0.08, 0.01, 0.5, 0.02),
+    "turns": Noise(0.01, 0.02, 0.01, 3.0, 0.02),
+    "outliers": dataclasses.replace(FULL, outliers=0.4),
+    "lies": dataclasses.replace(FULL, lies=0.1),
+}
+
+
+def in_unit(prediction, unit):
+    """The same in another unit of the network."""
+    poses = prediction.T_window_camera.copy()
+    poses[:, :3, 3] *= unit
+    depth = prediction.depth * np.float32(unit)
+    return dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
+
+
+@pytest.mark.parametrize("kind", HONEST)
+def test_honest_windows_pass_whatever_their_unit(frames, kind):
+    joiner, noise, rng = Joiner(), HONEST[kind], np.random.default_rng(0)
+    for seed in range(12):
+        window = predicted(frames, noise, seed)
+        window = in_unit(window, float(np.exp(rng.uniform(np.log(0.1), np.log(10)))))
+        found = joiner.join(known(frames, noise, 100 + seed), window, range(4))
+        assert found.accepted, found.reason
+
+
+def test_units_a_hundredfold_apart_follow_each_other(frames):
+    joiner = Joiner()
+    for unit in (0.1, 10.0, 0.1):
+        assert joiner.join(known(frames), in_unit(predicted(frames), unit), range(4)).accepted
+
+
+def broken(prediction, kind, factor, other):
+    """A window of which one half is wrong."""
+    depth, poses = prediction.depth.copy(), prediction.T_window_camera.copy()
+    half = depth.shape[2] // 2
+    if kind == "left half":
+        depth[:, :, :half] *= factor
+    elif kind == "upper half":
+        depth[:, : depth.shape[1] // 2] *= factor
+    elif kind == "turned views":
+        turn = Rotation.from_rotvec([0, np.log(factor), 0]).as_matrix()
+        poses[2:, :3, :3] = poses[2:, :3, :3] @ turn
+    elif kind == "moved views":
+        poses[2:, :3, 3] += np.log(factor) * np.nanmedian(depth)
+    else:  # two scenes glued: the images' right halves and the later views are of another room
+        depth[2:] = other.depth[2:] * np.nanmedian(depth) / np.nanmedian(other.depth)
+        depth[:, :, half:] = depth[:, :, half:][::-1, ::-1]
+        poses[2:] = other.T_window_camera[2:]
+    return dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.4])
+@pytest.mark.parametrize(
+    "kind", ["left half", "upper half", "turned views", "moved views", "glued"]
+)
+def test_windows_with_a_broken_half_are_refused(frames, kind, factor):
+    """Half of what is shared agrees very well: only what is left over shows it."""
+    joiner = Joiner()
+    for seed in range(8):
+        joiner.join(known(frames, FULL, 100 + seed), predicted(frames, FULL, seed), range(4))
+    other = predicted(frames[::-1], FULL, 40)
+    for seed in range(8, 12):
+        window = broken(predicted(frames, FULL, seed), kind, factor, other)
+        found = joiner.join(known(frames, FULL, 100 + seed), window, range(4))
+        assert not found.accepted
+        assert found.reason
+    fine = joiner.join(known(frames, FULL), predicted(frames, FULL, 30), range(4))
+    assert fine.accepted
+
+
+def test_a_network_with_large_noise_is_not_refused_for_good(frames):
+    """What is usual is learned; what is broken on top of it is still refused."""
+    wild, joiner, passed = Noise(0.05, 0.15, 0.05, 3.0, 0.05), Joiner(), []
+    for seed in range(40):
+        found = joiner.join(
+            known(frames, wild, 100 + seed), predicted(frames, wild, seed), range(4)
+        )
+        passed.append(found.accepted)
+    assert np.mean(passed[10:]) > 0.9
+    window = broken(predicted(frames, wild, 50), "left half", 3.0, None)
+    assert not joiner.join(known(frames, wild, 150), window, range(4)).accepted
+
+
+def test_medians_of_blocks_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(size=(16, 24))
+    found = block_medians(np.arange(values.size), values.shape, values.ravel())
+    blocks = values.reshape(4, 4, 4, 6).swapaxes(1, 2).reshape(16, -1)
+    np.testing.assert_array_equal(found, np.sort(blocks, axis=1)[:, 12])

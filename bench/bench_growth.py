@@ -1,0 +1,256 @@
+"""Whether a long way costs more than a short one: time and memory per keyframe, in ratios.
+
+    python bench/bench_growth.py pipeline --out bench/results/growth-pipeline.json
+    python bench/bench_growth.py filled --out bench/results/growth-filled.json
+    python bench/bench_growth.py still --out bench/results/growth-still.json
+
+``pipeline``: the whole pipeline on exact windows along 1 000 submaps, straight on and round and
+round a ring with its loops. ``filled``: what the loop stage costs per keyframe with 100 to 10 000
+submaps behind it. ``still``: 20 000 windows of a camera that stands still. The slope of the second
+half, with its 95 % interval, is what it would add over the whole run. Times are those that the
+network's thread computes; graphs are solved on another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import pickle
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from growth import judge
+
+from da3_ros.config import LoopConfig, config_from_parameters
+from da3_ros.inference import WindowTooLargeError
+from da3_ros.loop_stage import LoopStage
+from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
+from da3_ros.mapping.submaps import KEYFRAMES
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession
+from da3_ros.types import Array, Calibration, Frame, Prediction, View, Window
+
+SIDE = 28
+STEP_NS = 10**8
+NOISE = Noise(0.005, 0.0, 0.002, 0.02, 0.001)
+K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
+FLAT = 1.3  # times the cost of a keyframe after 100 submaps
+LAP = 20  # submaps round the ring
+
+Path3 = Callable[[int], Array]  # pose [4, 4] of a frame
+
+
+def straight(n: int) -> Array:
+    """Sideways, a fifth of the depth a frame: each shows something new."""
+    T = np.eye(4)
+    T[0, 3] = 0.4 * n
+    return T
+
+
+def ring(n: int) -> Array:
+    """Round and round, looking outwards."""
+    angle = 2 * np.pi * n / (LAP * KEYFRAMES)
+    T = np.eye(4)
+    T[:3, :3] = [
+        [np.cos(angle), 0, np.sin(angle)],
+        [0, 1, 0],
+        [-np.sin(angle), 0, np.cos(angle)],
+    ]
+    T[:3, 3] = 20 * T[:3, 2]
+    return T
+
+
+def still(n: int) -> Array:
+    """Where it was."""
+    return np.eye(4)
+
+
+class Endless:
+    """The truth of every stamp of an endless walk; holds none of it."""
+
+    def __init__(self, path: Path3) -> None:
+        self.path = path
+        rows = np.linspace(1.6, 2.4, SIDE, dtype=np.float32)
+        self.depth = np.ascontiguousarray(np.broadcast_to(rows[:, None], (SIDE, SIDE)))
+
+    def __getitem__(self, key: tuple[str, int]) -> Truth:
+        return Truth(key[1], self.depth, self.path(key[1] // STEP_NS - 1), K)
+
+
+class Walking(TruthSession):
+    """The truth of an endless walk, and a descriptor of 384 numbers that goes with the place."""
+
+    def __init__(self, path: Path3) -> None:
+        super().__init__([], noise=NOISE)
+        self._frames = Endless(path)  # type: ignore[assignment]
+        self._waves = np.random.default_rng(1).normal(size=(4, 384))
+
+    def look(self, stamp: int) -> Array:
+        """What a place looks like, made up."""
+        T = self._frames["", stamp].T_world_camera
+        here = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
+        return np.cos(here @ self._waves * 0.7).astype(np.float32)
+
+    def infer(self, window: Window) -> Prediction:
+        """As TruthSession."""
+        seen = np.stack([self.look(view.stamp_ns) for view in window.views])
+        return dataclasses.replace(super().infer(window), descriptor=seen)
+
+
+def start(path: Path3, **values: object) -> Pipeline:
+    """A pipeline on tiny images."""
+    settings = {
+        "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "map.max_points": 20_000,
+        "map.memory_mb": 16, **values,
+    }  # fmt: skip
+    return Pipeline(config_from_parameters(settings), Walking(path))
+
+
+def step(pipeline: Pipeline, n: int) -> float:
+    """Push frame ``n``; milliseconds."""
+    lens = K.copy()
+    lens[:2, 2] -= 0.5
+    black = np.zeros((SIDE, SIDE, 3), np.uint8)
+    frame = Frame(STEP_NS * (n + 1), black, calibration=Calibration(SIDE, SIDE, lens))
+    before = time.thread_time()  # what this thread computes, whatever else the machine does
+    for _ in pipeline.push(frame):
+        pass
+    return 1e3 * (time.thread_time() - before)
+
+
+def pipeline_rows(options: argparse.Namespace) -> list[dict]:
+    """Median and mean cost of a keyframe around 100 submaps and at the end."""
+    rows = []
+    for path in (straight, ring):
+        pipeline, cost, at = start(path), [], []
+        while len(at) == 0 or at[-1] < options.submaps:
+            cost.append(step(pipeline, len(cost)))
+            at.append(pipeline.map._next)
+        early, late = (
+            [c for c, s in zip(cost, at, strict=True) if low <= s < high]
+            for low, high in ((90, 140), (options.submaps - 50, options.submaps + 1))
+        )
+        graph = pipeline.loops._closer._graph
+        rows.append({
+            "way": path.__name__, "submaps": at[-1], "keyframes": len(cost),
+            "early_ms": statistics.median(early), "late_ms": statistics.median(late),
+            "median_ratio": statistics.median(late) / statistics.median(early),
+            "mean_ratio": statistics.mean(late) / statistics.mean(early),
+            "closed": pipeline.loops.closed, "looks": pipeline.loops._closer.found
+            + pipeline.loops.refused, "nodes": len(graph.nodes), "edges": len(graph._edges),
+        })  # fmt: skip
+        show(rows[-1])
+    return rows
+
+
+def filled(submaps: int, dimensions: int) -> LoopStage:
+    """A loop stage that has come along so many submaps of a ring."""
+    stage, rng = LoopStage(), np.random.default_rng(0)
+    for n in range(submaps * KEYFRAMES):
+        walk(stage, n, rng, dimensions)
+    return stage
+
+
+def walk(stage: LoopStage, n: int, rng: np.random.Generator, dimensions: int) -> None:
+    """One more keyframe, with the window that brought it."""
+    T = straight(n)
+    sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
+    fit = Similarity(1.0, np.eye(3), np.zeros(3))
+    stage.add_window(Alignment(fit, True, 0.0, 1.0, sure, np.zeros(3)), T[:3, 3], 1.0)
+    view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
+    pixels = np.arange(SIDE * SIDE)
+    depth = np.full(len(pixels), 2.0)
+    anchor = Anchor(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
+    stage.add_keyframe(anchor, rng.normal(size=dimensions).astype(np.float32))
+
+
+def filled_rows(options: argparse.Namespace) -> list[dict]:
+    """Cost of a keyframe, and of a look for an old place like it, by how much is behind."""
+    rows: list[dict] = []
+    rng = np.random.default_rng(1)
+    for submaps in options.filled:
+        stage, cost = filled(submaps, options.dimensions), []
+        for k in range(20 * KEYFRAMES):
+            before = time.thread_time()
+            walk(stage, submaps * KEYFRAMES + k, rng, options.dimensions)
+            stage.bound(0)
+            stage.look(k, LoopConfig(), 8, refused, Joiner(), False)
+            cost.append(1e3 * (time.thread_time() - before))
+        first = rows[0] if rows else None
+        row = {"submaps": submaps, "median_ms": statistics.median(cost)}
+        row |= {"mean_ms": statistics.mean(cost), "p99_ms": float(np.percentile(cost, 99))}
+        row["mib"] = len(pickle.dumps(stage._closer)) / 2**20
+        row["mean_ratio"] = row["mean_ms"] / (first or row)["mean_ms"]
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def refused(window: Window) -> Prediction:
+    """A network that has no memory for the look: only the search is measured."""
+    raise WindowTooLargeError("none")
+
+
+def still_rows(options: argparse.Namespace) -> list[dict]:
+    """Memory and time of windows of a camera that stands still, with and without loops."""
+    rows = []
+    for loops in (True, False):
+        # Memory for 7 000 poses: the trajectory is full before the second half, as it would be
+        # after 100 000 frames.
+        values = {"loop.enabled": loops, "map.memory_mb": 4, "map.max_points": 20_000}
+        pipeline, each = start(still, **values), max(1, options.windows // 100)
+        tracemalloc.start()
+        held, cost = [], []
+        for n in range(100):
+            times = [step(pipeline, n * each + k) for k in range(each)]
+            cost.append(statistics.median(times))
+            held.append(tracemalloc.get_traced_memory()[0] / 2**20)
+        tracemalloc.stop()
+        row = {"loops": loops, "windows": 100 * each, "mib": held[-1], "ms": cost[-1]}
+        for name, series, room in (("memory", held, 0.02), ("time", cost, 0.1)):
+            found = judge(series, room)
+            row |= {f"{name}_growth": found.growth, f"{name}_low": found.low}
+            row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
+        row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closer))
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def show(row: dict) -> None:
+    """One line."""
+    cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("pipeline", "filled", "still"))
+    parser.add_argument("--submaps", type=int, default=1000)
+    parser.add_argument("--filled", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--dimensions", type=int, default=384, help="of descriptors")
+    parser.add_argument("--windows", type=int, default=20_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    rows = {"pipeline": pipeline_rows, "filled": filled_rows, "still": still_rows}[options.what](
+        options
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    kept = [row.get("mean_ratio", 1.0) <= FLAT for row in rows]
+    kept += [bool(v) for row in rows for k, v in row.items() if k.endswith("_flat")]
+    return 0 if all(kept) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,297 @@
+"""The graph of submaps in bounded memory, against one that keeps everything."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.config import LoopConfig
+from da3_ros.loop_stage import LoopStage
+from da3_ros.mapping import submap_graph
+from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
+from da3_ros.mapping.loops import Looks, Steps, whitened
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.submap_graph import (
+    Moves,
+    Node,
+    Problem,
+    SubmapGraph,
+    after,
+    inverse,
+    solve,
+)
+from da3_ros.types import View
+
+VARIANCE = np.array([2e-3, 1e-3, 5e-3]) ** 2
+LOOP = np.array([5e-3, 3e-3, 1e-2]) ** 2
+K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
+
+
+def circle(count):
+    """Submaps round a circle of ten metres."""
+    angles = 2 * np.pi * np.arange(count) / count
+    return [
+        Similarity(
+            1.0,
+            Rotation.from_euler("z", a).as_matrix(),
+            10 * np.array([np.cos(a), np.sin(a), 0]),
+        )
+        for a in angles
+    ]
+
+
+def drifted(true, rng):
+    """The same as odometry has them."""
+    out = [true[0]]
+    for a, b in itertools.pairwise(true):
+        seen, s = Edge.seen(a, b), np.sqrt(VARIANCE)
+        noise = Similarity(
+            float(np.exp(s[0] * rng.normal())),
+            Rotation.from_rotvec(s[1] * rng.normal(size=3)).as_matrix(),
+            s[2] * rng.normal(size=3),
+        )
+        out.append(after(out[-1], after(seen, noise)))
+    return out
+
+
+def walked(places, loops=()):
+    """A graph of these places, with true loops (old, new, seen)."""
+    graph, absorbed = SubmapGraph(), []
+    for id, place in enumerate(places):
+        graph.add(id, place, VARIANCE if id else None, guessed=False)
+        absorbed += graph.bound()
+        for old, new, seen in loops:
+            if new == id:
+                graph.tie(old, new, seen, LOOP)
+    return graph, absorbed
+
+
+def seen_again(true, places, old, new):
+    """How the scene around ``new`` must move to lie to ``old`` as it truly does."""
+    there = after(places[old], Edge.seen(true[old], true[new]))
+    return old, new, after(there, inverse(places[new]))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
+    monkeypatch.setattr(submap_graph, "MOST_LOOPS", 12)
+
+
+def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
+    true = circle(240)
+    places = drifted(true, np.random.default_rng(3))
+    loops = [seen_again(true, places, k, 236 + k) for k in range(4)]
+    whole = solve(walked(places, loops)[0].problem(np.eye(4), metric=False))
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
+    graph, absorbed = walked(places, loops)
+    assert len(graph.nodes) == 40
+    assert len(absorbed) == 200
+    found = solve(graph.problem(np.eye(4), metric=False))
+    ids = list(found.moves)
+    assert ids == list(range(239))  # every submap moves, though not every one is a node
+    away, size = [], []
+    for id in ids:
+        a, b = (m[id].points(places[id].t) for m in (whole.moves, found.moves))
+        away.append(np.linalg.norm(a - b))
+        size.append(np.linalg.norm(a - places[id].t))
+    assert max(size) > 0.1
+    assert np.sqrt(np.mean(np.square(away))) < 0.2 * np.sqrt(np.mean(np.square(size)))
+    ratio = np.diag(found.covariance) / np.diag(whole.covariance)
+    assert 0.5 < ratio.min() <= ratio.max() < 2
+
+
+def test_a_condensed_way_drifts_as_the_whole_one_does(monkeypatch):
+    places = circle(240)
+    wanted = walked(places)[0].drift(0, 239, places[-1].t)
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
+    graph, _ = walked(places)
+    found = graph.drift(0, len(graph.nodes) - 1, places[-1].t)
+    np.testing.assert_allclose(found, wanted, rtol=0.1)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_a_merged_node_held_takes_the_variance_along():
+    places = circle(60)
+    _, absorbed = walked(places)
+    assert all((a.variance >= VARIANCE * [1, 1, 0.9]).all() for a in absorbed)
+    assert all(np.allclose(a.at, places[a.first].t) for a in absorbed)
+
+
+@pytest.mark.usefixtures("small")
+def test_nodes_and_loops_are_bounded_and_ties_stay():
+    true = circle(50)
+    places = true * 8  # round and round, without drift
+    loops = [seen_again(places, places, k - 50, k) for k in range(50, 400, 2)]
+    graph, _ = walked(places, loops)
+    assert len(graph.nodes) == 40
+    problem = graph.problem(np.eye(4), metric=False)
+    assert sum(e.loop for e in problem.edges) <= 12
+    found = solve(problem)
+    assert found.joined
+    assert len(found.moves) == 399
+    for id in (0, 77, 390):  # all agree, nothing moves
+        np.testing.assert_allclose(found.moves[id].points(places[id].t), places[id].t, atol=1e-6)
+
+
+@pytest.mark.usefixtures("small")
+def test_segments_without_a_join_are_forgotten_the_oldest_first():
+    graph, gone = SubmapGraph(), []
+    for id in range(100):
+        graph.add(id, Similarity(1.0, np.eye(3), np.zeros(3)), None, guessed=False)
+        gone += graph.bound()
+    assert [a.first for a in gone] == list(range(60))
+    assert all(a.variance is None for a in gone)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_lost_stretch_is_never_within_a_node():
+    """What lies before and after it may be moved apart by a loop."""
+    graph, guesses = SubmapGraph(), range(0, 120, 12)
+    for id, place in enumerate(circle(120)):
+        graph.add(id, place, VARIANCE if id else None, guessed=id in guesses)
+        graph.bound()
+    firsts = {node.first for node in graph.nodes}
+    assert set(guesses) <= firsts
+
+
+def test_a_hundred_loops_leave_rotations_rotations():
+    """Each moves places by what they were: rounding must not grow threefold every time."""
+    true = circle(12)
+    graph, _ = walked(drifted(true, np.random.default_rng(0)))
+    T = np.eye(4)
+    for k in range(100):
+        turn = Rotation.from_rotvec([0, 0, 1e-3 * (-1) ** k]).as_matrix()
+        now = {n.first: n.place for n in graph.nodes}
+        bent = [after(Similarity(1.0, turn, np.zeros(3)), now[i]) for i in range(12)]
+        graph.tie(0, 11, after(bent[11], inverse(now[11])), LOOP)
+        found = solve(graph.problem(T, metric=False))
+        graph.apply(found.moves)
+        T = found.T_map_odometry
+    for R in (T[:3, :3], *(n.place.R for n in graph.nodes)):
+        np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-9)
+
+
+def test_a_scene_is_not_shrunk_to_a_point():
+    nodes = tuple(Node(i, i, Similarity(1.0, np.eye(3), np.array([i, 0.0, 0]))) for i in range(2))
+    loop = Edge(0, 1, Similarity(1e-3, np.eye(3), np.zeros(3)), np.full(3, 1e-3), loop=True)
+    with pytest.raises(ValueError, match="size by a factor"):
+        solve(Problem(nodes, [loop], np.eye(4), metric=False))
+
+
+def test_moves_name_the_submaps_of_each_node():
+    a, b = (Similarity(s, np.eye(3), np.zeros(3)) for s in (2.0, 3.0))
+    moves = Moves((Node(3, 5, a), Node(8, 8, b)), (a, b))
+    assert list(moves) == [3, 4, 5, 8]
+    assert len(moves) == 4
+    assert (moves[4].scale, moves[8].scale) == (2.0, 3.0)
+    assert not {2, 6, 9} & set(moves)
+    assert moves.each(inverse)[5].scale == 0.5
+
+
+# What a camera's way leaves in memory ------------------------------------------------------------
+
+
+def test_steps_in_sums_are_the_steps():
+    rng = np.random.default_rng(0)
+    steps, own, at = Steps(), 1e-4 * rng.random((50, 3)), 100 + rng.normal(size=(50, 3))
+    for variance, camera in zip(own, at, strict=True):
+        steps.add(variance, camera)
+    point = at[-1]
+    arms = ((at - point) ** 2).sum(axis=1)
+    place = own[:, 2] + arms * (own[:, 0] + own[:, 1])
+    wanted = [own[:, 0].sum(), own[:, 1].sum(), place.sum()]
+    np.testing.assert_allclose(steps.about(point), wanted, rtol=1e-9)
+
+
+def still(stage, windows):
+    fit = Alignment(
+        Similarity(1.0, np.eye(3), np.zeros(3)), True, 0.0, 1.0, 1e-8 * np.eye(7), np.zeros(3)
+    )
+    for _ in range(windows):
+        stage.add_window(fit, np.array([1.0, 2.0, 3.0]), 2.0)
+
+
+def keyframe(stage, n, x=None):
+    T = np.eye(4)
+    T[0, 3] = n if x is None else x
+    view = View(n, n, np.zeros((28, 28, 3), np.uint8), K)
+    pixels = np.arange(784)
+    depth = np.full(784, 2.0)
+    look = np.random.default_rng(n).normal(size=64)
+    stage.add_keyframe(Anchor(view, K, T, pixels, depth, depth, submap=n // 16), look)
+
+
+def test_a_camera_that_stands_still_takes_no_memory():
+    stage = LoopStage()
+    keyframe(stage, 0)
+    still(stage, 100)
+    before = len(pickle.dumps(stage._closer))
+    still(stage, 20_000)
+    assert len(pickle.dumps(stage._closer)) == before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_way_takes_bounded_memory(monkeypatch):
+    monkeypatch.setattr("da3_ros.mapping.loops.MOST", 30)
+    stage, held = LoopStage(), []
+    for n in range(16 * 300):
+        still(stage, 1)
+        keyframe(stage, n)
+        stage.look(n, LoopConfig(), 1, None, Joiner(), False)
+        if n % 16 == 15:
+            held.append(len(pickle.dumps(stage._closer)))
+    assert max(held[150:]) < 1.02 * max(held[60:100])
+    assert stage._closer._graph.nodes[0].first == 0  # bounded by condensing, not by forgetting
+
+
+def test_switched_off_nothing_is_remembered():
+    stage = LoopStage()
+    stage.switch(False)
+    empty = len(pickle.dumps(stage._closer))
+    for n in range(100):
+        still(stage, 3)
+        keyframe(stage, n)
+    assert len(pickle.dumps(stage._closer)) == empty
+    assert stage.nbytes == 0
+
+
+def test_switched_off_on_the_way_the_map_stays_corrected():
+    stage, T = LoopStage(), np.eye(4)
+    T[0, 3] = 0.5
+    for n in range(40):
+        keyframe(stage, n)
+    stage._closer.T_map_odometry, stage._closer.refused = T, 7
+    stage.switch(False)
+    np.testing.assert_array_equal(stage.T_map_odometry, T)
+    assert (stage.nbytes, stage.refused) == (0, 7)
+    stage.switch(True)
+    keyframe(stage, 41)
+    assert [n.first for n in stage._closer._graph.nodes] == [2]
+
+
+def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 10)
+    stage = LoopStage()
+    for n in range(0, 16 * 30, 8):
+        if n % 16 == 0:
+            stage.start_segment(lost=False)
+        keyframe(stage, n)
+    closer = stage._closer
+    assert {p.submap for p in closer._places} == set(range(20, 30))
+    assert len(closer._looks.like_newest()) == len(closer._places)
+
+
+def test_likeness_kept_along_the_way_is_that_of_all_at_once():
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(12, 96))
+    x = np.array([base[k % 12] + 0.3 * rng.normal(size=96) for k in range(150)])
+    looks = Looks()
+    for k in range(len(x)):
+        looks.add(list(x[: k + 1]))
+    wanted = whitened(x) @ whitened(x)[-1]
+    assert np.corrcoef(looks.like_newest(), wanted)[0, 1] > 0.95
+    best = np.argsort(-looks.like_newest())[1:6]
+    assert set(best % 12) == {149 % 12}
