@@ -3,9 +3,12 @@
 import dataclasses
 import itertools
 import logging
+import types
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
+from scipy.stats import chi2
 
 from da3_ros import loop_stage
 from da3_ros.config import config_from_parameters
@@ -237,6 +240,68 @@ def test_a_segment_after_being_lost_is_tied_to_the_rest_by_a_loop(ring):
     assert results[-1].window.segment > 0
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(plain, ring)
+    # A guess until the loop: then its place is known, and what it saw is one part with the rest.
+    assert plain.scene().guessed >= 1
+    assert not plain.map.place_known
+    assert pipeline.map.place_known
+    lost = [r for r in results if r.window.segment > 0]
+    assert lost[0].covariance_map is None
+    assert results[-1].covariance_map is not None
+    assert all(r.covariance_odom is None for r in lost)
+
+
+def test_a_poses_covariance_falls_at_loops_and_odometrys_does_not(closed):
+    _, results = closed
+    jump = next(i for i, r in enumerate(results) if r.window.loop_closed)
+    in_map, in_odom = (
+        np.array([np.sqrt(np.trace(getattr(r, name)[:3, :3])) for r in results[1:]])
+        for name in ("covariance_map", "covariance_odom")
+    )
+    np.testing.assert_allclose(in_map[: jump - 1], in_odom[: jump - 1], rtol=1e-6)
+    assert in_map[jump + 1] < 0.7 * in_map[jump - 2]
+    assert in_odom[jump + 1] > 0.9 * in_odom[jump - 2]
+    assert in_map[-1] < 0.7 * in_odom[-1]
+    assert all(np.linalg.eigvalsh(r.covariance_map).min() > 0 for r in results)
+
+
+def test_after_a_loop_poses_are_as_far_off_as_they_say(ring):
+    """Squared errors of the map's poses over their covariance, over runs; one is right."""
+    first, runs, found = invert_pose(ring[0].T_world_camera), 6, []
+    for seed in range(runs):
+        pipeline, results = run(ring, Seeing(ring, seed=seed))
+        unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
+        unit *= pipeline.map.submaps[0].T_scene_submap.scale  # the map's is the newest's now
+        last = max(i for i, r in enumerate(results) if r.window.loop_closed)
+        values = []
+        for r, f in zip(results[last:], ring[last:], strict=True):
+            true = first @ f.T_world_camera
+            turn = Rotation.from_matrix(r.T_world_camera[:3, :3] @ true[:3, :3].T).as_rotvec()
+            off = np.concatenate([r.T_world_camera[:3, 3] - unit * true[:3, 3], turn])
+            values.append(off @ np.linalg.solve(r.covariance_map, off) / 6)
+        found.append(np.mean(values))
+    low, high = chi2.ppf([0.025, 0.975], 6 * runs) / (6 * runs)
+    assert low < np.mean(found) < high
+
+
+class Halved(Seeing):
+    """Has memory for smaller images from the middle of the walk on."""
+
+    ran = 0
+
+    def fit(self, image, window, new):
+        res = 84 if self.ran < 80 else 56
+        return types.SimpleNamespace(process_res=res, window=window, new=new)
+
+    def infer(self, window):
+        self.ran += window.new > 0
+        return super().infer(window)
+
+
+def test_loops_are_closed_across_a_change_of_the_images_size(ring):
+    pipeline, results = run(ring, Halved(ring))
+    assert {r.depth_m.shape for r in results} == {(70, 84), (42, 56)}
+    assert {r.window.segment for r in results} == {0}
+    assert pipeline.loops.closed >= 1
 
 
 def test_a_graph_that_cannot_be_solved_costs_no_frame(ring, monkeypatch, caplog):

@@ -25,6 +25,8 @@ from da3_ros.mapping.window_noise import KINDS, SIZE, WindowNoise, window_covari
 from da3_ros.types import Array
 
 MOST = 128  # views whose errors are held together
+# Loops at one place share views, which a graph takes for independent: its variance times this.
+LOOPS_SHARE = 2.0
 LAYERS = KINDS + 1  # per unit of each kind of noise, and what is known from elsewhere
 
 
@@ -315,7 +317,7 @@ class PoseUncertainty:
             systematic.keep(set(views) - set(moved))
         if newest not in self._odometry[0]:
             return
-        joint = self._map[0].rebased(known, newest, views)
+        joint = self._map[0].rebased(LOOPS_SHARE * known, newest, views)
         said = [self._submaps[submap] for submap in old if submap in self._submaps]
         systematic = SystematicError(self._error)
         systematic.begin(newest, min(said, key=float_sum) if said else self._map[1].of(newest))

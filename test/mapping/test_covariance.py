@@ -160,7 +160,7 @@ def test_a_loop_tells_the_maps_covariance_and_leaves_odometrys():
     views = {30: np.eye(3)[1], 31: np.eye(3)[2]}
     uncertainty.close_loop(known, 31, [], views, [])
     np.testing.assert_allclose(uncertainty.odometry(31), before, rtol=1e-6)
-    np.testing.assert_allclose(uncertainty.in_map(31), 2e-12 * np.eye(6), atol=1e-15)
+    np.testing.assert_allclose(uncertainty.in_map(31), 3e-12 * np.eye(6), atol=1e-15)
     uncertainty.join(observed([30, 31, 32], np.eye(3), 2))
     assert np.trace(uncertainty.in_map(32)) < np.trace(uncertainty.odometry(32))
 
