@@ -147,6 +147,11 @@ def _add_synth_bag(commands: Any) -> None:
     synth.add_argument("--baseline", type=float, default=0.2, help="between them, metres")
     synth.add_argument("--yaw", type=float, default=0.0, help="between them, degrees to the right")
     synth.add_argument("--storage", default="mcap", choices=("mcap", "sqlite3"))
+    synth.add_argument(
+        "--tf", action="store_true",
+        help="the true poses in /tf too, as of a robot that knows where it is: then its tree is "
+        "the robot's, and da3 adds nothing to it",
+    )  # fmt: skip
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)
 
@@ -387,7 +392,7 @@ def _run_synth_bag(options: argparse.Namespace) -> int:
     try:
         text = write_synthetic_bag(
             options.output, rig if options.cameras else rig[""], storage=options.storage,
-            replace=options.force,
+            replace=options.force, tf=options.tf,
         )  # fmt: skip
     except RecordingError as error:
         sys.stderr.write(f"da3_ros: {error}\n")

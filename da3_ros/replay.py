@@ -28,7 +28,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros import __version__
 from da3_ros.cameras import open_pipelines
-from da3_ros.config import ConfigError, NodeConfig, PipelineConfig, parameters
+from da3_ros.config import ConfigError, NodeConfig, parameters
 from da3_ros.contact_sheet import ContactSheet
 from da3_ros.inference import (
     BudgetError,
@@ -63,7 +63,7 @@ from da3_ros.ros.export_path import beside
 from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.ros.outputs import Outputs, Published
 from da3_ros.ros.prior_input import prior_of_recording, transforms_of
-from da3_ros.transforms import TransformTree
+from da3_ros.ros.tf_output import TfOutput, level_of
 from da3_ros.types import Array, Frame, Scale, TrackedFrame
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def replay(
                 lanes = {
                     name: _Lane(pipeline, stack.enter_context(
                         _Results(
-                            folder, bag, options.pictures, config, name, beside=i > 0,
+                            folder, bag, options.pictures, settings, known, name, beside=i > 0,
                             resumed=options.resume is not None,
                         )
                     ))
@@ -219,11 +219,15 @@ class _Known:
 
     def __init__(self, recording: Recording, settings: NodeConfig, odometry: str | None) -> None:
         config = settings.pipeline
-        self._prior = prior_of_recording(recording, settings, odometry)
-        by_tf = config.scale.source == "rig" and not config.rig.poses
-        transforms = transforms_of(recording) if by_tf else TransformTree()
-        self._rig = RigGeometry(config, transforms, log.warning)
+        self.transforms = transforms_of(recording)
+        self._prior = prior_of_recording(recording, settings, self.transforms, odometry)
+        self._rig = RigGeometry(config, self.transforms, log.warning)
         self.without_prior = 0
+
+    @property
+    def prior(self) -> bool:
+        """Whether the robot's own poses are in use."""
+        return self._prior is not None
 
     def add(self, frame: Frame) -> Frame:
         """The frame with what is known of it."""
@@ -255,7 +259,14 @@ class _Lane:
     def push(self, frames: Sequence[Frame]) -> None:
         """Process the frames of one instant."""
         for result in self.pipeline.push(*frames):
-            self.results.add(result)
+            self.take(result)
+
+    def take(self, result: TrackedFrame) -> None:
+        """Write one delivered frame; the first one says where the map lies."""
+        T_map_world = self.results.level(result)
+        if T_map_world is not None:
+            self.pipeline.T_map_world = T_map_world
+        self.results.add(result)
 
 
 def _process(recording: Recording, known: _Known, lanes: dict[str, _Lane], every: int) -> None:
@@ -292,7 +303,7 @@ def _process(recording: Recording, known: _Known, lanes: dict[str, _Lane], every
         push(sync.flush())
         for lane in lanes.values():
             for result in lane.pipeline.flush():
-                lane.results.add(result)
+                lane.take(result)
     if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
 
@@ -338,7 +349,8 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         folder: Path,
         bag: _Bag,
         pictures: bool,
-        config: PipelineConfig,
+        settings: NodeConfig,
+        known: _Known,
         camera: str,
         *,
         beside: bool,
@@ -346,6 +358,9 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
     ) -> None:
         """``camera``: of a scene of its own; the files of all but the first one have its name."""
         self.folder, self.bag, self.resumed = folder, bag, resumed
+        config, self._transforms = settings.pipeline, known.transforms
+        self._base, self._levelled = settings.base_frame, resumed
+        self._told: set[str] = set()
         self._suffix = f"_{camera.replace('/', '_')}" if beside else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
         self.trajectory = self._path("trajectory.tum").open("w")
@@ -356,7 +371,12 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
         # Two runs shall give the same bytes: times go to measured.json.
         self.outputs = Outputs(
             bag.library, config.depth, window_size=config.window.size, timings=False,
-            map_frame=f"{own}map", odom_frame=f"{own}odom", scene_prefix=camera,
+            map_frame=own + settings.map_frame, odom_frame=own + settings.odom_frame,
+            tf=lambda frame: self._tf.edges(frame), scene_prefix=camera,
+        )  # fmt: skip
+        self._tf = TfOutput(
+            settings, known.transforms, self.outputs, self._warn, prior=known.prior,
+            camera=camera if beside else "",
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
         self._units: set[bool] = set()  # whether frames were metric
@@ -365,6 +385,23 @@ class _Results(contextlib.AbstractContextManager["_Results"]):
     def mixed(self) -> bool:
         """Whether some frames were metric and some were not."""
         return len(self._units) > 1
+
+    def level(self, frame: TrackedFrame) -> Array | None:
+        """Where the map lies, as its first frame says it with a known base; None: as before."""
+        if self._levelled:
+            return None
+        self._levelled = True
+        T = level_of(self._transforms, self._base, frame, self._warn)
+        if T is not None:
+            self.outputs.T_map_world = T
+        return T
+
+    def _warn(self, text: str, every_s: float = 0.0) -> None:
+        """A warning about transforms, once for each matter."""
+        kind = text.partition(":")[0]
+        if kind not in self._told:
+            log.warning(text)
+        self._told.add(kind)
 
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
@@ -473,8 +510,8 @@ def _report(
         "resumed": None if options.resume is None else options.resume.name,
         "parameters": {
             p.name: p.value
-            for group in (settings.pipeline, settings.input)
-            for p in parameters(group)
+            for p in parameters(settings)
+            if p.name not in ("export_dir", "autostart")  # of the live node alone
         },
         "license": MODELS[pipeline.config.inference.model].license,
         "plan": _plan(pipeline),

@@ -18,7 +18,7 @@ BASE = {"process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window
 def room(tmp_path_factory):
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=30, rate_hz=4.0)
     folder = tmp_path_factory.mktemp("bag") / "bag"
-    write_synthetic_bag(folder, camera)
+    write_synthetic_bag(folder, camera, tf=True)
     return folder, list(camera)
 
 

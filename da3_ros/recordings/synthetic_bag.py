@@ -1,8 +1,9 @@
 """A rendered room as a bag: what a camera would have recorded, and the exact truth beside it.
 
-Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image`, `/truth/odom` and `/tf`
-(`map` is the room, z up, metres). Of several cameras the names stand for `camera` and before the
-truth (`/truth/front/odom`); `/tf` moves the first one, `/tf_static` holds the others to it.
+Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/truth/odom` (its
+frame `map` is the room, z up, metres). Of several cameras the names stand for `camera` and before
+the truth (`/truth/front/odom`); `/tf_static` holds the others to the first one. On request `/tf`
+moves the first one, as of a robot that knows where it is.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ def write_synthetic_bag(
     *,
     storage: str = "mcap",
     replace: bool = False,
+    tf: bool = False,
 ) -> str:
     """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
-    Returns a line on what was done. ``replace`` removes a bag that stands there. Raises
-    RecordingError if something else does.
+    Returns a line on what was done. ``replace`` removes a bag that stands there; ``tf`` writes
+    the true poses to /tf too. Raises RecordingError if something else stands there.
     """
     start = time.perf_counter()
     if replace and (path / "metadata.yaml").is_file():
@@ -51,7 +53,7 @@ def write_synthetic_bag(
             instants, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
         ):
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
-                writer.write(bag, lib, frame, moves=number == 0)
+                writer.write(bag, lib, frame, moves=tf and number == 0)
             _hold(bag, lib, writers, frames)
     seconds = time.perf_counter() - start
     rate = count / seconds

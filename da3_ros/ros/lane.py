@@ -23,8 +23,8 @@ from da3_ros.ros.outputs import (
     Outputs,
     Published,
 )
-from da3_ros.ros.tf_output import TfOutput
-from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.ros.tf_output import TfOutput, level_of
+from da3_ros.transforms import TransformTree
 from da3_ros.types import Calibration, TrackedFrame
 
 PATH_PERIOD_S = 1.0
@@ -184,11 +184,6 @@ class Lane:
 
     def _level(self, frame: TrackedFrame) -> None:
         """With a known base the map begins at the base, level as the robot stands."""
-        if not self._base:
-            return
-        try:
-            T_base_optical = self.transforms.lookup(self._base, frame.frame_id, frame.stamp_ns)
-        except TransformError as error:
-            self.host.warn(f"the map is not levelled: {error}")
-            return
-        self.pipeline.T_map_world = self.outputs.T_map_world = T_base_optical
+        T = level_of(self.transforms, self._base, frame, self.host.warn)
+        if T is not None:
+            self.pipeline.T_map_world = self.outputs.T_map_world = T

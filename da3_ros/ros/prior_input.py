@@ -68,12 +68,15 @@ def rigid(translation: Any, rotation: Any) -> Array:
 
 
 def prior_of_recording(
-    recording: Recording, config: NodeConfig, topic: str | None = None
+    recording: Recording, config: NodeConfig, transforms: TransformTree, topic: str | None = None
 ) -> PosePrior | None:
-    """The robot's own poses of a whole recording. Raises RecordingError where they are missing."""
+    """The robot's own poses of a whole recording, whose ``transforms`` are known.
+
+    Raises RecordingError where they are missing.
+    """
     if prior_source(config.pipeline) == "none":
         return None
-    prior = open_prior(config, transforms_of(recording), keep_s=float("inf"))
+    prior = open_prior(config, transforms, keep_s=float("inf"))
     assert prior is not None
     if prior.source == "odometry":
         name = topic or _only_odometry(recording)

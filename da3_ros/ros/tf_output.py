@@ -179,3 +179,17 @@ class TfOutput:
         return tf_policy.Frames(
             self._outputs.map_frame, self._outputs.odom_frame, base, frame.frame_id
         )
+
+
+def level_of(
+    transforms: TransformTree, base: str, frame: TrackedFrame, warn: Callable[..., None]
+) -> Array | None:
+    """``T_map_world`` [4, 4] of a map that begins at the base, level as the robot stands at the
+    first frame. None: no base is named, or where the camera sits on it is not known."""
+    if not base:
+        return None
+    try:
+        return transforms.lookup(base, frame.frame_id, frame.stamp_ns)
+    except TransformError as error:
+        warn(f"the map is not levelled: {error}")
+        return None
