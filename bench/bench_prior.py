@@ -37,7 +37,7 @@ def disturbed(frames: Sequence[SyntheticFrame], degrees: float, seed: int) -> li
     """Poses [4, 4] whose rotations are off by ``degrees`` (length of the error), all anew."""
     rng, out = np.random.default_rng(seed), []
     for f in frames:
-        T, depth = f.T_world_camera.copy(), float(np.nanmedian(f.depth))
+        T, depth = f.T_world_camera.copy(), float(np.median(f.depth[np.isfinite(f.depth)]))
         turn = np.radians(degrees) / np.sqrt(3) * rng.normal(size=3)
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(turn).as_matrix()
         T[:3, 3] += 0.3 * np.radians(degrees) / np.sqrt(3) * depth * rng.normal(size=3)

@@ -84,7 +84,7 @@ def _topics() -> Iterator[str]:
         raise ValueError(
             f"topics without a text, or texts without one: {set(kinds) ^ set(OUTPUTS)}"
         )
-    depths, latched = (constant("da3_ros/ros/node.py", n) for n in ("DEPTHS", "LATCHED"))
+    depths, latched = (constant("da3_ros/ros/topics.py", n) for n in ("DEPTHS", "LATCHED"))
     yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
     for name, text in OUTPUTS.items():
         shown = name if name.startswith("/") else f"~/{name}"
