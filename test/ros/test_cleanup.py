@@ -11,21 +11,15 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-import rclpy
-from lifecycle_msgs.srv import ChangeState, GetState
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.parameter import Parameter
 from ros import ros_testing as rt
+from ros.live_node import DEPTH, LiveNode
 from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Transition, change
-from ros.test_node import FRAME, IMAGE, LIB, QUICK, Rig, camera_frames
+from ros.test_node import Rig, camera_frames
 from ros.test_services import call_async
 
-from da3_ros.ros import messages as build
 from da3_ros.ros import node as module
-from da3_ros.ros.node import Da3Node
 from da3_ros.synthetic.truth import TruthSession
 
-TOPIC = "/da3/depth/image"
 HELD_S = 60.0  # a guard: a window that a test forgot ends by itself
 
 
@@ -42,104 +36,17 @@ class HeldNetwork(TruthSession):
         return super().infer(window)
 
 
-class LiveNode:
-    """The node in this process, served by a thread of its own, and a camera and an audience."""
-
-    def __init__(self, monkeypatch, frames):
-        self.networks = []
-        self.frames = frames
-        self._stamps = iter(frames)
-        stream = module.Stream
-
-        def stream_of_truth(*args, **options):
-            self.networks.append(HeldNetwork(frames))
-            return stream(*args, session=self.networks[-1], **options)
-
-        monkeypatch.setattr(module, "Stream", stream_of_truth)
-        self.domain = rt.domain()
-        self._session = rt.session(self.domain)
-
-    def __enter__(self):
-        self.node = self._session.__enter__()
-        self.context = rclpy.Context()
-        rclpy.init(context=self.context, domain_id=self.domain)
-        values = {**QUICK, "autostart": False, "camera_info_timeout_s": 0.0}
-        self.da3 = Da3Node(
-            context=self.context,
-            cli_args=["--ros-args", "-r", f"image:={IMAGE}"],
-            parameter_overrides=[Parameter(name, value=value) for name, value in values.items()],
-        )
-        self._executor = SingleThreadedExecutor(context=self.context)
-        self._executor.add_node(self.da3)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-        self.images = self.node.create_publisher(
-            LIB.type("sensor_msgs/msg/Image"), IMAGE, rt.RELIABLE
-        )
-        self.depths = rt.collect(self.node, "sensor_msgs/msg/Image", TOPIC)
-        self._clients = {
-            kind: self.node.create_client(kind, f"/da3/{name}")
-            for kind, name in ((ChangeState, "change_state"), (GetState, "get_state"))
-        }
-        return self
-
-    def __exit__(self, *error):
-        for network in self.networks:
-            network.go.set()
-        self._end.set()
-        self._thread.join()
-        self.da3.close()
-        self._executor.shutdown()
-        self.da3.destroy_node()
-        rclpy.shutdown(context=self.context)
-        self._session.__exit__(*error)
-
-    def _serve(self):
-        while not self._end.is_set():
-            self._executor.spin_once(timeout_sec=0.05)
-
-    def until(self, condition):
-        assert rt.spin_until(self.node, condition)
-
-    def ask(self, transition):
-        client = self._clients[ChangeState]
-        self.until(client.service_is_ready)
-        return client.call_async(ChangeState.Request(transition=Transition(id=transition)))
-
-    def change(self, *transitions):
-        """Whether all of them succeeded."""
-        for transition in transitions:
-            answer = self.ask(transition)
-            self.until(answer.done)
-            if not answer.result().success:
-                return False
-        return True
-
-    def state(self):
-        answer = self._clients[GetState].call_async(GetState.Request())
-        self.until(answer.done)
-        return answer.result().current_state.label
-
-    def show(self):
-        """One more image."""
-        self.until(lambda: rt.matched(self.images))
-        frame = next(self._stamps)
-        self.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
-
-    def publishers(self, topic=TOPIC):
-        return self.node.get_publishers_info_by_topic(topic)
-
-
 def threads(name):
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
 @pytest.fixture
 def live(monkeypatch):
-    _, frames = camera_frames(12)
-    with LiveNode(monkeypatch, frames) as live:
+    camera, frames = camera_frames(12)
+    with LiveNode(monkeypatch, camera, frames, HeldNetwork) as live:
         yield live
+        for network in live.networks:
+            network.go.set()
 
 
 def test_cleanup_waits_for_the_window_and_frees_it(live):
@@ -240,7 +147,7 @@ def test_a_long_window_is_waited_for_while_images_stream_in(tmp_path):
     camera, frames = camera_frames(200)
     with Rig(node=node, environment={"DA3_TEST_GO": str(tmp_path / "go")}) as rig:
         rig.ready()
-        depths = rig.listen(TOPIC, "sensor_msgs/msg/Image")
+        depths = rig.listen(DEPTH, "sensor_msgs/msg/Image")
         stream = iter(frames)
         rig.show(camera, next(stream))
         rig.until((tmp_path / "begun").exists)
@@ -257,11 +164,11 @@ def test_a_long_window_is_waited_for_while_images_stream_in(tmp_path):
         (tmp_path / "go").touch()
         rig.until(cleanup.done)
         assert cleanup.result().success
-        rig.until(lambda: not rig.node.get_publishers_info_by_topic(TOPIC))
+        rig.until(lambda: not rig.node.get_publishers_info_by_topic(DEPTH))
         depths.clear()
         change(rig, CONFIGURE)
         change(rig, ACTIVATE)
         rig.until(lambda: rig.images.get_subscription_count() == 1)
         rig.until(lambda: rig.show(camera, next(stream)) or depths)
-        assert len(rig.node.get_publishers_info_by_topic(TOPIC)) == 1
+        assert len(rig.node.get_publishers_info_by_topic(DEPTH)) == 1
         assert "Traceback" not in rig.process.output()

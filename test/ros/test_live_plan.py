@@ -1,0 +1,86 @@
+"""A memory budget that changes while frames flow: the robot goes on where it was."""
+
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
+
+from rcl_interfaces.srv import SetParameters
+from rclpy.parameter import Parameter
+from ros import ros_testing as rt
+from ros.live_node import LiveNode
+from ros.test_lifecycle import ACTIVATE, CONFIGURE
+from ros.test_tf_live import matrix
+
+from da3_ros.geometry import invert_pose
+from da3_ros.synthetic import SyntheticCamera, distance_to_surface
+from da3_ros.synthetic.truth import TruthSession
+
+SMALL_GB = 0.5
+
+
+class Budgeted(TruthSession):
+    """Without a fault; a small budget makes its images small."""
+
+    def __init__(self, frames):
+        super().__init__(frames)
+        self.process_res, self.shapes = 140, []
+
+    def set_budget(self, memory_budget_gb):
+        self.process_res = 84 if memory_budget_gb == SMALL_GB else 140
+
+    def fit(self, image, window, new):
+        return types.SimpleNamespace(process_res=self.process_res, window=window, new=new)
+
+    def infer(self, window):
+        self.shapes.append(window.views[0].image.shape)
+        return super().infer(window)
+
+
+def set_budget(live, value):
+    client = live.node.create_client(SetParameters, "/da3/set_parameters")
+    live.until(client.service_is_ready)
+    change = Parameter("memory_budget_gb", value=value).to_parameter_msg()
+    answer = client.call_async(SetParameters.Request(parameters=[change]))
+    live.until(answer.done)
+    assert answer.result().results[0].successful, answer.result()
+
+
+def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24)
+    frames = list(camera)
+    values = {"window.size": 5, "map.voxel_m": 0.03}
+    with LiveNode(monkeypatch, camera, frames, Budgeted, **values) as live:
+        odometry = rt.collect(live.node, "nav_msgs/msg/Odometry", "/da3/odom")
+        assert live.change(CONFIGURE, ACTIVATE)
+        live.until(lambda: rt.matched(live.images) and rt.matched(live.infos))
+        live.until(lambda: live.publishers("/da3/odom"))
+        rt.spin_until(live.node, lambda: False, 1.0)
+        for n in range(len(frames)):
+            if n in (8, 16):
+                set_budget(live, SMALL_GB if n == 8 else 2.0)
+            live.show()
+            live.until(lambda n=n: len(odometry) > n)
+        shapes = live.networks[-1].shapes
+        cloud = live.da3.stream.pipeline.map.cloud().xyz
+    assert [rt.stamp_ns(m) for m in odometry] == [f.stamp_ns for f in frames]
+    assert {shape[1] for shape in shapes[:8]} == {shape[1] for shape in shapes[16:]} == {140}
+    assert {shape[1] for shape in shapes[8:16]} == {84}
+
+    found = [matrix(as_transform(m.pose.pose)) for m in odometry]
+    found = [invert_pose(found[0]) @ T for T in found]
+    true = [invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    unit = np.linalg.norm(found[7][:3, 3]) / np.linalg.norm(true[7][:3, 3])
+    for a, b in zip(found, true, strict=True):
+        np.testing.assert_allclose(a[:3, :3], b[:3, :3], atol=0.02)
+        np.testing.assert_allclose(a[:3, 3] / unit, b[:3, 3], atol=0.02)
+    T = frames[0].T_world_camera
+    points = cloud / unit @ T[:3, :3].T + T[:3, 3]
+    assert np.percentile(np.asarray(distance_to_surface(camera.room, points)), 95) < 0.05
+
+
+def as_transform(pose):
+    """A pose message's fields by a transform's names."""
+    return types.SimpleNamespace(translation=pose.position, rotation=pose.orientation)
