@@ -56,3 +56,19 @@ def test_no_folder_but_those_below_is_one(tmp_path, path):
 def test_a_scene_beside_another_has_its_cameras_name(tmp_path):
     assert beside(tmp_path / "room.glb", "left").name == "room_left.glb"
     assert beside(tmp_path / "room", "rig/left").name == "room_rig_left"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    "path",
+    ["/", ".", "..", "a/..", "~nouser/x", 300 * "n", "x\0y", "\udc80", "loop/x", 5000 * "a/"],
+)
+def test_hostile_paths_are_one_line_each(tmp_path, path, folder):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "loop").symlink_to(root / "loop")
+    for home in (str(root), "~nouser/da3"):
+        with pytest.raises(PathError) as refused:
+            resolve_inside(home, path, "" if folder else ".ply", folder=folder)
+        assert "\n" not in str(refused.value)
+        assert str(refused.value).isprintable()
