@@ -3,7 +3,7 @@
     python bench/bench_loops.py rings --seeds 10 --out bench/results/loops-rings.json
     python bench/bench_loops.py twins --seeds 20 --out bench/results/loops-twins.json
     python bench/bench_loops.py recall --seeds 10 --out bench/results/loops-recall.json
-    python bench/bench_loops.py network --seeds 4 --frames 200 --out bench/results/loops-network.json
+    python bench/bench_loops.py network --seeds 2 --out bench/results/loops-network.json
 
 ``rings``: 1.25 laps; windows are exact with noise, descriptors are da3-tiny's of the rendered
 images. Drift is how the scene at the end lies over the same place at the beginning: with and
@@ -11,7 +11,7 @@ without loops. ``twins``: two corridors that look exactly alike, one after the o
 and a network that takes them for one when it sees both in a window: no loop may be closed.
 ``recall``: share of the keyframes of the second time round for which one that sees half of the
 same is among the five most alike ones of the first, by the kind of descriptor.
-``network``: da3-tiny's own windows of the rendered images. Of the looks at two keyframes that truly
+``network``: da3-tiny's own windows of rendered images. Of the looks at two keyframes that truly
 see the same, and of those that do not: how many it verifies; and the path with and without loops.
 """
 
