@@ -3,6 +3,7 @@
     python bench/bench_loops.py rings --seeds 10 --out bench/results/loops-rings.json
     python bench/bench_loops.py twins --seeds 20 --out bench/results/loops-twins.json
     python bench/bench_loops.py recall --seeds 10 --out bench/results/loops-recall.json
+    python bench/bench_loops.py network --seeds 2 --out bench/results/loops-network.json
 
 ``rings``: 1.25 laps; windows are exact with noise, descriptors are da3-tiny's of the rendered
 images. Drift is how the scene at the end lies over the same place at the beginning: with and
@@ -10,6 +11,8 @@ without loops. ``twins``: two corridors that look exactly alike, one after the o
 and a network that takes them for one when it sees both in a window: no loop may be closed.
 ``recall``: share of the keyframes of the second time round for which one that sees half of the
 same is among the five most alike ones of the first, by the kind of descriptor.
+``network``: da3-tiny's own windows of rendered images. Of the looks at two keyframes that truly
+see the same, and of those that do not: how many it verifies; and the path with and without loops.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from da3_ros.config import config_from_parameters
+from da3_ros.config import PipelineConfig, config_from_parameters
+from da3_ros.inference import InferenceSession
 from da3_ros.inference.preprocess import normalize
 from da3_ros.mapping.loops import whitened
 from da3_ros.measure import trajectory_error
@@ -247,6 +251,67 @@ def recall_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict
     return found
 
 
+class Looking:
+    """da3-tiny, and which pairs it was shown."""
+
+    def __init__(self, walk: Walk, settings: PipelineConfig) -> None:
+        self.session = InferenceSession(settings.inference)
+        self._true = {f.stamp_ns: f.T_world_camera for f in walk.truth}
+        self.true: list[bool] = []  # whether both keyframes of a look see the same
+
+    def fit(self, *arguments):
+        """As the session."""
+        return self.session.fit(*arguments)
+
+    def prefetch(self, image) -> None:
+        """As the session."""
+        self.session.prefetch(image)
+
+    def infer(self, window: Window):
+        """As the session."""
+        if not window.new:
+            split = int(np.argmax(np.abs(np.diff([v.stamp_ns for v in window.views])))) + 1
+            a, b = (self._true[window.views[i].stamp_ns] for i in (0, split))
+            near = np.linalg.norm(a[:3, 3] - b[:3, 3]) < 1.5
+            self.true.append(bool(near and a[:3, 2] @ b[:3, 2] > np.cos(np.radians(40))))
+        return self.session.infer(window)
+
+
+def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
+    """Loops that da3-tiny finds by itself."""
+    found = []
+    for seed in range(options.seeds):
+        walk = walk_ring(seed, options.frames, 1.25, describe)
+        row = {"seed": seed}
+        for loops in (False, True):
+            values = {
+                "model": "da3-tiny", "process_res": max(SEEN), "map.voxel_m": 0.1,
+                "loop.enabled": loops, "map.keep_images": False, "device": "cpu",
+            }  # fmt: skip
+            settings = config_from_parameters(values)
+            looking = Looking(walk, settings)
+            pipeline = Pipeline(settings, looking)
+            K = intrinsics(SEEN, 70.0)
+            K[:2, 2] -= 0.5
+            verdicts: list[int] = []
+            for f, image in zip(walk.truth, walk.images, strict=True):
+                frame = Frame(f.stamp_ns, image, calibration=Calibration(*SEEN, K))
+                for _ in pipeline.push(frame):
+                    pass
+                missing = len(looking.true) - len(verdicts)
+                verdicts += [pipeline.loops._closer.found - sum(verdicts)] * missing
+            error = end_error(pipeline, walk)
+            row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
+        true = np.array(looking.true, bool)
+        seen = np.array(verdicts, bool)
+        row |= {"closed": pipeline.loops.closed, "true looks": int(true.sum())}
+        row |= {"of these found": int(seen[true].sum()), "false looks": int((~true).sum())}
+        row |= {"of these found too": int(seen[~true].sum()), "segments": pipeline._segment + 1}
+        found.append(row)
+        show(row)
+    return found
+
+
 def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
     """Of each keyframe of the second time round, whether a true match is among five."""
     chosen = np.arange(0, len(walk.truth), 4)
@@ -275,13 +340,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", default="rings", choices=("rings", "twins", "recall"))
+    parser.add_argument(
+        "what", nargs="?", default="rings", choices=("rings", "twins", "recall", "network")
+    )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--frames", type=int, default=320)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.getLogger("da3_ros").setLevel(logging.ERROR)
-    work = {"rings": ring_rows, "twins": twin_rows, "recall": recall_rows}[options.what]
+    work = {
+        "rings": ring_rows,
+        "twins": twin_rows,
+        "recall": recall_rows,
+        "network": network_rows,
+    }[options.what]
     found = work(options, Descriptors())
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

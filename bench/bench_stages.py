@@ -1,7 +1,9 @@
 """Milliseconds per frame of everything but the network: from a camera's message to published ones.
 
 Each step runs on its own, many times, on a rendered room; publishing goes to subscriptions of this
-process over the middleware. Compare runs only on the same machine; `taskset -c 0` for one core.
+process over the middleware. Join and map are those of the pipeline on exact windows of a walk of
+the same size. Live, one thread decodes to maps and another one builds and publishes: both sums
+stand beside that of all. Compare runs only on the same machine; `taskset -c 0` for one core.
 """
 
 from __future__ import annotations
@@ -20,26 +22,21 @@ import rclpy
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
-from da3_ros.config import DepthConfig, MapConfig
+from da3_ros.config import DepthConfig, config_from_parameters
 from da3_ros.depth_filter import filter_depth
-from da3_ros.geometry import backproject
 from da3_ros.inference import resize_for_network
-from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.pipeline import Pipeline
 from da3_ros.rectify import Rectifier
 from da3_ros.ros import messages as build
 from da3_ros.ros.decode import decode
 from da3_ros.ros.outputs import FRAME_TOPICS, Outputs
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.types import Scale, TrackedFrame, WindowReport
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Frame, Scale, TrackedFrame, WindowReport
 
-COUNTED = (
-    "decode",
-    "rectify",
-    "resize",
-    "filter",
-    "median confidence of the frame",
-)  # with all that is built and published
+FIRST = ("decode", "rectify", "resize", "join", "filter", "map")  # before anything is published
+COUNTED = (*FIRST, "median confidence of the frame")  # with all that is built and published
 
 
 def repeated(work: Callable[[], Any], count: int) -> float:
@@ -89,16 +86,47 @@ def measure(size: tuple[int, int], process_res: int, count: int) -> dict[str, fl
     config = DepthConfig()
     times["filter"] = repeated(lambda: filter_depth(out.depth_m, out.confidence, config), count)
     times |= _publishing(lib, out, count)
-    voxels = MapConfig()
-    times["map, keyframes only"] = repeated(
-        lambda: _insert(VoxelMap(voxels.voxel_m, voxels.max_points), out), count
-    )
-    return times
+    return times | _scene(image.shape[1::-1], max(12, min(count, 40)))
 
 
-def _insert(voxels: VoxelMap, frame: TrackedFrame) -> None:
-    points = backproject(frame.depth_m, frame.K).reshape(-1, 3).astype(np.float64)
-    voxels.insert(points, frame.image.reshape(-1, 3), frame.confidence.reshape(-1))
+class Timed:
+    """What a call costs, whenever it is made."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.work, self.ms = work, 0.0
+
+    def __call__(self, *arguments: Any, **values: Any) -> Any:
+        """As the work itself."""
+        start = time.perf_counter()
+        try:
+            return self.work(*arguments, **values)
+        finally:
+            self.ms += 1e3 * (time.perf_counter() - start)
+
+
+def _scene(size: tuple[int, int], frames: int) -> dict[str, float]:
+    """Per frame, medians along a walk: joining the window, the map and loops behind it."""
+    camera = SyntheticCamera(seed=1, size=size, walk="straight", frames=frames)
+    seen = list(camera)
+    noise = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
+    settings = config_from_parameters({"process_res": max(size)})
+    pipeline = Pipeline(settings, TruthSession(seen, noise=noise))
+    join, grow = Timed(pipeline._place), Timed(pipeline._map)
+    pipeline._place, pipeline._map = join, grow  # type: ignore[method-assign]
+    joined, mapped, keyframes = [], [], []
+    for frame in seen:
+        join.ms = grow.ms = 0.0
+        pushed = Frame(frame.stamp_ns, frame.image, calibration=camera.calibration)
+        for result in list(pipeline.push(pushed))[-1:]:
+            joined.append(join.ms)
+            mapped.append(grow.ms)
+            keyframes += [grow.ms] if result.keyframe else []
+    begun = len(joined) // 4  # windows that still grow
+    return {
+        "join": statistics.median(joined[begun:]),
+        "map": statistics.mean(mapped[begun:]),  # a keyframe costs, the others nothing
+        "map, a keyframe": statistics.median(keyframes),
+    }
 
 
 def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str, float]:
@@ -142,7 +170,16 @@ def main() -> None:
     counted = {
         n: t for n, t in times.items() if n in COUNTED or n.startswith(("build", "publish"))
     }
-    times["all but network, join and map"] = sum(counted.values())
+    live = {n: t for n, t in counted.items() if n not in FIRST}
+    times["live: the network's thread"] = sum(t for n, t in counted.items() if n in FIRST)
+    times["live: the publishing thread"] = sum(live.values())
+    times["live: building all messages"] = sum(
+        t for n, t in live.items() if not n.startswith("publish")
+    )
+    times["all but network"] = sum(counted.values())
+    times["all but network, join and map"] = times["all but network"] - sum(
+        counted[n] for n in ("join", "map")
+    )
     light = ("depth/image", "depth/camera_info", "points", "pose", "/tf")
     times["the same, depth, cloud, pose, tf only"] = sum(
         t for n, t in counted.items() if n in COUNTED or n.partition(" ")[2] in light

@@ -31,7 +31,7 @@ def judge(series: Sequence[float], room: float) -> Growth:
     memory moves. Raises ValueError for fewer than 20 values.
     """
     half = np.asarray(series[len(series) // 2 :], dtype=float)
-    if len(half) < FEWEST:
+    if len(series) < 2 * FEWEST:
         raise ValueError(f"{len(series)} values: a slope needs at least {2 * FEWEST}")
     slope, _, low, high = theilslopes(half, np.arange(len(half)))
     level = max(abs(float(np.median(half))), 1e-12)
