@@ -91,12 +91,11 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
 def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
-    assert session._kept_prefix(some[0].image) is not None
+    assert session._kept.get(some[0].image) is not None
     other = views(1, first=9)[0]
-    session._kept[id(other.image)] = session._kept[
-        id(some[0].image)
-    ]  # as if the address had been used again
-    assert session._kept_prefix(other.image) is None
+    entries = session._kept._entries
+    entries[id(other.image)] = entries[id(some[0].image)]  # as if the address was used again
+    assert session._kept.get(other.image) is None
 
 
 def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
