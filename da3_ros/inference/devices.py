@@ -273,7 +273,7 @@ class Cuda(Device):
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, questions without a device are about this card."""
-        if torch.cuda.current_device() == self.device.index:
+        if self.device.index in (None, torch.cuda.current_device()):
             return contextlib.nullcontext()
         return torch.cuda.device(self.device)
 

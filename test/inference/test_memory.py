@@ -1,5 +1,6 @@
 """Running out of memory loses nothing; kept prefixes and wanted views change nothing."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -269,11 +270,12 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
     with torch._inductor.config.patch(
         {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
     ):
-        session = make_session(compile="on")
-        found = session.infer(window(views(2)))
+        session, some = make_session(compile="on"), views(2)
+        for _ in range(2):  # nothing is compiled before its shape comes again
+            found = session.infer(window(some))
     assert "running uncompiled" in caplog.text
     assert session.compile_mode == ""
-    close(found, make_session().infer(window(views(2))))
+    close(found, make_session().infer(window(some)))
 
 
 # Devices --------------------------------------------------------------------------------------
@@ -307,28 +309,61 @@ def test_cpu_knows_its_own_out_of_memory():
 
 @pytest.fixture
 def mps(monkeypatch):
-    """A Mac's GPU with 8 GiB recommended and 1 GiB held by the driver."""
+    """A Mac's GPU with 8 GiB recommended and 1 GiB held by the driver; its tensors are here."""
     calls = []
     faked = {
         "recommended_max_memory": lambda: 8 * GIB,
         "driver_allocated_memory": lambda: GIB,
         "set_per_process_memory_fraction": calls.append,
         "empty_cache": lambda: calls.append("empty"),
+        "synchronize": lambda: None,
     }
     for name, function in faked.items():
         monkeypatch.setattr(torch.mps, name, function)
     device = Mps()
+    device.device = torch.device("cpu")
     device.calls = calls
     return device
 
 
-def test_mps_counts_driver_memory_and_takes_neither_fp16_nor_the_compiler(mps):
+def test_mps_takes_16_bits_where_metal_multiplies_them(mps, monkeypatch):
+    assert mps.precision("auto") == torch.bfloat16
+    plain = torch.ones
+
+    def old_macos(*shape, dtype=None, **options):
+        if dtype == torch.bfloat16:
+            raise TypeError("BFloat16 is not supported on MPS")
+        return plain(*shape, dtype=dtype, **options)
+
+    monkeypatch.setattr(torch, "ones", old_macos)
+    assert mps.precision("auto") == torch.float16
+    with pytest.raises(DeviceError, match="mixed_precision bfloat16 is not usable on mps"):
+        mps.precision("bfloat16")
+    with pytest.raises(DeviceError, match="mixed_precision int8 is not usable on mps"):
+        mps.precision("int8")
+
+
+def test_mps_attention_is_what_its_memory_says(mps, monkeypatch, caplog):
+    assert mps.attention(torch.float16) == "fused"
+    held = iter([GIB, GIB + 2**25])  # 4096 x 4096 scores of 16 bits
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: next(held))
+    assert mps.attention(torch.float16) == "math"
+    assert "square of a window" in caplog.text
+
+
+def test_every_device_has_three_modes_that_differ(mps, card):
+    pieces = []
+    for mode in ("minimal", "balanced", "max"):
+        mps.mode = mode
+        pieces.append(mps.chunks())
+    assert len(set(pieces)) == 3
+    cards = [card(mode=mode) for mode in ("minimal", "balanced", "max")]
+    assert len({(c.chunks(), c.compile_mode("auto")) for c in cards}) == 3
+
+
+def test_mps_counts_driver_memory_and_takes_no_compiler(mps):
     assert mps.in_use() == GIB
     assert mps.free() <= 7 * GIB
-    assert mps.precision("auto") == torch.float32
-    assert mps.precision("bfloat16") == torch.bfloat16
-    with pytest.raises(DeviceError, match="mixed_precision float16 is not usable on mps"):
-        mps.precision("float16")
     with pytest.raises(DeviceError, match="set compile to off"):
         mps.compile_mode("on")
     assert mps.compile_mode("auto") == ""
@@ -347,6 +382,8 @@ def card(monkeypatch):
 
         patches = {
             "current_device": lambda: 0,
+            "device_count": lambda: 2,
+            "is_available": lambda: True,
             "get_device_properties": lambda d: Properties,
             "is_bf16_supported": lambda including_emulation=True: bf16,
             "mem_get_info": lambda d: (free, 8 * GIB),
@@ -372,6 +409,50 @@ def test_cuda_takes_what_the_chip_has(card):
     with pytest.raises(DeviceError, match="bfloat16 is not usable on cuda"):
         turing.precision("bfloat16")
     assert card((6, 1), bf16=False).precision("auto") == torch.float32
+
+
+def test_a_card_is_chosen_by_its_number(card, monkeypatch):
+    card()
+    monkeypatch.setattr(torch.cuda, "device", lambda d: contextlib.nullcontext())
+    monkeypatch.setattr(Cuda, "prepare", lambda self: None)
+    assert devices.open_device("cuda:1").device == torch.device("cuda", 1)
+    assert devices.open_device("cuda").device == torch.device("cuda", 0)
+    with pytest.raises(DeviceError, match=r"'cuda:2' is not here: .* one of cuda:0, cuda:1$"):
+        devices.open_device("cuda:2")
+    with pytest.raises(DeviceError, match=r"'cpu:x' is not here: set `device` to one of cpu$"):
+        devices.open_device("cpu:x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+    ],
+)
+def test_cuda_knows_out_of_memory_by_its_words_too(card, text):
+    kinds = [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)]
+    assert all(card().is_out_of_memory(kind(text)) for kind in kinds)
+
+
+def test_other_errors_of_a_card_are_not_out_of_memory(card):
+    for text in ("CUDA error: an illegal memory access was encountered", "shapes", "device-side"):
+        assert not card().is_out_of_memory(RuntimeError(text))
+    assert not card().is_out_of_memory(ValueError("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize("taken", [6, 7])
+def test_attention_is_asked_about_as_this_torch_takes_it(monkeypatch, taken):
+    class Params:
+        def __init__(self, *args):
+            if len(args) != taken:
+                raise TypeError("incompatible constructor arguments")
+
+    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", Params)
+    assert isinstance(devices.sdpa_params(torch.ones(1)), Params)
 
 
 def test_cuda_compiles_in_max_and_when_asked(card):
