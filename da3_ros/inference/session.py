@@ -346,6 +346,8 @@ class InferenceSession:
     @torch.inference_mode()
     def _run(self, window: Window) -> Prediction:
         self._compiling = False
+        if self._clean:  # of what other networks in this process left since, too
+            self.on.release()
         before = self.on.in_use()
         self.on.reset_peak()
         images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
