@@ -290,6 +290,9 @@ class InferenceSession:
         and depth share one unknown unit. Where memory runs out the same window is run again with
         less of it; raises WindowTooLargeError when only fewer views can help.
         """
+        return self._infer(window)
+
+    def _infer(self, window: Window) -> Prediction:
         start = time.perf_counter()
         self._plan_for(window)
         while True:
@@ -312,7 +315,7 @@ class InferenceSession:
         self._rehearsing = True
         try:
             self.prefetch(window.views[0].image)
-            return self.infer(window)
+            return self._infer(window)
         finally:
             self.meanwhile, self._rehearsing, self._calm = meanwhile, False, 0
             self._kept.clear()
