@@ -78,9 +78,7 @@ def gflop(model, size: Size, *, heads: int, new: int) -> float:
 class Runner:
     """The variants of one model at one size."""
 
-    def __init__(
-        self, name: str, size: Size, precisions: list[str], device, backend: str
-    ) -> None:
+    def __init__(self, name: str, size: Size, precisions: list[str], device, backend: str) -> None:
         """``backend``: of the compiler; empty: nothing is compiled."""
         self.device = device
         ours, theirs = networks(name)

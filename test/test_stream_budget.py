@@ -60,12 +60,8 @@ def test_the_metric_model_is_warmed_too(monkeypatch):
 
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     looks = []
-    stream, _ = stream_of(
-        **{"scale.source": "metric_model", "scale.metric_checkpoint": "random"}
-    )
+    stream, _ = stream_of(**{"scale.source": "metric_model", "scale.metric_checkpoint": "random"})
     plain = stream.pipeline.ruler.measure
-    monkeypatch.setattr(
-        stream.pipeline.ruler, "measure", lambda *a: looks.append(a) or plain(*a)
-    )
+    monkeypatch.setattr(stream.pipeline.ruler, "measure", lambda *a: looks.append(a) or plain(*a))
     stream.warm_up()
     assert len(looks) == 1

@@ -1,4 +1,4 @@
-"""A network's functions through torch.compile: one program per shape, bounded, compared, replaceable.
+"""A network's functions through torch.compile: a program per shape, bounded and compared.
 
 The compiler keeps its programs with a function's code and gives up after a few; so every shape has
 code of its own here. A program is used only where it says what the plain function says, and
@@ -21,7 +21,9 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 MOST = 32  # shapes that have a program; further ones run uncompiled
-SIGHTS = 2  # a shape is compiled when it comes the second time: many come once while a stream starts
+SIGHTS = (
+    2  # a shape is compiled when it comes the second time: many come once while a stream starts
+)
 CHECKS = {"reduce-overhead": 3}  # runs that are compared: CUDA graphs warm up, record and replay
 BOUND = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # relative, in the norm
 GRAPHS = "reduce-overhead"
@@ -136,7 +138,7 @@ def first_line(error: BaseException) -> str:
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` behind a code object that nothing else has: compilers count programs per code."""
+    """``function`` behind code that nothing else has: the compiler counts programs per code."""
 
     def program(*args: Any, **kw: Any) -> Any:
         return function(*args, **kw)

@@ -23,7 +23,7 @@ class _Kept:
 
 
 class KeptPrefixes:
-    """By the image's address: it is the image alone that decides. The longest unused leave first."""
+    """By the image's address: the image alone decides. The longest unused leave first."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[int, _Kept] = OrderedDict()

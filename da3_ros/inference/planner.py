@@ -111,7 +111,10 @@ class Plan:
             values["reduced"] = tuple(values["reduced"])
             plan = Plan(**values)
             _ = plan.dtype, plan.predicted
-            if min(plan.width, plan.height, plan.process_res, plan.new, plan.window - plan.new) < 1:
+            if (
+                min(plan.width, plan.height, plan.process_res, plan.new, plan.window - plan.new)
+                < 1
+            ):
                 raise ValueError("a size below 1")
         except (ValueError, TypeError, KeyError) as error:
             raise BudgetError(f"not a plan as `da3_ros replay` writes it: {error}") from error

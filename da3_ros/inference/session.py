@@ -17,7 +17,7 @@ from da3_ros.config import InferenceConfig
 from da3_ros.inference.compiled import Compiler
 from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.kept import KeptPrefixes, Prefix
-from da3_ros.inference.loading import load_checked, load_network, put_on
+from da3_ros.inference.loading import load_checked, load_network
 from da3_ros.inference.planner import (
     GIB,
     SMALLEST,
@@ -181,7 +181,9 @@ class InferenceSession:
         if plan.model != self.config.model:
             raise ValueError(f"the plan is for {plan.model}, not {self.config.model}")
         if not self.on.can(plan.dtype):
-            raise DeviceError(f"the plan's precision {plan.precision} is not usable on {self.device}")
+            raise DeviceError(
+                f"the plan's precision {plan.precision} is not usable on {self.device}"
+            )
         self.pinned = True
         self._adopt(plan)
 
@@ -229,15 +231,17 @@ class InferenceSession:
         return budget
 
     def _spare(self) -> torch.dtype | None:
-        """A smaller type that the budget may force: only where `mixed_precision` is auto, and never
+        """A smaller type that the budget may force: only where `mixed_precision` is auto, and not
         after 16 bits were found wrong here."""
         auto = self.config.mixed_precision == "auto" and self._wanted == torch.float32
         allowed = auto and self._trusts_less and self.on.can(torch.bfloat16)
         return torch.bfloat16 if allowed else None
 
     def _adopt(self, plan: Plan) -> None:
-        """Run as ``plan`` says from now on. Raises BudgetError or DeviceError, and changes nothing,
-        where it wants a precision that is wrong here."""
+        """Run as ``plan`` says from now on; where its precision is wrong here, as one without it.
+
+        Raises BudgetError or DeviceError, and keeps the plan before, where there is none.
+        """
         if plan.dtype != self.precision and not self._change_precision(plan.dtype):
             return self._adopt_without_spare(plan)
         before, self.plan = self.plan, plan
@@ -272,7 +276,7 @@ class InferenceSession:
         return self.precision == dtype
 
     def _let_go(self) -> None:
-        """What an earlier plan's windows left in the allocator must not count as the next one's."""
+        """What earlier windows left in the allocator must not count as the next one's."""
         self.on.release()
         self._clean = True
 
@@ -429,7 +433,8 @@ class InferenceSession:
         stacked = (
             torch.stack([self._upload(x) for x in xs])[None] for xs in zip(*parts, strict=True)
         )
-        return type(parts[0])(*stacked)
+        make: Any = type(parts[0])
+        return make(*stacked)
 
     def _encode(self, images: list[Image], size: tuple[int, int]) -> dict[int, Prefix]:
         """What the network makes of each image alone, by the array's ``id()``."""

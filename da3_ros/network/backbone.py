@@ -264,8 +264,8 @@ class VisionTransformer(nn.Module):
 
         ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
         come from known poses, in which case no frame is the reference and none is moved.
-        ``frames`` int64 [M]: those whose patches are wanted, by default all; a tensor, so that to a
-        compiler they are data and not one more program. The camera slot is of all.
+        ``frames`` int64 [M]: those whose patches are wanted, by default all; a tensor, so that to
+        a compiler they are data and not one more program. The camera slot is of all.
         ``consume`` turns each tap's patches into what is kept of them as soon as they are there:
         four whole taps are the largest thing in memory otherwise.
         """

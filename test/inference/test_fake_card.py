@@ -128,17 +128,18 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(torch.nn.Module, "_apply", replace_parameters)
     instead = {
-        "contiguous": lambda self, memory_format=torch.contiguous_format: (
-            self.clone(memory_format=memory_format)
+        "contiguous": lambda self, memory_format=torch.contiguous_format: self.clone(
+            memory_format=memory_format
         ),
         "copy_": lambda self, other, non_blocking=False: torch.ops.aten.copy_.default(self, other),
         "__getitem__": getitem,
         "__setitem__": setitem,
     }
+    plain = {name: getattr(torch.Tensor, name) for name in instead}
     for name, ours in instead.items():
         monkeypatch.setattr(
             torch.Tensor, name,
-            lambda self, *a, _ours=ours, _plain=getattr(torch.Tensor, name), **k: (
+            lambda self, *a, _ours=ours, _plain=plain[name], **k: (
                 _ours if self.device.type == "cuda" else _plain
             )(self, *a, **k),
         )  # fmt: skip

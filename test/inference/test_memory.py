@@ -672,7 +672,9 @@ def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
 @pytest.mark.parametrize("poses", [False, True])
 def test_a_warm_up_leaves_no_trace(poses):
     session, plain = (
-        InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112), poses=poses)
+        InferenceSession(
+            InferenceConfig("da3-tiny", "random", "cpu", process_res=112), poses=poses
+        )
         for _ in range(2)
     )
     given, answer = warm_up(session, 4, 1, image=(112, 84))
@@ -693,7 +695,7 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
     decoded, decode = [], session.network.decode
     monkeypatch.setattr(
         session.network, "decode",
-        lambda p, *a, **k: decoded.append((p.tokens.shape[1], len(k["frames"]))) or decode(p, *a, **k),
+        lambda p, *a, **k: decoded.append((p[0].shape[1], len(k["frames"]))) or decode(p, *a, **k),
     )  # fmt: skip
     warm_up(session, 6, 2)
     assert encoded == [1, 2]  # a frame that waits, and the new ones; not a window of them

@@ -179,7 +179,9 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
         for chunks, poses in ((Chunks(8), False), (Chunks(1, 4, 500), model == "da3-small"))
     ]
     found = [footprint(shape) for shape in shapes]
-    monkeypatch.setattr(module._CountedOnce, "__call__", lambda self, x, rope=None: self._run(x, rope))
+    monkeypatch.setattr(
+        module._CountedOnce, "__call__", lambda self, x, rope=None: self._run(x, rope)
+    )
     footprint.cache_clear()
     assert [footprint(shape) for shape in shapes] == found
 

@@ -1,4 +1,4 @@
-"""The live node, whose first real window lasts as long as the test wants: until its file is there."""
+"""The live node, whose windows last as long as the test wants: until its file is there."""
 
 import os
 import sys

@@ -31,7 +31,9 @@ def test_a_budget_is_refused_in_mid_window_with_the_planners_line(tmp_path):
 def test_before_the_first_frame_the_node_is_warm_and_has_a_plan():
     with Rig() as rig:
         diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
-        rig.until(lambda: diagnostics and values_of(diagnostics[-1]).get("warm_up_s", "nan") != "nan")
+        rig.until(
+            lambda: diagnostics and values_of(diagnostics[-1]).get("warm_up_s", "nan") != "nan"
+        )
         rig.until(lambda: rig.status and rig.status[-1].memory_plan_gb > 0)
         status = rig.status[-1]
         assert status.frames_received == status.frames_processed == 0
