@@ -1,11 +1,14 @@
 """Our network against the reference package, in one run, on one machine.
 
-Same random weights, sizes and views for both; runs of all variants alternate, so that a busy
-machine slows all of them. Prints a table and writes JSON:
+Same random weights, sizes and views for both, and every block of the model; runs of all variants
+alternate, so that a busy machine slows all of them. Where the reference package is not installed
+ours in fp32 is the base. Prints a table and writes JSON:
 
     python bench/bench_network.py --models da3-small da3-base --out bench/results/cpu.json
 
-On a GPU the same command runs there (``--device cuda``); see bench/README.md.
+On a GPU the same command runs there (``--device cuda``); see bench/README.md. A look at the toy:
+
+    python bench/bench_network.py --models da3-tiny --sizes 2x84x56 --repeats 1
 """
 
 from __future__ import annotations
@@ -13,11 +16,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import json
-import os
-import platform
+import functools
+import importlib.util
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -29,9 +30,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
-from network.oracle import pair  # noqa: E402
+import results_file  # noqa: E402
 
+from da3_ros.inference.compiled import with_own_code  # noqa: E402
 from da3_ros.inference.devices import open_device  # noqa: E402
+from da3_ros.inference.loading import load_network  # noqa: E402
 from da3_ros.network.backbone import Prefix  # noqa: E402
 from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa: E402
 
@@ -75,20 +78,21 @@ def gflop(model, size: Size, *, heads: int, new: int) -> float:
 class Runner:
     """The variants of one model at one size."""
 
-    def __init__(
-        self, name: str, size: Size, precisions: list[str], device, compiled: bool
-    ) -> None:
+    def __init__(self, name: str, size: Size, precisions: list[str], device, backend: str) -> None:
+        """``backend``: of the compiler; empty: nothing is compiled."""
         self.device = device
-        ours, theirs = pair(name, 0, packaged=name in ("da3-small", "da3-base"))
+        ours, theirs = networks(name)
         self.spec = ours.spec
         g = torch.Generator().manual_seed(0)
         self.images = torch.randn(1, size.views, 3, size.height, size.width, generator=g)
         self.images = self.images.to(device.device)
         self.size = (size.height, size.width)
-        self.theirs = theirs.to(device.device)
-        self.variants = {"reference fp32": self._reference(torch.float32)}
-        if device.kind == "cuda":
-            self.variants["reference autocast"] = self._reference(device.native_half())
+        self.variants: dict = {}
+        if theirs is not None:
+            self.theirs = theirs.to(device.device)
+            self.variants["reference fp32"] = self._reference(torch.float32)
+            if device.kind == "cuda":
+                self.variants["reference autocast"] = self._reference(device.native_half())
         drop_rays(ours)
         state = {k: v.clone() for k, v in ours.state_dict().items()}
         for precision in precisions:
@@ -100,8 +104,9 @@ class Runner:
                 channels_last(net)
             net.to(device.device).set_chunks(device.chunks())
             self._add(net, precision)
-            if compiled:
-                self._add(net, f"{precision} compiled", torch.compile)
+            if backend:
+                compiler = functools.partial(torch.compile, backend=backend)
+                self._add(net, f"{precision} compiled", compiler)
 
     def _reference(self, dtype: torch.dtype):
         def run():
@@ -114,11 +119,20 @@ class Runner:
     def _add(self, net, label: str, wrap=None) -> None:
         encode, decode = net.encode, net.decode
         if wrap is not None:
-            encode, decode = (wrap(f, fullgraph=True, dynamic=False) for f in (encode, decode))
+            # Each variant has code of its own: the compiler keeps few programs per code.
+            encode, whole_of, part_of = (
+                wrap(with_own_code(f), fullgraph=True, dynamic=False)
+                for f in (encode, decode, decode)
+            )
+        else:
+            whole_of = part_of = decode
         N = self.images.shape[1]
+        frames = None
+        if N > HEADS:
+            frames = torch.tensor([0, N // 2, N - 1], device=self.images.device)
 
         def whole():
-            return decode(encode(self.images), self.size, ref_view="first").depth
+            return whole_of(encode(self.images), self.size, ref_view="first").depth
 
         def sliding():
             """One new frame; the other prefixes were kept."""
@@ -126,8 +140,7 @@ class Runner:
             prefix = Prefix(
                 *(torch.cat((k[:, 1:], f), 1) for k, f in zip(kept, fresh, strict=True))
             )
-            frames = [0, N // 2, N - 1] if N > HEADS else list(range(N))
-            return decode(prefix, self.size, ref_view="first", frames=frames).depth
+            return part_of(prefix, self.size, ref_view="first", frames=frames).depth
 
         with torch.inference_mode():
             kept = Prefix(*(x.clone() for x in net.encode(self.images)))
@@ -171,6 +184,15 @@ class Runner:
             torch.cuda.synchronize()
 
 
+def networks(name: str):
+    """Ours, and the reference's or None, with one set of random weights and all blocks."""
+    if importlib.util.find_spec("depth_anything_3") is None:
+        return load_network(name, "random"), None
+    from network.oracle import pair
+
+    return pair(name, 0, packaged=name in ("da3-small", "da3-base"), short=False)
+
+
 def give_back() -> None:
     """Let the C library return freed memory, so that a pass is seen to take it again."""
     with contextlib.suppress(OSError, AttributeError):
@@ -179,9 +201,10 @@ def give_back() -> None:
 
 def measure(name: str, size: Size, options, device) -> list[dict]:
     """A row for every variant."""
-    runner = Runner(name, size, options.precision, device, options.compile)
+    backend = options.backend if options.compile else ""
+    runner = Runner(name, size, options.precision, device, backend)
     seconds = runner.time(options.repeats)
-    base = statistics.median(seconds["reference fp32"])
+    base = statistics.median(next(iter(seconds.values())))
     rows = []
     for variant, values in seconds.items():
         median = statistics.median(values)
@@ -190,6 +213,7 @@ def measure(name: str, size: Size, options, device) -> list[dict]:
         rows.append(
             {
                 "model": name,
+                "blocks": runner.spec.blocks,
                 "size": str(size),
                 "variant": variant,
                 "median_s": median,
@@ -220,27 +244,15 @@ def matmul_peak(device, dtype: torch.dtype) -> float:
 
 
 def machine(device) -> dict:
-    """What the numbers belong to."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "device": device.name(),
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "commit": commit,
-        "matmul_tflops": {
-            k: matmul_peak(device, v) for k, v in DTYPES.items() if k in ("fp32", "bf16")
-        },
-    }
+    """What the device reaches, beside what every result says of its machine."""
+    kinds = {k: v for k, v in DTYPES.items() if k in ("fp32", "bf16")}
+    return {"matmul_tflops": {k: matmul_peak(device, v) for k, v in kinds.items()}}
 
 
 def as_text(rows: list[dict]) -> str:
     """The table."""
     lines = [
-        "| model | views | variant | median s | x reference fp32 | peak MB |",
+        "| model | views | variant | median s | x the first | peak MB |",
         "|---|---|---|---:|---:|---:|",
     ]
     for r in rows:
@@ -252,7 +264,11 @@ def as_text(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--models", nargs="+", default=["da3-small", "da3-base"])
     parser.add_argument(
         "--sizes", nargs="+", type=parse_size, default=[Size(8, 280, 210), Size(8, 504, 280)]
@@ -262,7 +278,8 @@ def main() -> None:
     parser.add_argument("--mode", default="balanced")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="each precision compiled, too")
+    parser.add_argument("--backend", default="inductor", help="of the compiler")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.threads:
@@ -274,9 +291,7 @@ def main() -> None:
             rows = measure(name, size, options, device)
             report["rows"] += rows
             print(as_text(rows), flush=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    results_file.write(options.out, report, device.name())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import logging
 import tempfile
 import threading
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import results_file
 import torch
 
 from da3_ros.config import NodeConfig, config_from_parameters
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="write the profiler's full trace here")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    result = {"command": "python bench/bench_overlap.py", "model": options.model}
+    result = {"model": options.model}
     for name, part in (("live", run_live), ("replay", run_replay)):
         result[name] = part(options)
         print(f"{name:15} {'thread':12} {'begin_ms':>9} {'end_ms':>9}")
@@ -252,9 +252,7 @@ def main() -> None:
             print(f"{row['span']:15} {row['thread']:12} {times}")
         for label, share in result[name]["overlapped"].items():
             print(f"{name}: {label} took place while a window ran for {share:.0%} of its time")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    results_file.write(options.out, result, result["live"]["device"])
 
 
 if __name__ == "__main__":

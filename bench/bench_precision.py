@@ -12,14 +12,14 @@ against the room's true depth after one scale per window. The first row is exact
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+import results_file
 import torch
 from scipy.spatial.transform import Rotation
 
-from da3_ros.inference import InferenceConfig, InferenceSession
+from da3_ros.inference import InferenceConfig, InferenceSession, open_device
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import Prediction, View, Window
 
@@ -104,9 +104,8 @@ def main() -> None:
     print("  ".join(rows[0]))
     for found in rows:
         print("  ".join(f"{value!s:>{len(key)}}" for key, value in found.items()))
-    if options.out:
-        result = {"device": options.device, "rooms": options.rooms, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"device": options.device, "rooms": options.rooms, "rows": rows}
+    results_file.write(options.out, result, open_device(options.device).name())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ import sys
 import time
 from pathlib import Path
 
+import results_file
+
 from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
+from da3_ros.inference.devices import open_device
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.speed import measure_speed
 
@@ -181,9 +184,7 @@ def main() -> None:
     print("| " + " | ".join(COLUMNS[options.what]) + " |")
     print("|" + "---|" * len(COLUMNS[options.what]))
     rows = {"matrix": matrix, "budgets": budgets, "windows": windows}[options.what](options)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    results_file.write(options.out, {"rows": rows}, open_device(options.device).name())
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ to one. With the head on all views, as in bench_network.py.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 
+import results_file
 import torch
 from bench_network import DTYPES, parse_size
 from torch.profiler import ProfilerActivity, profile
@@ -80,10 +80,7 @@ def main() -> None:
                 rows.append(row | {"shares": shares(model, size, precision, on)})
                 listed = ", ".join(f"{k} {v:.0%}" for k, v in rows[-1]["shares"].items())
                 print(f"{model}, {size}, {precision}: {listed}", flush=True)
-    if options.out:
-        threads = torch.get_num_threads()
-        result = {"device": on.name(), "threads": threads, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    results_file.write(options.out, {"device": on.name(), "rows": rows}, on.name())
 
 
 if __name__ == "__main__":

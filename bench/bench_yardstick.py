@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import results_file
 import torch
 
 from da3_ros.inference import InferenceConfig, InferenceSession
@@ -125,10 +125,8 @@ def main() -> None:
         rows += measure(size, options)
         for row in rows[-3 * len(options.precision) :]:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if options.out:
-        device, threads = open_device(options.device).name(), torch.get_num_threads()
-        result = {"device": device, "threads": threads, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    device = open_device(options.device).name()
+    results_file.write(options.out, {"device": device, "rows": rows}, device)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _add_plan(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     config = InferenceConfig()
-    plan.add_argument("--device", default=config.device, choices=("auto", "cuda", "mps", "cpu"))
+    plan.add_argument("--device", default=config.device, help="auto, cuda, cuda:1, mps or cpu")
     plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
     plan.add_argument(
         "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",

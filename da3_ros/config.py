@@ -30,12 +30,15 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     items: type | None = None,
+    pattern: str = "",
 ) -> Any:
     """A config field with its description and allowed values.
 
+    ``pattern``: a regular expression for texts that are allowed beside the choices.
     ``items``: the type of a list of any length; None: a list has as many numbers as its default.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
+    metadata["pattern"] = pattern
     if isinstance(default, tuple):
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -56,7 +59,12 @@ class InferenceConfig:
     checkpoint: str = option(
         "", "folder, hub name, `random` (no meaning, for tests), or empty: shipped or hub cache"
     )
-    device: str = option("auto", "where the network runs", choices=("auto", "cuda", "mps", "cpu"))
+    device: str = option(
+        "auto",
+        "where the network runs; cuda:1 is the second card",
+        choices=("auto", "cuda", "mps", "cpu"),
+        pattern=r"cuda:\d+",
+    )
     performance_mode: str = option(
         "balanced",
         "minimal: least memory, half of the CPU; max: also compiler and CUDA graphs",
@@ -347,10 +355,12 @@ class Parameter:
     high: float | None
     choices: tuple[str, ...]
     items: type | None = None  # of a list of any length
+    pattern: str = ""  # of texts that are allowed beside the choices
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""
-        if self.choices and self.value not in self.choices:
+        free = self.pattern and re.fullmatch(self.pattern, str(self.value))
+        if self.choices and self.value not in self.choices and not free:
             raise ConfigError(f"{self.name} is {self.value!r}: one of {', '.join(self.choices)}")
         if isinstance(self.value, float) and math.isnan(self.value):
             raise ConfigError(f"{self.name} is NaN")

@@ -29,7 +29,38 @@ def test_network_against_the_reference(tmp_path):
     variants = {row["variant"] for row in report["rows"]}
     assert {"reference fp32", "ours fp32", "ours bf16, per new frame"} <= variants
     assert report["machine"]["matmul_tflops"]["fp32"] > 0
+    assert report["machine"]["torch"]
+    assert all(row["blocks"] == 8 for row in report["rows"])
     assert "ours bf16" in text
+
+
+def test_every_precision_and_window_is_compiled(tmp_path):
+    """Three precisions and two kinds of windows of one model at once, and no limit is met."""
+    report, _ = run(
+        "bench_network.py", "--models", "da3-tiny", "--sizes", "4x28x28", "--repeats", "1",
+        "--precision", "fp32", "bf16", "fp16", "--compile", "--backend", "eager", "--device",
+        "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    variants = {row["variant"] for row in report["rows"]}
+    assert {f"ours {p} compiled" for p in ("fp32", "bf16", "fp16")} <= variants
+    assert {f"ours {p} compiled, per new frame" for p in ("fp32", "bf16", "fp16")} <= variants
+
+
+def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import bench_network
+
+    seen = {}
+    oracle = pytest.importorskip("network.oracle")
+    monkeypatch.setattr(oracle, "DepthAnything3", lambda spec: seen.update(spec=spec) or stop())
+
+    def stop():
+        raise InterruptedError
+
+    for name, blocks in (("da3-large", 24), ("da3-giant", 40)):
+        with pytest.raises(InterruptedError):
+            bench_network.networks(name)
+        assert seen["spec"].blocks == blocks
 
 
 @pytest.mark.parametrize(
@@ -40,10 +71,13 @@ def test_network_against_the_reference(tmp_path):
     ],
 )
 def test_sessions(what, arguments, tmp_path):
-    rows, _ = run(
+    report, _ = run(
         "bench_session.py", what, *arguments, "--process-res", "84", "--image", "84x56",
         "--repeats", "1", "--device", "cpu", tmp_path=tmp_path,
     )  # fmt: skip
+    rows = report["rows"]
+    assert report["machine"]["cores"] >= 1
+    assert report["command"].startswith(f"python bench/bench_session.py {what} --model")
     assert len(rows) == 2
     if what == "budgets":
         assert "raise memory_budget_gb" in rows.pop(0)["refused"]

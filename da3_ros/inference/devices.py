@@ -6,6 +6,7 @@ sizes are bytes. Nothing here knows a network.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -16,8 +17,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from da3_ros.network.model import Chunks
 
@@ -25,6 +28,19 @@ log = logging.getLogger(__name__)
 
 SMALLER = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 CONTEXT = 600 * 2**20  # of a CUDA context with its libraries, until it can be measured
+# What RuntimeErrors say when memory ran out, beside those that have a type of their own.
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+NO_MEMORY_CUDA = (
+    *NO_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # a Jetson's allocator, asked when memory is out
+)  # fmt: skip
+NO_MEMORY_MPS = (
+    *NO_MEMORY, "Invalid buffer size", "Failed to allocate", "OutOfMemory", "Insufficient Memory",
+)  # fmt: skip
+PROBED_TOKENS = 4096  # of a probe of the attention kernel: its scores take 64 MiB in fp32
 BF16 = ("amx_tile", "avx512_bf16")  # what a CPU multiplies bfloat16 with
 BF16_PAYS = 1.25  # times as fast as fp32
 _threads_set = False
@@ -40,8 +56,9 @@ class Device:
     kind = ""
     has_cap = False  # whether the allocator itself can be bounded
     shares_host = True  # whether the host's memory is the device's: nothing to offload to
+    no_memory: tuple[str, ...] = NO_MEMORY
 
-    def __init__(self, mode: str = "balanced") -> None:
+    def __init__(self, mode: str = "balanced", index: int | None = None) -> None:
         self.mode = mode
         self.device = torch.device(self.kind)
 
@@ -85,7 +102,10 @@ class Device:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether ``error`` says that memory ran out, so that less of it may help."""
-        return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        text = str(error)  # torch.AcceleratorError is a RuntimeError too
+        return isinstance(error, RuntimeError) and any(words in text for words in self.no_memory)
 
     def free(self) -> int:
         """Memory that this process could still take."""
@@ -147,12 +167,6 @@ class Cpu(Device):
     def can(self, dtype: torch.dtype) -> bool:
         return dtype != torch.int8 or hasattr(torch.ops.onednn, "qlinear_pointwise")
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        text = str(error)
-        return super().is_out_of_memory(error) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in text
-        )
-
     def free(self) -> int:
         return host_free()
 
@@ -183,10 +197,12 @@ class Cuda(Device):
 
     kind = "cuda"
     has_cap = True
+    no_memory = NO_MEMORY_CUDA
 
-    def __init__(self, mode: str = "balanced") -> None:
+    def __init__(self, mode: str = "balanced", index: int | None = None) -> None:
         super().__init__(mode)
-        self.device = torch.device("cuda", torch.cuda.current_device())
+        index = torch.cuda.current_device() if index is None else index
+        self.device = torch.device("cuda", index)
         self.properties = torch.cuda.get_device_properties(self.device)
         self.shares_host = bool(getattr(self.properties, "is_integrated", False))
 
@@ -196,14 +212,14 @@ class Cuda(Device):
         torch.backends.cudnn.benchmark = self.mode != "minimal"
 
     def native_half(self) -> torch.dtype | None:
-        if torch.cuda.is_bf16_supported(including_emulation=False):
+        if self._has_bf16():
             return torch.bfloat16
         capability = (self.properties.major, self.properties.minor)
         return torch.float16 if capability >= (7, 0) else None
 
     def can(self, dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16:
-            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+            return self._has_bf16()
         return dtype != torch.int8  # only faster where there are no 16 bits
 
     def compile_mode(self, wanted: str) -> str:
@@ -215,13 +231,13 @@ class Cuda(Device):
         return Chunks(head_frames=8) if self.mode != "minimal" else Chunks(1, 4, 8192)
 
     def attention(self, dtype: torch.dtype) -> str:
-        params = torch.backends.cuda.SDPAParams
         q = torch.empty(1, 1, 64, 64, device=self.device, dtype=dtype)
-        given = params(q, q, q, None, 0.0, False, False)
-        if torch.backends.cuda.can_use_flash_attention(given):
-            return "flash"
-        if torch.backends.cuda.can_use_efficient_attention(given):
-            return "memory-efficient"
+        given = sdpa_params(q)
+        with self._current():
+            if torch.backends.cuda.can_use_flash_attention(given):
+                return "flash"
+            if torch.backends.cuda.can_use_efficient_attention(given):
+                return "memory-efficient"
         raise DeviceError(
             f"{self.name()} has no fused attention for {str(dtype).removeprefix('torch.')}, the "
             "memory would grow with the square of the window: set mixed_precision to float16 "
@@ -255,16 +271,62 @@ class Cuda(Device):
     def name(self) -> str:
         return str(self.properties.name)
 
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, questions without a device are about this card."""
+        if self.device.index in (None, torch.cuda.current_device()):
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.device)
+
+    def _has_bf16(self) -> bool:
+        with self._current():
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
     def _cached(self) -> int:
         reserved = torch.cuda.memory_reserved(self.device)
         return int(reserved - torch.cuda.memory_allocated(self.device))
 
 
 class Mps(Device):
-    """Apple silicon. No fp16, whose range is too small here; no compiler: it is experimental."""
+    """Apple silicon: 16 bits where Metal has them. No compiler: it is experimental."""
 
     kind = "mps"
     has_cap = True
+    no_memory = NO_MEMORY_MPS
+
+    def native_half(self) -> torch.dtype | None:
+        return next((t for t in (torch.bfloat16, torch.float16) if self.can(t)), None)
+
+    def can(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.int8 and (dtype == torch.float32 or self._multiplies(dtype))
+
+    def chunks(self) -> Chunks:
+        pieces = {"minimal": Chunks(1, 1, 4096), "max": Chunks(head_frames=8)}
+        return pieces.get(self.mode, Chunks(head_frames=1, local_frames=1))
+
+    def attention(self, dtype: torch.dtype) -> str:
+        """Found by what a pass of many tokens leaves in the driver's hands: Metal says nothing."""
+        self.release()
+        before = self.in_use()
+        q = torch.zeros(1, 1, PROBED_TOKENS, 64, device=self.device, dtype=dtype)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        torch.mps.synchronize()
+        taken = self.in_use() - before
+        self.release()
+        if taken < PROBED_TOKENS**2 * q.element_size() // 2:
+            return "fused"
+        log.warning(
+            "attention on this mps is not fused: memory grows with the square of a window's "
+            "pixels; a newer PyTorch may help, or a smaller process_res or window.size"
+        )
+        return "math"
+
+    def _multiplies(self, dtype: torch.dtype) -> bool:
+        """Whether Metal knows the type: bfloat16 came with macOS 14."""
+        try:
+            one = torch.ones(2, 2, device=self.device, dtype=dtype)
+            return bool(torch.isfinite(one @ one).all())
+        except (RuntimeError, TypeError):
+            return False
 
     def compile_mode(self, wanted: str) -> str:
         if wanted == "on":
@@ -272,11 +334,6 @@ class Mps(Device):
                 "torch.compile on mps is experimental and changes results: set compile to off"
             )
         return ""
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or (
-            isinstance(error, RuntimeError) and "out of memory" in str(error)
-        )
 
     def free(self) -> int:
         return min(self._limit() - self.in_use(), host_free())
@@ -299,7 +356,7 @@ class Mps(Device):
 
 
 def open_device(name: str, mode: str = "balanced") -> Device:
-    """The device for ``auto``, ``cuda``, ``mps`` or ``cpu``; what was asked for or an error.
+    """The device for ``auto``, ``cuda``, ``cuda:1``, ``mps`` or ``cpu``; or an error.
 
     ``auto`` prefers CUDA, then Apple's MPS, then the CPU. Raises DeviceError rather than falling
     back silently.
@@ -311,15 +368,36 @@ def open_device(name: str, mode: str = "balanced") -> Device:
     }
     if name == "auto":
         name = next(n for n, ok in there.items() if ok())
-    if name not in there or not there[name]():
+    kind, _, number = name.partition(":")
+    if kind not in there or not there[kind]():
         raise DeviceError(
             f"device {name!r} is not usable here: install a PyTorch build for it, "
             "or set `device` to auto or cpu"
         )
     classes: dict[str, type[Device]] = {"cuda": Cuda, "mps": Mps, "cpu": Cpu}
-    device = classes[name](mode)
+    device = classes[kind](mode, _index(name, kind, number))
     device.prepare()
     return device
+
+
+def _index(name: str, kind: str, number: str) -> int | None:
+    """The number of a card; None: the one that is in use. Raises DeviceError."""
+    if ":" not in name:
+        return None
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if number.isdecimal() and int(number) < count:
+        return int(number)
+    here = [f"{kind}:{i}" for i in range(count)] if kind == "cuda" else [kind]
+    raise DeviceError(f"device {name!r} is not here: set `device` to one of {', '.join(here)}")
+
+
+def sdpa_params(q: Tensor) -> Any:
+    """Attention of ``q`` with itself, as PyTorch is asked about its kernels; 2.4 takes less."""
+    params: Any = torch.backends.cuda.SDPAParams
+    try:
+        return params(q, q, q, None, 0.0, False, False)  # the last: grouped queries
+    except TypeError:
+        return params(q, q, q, None, 0.0, False)
 
 
 @functools.cache

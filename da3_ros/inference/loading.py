@@ -42,13 +42,17 @@ def put_on(network: Network, on: Device) -> Network:
 
 
 def load_checked(
-    load: Callable[[], Network], on: Device, precision: torch.dtype
+    load: Callable[[], Network],
+    on: Device,
+    precision: torch.dtype,
+    loaded: Network | None = None,
 ) -> tuple[Network, torch.dtype]:
     """What ``load`` gives, on the device in ``precision``, or in fp32 if that is not close to it.
 
-    Returns the type too. Only one copy stays.
+    Returns the type too. Only one copy stays. ``loaded``: what is there already, in fp32; it is
+    changed.
     """
-    network = load()
+    network = loaded if loaded is not None else load()
     if precision == torch.float32:
         return put_on(network, on), precision
     check = SelfCheck(network)
@@ -63,5 +67,5 @@ def load_checked(
         str(precision).removeprefix("torch."),
         fault,
     )
-    del network
+    del network, loaded
     return put_on(load(), on), torch.float32

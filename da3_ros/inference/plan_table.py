@@ -28,7 +28,7 @@ class AbsentCuda(Device):
     kind = "cuda"
     shares_host = False
 
-    def __init__(self, mode: str = "balanced") -> None:
+    def __init__(self, mode: str = "balanced", index: int | None = None) -> None:
         super().__init__(mode)
         self.device = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def planning_device(name: str, mode: str) -> Device:
     try:
         return open_device(name, mode)
     except DeviceError:
-        if name != "cuda":
+        if name != "cuda" or torch.cuda.is_available():
             raise
         return AbsentCuda(mode)
 

@@ -110,6 +110,12 @@ class Plan:
             values["chunks"] = Chunks(*values["chunks"])
             values["reduced"] = tuple(values["reduced"])
             plan = Plan(**values)
+            _ = plan.dtype, plan.predicted
+            if (
+                min(plan.width, plan.height, plan.process_res, plan.new, plan.window - plan.new)
+                < 1
+            ):
+                raise ValueError("a size below 1")
         except (ValueError, TypeError, KeyError) as error:
             raise BudgetError(f"not a plan as `da3_ros replay` writes it: {error}") from error
         if plan.model not in MODELS:
@@ -162,16 +168,12 @@ def _smaller(
         return _plan(device, request, changed, budget, factor)
 
     sizes = list(range(min(LEAST_RES, request.process_res), request.process_res + 1, PATCH))
-    found = _largest(sizes, lambda res: at(process_res=res))
-    if found is not None:
-        return found
-    least = sizes[0]
     views = list(range(max(LEAST_WINDOW, request.new + 1), request.window + 1))
-    found = _largest(views, lambda n: at(process_res=least, window=n))
-    if found is not None:
-        return found
-    needed = at(process_res=least, window=views[0] if views else request.window).predicted
-    raise BudgetError(_no_fit(device, request, choice, budget, factor, needed))
+    smallest = at(process_res=sizes[0], window=views[0] if views else request.window)
+    if smallest.predicted > budget:
+        raise BudgetError(_no_fit(device, request, choice, budget, factor, smallest.predicted))
+    found = _largest(sizes, lambda res: at(process_res=res))
+    return found or _largest(views, lambda n: at(process_res=sizes[0], window=n)) or smallest
 
 
 def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
@@ -282,4 +284,7 @@ def _given_up(request: Request, choice: _Choice) -> tuple[str, ...]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    return {"float32": torch.float32, **SMALLER}[name]
+    types = {"float32": torch.float32, **SMALLER}
+    if name not in types:
+        raise ValueError(f"unknown precision {name!r}: one of {', '.join(types)}")
+    return types[name]

@@ -62,8 +62,8 @@ def to_size(image: Image, size: tuple[int, int]) -> Image:
 
 def normalize(images: Tensor) -> Tensor:
     """uint8 RGB [..., H, W, 3] on any device -> float32 [..., 3, H, W], ImageNet statistics."""
-    mean = torch.tensor(MEAN, device=images.device)
-    std = torch.tensor(STD, device=images.device)
+    mean = torch.tensor(MEAN).to(images.device)
+    std = torch.tensor(STD).to(images.device)
     return ((images.float() / 255 - mean) / std).movedim(-1, -3).contiguous()
 
 

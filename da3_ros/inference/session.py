@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +14,10 @@ import torch
 from torch import Tensor
 
 from da3_ros.config import InferenceConfig
+from da3_ros.inference.compiled import Compiler
 from da3_ros.inference.devices import DeviceError, open_device
-from da3_ros.inference.loading import load_checked, load_network, put_on
+from da3_ros.inference.kept import KeptPrefixes, Prefix
+from da3_ros.inference.loading import load_checked, load_network
 from da3_ros.inference.planner import (
     GIB,
     SMALLEST,
@@ -37,12 +37,11 @@ from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import Output
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.nested import NestedPrefix, to_metres
-from da3_ros.network.precision import convert, drop_camera_encoder, drop_rays
+from da3_ros.network.precision import drop_camera_encoder, drop_rays
 from da3_ros.types import Image, Prediction, Window
 
 log = logging.getLogger(__name__)
 
-Prefix = Any  # what a network's `encode` makes of frames alone: a NamedTuple of tensors
 FREE_SHARE = 0.9  # of the free memory, when no budget is given
 CALM = 100  # windows without trouble after which a step that memory forced is taken back
 
@@ -75,15 +74,6 @@ class Running:
     ends: float  # when it probably will be, by ``time.perf_counter``; with a new shape unknown
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What the network makes of an image alone, for later windows."""
-
-    image: weakref.ref[Image]
-    prefix: Callable[[], Prefix]  # waits for what is on its way to the host
-    nbytes: int
-
-
 class InferenceSession:
     """Holds one loaded network. Not thread-safe: one worker owns it.
 
@@ -112,23 +102,28 @@ class InferenceSession:
         self._warned = False
         self._announce()
         self._free_at_start = self.on.free() + (beside.weights if beside else 0)
-        self.budget = self._budget(config.memory_budget_gb)
-        self.precision = self.on.precision(config.mixed_precision)
+        self.budget = self._budget(config.memory_budget_gb, warn=True)
+        wanted = self.on.precision(config.mixed_precision)
+        self.on.attention(wanted)  # raises before anything is loaded
+        self.compiler = Compiler(self._compile_mode(wanted), self.on.is_out_of_memory)
+        self.network, self.precision = load_checked(self._load, self.on, wanted)
         self.attention = self.on.attention(self.precision)
-        self.compile_mode = self._compile_mode()
-        self._compiled: dict[str, Any] = {}
-        self.network, self.precision = load_checked(self._load, self.on, self.precision)
+        self._trusts_less = self.precision == wanted  # no 16 bits were found wrong here
         self._wanted = self.precision  # what a plan may leave only for want of memory
         self.plan: Plan | None = None
         self.pinned = False  # a plan that was given stays
+        self.over_budget = ""  # why a window that took more than the budget changed nothing
         self.relief = 0  # index into RELIEFS
         self.peak = 0  # bytes, the most that was measured
         self._calm = 0
         self._factor = UNMEASURED
         self._measured = False
+        self._clean = False  # whether the next window's peak is its own, not an earlier plan's
+        self._compiling = False  # whether this window's time and memory are the compiler's
+        self._rehearsing = False
+        self._chunks = self.on.chunks()
         self._request: Request | None = None
-        # By the image's address: it is the image alone that decides.
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._kept = KeptPrefixes()
         # Called while a window runs, on a device that works beside us.
         self.meanwhile: Callable[[Running], None] | None = None
         self._device_s: deque[float] = deque(maxlen=5)  # how long we waited for the newest windows
@@ -138,9 +133,19 @@ class InferenceSession:
         """The type of matrix products, as in the plan."""
         return str(self.precision).removeprefix("torch.")
 
-    def _compile_mode(self) -> str:
+    @property
+    def takes_poses(self) -> bool:
+        """Whether windows may bring known poses."""
+        return self._poses and self.spec.multi_view
+
+    @property
+    def compile_mode(self) -> str:
+        """How the network is compiled, "" where it is not."""
+        return self.compiler.mode
+
+    def _compile_mode(self, precision: torch.dtype) -> str:
         mode = self.on.compile_mode(self.config.compile)
-        if mode and self.precision == torch.int8:
+        if mode and precision == torch.int8:
             raise DeviceError("torch.compile does not know our int8: set compile to off")
         return mode
 
@@ -175,6 +180,10 @@ class InferenceSession:
         """Run as ``plan`` says, whatever memory is free: two runs with one plan are equal."""
         if plan.model != self.config.model:
             raise ValueError(f"the plan is for {plan.model}, not {self.config.model}")
+        if not self.on.can(plan.dtype):
+            raise DeviceError(
+                f"the plan's precision {plan.precision} is not usable on {self.device}"
+            )
         self.pinned = True
         self._adopt(plan)
 
@@ -183,19 +192,36 @@ class InferenceSession:
 
         Raises BudgetError, and keeps the old one, when nothing fits.
         """
-        budget = self._budget(memory_budget_gb)
-        plan = self.plan
-        if self._request is not None and not self.pinned:
-            plan = make_plan(self.on, self._request, budget, self._factor)
+        before = self.budget, self.relief
+        budget = self._budget(memory_budget_gb, warn=True)
+        plan = self._planned(budget)
         self.budget, self.relief = budget, 0
-        if plan is not None:
-            self._adopt(plan)
+        try:
+            if plan is not None:
+                self._adopt(plan)
+        except BudgetError:  # it wants 16 bits, which turned out to be wrong here
+            self.budget, self.relief = before
+            raise
 
-    def _budget(self, gigabytes: float) -> int:
+    def check_budget(self, memory_budget_gb: float) -> None:
+        """Raise BudgetError if nothing fits into this budget; changes nothing.
+
+        Any thread may ask, while a window runs too.
+        """
+        self._planned(self._budget(memory_budget_gb))
+
+    def _planned(self, budget: int) -> Plan | None:
+        """What a budget in bytes allows; None before anything was asked for."""
+        request = self._request
+        if request is None or self.pinned:
+            return self.plan
+        return make_plan(self.on, request, budget, self._factor)
+
+    def _budget(self, gigabytes: float, *, warn: bool = False) -> int:
         if not gigabytes:
             return int(FREE_SHARE * self._free_at_start)
         budget = int(gigabytes * GIB)
-        if budget > self._free_at_start:
+        if warn and budget > self._free_at_start:
             log.warning(
                 "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
                 gigabytes,
@@ -205,33 +231,59 @@ class InferenceSession:
         return budget
 
     def _spare(self) -> torch.dtype | None:
-        """A smaller type that the budget may force: only where `mixed_precision` is auto."""
+        """A smaller type that the budget may force: only where `mixed_precision` is auto, and not
+        after 16 bits were found wrong here."""
         auto = self.config.mixed_precision == "auto" and self._wanted == torch.float32
-        return torch.bfloat16 if auto and self.on.can(torch.bfloat16) else None
+        allowed = auto and self._trusts_less and self.on.can(torch.bfloat16)
+        return torch.bfloat16 if allowed else None
 
     def _adopt(self, plan: Plan) -> None:
-        if plan.dtype != self.precision:
-            self._change_precision(plan.dtype)
-        for text in plan.reduced:
-            log.warning("the memory budget allows only %s", text)
-        self.plan = plan
-        self._set_pieces()
-        self.on.cap(self.budget)
+        """Run as ``plan`` says from now on; where its precision is wrong here, as one without it.
 
-    def _change_precision(self, dtype: torch.dtype) -> None:
-        """Convert the network; what 16 bits have lost is read from the file again."""
-        if self.precision != torch.float32:
-            self.network = put_on(self._load(), self.on)
-        convert(self.network, dtype)
-        self.precision, self.attention = dtype, self.on.attention(dtype)
+        Raises BudgetError or DeviceError, and keeps the plan before, where there is none.
+        """
+        if plan.dtype != self.precision and not self._change_precision(plan.dtype):
+            return self._adopt_without_spare(plan)
+        before, self.plan = self.plan, plan
+        if before is None or before.reduced != plan.reduced:
+            for text in plan.reduced:
+                log.warning("the memory budget allows only %s", text)
+        if before is None or (before.width, before.height) != (plan.width, plan.height):
+            self._kept.clear()
+        self.over_budget = ""
+        self._set_pieces()
+        self._let_go()
+        self.on.cap(self.budget)
+        return None
+
+    def _adopt_without_spare(self, plan: Plan) -> None:
+        if self.pinned or self._request is None:
+            raise DeviceError(f"the plan's precision {plan.precision} is not close to fp32 here")
+        self._trusts_less = False
+        self._request = replace(self._request, spare_precision=None)
+        self._adopt(make_plan(self.on, self._request, self.budget, self._factor))
+
+    def _change_precision(self, dtype: torch.dtype) -> bool:
+        """Convert the network; what 16 bits have lost is read from the file again.
+
+        False, and fp32, where ``dtype`` is not close to it.
+        """
+        loaded = self.network if self.precision == torch.float32 else None
+        self.network, self.precision = load_checked(self._load, self.on, dtype, loaded)
+        self.attention = self.on.attention(self.precision)
         self._kept.clear()
-        self._compiled.clear()
+        self.compiler.forget()
+        return self.precision == dtype
+
+    def _let_go(self) -> None:
+        """What earlier windows left in the allocator must not count as the next one's."""
+        self.on.release()
+        self._clean = True
 
     def _set_pieces(self) -> None:
-        if self.relief:
-            self.network.set_chunks(SMALLEST)
-        else:
-            self.network.set_chunks(self.plan.chunks if self.plan else self.on.chunks())
+        planned = self.plan.chunks if self.plan else self.on.chunks()
+        self._chunks = SMALLEST if self.relief else planned
+        self.network.set_chunks(self._chunks)
 
     # Inference
 
@@ -242,6 +294,9 @@ class InferenceSession:
         and depth share one unknown unit. Where memory runs out the same window is run again with
         less of it; raises WindowTooLargeError when only fewer views can help.
         """
+        return self._infer(window)
+
+    def _infer(self, window: Window) -> Prediction:
         start = time.perf_counter()
         self._plan_for(window)
         while True:
@@ -255,6 +310,21 @@ class InferenceSession:
         self._after_calm()
         return replace(prediction, inference_s=time.perf_counter() - start)
 
+    def rehearse(self, window: Window) -> Prediction:
+        """Run a window that is of no stream: nothing of it is kept, measured or waited beside.
+
+        Its first view counts as seen before, as most views of a stream are. Raises as ``infer``.
+        """
+        meanwhile, self.meanwhile = self.meanwhile, None
+        self._rehearsing = True
+        try:
+            self.prefetch(window.views[0].image)
+            return self._infer(window)
+        finally:
+            self.meanwhile, self._rehearsing, self._calm = meanwhile, False, 0
+            self._kept.clear()
+            self._device_s.clear()
+
     @torch.inference_mode()
     def prefetch(self, image: Image) -> None:
         """Run what sees a view's image alone while it waits for its window.
@@ -263,7 +333,7 @@ class InferenceSession:
 
         Only saves time: without it, or where memory is short, ``infer`` does the same.
         """
-        if self.plan is None or self.relief or self._kept_prefix(image) is not None:
+        if self.plan is None or self.relief or self._kept.get(image) is not None:
             return
         try:
             height, width = image.shape[:2]
@@ -282,6 +352,9 @@ class InferenceSession:
 
     @torch.inference_mode()
     def _run(self, window: Window) -> Prediction:
+        self._compiling = False
+        if self._clean:  # of what other networks in this process left since, too
+            self.on.release()
         before = self.on.in_use()
         self.on.reset_peak()
         images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
@@ -326,10 +399,10 @@ class InferenceSession:
         """What the network says of ``frames``, images of ``size``; nested: in metres."""
         tokens = self._camera_tokens(window, size)
         if isinstance(self.network, MonocularDepth):
-            return self.network.decode(prefix, frames)
-        looks = appearance(prefix)  # before it is overwritten
-        out: Output = self._call("decode", prefix, size, tokens, ref_view="first", frames=frames)
-        out = out._replace(appearance=looks)
+            return self.network.decode(prefix, self._index(frames, window))
+        chosen = self._index(frames, window)
+        out: Output = self._call("decode", prefix, size, tokens, ref_view="first", frames=chosen)
+        out = out._replace(appearance=appearance(prefix))
         if not isinstance(prefix, NestedPrefix):
             return out
         focal = focal_px(window, frames, size)
@@ -343,19 +416,25 @@ class InferenceSession:
             out, canonical, torch.where(focal.isfinite(), focal, guessed), fill_sky=False
         )
 
+    def _index(self, frames: list[int], window: Window) -> Tensor | None:
+        """Wanted frames as the network takes them; None: all."""
+        if len(frames) == len(window.views):
+            return None
+        return self._upload(torch.tensor(frames))
+
     def _prefixes(self, images: list[Image], size: tuple[int, int]) -> Prefix:
         """Prefixes [1, N, ...] of all images; only those not seen before are computed."""
-        missing = [image for image in images if self._kept_prefix(image) is None]
+        missing = [image for image in images if self._kept.get(image) is None]
         fresh: dict[int, Prefix] = {}
         if missing:
             fresh = self._encode(missing, size)
             self._keep(missing, fresh, len(images))
-        parts = [fresh.get(id(image)) or self._kept_prefix(image) for image in images]
-        # A copy: the fusing blocks overwrite their input.
+        parts = [fresh.get(id(image)) or self._kept.get(image) for image in images]
         stacked = (
             torch.stack([self._upload(x) for x in xs])[None] for xs in zip(*parts, strict=True)
         )
-        return type(parts[0])(*stacked)
+        make: Any = type(parts[0])
+        return make(*stacked)
 
     def _encode(self, images: list[Image], size: tuple[int, int]) -> dict[int, Prefix]:
         """What the network makes of each image alone, by the array's ``id()``."""
@@ -376,66 +455,41 @@ class InferenceSession:
         if self.relief:
             return
         plan = self.plan
-        host = plan is not None and plan.prefix_on_host
         for image in images:
-            prefix = fresh[id(image)]
-            # Frames of one batch share its storage: each is kept on its own, so each can leave.
-            if host:
-                own = Download(prefix).wait
-            else:
-                make: Any = type(prefix)
-                own = functools.partial(make, *(x.clone() for x in prefix))
-            size = sum(x.nbytes for x in prefix)
-            self._kept[id(image)] = _Kept(weakref.ref(image), own, size)
+            on_host = plan is not None and plan.prefix_on_host
+            self._kept.put(image, fresh[id(image)], on_host=on_host)
         room = max(window, kept_views(plan.window, plan.new)) if plan is not None else window
-        while len(self._kept) > self._streams * room:
-            self._kept.popitem(last=False)
-
-    def _kept_prefix(self, image: Image) -> Prefix:
-        entry = self._kept.get(id(image))
-        if entry is None or entry.image() is not image:  # an address may be used again
-            self._kept.pop(id(image), None)
-            return None
-        self._kept.move_to_end(id(image))
-        return entry.prefix()
+        self._kept.bound(self._streams * room)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """``encode`` or ``decode`` of the network, compiled where that was chosen and works."""
         plain = getattr(self.network, name)
         if not self.compile_mode or self.relief:  # what memory forced waits for no compiler
             return plain(*args, **kwargs)
-        if name not in self._compiled:
-            # Static shapes: a window has one size for hours, and its first ones are few.
-            self._compiled[name] = torch.compile(
-                plain, fullgraph=True, dynamic=False, mode=self.compile_mode
-            )
-        try:
-            return self._compiled[name](*args, **kwargs)
-        except Exception as error:
-            from torch._dynamo.exc import TorchDynamoException  # slow to import
-
-            if not isinstance(error, TorchDynamoException) or self.on.is_out_of_memory(error):
-                raise
-            first = str(error).strip().splitlines()[0]
-            log.warning("torch.compile does not work here (%s): running uncompiled", first)
-            self.compile_mode = ""
-        return plain(*args, **kwargs)
+        out = self.compiler.call(plain, self.precision, self._chunks, *args, **kwargs)
+        self._compiling |= self.compiler.at_work
+        return out
 
     # Memory
 
     def _measure(self, before: int, views: int) -> None:
         """Note the peak of a pass; the first at full window size corrects the prediction."""
+        clean, self._clean = self._clean, False
+        if self._compiling or self._rehearsing:
+            return
         plan = self.plan
         taken = self.on.taken(before, self._persistent())
         self.peak = max(self.peak, taken)
-        if plan is None or self.pinned or self.relief:
+        if plan is None or self.pinned or self.relief or views < plan.window:
             return
-        if taken > plan.budget and views >= plan.window:
-            log.warning(
-                "a window took %.2f GiB of a budget of %.2f", taken / GIB, plan.budget / GIB
-            )
-            self._replan(taken)
-        elif not self._measured and views >= plan.window:
+        over = taken > plan.budget
+        if (over or not self._measured) and not clean:
+            self._let_go()  # and look at the next one
+        elif over or not self._measured:
+            if over:
+                log.warning(
+                    "a window took %.2f GiB of a budget of %.2f", taken / GIB, plan.budget / GIB
+                )
             self._replan(taken)
 
     def _replan(self, taken: int) -> None:
@@ -449,12 +503,12 @@ class InferenceSession:
         try:
             self._adopt(make_plan(self.on, self._request, self.budget, self._factor))
         except BudgetError as error:  # the window is done, and the next may do as well
-            log.warning("%s; the old plan stays", error)
+            self.over_budget = f"{error}; the old plan stays"
+            log.warning("%s", self.over_budget)
 
     def _persistent(self) -> int:
         plan = self.plan
-        kept = sum(entry.nbytes for entry in self._kept.values())
-        return (plan.weights + plan.fixed if plan else 0) + kept
+        return (plan.weights + plan.fixed if plan else 0) + self._kept.nbytes
 
     def _step_down(self, window: Window) -> None:
         """After memory ran out: one relief more, for the same window."""

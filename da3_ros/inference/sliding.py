@@ -25,6 +25,13 @@ def slide(
         yield session.infer(window)
 
 
+def usual_wanted(views: int, new: int) -> tuple[int, ...]:
+    """Whose depth is wanted in a window: of new views, and of those that join it to the scene."""
+    shared = views - new
+    joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
+    return (*sorted(joining), *range(shared, views))
+
+
 def random_windows(
     plan: Plan, views: int, new: int, windows: int, *, unseen: bool = False
 ) -> Iterator[Window]:
@@ -32,9 +39,7 @@ def random_windows(
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (views, plan.height, plan.width, 3)).astype(np.uint8)
     held = [View(i, i, picture) for i, picture in enumerate(pictures)]
-    shared = views - new
-    joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
-    wanted = (*sorted(joining), *range(shared, views))
+    wanted = usual_wanted(views, new)
     for number in range(windows):
         # What a session keeps of a picture belongs to the array: a copy is a picture of its own.
         fresh = [

@@ -23,9 +23,11 @@ class Download(Generic[Values]):
         self._event: Any = None
         make: Any = type(values)
         self._host: Values = make(*(self._copy(x) for x in values))
-        if any(isinstance(x, Tensor) and x.is_cuda for x in values):
+        card = next((x.device for x in values if isinstance(x, Tensor) and x.is_cuda), None)
+        if card is not None:
             self._event = torch.cuda.Event()
-            self._event.record()
+            # That card's stream: the thread's current card may be another one.
+            self._event.record(torch.cuda.current_stream(card))
 
     def wait(self) -> Values:
         """The values on the host, once they are there."""

@@ -215,6 +215,10 @@ class VisionTransformer(nn.Module):
             assert isinstance(block, Block)
             block.mlp_tokens = mlp_tokens
 
+    def forget_tables(self) -> None:
+        """Drop the rotary tables of all sizes."""
+        self._tables.clear()
+
     def is_global(self, i: int) -> bool:
         """Whether block ``i`` attends across all frames (5.10)."""
         return i >= self.spec.alt_start and i % 2 == 1
@@ -253,15 +257,15 @@ class VisionTransformer(nn.Module):
         *,
         ref_view: str = "saddle_balanced",
         camera_tokens: Tensor | None = None,
-        frames: list[int] | None = None,
+        frames: Tensor | None = None,
         consume: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Taps:
         """Let the frames of a window see each other: tokens [B, N, T, D] -> taps.
 
         ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
         come from known poses, in which case no frame is the reference and none is moved.
-        In inference ``tokens`` may be overwritten. ``frames`` are those whose patches are wanted,
-        by default all; the camera slot is of all.
+        ``frames`` int64 [M]: those whose patches are wanted, by default all; a tensor, so that to
+        a compiler they are data and not one more program. The camera slot is of all.
         ``consume`` turns each tap's patches into what is kept of them as soon as they are there:
         four whole taps are the largest thing in memory otherwise.
         """
@@ -302,10 +306,8 @@ class VisionTransformer(nn.Module):
     @staticmethod
     def _with_slots(x: Tensor, slot: Tensor) -> Tensor:
         """Camera tokens [B, N, D] in place of the class slots of [B, N, T, D] (5.9)."""
-        if torch.is_grad_enabled():
-            return torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
-        x[:, :, 0] = slot
-        return x
+        # Never written into ``x``: CUDA graphs do not capture what changes its input.
+        return torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
 
     def _run(self, i: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
         B, N, T, _ = x.shape
@@ -325,13 +327,13 @@ class VisionTransformer(nn.Module):
         return x
 
     def _tap(
-        self, local: Tensor, x: Tensor, order: Tensor | None, frames: list[int] | None
+        self, local: Tensor, x: Tensor, order: Tensor | None, frames: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Patches [B, M, P, 2D], their global half normalised, and raw class slots [B, N, 2D]."""
         local, x = _restore(local, order), _restore(x, order)
         raw_slot = torch.cat((local[:, :, 0], x[:, :, 0]), dim=-1)
-        if frames is not None and frames != list(range(x.shape[1])):
-            local, x = local[:, frames], x[:, frames]
+        if frames is not None:
+            local, x = local.index_select(1, frames), x.index_select(1, frames)
         return torch.cat((local[:, :, 1:], self.norm(x[:, :, 1:])), dim=-1), raw_slot
 
     def _rope(self, h: int, w: int, device: torch.device) -> tuple[RopeTable, RopeTable]:

@@ -38,9 +38,10 @@ def uv_embedding(height: int, width: int, channels: int, aspect: float) -> Tenso
     y = torch.linspace(-span_y * (height - 1) / height, span_y * (height - 1) / height, height)
     quarter = channels // 4
     omega = UV_BASE ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    ax = (x.double()[:, None] * omega).T[:, None].expand(-1, height, -1)  # [q, h, w]
-    ay = (y.double()[:, None] * omega).T[:, :, None].expand(-1, -1, width)
-    return UV_GAIN * torch.cat((ax.sin(), ax.cos(), ay.sin(), ay.cos()))[None].float()
+    ax, ay = (x.double()[:, None] * omega).T, (y.double()[:, None] * omega).T  # [q, w], [q, h]
+    rows = (UV_GAIN * torch.cat((ax.sin(), ax.cos()))).float()[:, None].expand(-1, height, -1)
+    columns = (UV_GAIN * torch.cat((ay.sin(), ay.cos()))).float()[:, :, None].expand(-1, -1, width)
+    return torch.cat((rows, columns))[None]
 
 
 class ResidualUnit(nn.Module):
@@ -92,6 +93,9 @@ class DptPyramid(nn.Module):
             )
         )
 
+    def forget_tables(self) -> None:
+        """Drop the position maps of all sizes, in the heads that have them."""
+
     def project(self, k: int, tap: Tensor) -> Tensor:
         """Tap number ``k`` [F, P, C] -> its channels [F, P, c_k], several times fewer."""
         # A 1x1 convolution: the same as a linear layer on tokens.
@@ -132,6 +136,10 @@ class DualDptHead(DptPyramid):
         self.norm = nn.LayerNorm(2 * spec.width, eps=1e-5)
         self.scratch = Scratch(spec.features, spec.channels)
         self._uv: dict[tuple[object, ...], Tensor] = {}
+
+    def forget_tables(self) -> None:
+        """Drop the position maps of all sizes."""
+        self._uv.clear()
 
     def forward(
         self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8

@@ -57,6 +57,11 @@ class DepthAnything3(nn.Module):
         self.chunks = chunks
         self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
 
+    def forget_tables(self) -> None:
+        """Drop the position tables of the sizes seen so far; they are made again when needed."""
+        self.backbone.pretrained.forget_tables()
+        self.head.forget_tables()
+
     def forward(
         self,
         images: Tensor,
@@ -112,13 +117,13 @@ class DepthAnything3(nn.Module):
         camera_tokens: Tensor | None = None,
         *,
         ref_view: str = "saddle_balanced",
-        frames: list[int] | None = None,
+        frames: Tensor | None = None,
         rays: bool = False,
         ray_pose: bool = False,
     ) -> Output:
         """The part in which frames of ``size`` (H, W) see each other, and the heads.
 
-        frames: those whose maps are wanted (default all); poses are of all, but with
+        frames: int64 [M], those whose maps are wanted (default all); poses are of all, but with
             ``ray_pose``, which reads them off the maps, of these frames only.
         """
         vit, grid = self.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)

@@ -39,6 +39,11 @@ class MonocularDepth(nn.Module):
         self.chunks = chunks
         self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
 
+    def forget_tables(self) -> None:
+        """Drop the position tables of the sizes seen so far; they are made again when needed."""
+        self.backbone.pretrained.forget_tables()
+        self.head.forget_tables()
+
     def forward(self, images: Tensor, *, fill_sky: bool = True) -> MonocularOutput:
         """Run the network, ``chunks.head_frames`` frames at a time.
 
@@ -60,9 +65,11 @@ class MonocularDepth(nn.Module):
         """All of it: it sees each frame alone, so everything can be kept for later windows."""
         return self(images, fill_sky=False)
 
-    def decode(self, prefix: MonocularOutput, frames: list[int]) -> MonocularOutput:
-        """The maps of ``frames``: nothing happens between frames."""
-        return MonocularOutput(*(maps[:, frames] for maps in prefix))
+    def decode(self, prefix: MonocularOutput, frames: Tensor | None = None) -> MonocularOutput:
+        """The maps of ``frames``, int64 [M], default all: nothing happens between frames."""
+        if frames is None:
+            return prefix
+        return MonocularOutput(*(maps.index_select(1, frames) for maps in prefix))
 
     def camera_tokens(
         self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]

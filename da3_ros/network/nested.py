@@ -76,7 +76,7 @@ class NestedDepthAnything3(nn.Module):
         camera_tokens: Tensor | None = None,
         *,
         ref_view: str = "saddle_balanced",
-        frames: list[int] | None = None,
+        frames: Tensor | None = None,
     ) -> Output:
         """The part in which frames see each other, in its unknown unit: ``to_metres`` is next."""
         any_view = Prefix(prefix.tokens, prefix.descriptor)

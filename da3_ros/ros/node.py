@@ -157,6 +157,7 @@ class Da3Node(LifecycleNode):
         self.stream = Stream(config, self.library, self, self.transforms)
         self.stream.publisher = Publisher(self._on_publish_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
+        self.worker.submit(self.stream.warm_up).add_done_callback(self._on_applied)
         self.topics.create(config.pipeline.cameras or ("",), tuple(self.stream.lanes))
         self.tf_input = TfInput(
             self.endpoints, self.transforms, self._tf_publishers, self._sent,
@@ -361,9 +362,24 @@ class Da3Node(LifecycleNode):
             config = parameters.read(self, changes)
         except ConfigError as error:
             return parameters.refuse(str(error))
-        if self.stream is not None and self.worker is not None:
-            self.worker.submit(lambda: self.stream and self.stream.reconfigure(config.pipeline))
+        stream, worker = self.stream, self.worker
+        if stream is not None and worker is not None:
+            try:
+                if any(change.name == "memory_budget_gb" for change in changes):
+                    stream.check_budget(config.pipeline.inference.memory_budget_gb)
+            except BudgetError as error:
+                return parameters.refuse(f"memory_budget_gb: {error}")
+            job = worker.submit(lambda: stream.reconfigure(config.pipeline))
+            job.add_done_callback(self._on_applied)
         return parameters.accept()
+
+    def _on_applied(self, job: Future[Any]) -> None:
+        """What the worker could not do is told: nobody else looks at the job."""
+        error = job.exception()
+        if error is not None and not self.stopping():
+            known = isinstance(error, EXPECTED)
+            self.last_error = str(error) if known else f"{type(error).__name__}: {error}"
+            self.get_logger().error(self.last_error)
 
     # Parts -------------------------------------------------------------------------------------
 

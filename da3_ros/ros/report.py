@@ -124,7 +124,7 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
     ages = {
         "input_age_s": stream.arrived.age_s(now_ns), "output_age_s": stream.published.age_s(now_ns)
     }  # fmt: skip
-    return ages | stream.stages.summary()
+    return ages | {"warm_up_s": stream.warm_up_s} | stream.stages.summary()
 
 
 def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
@@ -161,7 +161,8 @@ def _degraded(stream: Stream) -> tuple[str, ...]:
     if not isinstance(session, InferenceSession) or session.plan is None:
         return ()
     relief = (f"out of memory before, {session.relief} steps down",) if session.relief else ()
-    return (*session.plan.reduced, *relief)
+    over = (session.over_budget,) if session.over_budget else ()
+    return (*session.plan.reduced, *relief, *over)
 
 
 def _text(value: Any) -> str:

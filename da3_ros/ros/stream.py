@@ -7,13 +7,16 @@ node gives it functions to publish with.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
 
 from da3_ros.cameras import alone, open_pipelines
 from da3_ros.config import NodeConfig, PipelineConfig
-from da3_ros.inference import BudgetError, InferenceSession, Running
+from da3_ros.inference import BudgetError, InferenceSession, Running, WindowTooLargeError
+from da3_ros.inference.warm_up import warm_up
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.pipeline import Network, Pipeline
 from da3_ros.pose_prior import PriorError
@@ -30,6 +33,8 @@ from da3_ros.transforms import TransformTree
 from da3_ros.types import Array, Frame, TrackedFrame, WindowReport
 
 __all__ = ["Host", "Pending", "Stream"]
+
+log = logging.getLogger(__name__)
 
 LATENCIES = 100  # frames whose latency is kept
 POLL_S = 0.001  # how often a running window is looked at
@@ -76,6 +81,7 @@ class Stream:
         self._taken = self._settled = 0  # images out of the inboxes; of these, accounted for
         self.last_report: WindowReport | None = None
         self.process_size = (0, 0)
+        self.warm_up_s = math.nan  # how long it took, once it is over
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
@@ -122,6 +128,34 @@ class Stream:
         """Frames of all cameras that went through."""
         return sum(lane.pipeline.counters["processed"] for lane in self.lanes.values())
 
+    def warm_up(self) -> None:
+        """Run a window before the first frame, on the worker: frames that come meanwhile wait.
+
+        The images' shape is a guess, 4:3: of another one some tables and kernels stay cold.
+        """
+        pipeline, start = self._first.pipeline, time.perf_counter()
+        if not isinstance(pipeline.session, InferenceSession):
+            return
+        window, cameras = pipeline.config.window, max(1, len(pipeline.config.cameras))
+        try:
+            done = warm_up(
+                pipeline.session, window.size, window.new * cameras, stopping=self.host.stopping
+            )
+            if done is not None and pipeline.ruler is not None:
+                pipeline.ruler.measure(*done)
+        except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
+            self.host.warn(f"no warm-up: {error}")
+            return
+        if done is not None:
+            self.warm_up_s = time.perf_counter() - start
+            log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
+
+    def check_budget(self, memory_budget_gb: float) -> None:
+        """Raise BudgetError if nothing fits; needs no worker, and waits for no window."""
+        session = self._first.pipeline.session
+        if isinstance(session, InferenceSession):
+            session.check_budget(memory_budget_gb)
+
     def reset(self) -> None:
         """Forget window, odometry and map."""
         self._drain()
@@ -130,17 +164,26 @@ class Stream:
             lane.reset()
 
     def reconfigure(self, config: PipelineConfig) -> None:
-        """Take over parameters that are read anew at every frame."""
-        budget = self.config.pipeline.inference.memory_budget_gb
+        """Take over parameters that are read anew at every frame.
+
+        Raises BudgetError, with the old budget in force and all else taken over, where one does
+        not fit that did when it was checked.
+        """
+        before = self.config.pipeline.inference
         self.config = dataclasses.replace(self.config, pipeline=config)
         for lane in self.lanes.values():
             lane.reconfigure(alone(config))
-        if config.inference.memory_budget_gb != budget:
-            try:
-                for lane in self.lanes.values():
-                    lane.pipeline.set_budget(config.inference.memory_budget_gb)
-            except BudgetError as error:
-                self.host.warn(f"memory_budget_gb: {error}; the old plan stays")
+        if config.inference.memory_budget_gb == before.memory_budget_gb:
+            return
+        try:
+            for lane in self.lanes.values():
+                lane.pipeline.set_budget(config.inference.memory_budget_gb)
+        except BudgetError as error:
+            kept = dataclasses.replace(config, inference=before)
+            self.config = dataclasses.replace(self.config, pipeline=kept)
+            for lane in self.lanes.values():
+                lane.reconfigure(alone(kept))
+            raise BudgetError(f"memory_budget_gb: {error}; the old plan stays") from error
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The scenes as they are now: the first camera's, then those of cameras with their own.

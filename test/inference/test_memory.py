@@ -1,6 +1,8 @@
 """Running out of memory loses nothing; kept prefixes and wanted views change nothing."""
 
+import contextlib
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -16,8 +18,10 @@ from da3_ros.inference import (
 )
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
+from da3_ros.inference.footprint import footprint
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.self_check import SelfCheck
+from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 
 SIZE = (84, 112)
@@ -91,12 +95,11 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
 def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
-    assert session._kept_prefix(some[0].image) is not None
+    assert session._kept.get(some[0].image) is not None
     other = views(1, first=9)[0]
-    session._kept[id(other.image)] = session._kept[
-        id(some[0].image)
-    ]  # as if the address had been used again
-    assert session._kept_prefix(other.image) is None
+    entries = session._kept._entries
+    entries[id(other.image)] = entries[id(some[0].image)]  # as if the address was used again
+    assert session._kept.get(other.image) is None
 
 
 def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
@@ -270,11 +273,12 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
     with torch._inductor.config.patch(
         {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
     ):
-        session = make_session(compile="on")
-        found = session.infer(window(views(2)))
+        session, some = make_session(compile="on"), views(2)
+        for _ in range(2):  # nothing is compiled before its shape comes again
+            found = session.infer(window(some))
     assert "running uncompiled" in caplog.text
     assert session.compile_mode == ""
-    close(found, make_session().infer(window(views(2))))
+    close(found, make_session().infer(window(some)))
 
 
 # Devices --------------------------------------------------------------------------------------
@@ -308,28 +312,61 @@ def test_cpu_knows_its_own_out_of_memory():
 
 @pytest.fixture
 def mps(monkeypatch):
-    """A Mac's GPU with 8 GiB recommended and 1 GiB held by the driver."""
+    """A Mac's GPU with 8 GiB recommended and 1 GiB held by the driver; its tensors are here."""
     calls = []
     faked = {
         "recommended_max_memory": lambda: 8 * GIB,
         "driver_allocated_memory": lambda: GIB,
         "set_per_process_memory_fraction": calls.append,
         "empty_cache": lambda: calls.append("empty"),
+        "synchronize": lambda: None,
     }
     for name, function in faked.items():
         monkeypatch.setattr(torch.mps, name, function)
     device = Mps()
+    device.device = torch.device("cpu")
     device.calls = calls
     return device
 
 
-def test_mps_counts_driver_memory_and_takes_neither_fp16_nor_the_compiler(mps):
+def test_mps_takes_16_bits_where_metal_multiplies_them(mps, monkeypatch):
+    assert mps.precision("auto") == torch.bfloat16
+    plain = torch.ones
+
+    def old_macos(*shape, dtype=None, **options):
+        if dtype == torch.bfloat16:
+            raise TypeError("BFloat16 is not supported on MPS")
+        return plain(*shape, dtype=dtype, **options)
+
+    monkeypatch.setattr(torch, "ones", old_macos)
+    assert mps.precision("auto") == torch.float16
+    with pytest.raises(DeviceError, match="mixed_precision bfloat16 is not usable on mps"):
+        mps.precision("bfloat16")
+    with pytest.raises(DeviceError, match="mixed_precision int8 is not usable on mps"):
+        mps.precision("int8")
+
+
+def test_mps_attention_is_what_its_memory_says(mps, monkeypatch, caplog):
+    assert mps.attention(torch.float16) == "fused"
+    held = iter([GIB, GIB + 2**25])  # 4096 x 4096 scores of 16 bits
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: next(held))
+    assert mps.attention(torch.float16) == "math"
+    assert "square of a window" in caplog.text
+
+
+def test_every_device_has_three_modes_that_differ(mps, card):
+    pieces = []
+    for mode in ("minimal", "balanced", "max"):
+        mps.mode = mode
+        pieces.append(mps.chunks())
+    assert len(set(pieces)) == 3
+    cards = [card(mode=mode) for mode in ("minimal", "balanced", "max")]
+    assert len({(c.chunks(), c.compile_mode("auto")) for c in cards}) == 3
+
+
+def test_mps_counts_driver_memory_and_takes_no_compiler(mps):
     assert mps.in_use() == GIB
     assert mps.free() <= 7 * GIB
-    assert mps.precision("auto") == torch.float32
-    assert mps.precision("bfloat16") == torch.bfloat16
-    with pytest.raises(DeviceError, match="mixed_precision float16 is not usable on mps"):
-        mps.precision("float16")
     with pytest.raises(DeviceError, match="set compile to off"):
         mps.compile_mode("on")
     assert mps.compile_mode("auto") == ""
@@ -348,6 +385,8 @@ def card(monkeypatch):
 
         patches = {
             "current_device": lambda: 0,
+            "device_count": lambda: 2,
+            "is_available": lambda: True,
             "get_device_properties": lambda d: Properties,
             "is_bf16_supported": lambda including_emulation=True: bf16,
             "mem_get_info": lambda d: (free, 8 * GIB),
@@ -373,6 +412,50 @@ def test_cuda_takes_what_the_chip_has(card):
     with pytest.raises(DeviceError, match="bfloat16 is not usable on cuda"):
         turing.precision("bfloat16")
     assert card((6, 1), bf16=False).precision("auto") == torch.float32
+
+
+def test_a_card_is_chosen_by_its_number(card, monkeypatch):
+    card()
+    monkeypatch.setattr(torch.cuda, "device", lambda d: contextlib.nullcontext())
+    monkeypatch.setattr(Cuda, "prepare", lambda self: None)
+    assert devices.open_device("cuda:1").device == torch.device("cuda", 1)
+    assert devices.open_device("cuda").device == torch.device("cuda", 0)
+    with pytest.raises(DeviceError, match=r"'cuda:2' is not here: .* one of cuda:0, cuda:1$"):
+        devices.open_device("cuda:2")
+    with pytest.raises(DeviceError, match=r"'cpu:x' is not here: set `device` to one of cpu$"):
+        devices.open_device("cpu:x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
+    ],
+)
+def test_cuda_knows_out_of_memory_by_its_words_too(card, text):
+    kinds = [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)]
+    assert all(card().is_out_of_memory(kind(text)) for kind in kinds)
+
+
+def test_other_errors_of_a_card_are_not_out_of_memory(card):
+    for text in ("CUDA error: an illegal memory access was encountered", "shapes", "device-side"):
+        assert not card().is_out_of_memory(RuntimeError(text))
+    assert not card().is_out_of_memory(ValueError("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize("taken", [6, 7])
+def test_attention_is_asked_about_as_this_torch_takes_it(monkeypatch, taken):
+    class Params:
+        def __init__(self, *args):
+            if len(args) != taken:
+                raise TypeError("incompatible constructor arguments")
+
+    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", Params)
+    assert isinstance(devices.sdpa_params(torch.ones(1)), Params)
 
 
 def test_cuda_compiles_in_max_and_when_asked(card):
@@ -426,3 +509,199 @@ def test_whether_bf16_pays_is_found_out_once(caplog):
     caplog.set_level("INFO")
     assert devices.bf16_pays() == devices.bf16_pays()
     assert caplog.text.count("times as fast as float32") <= 1
+
+
+# Budgets on a card ----------------------------------------------------------------------------
+
+
+class CachingCard(Cpu):
+    """A card's allocator: blocks stay reserved until they are released, and count as its peak."""
+
+    kind, shares_host = "cuda", False
+
+    def __init__(self):
+        super().__init__()
+        self.reserved = self.most = 0
+        self.needs = lambda: 0
+
+    def run(self):
+        """A window that takes what its plan's shapes take."""
+        self.reserved = max(self.reserved, self.needs())
+        self.most = max(self.most, self.reserved)
+
+    def in_use(self):
+        return self.reserved
+
+    def peak(self):
+        return self.most
+
+    def taken(self, before, persistent):
+        return self.peak()
+
+    def reset_peak(self):
+        self.most = self.reserved
+
+    def release(self):
+        self.reserved = 0
+
+
+@pytest.fixture
+def cached(monkeypatch):
+    """A session on such a card; its windows take 1.4 times what the plan's shapes say."""
+    session = make_session(process_res=504)
+    card = CachingCard()
+    session.on = card
+    card.needs = lambda: int(
+        session.plan.predicted + (1.4 / session._factor - 1) * session.plan.activations
+    )
+    session.fit((640, 480), 4, 1)
+    plain = session._answer
+    monkeypatch.setattr(session, "_answer", lambda *a: card.run() or plain(*a))
+    return session
+
+
+def test_a_lowered_budget_shrinks_the_image_once(cached):
+    run_some(cached, 3)
+    full = cached.plan
+    assert full.process_res == 504
+    cached.set_budget((full.predicted - 0.3 * full.activations) / GIB)
+    sizes = []
+    for _ in range(8):
+        run_some(cached, 1)
+        sizes.append(cached.plan.process_res)
+    assert 224 < sizes[0] < 504
+    assert set(sizes) == {sizes[0]}
+    assert cached._factor == pytest.approx(1.4, rel=0.05)
+    assert cached.peak <= full.predicted * 1.1
+
+
+def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
+    run_some(cached, 3)
+    before = cached.plan
+    cached.set_budget(1.02 * before.predicted / GIB)
+    cached.on.reserved = 4 * before.predicted  # of the metric model, or of an earlier shape
+    run_some(cached, 3)
+    assert cached.plan.process_res == before.process_res
+    assert cached._factor == pytest.approx(1.4, rel=0.05)
+
+
+def run_some(session, windows):
+    """Windows of the plan's views; the network sees small pictures, the card counts the plan's."""
+    for number in range(windows):
+        session.infer(window(views(4, first=4 * number)))
+
+
+def test_a_budget_is_checked_without_changing_anything(monkeypatch):
+    session = make_session(process_res=504)
+    plan = session.fit((640, 480), 4, 1)
+    before = session.budget, session.relief, session.network.chunks
+    with pytest.raises(BudgetError, match="raise memory_budget_gb"):
+        session.check_budget(0.01)
+    session.check_budget(0.2)
+    assert (session.budget, session.relief, session.network.chunks) == before
+    assert session.plan is plan
+
+
+def test_budgets_can_be_checked_while_a_window_runs():
+    session, some, wrong = make_session(process_res=112), views(4), []
+    session.fit((640, 480), 4, 1)
+    expected = session.infer(window(some))
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            footprint.cache_clear()
+            session.check_budget(1.0)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for k in range(5):
+            found = session.infer(window(some, number=k))
+            if not np.array_equal(found.depth, expected.depth):
+                wrong.append(k)
+    finally:
+        done.set()
+        asking.join(60)
+    assert wrong == []
+    assert not asking.is_alive()
+
+
+def test_16_bits_that_were_wrong_are_not_taken_to_save_memory(monkeypatch, caplog):
+    monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
+    monkeypatch.setattr(Cpu, "native_half", lambda self: torch.bfloat16)
+    session = make_session(mixed_precision="auto", process_res=504)
+    assert session.precision == torch.float32
+    full = session.fit((640, 480), 8, 1)
+    session.set_budget(0.6 * full.predicted / GIB)
+    assert session.plan.precision == "float32"
+    assert session.plan.process_res < 504
+
+
+def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
+    monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
+    monkeypatch.setattr(Cpu, "native_half", lambda self: None)
+    session = make_session(mixed_precision="auto", process_res=504)
+    full = session.fit((640, 480), 8, 1)
+    expected = session.infer(window(views(2)))
+    session.set_budget(0.6 * full.predicted / GIB)
+    assert session.precision == torch.float32
+    assert session.plan.precision == "float32"
+    assert "running in fp32" in caplog.text
+    close(session.infer(window(views(2))), expected)
+
+
+def test_attention_is_told_for_the_precision_that_runs(monkeypatch):
+    monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
+    monkeypatch.setattr(Cpu, "attention", lambda self, dtype: f"for {dtype}")
+    assert make_session(mixed_precision="bfloat16").attention == "for torch.float32"
+
+
+def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
+    session = make_session()
+    session.fit((640, 480), 2, 1)
+    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(module, "make_plan", refuse)
+    session.infer(window(views(2)))
+    assert "the old plan stays" in session.over_budget
+
+
+# Before the first frame -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poses", [False, True])
+def test_a_warm_up_leaves_no_trace(poses):
+    session, plain = (
+        InferenceSession(
+            InferenceConfig("da3-tiny", "random", "cpu", process_res=112), poses=poses
+        )
+        for _ in range(2)
+    )
+    given, answer = warm_up(session, 4, 1, image=(112, 84))
+    assert answer.depth.shape == (4, 84, 112)
+    assert len(given.views) == session.plan.window
+    assert len(session._kept) == session.peak == session.relief == 0
+    assert not session._measured
+    assert not session._device_s
+    close(session.infer(window(views(3))), plain.infer(window(views(3))))
+
+
+def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
+    session, encoded = make_session(), []
+    plain = session.network.encode
+    monkeypatch.setattr(
+        session.network, "encode", lambda x: encoded.append(x.shape[1]) or plain(x)
+    )
+    decoded, decode = [], session.network.decode
+    monkeypatch.setattr(
+        session.network, "decode",
+        lambda p, *a, **k: decoded.append((p[0].shape[1], len(k["frames"]))) or decode(p, *a, **k),
+    )  # fmt: skip
+    warm_up(session, 6, 2)
+    assert encoded == [1, 2]  # a frame that waits, and the new ones; not a window of them
+    assert decoded == [(6, 5)]
+
+
+def test_a_warm_up_ends_when_the_node_does():
+    session = make_session()
+    assert warm_up(session, 4, 1, stopping=lambda: True) is None

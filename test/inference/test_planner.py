@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
 
+from da3_ros.inference import footprint as module
+from da3_ros.inference import planner
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.footprint import Shape, footprint, peak_of, weight_bytes
 from da3_ros.inference.plan_table import AbsentCuda
@@ -154,6 +157,52 @@ def test_a_plan_survives_its_file(full):
     again = Plan.from_json(full.to_json())
     assert again == full
     assert isinstance(again.chunks, Chunks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"precision": "float8"}, "unknown precision 'float8'"), ({"width": 0}, "a size below 1"),
+     ({"height": "84"}, "not a plan")],
+)  # fmt: skip
+def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
+    values = json.loads(full.to_json()) | changes
+    with pytest.raises(BudgetError, match=said):
+        Plan.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("model", ["da3-tiny", "da3-small", "da3-giant", "da3metric-large"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
+    shapes = [
+        Shape(model, views, wanted, height, 252, dtype, chunks, poses)
+        for views, wanted, height in ((6, 4, 224), (2, 2, 168))
+        for chunks, poses in ((Chunks(8), False), (Chunks(1, 4, 500), model == "da3-small"))
+    ]
+    found = [footprint(shape) for shape in shapes]
+    monkeypatch.setattr(
+        module._CountedOnce, "__call__", lambda self, x, rope=None: self._run(x, rope)
+    )
+    footprint.cache_clear()
+    assert [footprint(shape) for shape in shapes] == found
+
+
+def test_an_answer_does_not_depend_on_what_was_asked_before():
+    shape = Shape("da3-tiny", 4, 2, 168, 252, torch.bfloat16, SMALLEST)
+    footprint.cache_clear()
+    alone = footprint(shape)
+    footprint.cache_clear()
+    footprint(dataclasses.replace(shape, chunks=Chunks()))
+    assert footprint(shape) == alone
+
+
+def test_a_row_of_the_table_needs_few_counts(cpu, monkeypatch):
+    asked, plain = [], planner.footprint
+    monkeypatch.setattr(planner, "footprint", lambda shape: asked.append(shape) or plain(shape))
+    make_plan(cpu, request(model="da3-tiny"), 100 * GIB)
+    assert len(asked) == 1
+    with pytest.raises(BudgetError):
+        make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
+    assert len(set(asked)) <= 6
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"model": "da3-small"}'])

@@ -38,21 +38,22 @@ def calls(monkeypatch):
             return self.tensor.copy_(source.as_subclass(torch.Tensor))
 
     class Event:
-        def record(self):
-            made.append("recorded")
+        def record(self, stream):
+            made.append(f"recorded on {stream}")
 
         def synchronize(self):
             made.append("waited for the event")
 
     monkeypatch.setattr(transfer.torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"{device}'s")
     return made
 
 
 def test_copies_from_a_card_are_queued_to_pinned_memory_and_waited_for_once(calls):
     values = [torch.arange(3.0).as_subclass(OnCard), torch.ones(2).as_subclass(OnCard)]
     download = Download(Pair(*values))
-    assert calls == ["pinned", "queued", "pinned", "queued", "recorded"]
+    assert calls == ["pinned", "queued", "pinned", "queued", "recorded on cpu's"]
     found = download.wait()
     assert calls[5:] == ["waited for the event"]
     assert found.a.tolist() == [0, 1, 2]

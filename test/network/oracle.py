@@ -114,11 +114,12 @@ def packaged_network(name: str):
     return create_object(load_config(MODEL_REGISTRY[name])).eval()
 
 
-def pair(name: str, seed: int, *, packaged: bool = False):
-    """Our network and the oracle with the same random weights."""
-    ours = DepthAnything3(spec_of(name)).eval()
+def pair(name: str, seed: int, *, packaged: bool = False, short: bool = True):
+    """Our network and the oracle with the same random weights; ``short``: see SHORT."""
+    spec = spec_of(name) if short else MODELS[name]
+    ours = DepthAnything3(spec).eval()
     randomize(ours, seed)
-    theirs = packaged_network(name) if packaged else reference_network(spec_of(name))
+    theirs = packaged_network(name) if packaged else reference_network(spec)
     weights = dict(ours.state_dict())
     weights.update({alias: weights[kept] for alias, kept in ALIASES.items()})
     theirs.load_state_dict(weights, strict=True)

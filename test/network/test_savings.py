@@ -55,9 +55,35 @@ def test_pieces_of_any_size_give_the_same_result(network, images, chunks):
 def test_the_head_runs_on_the_frames_that_are_wanted(network, images):
     whole = network(images, ref_view="middle")
     frames = [0, 3, 4]
-    some = network.decode(network.encode(images), SIZE, ref_view="middle", frames=frames)
+    prefix = network.encode(images)
+    some = network.decode(prefix, SIZE, ref_view="middle", frames=torch.tensor(frames))
     assert some.depth.shape[1] == 3
     same(some, whole, frames)
+
+
+@torch.inference_mode()
+def test_a_window_leaves_what_it_was_given_as_it_was(network, images):
+    """CUDA graphs capture nothing that writes into its input."""
+    for chunks in (Chunks(), Chunks(1, 1, 50)):
+        network.set_chunks(chunks)
+        try:
+            prefix = network.encode(images)
+            before = Prefix(*(x.clone() for x in prefix))
+            network.decode(prefix, SIZE, ref_view="first", frames=torch.tensor([1, 2]))
+        finally:
+            network.set_chunks(Chunks())
+        assert all(torch.equal(a, b) for a, b in zip(prefix, before, strict=True))
+
+
+@torch.inference_mode()
+def test_other_wanted_frames_are_no_new_program(network, images):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    decode = torch.compile(network.decode, backend=counter, fullgraph=True, dynamic=False)
+    prefix, whole = network.encode(images), network(images, ref_view="first")
+    for frames in ([0, 4], [1, 2], [3, 4]):
+        same(decode(prefix, SIZE, ref_view="first", frames=torch.tensor(frames)), whole, frames)
+    assert counter.frame_count == 1
 
 
 @torch.inference_mode()
@@ -125,6 +151,6 @@ def test_the_compiler_meets_no_graph_break_and_compiles_each_shape_once(network,
     decode = torch.compile(network.decode, **options)
     for _ in range(3):
         prefix = Prefix(*(x.clone() for x in encode(images)))
-        out = decode(prefix, SIZE, ref_view="first", frames=[0, 4])
+        out = decode(prefix, SIZE, ref_view="first", frames=torch.tensor([0, 4]))
     assert counter.frame_count == 2
     same(out, whole, [0, 4])

@@ -1,0 +1,59 @@
+"""Writes what a benchmark found, with the machine and the command that found it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What numbers belong to; ``device`` in words."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "device": device,
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": commit,
+    }
+
+
+def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
+    """The processor's own name."""
+    try:
+        lines = Path(cpuinfo).read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def command() -> str:
+    """As it was called, from the root of the clone."""
+    script = Path(sys.argv[0]).resolve()
+    name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
+    return shlex.join(["python", str(name), *sys.argv[1:]])
+
+
+def write(path: Path | None, found: dict[str, Any], device: str) -> None:
+    """``found`` as JSON, where a file is wanted."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"machine": machine(device) | found.pop("machine", {}), "command": command()}
+    path.write_text(json.dumps(told | found, indent=1) + "\n")

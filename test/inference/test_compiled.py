@@ -1,0 +1,228 @@
+"""Compiled sessions: all windows of a stream, few programs, the numbers of plain fp32.
+
+torch.compile runs for real here: with inductor, and a C++ compiler, on a few shapes; on the long
+stream with the backend ``aot_eager``, which traces, functionalises and guards as inductor does and
+spends no minutes on machine code.
+"""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo.testing
+
+from da3_ros.config import PipelineConfig, config_from_parameters
+from da3_ros.inference import InferenceConfig, InferenceSession
+from da3_ros.inference import compiled as module
+from da3_ros.inference.compiled import Compiler, difference
+from da3_ros.inference.warm_up import warm_up
+from da3_ros.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.types import Frame, View, Window
+
+SIZE = (42, 56)
+
+
+def session_of(backend=None, **changes):
+    values = {
+        "model": "da3-tiny", "checkpoint": "", "device": "cpu", "mixed_precision": "off",
+        "process_res": 56, "compile": "off" if backend is None else "on",
+    }  # fmt: skip
+    torch._dynamo.reset()
+    session = InferenceSession(InferenceConfig(**(values | changes)))
+    if backend is not None:
+        session.compiler.backend = backend
+    return session
+
+
+class Counting:
+    """The backend aot_eager, counting the programs that it is asked for."""
+
+    def __init__(self):
+        self.programs = 0
+
+    def __call__(self, graph, inputs):
+        self.programs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+def views(n):
+    rng = np.random.default_rng(n)
+    return [View(i, i, rng.integers(0, 256, (*SIZE, 3)).astype(np.uint8)) for i in range(n)]
+
+
+def close(a, b, rtol=2e-3):
+    np.testing.assert_allclose(a.depth, b.depth, rtol=rtol)
+    np.testing.assert_allclose(a.T_window_camera, b.T_window_camera, atol=rtol)
+    np.testing.assert_allclose(a.K, b.K, rtol=rtol)
+
+
+def windows_of_a_stream():
+    """A growing window, keyframes in the middle, a loop's windows of old views, a short end."""
+    some = views(16)
+    shapes = [(some[: n + 1], 1) for n in range(6)]
+    for k in range(6, 12):  # keyframes: views 0 and 3, then 5
+        kept = [some[0], some[3]] if k % 2 else [some[0], some[5]]
+        shapes.append((kept + some[k - 3 : k + 1], 1))
+    shapes.append((some[1:3] + some[8:11], 0))  # of a loop: all wanted
+    shapes += [(some[7:13], 2), (some[8:13], 2)]
+    for number, (held, new) in enumerate(shapes):
+        last = len(held) - new - 1
+        joining = {0, last // 2 if number % 2 else min(1, last), last} if new else set()
+        wanted = sorted({*joining, *range(len(held) - new, len(held))} - {-1}) if new else None
+        yield Window(number, tuple(held), max(new, 1), None if wanted is None else tuple(wanted))
+
+
+@pytest.mark.slow
+def test_a_stream_of_any_windows_is_compiled_and_right():
+    counting = Counting()
+    session, plain = session_of(counting), session_of()
+    for s in (session, plain):
+        s.fit((56, 42), 6, 1)
+    for _ in range(3):  # a bag that loops: every shape comes again
+        for window in windows_of_a_stream():
+            close(session.infer(window), plain.infer(window))
+    assert session.compile_mode
+    shapes = {(len(w.views), len(w.wanted or w.views)) for w in windows_of_a_stream()}
+    assert len(shapes) > 8  # the compiler's own limit
+    encoded = session.compiler.compiled - len(shapes)
+    assert 1 <= encoded <= 8
+    # No program is compiled twice: neither wanted frames nor other windows are guards.
+    assert counting.programs == session.compiler.compiled
+    assert all(p.run is not None for p in session.compiler._programs.values())
+
+
+def test_a_pipelines_own_windows_stay_compiled(caplog):
+    camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=20)
+    values = {
+        "model": "da3-tiny", "device": "cpu", "process_res": 56, "window.size": 6,
+        "mixed_precision": "off", "keyframe.rotation_deg": 2.0, "loop.every": 1,
+    }  # fmt: skip
+    found = []
+    for backend in (Counting(), None):
+        session = session_of(backend)
+        pipeline = Pipeline(config_from_parameters(values, PipelineConfig), session)
+        frames = [Frame(f.stamp_ns, f.image, calibration=camera.calibration) for f in camera]
+        found.append([t for f in frames for t in pipeline.push(f)])
+        if backend is not None:
+            assert backend.programs == session.compiler.compiled <= 4
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours.depth_m, theirs.depth_m, rtol=5e-3)
+        np.testing.assert_allclose(ours.T_world_camera, theirs.T_world_camera, atol=5e-3)
+    assert "uncompiled" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_inductors_code_says_what_plain_code_says(caplog):
+    session, plain = session_of("inductor"), session_of()
+    some = views(6)
+    for s in (session, plain):
+        s.fit((56, 42), 4, 1)
+    for k in (0, 1, 2, 1):
+        window = Window(k, tuple(some[k : k + 4]), 1, (k % 2, 2, 3))
+        close(session.infer(window), plain.infer(window))
+    assert session.compile_mode == "default"
+    assert session.compiler.compiled == 2  # a new frame's encode, and decode
+    assert "uncompiled" not in caplog.text
+
+
+def test_a_warm_session_compiles_nothing_in_its_steady_state():
+    counting = Counting()
+    session = session_of(counting)
+    warm_up(session, 4, 1, image=(56, 42))
+    before = counting.programs
+    assert before == session.compiler.compiled >= 2
+    some = views(8)
+    for k in range(8):
+        session.infer(Window(k, tuple(some[max(0, k - 3) : k + 1]), 1))
+    assert counting.programs == before
+
+
+def test_a_wrong_program_is_not_used_and_said_once(caplog):
+    def wrong(graph, inputs):
+        def run(*args):
+            return [x * 1.1 if x.is_floating_point() else x for x in graph.forward(*args)]
+
+        return run
+
+    session, plain, some = session_of(wrong), session_of(), views(4)
+    for k in range(4):
+        window = Window(k, tuple(some), 1)
+        close(session.infer(window), plain.infer(window), 1e-5)
+    assert session.compile_mode == ""
+    assert caplog.text.count("torch.compile does not work here") == 1
+
+
+def test_a_shape_that_fails_after_others_worked_costs_only_itself(caplog):
+    counting = Counting()
+
+    def third(graph, inputs):
+        if counting.programs >= 1:
+            raise RuntimeError("no such shape")
+        return counting(graph, inputs)
+
+    session, plain, some = session_of(third), session_of(), views(6)
+    for n in (4, 4, 4, 6, 6, 6, 4):
+        window = Window(n, tuple(some[:n]), 1)
+        close(session.infer(window), plain.infer(window), 2e-3)
+    assert session.compile_mode == "default"
+    assert caplog.text.count("fails for a shape") == 1
+
+
+def test_out_of_memory_is_not_the_compilers_fault():
+    def exhausted(graph, inputs):
+        def run(*args):
+            raise torch.OutOfMemoryError("injected")
+
+        return run
+
+    compiler = Compiler("default", lambda e: isinstance(e, torch.OutOfMemoryError), exhausted)
+    torch._dynamo.reset()
+    compiler.call(double, torch.float32, 0, torch.ones(2))
+    with pytest.raises(torch.OutOfMemoryError):
+        compiler.call(double, torch.float32, 0, torch.ones(2))
+    assert compiler.mode == "default"
+
+
+def double(x):
+    return (2 * x,)
+
+
+def test_shapes_beyond_the_bound_run_uncompiled(monkeypatch, caplog):
+    monkeypatch.setattr(module, "MOST", 2)
+    torch._dynamo.reset()
+    counting = Counting()
+    compiler = Compiler("default", backend=counting)
+    for _ in range(3):
+        for n in range(1, 5):
+            assert compiler.call(double, torch.float32, 0, torch.ones(n))[0].tolist() == [2.0] * n
+    assert compiler.compiled == counting.programs == 2
+    assert caplog.text.count("2 shapes of windows are compiled") == 1
+
+
+def test_a_windows_compiling_is_not_measured(monkeypatch):
+    session, some = session_of(Counting()), views(4)
+    session.fit((56, 42), 4, 1)
+    measured = []
+    monkeypatch.setattr(
+        session.on, "taken", lambda before, mine: measured.append(session.compiler.at_work) or 1
+    )
+    for k in range(4):
+        session.infer(Window(k, tuple(some), 1))
+    assert measured == [False] * 3  # of four windows one compiled
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([1.0, 2.0], ""),
+        ([1.0, 2.2], "off by"),
+        ([1.0, float("nan")], "no number"),
+        ([1.0], "instead of"),
+    ],
+)
+def test_differences_are_told(found, said):
+    told = difference((torch.tensor(found), None), (torch.tensor([1.0, 2.0]), None), 1e-2)
+    assert (said in told) if said else told == ""

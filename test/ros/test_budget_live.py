@@ -1,0 +1,41 @@
+"""Memory budgets and the warm-up of the live node, as a real process over DDS."""
+
+from pathlib import Path
+
+import pytest
+from ros.test_node import Rig, camera_frames, set_parameter, values_of
+
+BUSY = str(Path(__file__).with_name("busy_node.py"))
+
+
+def test_a_budget_is_refused_in_mid_window_with_the_planners_line(tmp_path):
+    go = tmp_path / "go"
+    camera, frames = camera_frames(2)
+    with Rig(node=BUSY, environment={"DA3_TEST_GO": str(go)}) as rig:
+        rig.ready()
+        rig.show(camera, frames[0])
+        rig.until(lambda: "a window runs" in rig.process.output())
+        before = rig.status[-1].memory_budget_gb
+        refused = set_parameter(rig, "memory_budget_gb", 0.01)  # answered while the window runs
+        assert not refused.successful
+        assert "da3-tiny does not fit into 0.01 GiB on cpu" in refused.reason
+        assert "raise memory_budget_gb" in refused.reason
+        assert set_parameter(rig, "memory_budget_gb", 1.5).successful
+        assert rig.status[-1].frames_processed == 0
+        go.touch()
+        rig.until(lambda: rig.status[-1].memory_budget_gb == pytest.approx(1.5))
+        assert before != pytest.approx(0.01)
+        rig.until(lambda: rig.status[-1].frames_processed == 1)
+
+
+def test_before_the_first_frame_the_node_is_warm_and_has_a_plan():
+    with Rig() as rig:
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.until(
+            lambda: diagnostics and values_of(diagnostics[-1]).get("warm_up_s", "nan") != "nan"
+        )
+        rig.until(lambda: rig.status and rig.status[-1].memory_plan_gb > 0)
+        status = rig.status[-1]
+        assert status.frames_received == status.frames_processed == 0
+        assert list(status.drop_causes) == []
+        assert status.last_error == ""
