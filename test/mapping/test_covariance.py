@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,3 +227,10 @@ def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
     stated = np.sqrt(np.trace(results[-1].covariance_odom[3:, 3:]))
     assert stated >= UNMEASURED.least
     assert dataclasses.astuple(EXACT) == (0.0, 0.0, 0.0)
+
+
+def test_da3_tiny_is_not_overconfident():
+    """Rooms that it was not trained on; it makes the same errors again in every window."""
+    options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=24)
+    for row in bench.tiny_rows(options):
+        assert row["nees"] < 1, row

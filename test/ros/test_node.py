@@ -435,6 +435,55 @@ def test_late_repeated_and_jumping_stamps():
         assert "jump back" in rig.process.output()
 
 
+def test_after_a_jump_the_place_is_told_as_a_guess(tmp_path):
+    """Over the node: covariances, diagnostics, the map that is shown, and exports."""
+    camera, frames = camera_frames(6)
+    values = {"scale.source": "fixed", "map.voxel_m": 0.05, "max_late_s": 0.15}
+    with Rig(export_dir=str(tmp_path), **values) as rig:
+        poses = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
+        odoms = rig.listen("/da3/odom", "nav_msgs/msg/Odometry")
+        windows = rig.listen("/da3/window", "da3_ros/msg/Window")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.ready()
+        for n, i in enumerate((0, 1, 2, 3, 4, 5, 0, 1, 2), 1):
+            rig.show(camera, frames[i])
+            rig.until(lambda n=n: len(poses) == len(odoms) == len(windows) == n)
+            if n == 6:
+                rig.until(lambda: values_of(diagnostics[-1]).get("place") == "known")
+        variances = [m.pose.covariance[0] for m in poses]
+        assert max(variances[:6]) < 1
+        np.testing.assert_array_equal(
+            np.array(poses[-1].pose.covariance).reshape(6, 6), 1e6 * np.eye(6)
+        )
+        assert odoms[-1].pose.covariance[0] < 1  # odometry has begun anew
+        assert [w.scale_source for w in windows] == ["fixed"] * 6 + ["none"] * 3
+        rig.until(lambda: values_of(diagnostics[-1]).get("place") == "guessed")
+        assert "lengths are not metres" in diagnostics[-1].status[0].message
+        assert np.isnan(float(values_of(diagnostics[-1])["scale"]))
+        done = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="scene.ply")
+        assert done.success
+        assert "guessed" not in done.message  # what has no metres is not in the scene
+
+
+def test_the_service_exports_guessed_parts_and_can_leave_them_out(tmp_path):
+    camera, frames = camera_frames(6)
+    with Rig(export_dir=str(tmp_path), **{"map.voxel_m": 0.05, "max_late_s": 0.15}) as rig:
+        poses = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.ready()
+        for n, i in enumerate((0, 1, 2, 3, 4, 5, 0, 1, 2), 1):
+            rig.show(camera, frames[i])
+            rig.until(lambda n=n: len(poses) == n)
+        rig.until(lambda: values_of(diagnostics[-1]).get("parts_guessed") == "1")
+        assert values_of(diagnostics[-1])["parts"] == "2"
+        everything = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="all.ply")
+        assert "2 parts, 1 at a guessed place" in everything.message
+        assert set_parameter(rig, "map.export_guessed", False).successful
+        known = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="known.ply")
+        assert known.points < everything.points
+        assert "guessed" not in known.message
+
+
 def test_a_change_of_resolution_in_mid_stream_is_survived():
     camera, frames = camera_frames(2)
     other = SyntheticCamera(seed=2, size=(140, 84), walk="straight", frames=4)
