@@ -21,6 +21,7 @@ _KINDS = ((SCALE, False), (ROTATION, False), (PLACE, False), (ROTATION, True), (
 KINDS = len(_KINDS)
 FADE = 0.98  # of a window's share in what is learned, per later window
 PRIOR_WINDOWS = 1.0  # that the noise known beforehand is worth
+MOST_VIEWS = 8  # of a window that are compared
 OUTLIER = 9.0  # times what is expected: the most that one window may teach
 
 
@@ -35,18 +36,24 @@ class WindowNoise:
         self._expected = np.zeros((KINDS, KINDS))  # of each form, per unit of each kind
         self._found = np.zeros(KINDS)
 
-    def add(self, residuals: Array, R: Array, doubt: Array, depth: float) -> None:
-        """Take what a fit left of its shared views.
+    def add(self, residuals: Array, fitted: Array, doubt: Array, depth: float) -> None:
+        """Take what a fit left of its shared views; of many, an even choice.
 
-        residuals: [S, 7], 0 where nothing was measured. R: [7 S, 7 S] residuals by errors of scene
-        and window. doubt: [5, 7 S, 7 S] covariance of those errors per unit of each kind.
+        residuals: [S, 7], 0 where nothing was measured. fitted: [7 S, 7 S] by how much the fit
+        follows errors of scene and window. doubt: [5, 7 S, 7 S] covariance of those errors, per
+        unit of each kind.
         """
-        if len(residuals) < 2:
+        count = min(len(residuals), MOST_VIEWS)
+        if count < 2:
             return
-        scale = np.tile([1, 1, 1, 1, *[1 / depth] * 3], len(residuals))
-        values = scale * residuals.ravel()
+        chosen = np.linspace(0, len(residuals) - 1, count).round().astype(int)
+        rows = (SIZE * chosen[:, None] + np.arange(SIZE)).ravel()
+        scale = np.tile([1, 1, 1, 1, *[1 / depth] * 3], count)
+        values = scale * residuals[chosen].ravel()
+        R = -fitted[rows]
+        R[np.arange(len(rows)), rows] += 1
         R = np.where((values != 0)[:, None], scale[:, None] * R, 0.0)
-        forms = _forms(len(residuals))
+        forms = _forms(count)
         said = np.einsum("fij,kij->fk", forms, R @ doubt @ R.T)
         found = np.einsum("fij,i,j->f", forms, values, values)
         if not self._expected.any():

@@ -17,6 +17,7 @@ from da3_ros.mapping.covariance import (
     Observed,
     PoseUncertainty,
     SystematicError,
+    carried,
     in_metres,
     lifted,
     turned,
@@ -131,6 +132,16 @@ def test_a_chain_of_windows_agrees_with_simulation():
     assert np.abs((ours - expected) / scale).max() < 0.1
 
 
+def test_a_carried_covariance_is_the_plain_product():
+    rng = np.random.default_rng(0)
+    L, G, stay = rng.normal(size=(28, 7)), rng.normal(size=(7, 21)), rng.random(21)
+    P = rng.normal(size=(2, 21, 21))
+    P = P @ P.transpose(0, 2, 1)
+    A = L @ G
+    A[:21] += np.diag(stay)
+    np.testing.assert_allclose(carried(L, G, stay, P), A @ P @ A.T)
+
+
 def test_what_is_forgotten_frees_its_room():
     joint = JointCovariance()
     joint.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
@@ -202,20 +213,20 @@ def test_axes_turn_with_the_map():
 
 def test_noise_without_disagreement_is_not_zero():
     noise = WindowNoise()
-    R, doubt = np.eye(14), np.stack([np.eye(14)] * 5)
+    fitted, doubt = np.zeros((14, 14)), np.stack([np.eye(14)] * 5)
     for _ in range(50):
-        noise.add(np.zeros((2, 7)), R, doubt, 1.0)
+        noise.add(np.zeros((2, 7)), fitted, doubt, 1.0)
     assert (noise.variances >= WindowNoise.FLOOR).all()
     assert np.isfinite(noise.variances).all()
 
 
 def test_a_broken_window_teaches_little():
     rng = np.random.default_rng(0)
-    noise, R, doubt = WindowNoise(), np.eye(28), np.stack([np.eye(28) / 5] * 5)
+    noise, fitted, doubt = WindowNoise(), np.zeros((28, 28)), np.stack([np.eye(28) / 5] * 5)
     for _ in range(40):
-        noise.add(0.01 * rng.normal(size=(4, 7)), R, doubt, 1.0)
+        noise.add(0.01 * rng.normal(size=(4, 7)), fitted, doubt, 1.0)
     before = noise.variances.sum()
-    noise.add(10 * rng.normal(size=(4, 7)), R, doubt, 1.0)
+    noise.add(10 * rng.normal(size=(4, 7)), fitted, doubt, 1.0)
     assert noise.variances.sum() < 3 * before
 
 
