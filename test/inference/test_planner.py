@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import threading
 
 import pytest
 import torch
@@ -175,8 +176,8 @@ def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
 def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
     shapes = [
         Shape(model, views, wanted, height, 252, dtype, chunks, poses)
-        for views, wanted, height in ((6, 4, 224), (2, 2, 168))
-        for chunks, poses in ((Chunks(8), False), (Chunks(1, 4, 500), model == "da3-small"))
+        for views, wanted, height in ((8, 4, 378), (2, 2, 168))
+        for chunks, poses in ((Chunks(8), False), (Chunks(1, 4, 8192), model == "da3-small"))
     ]
     found = [footprint(shape) for shape in shapes]
     monkeypatch.setattr(
@@ -184,6 +185,24 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
     )
     footprint.cache_clear()
     assert [footprint(shape) for shape in shapes] == found
+
+
+def test_two_threads_may_ask_at_once():
+    shape = Shape("da3-tiny", 4, 2, 168, 252, torch.float32, SMALLEST)
+    shapes = [shape, dataclasses.replace(shape, chunks=Chunks())]
+    alone = [footprint(s) for s in shapes]
+    found = []
+
+    def ask(index):
+        for _ in range(10):
+            found.append(footprint.__wrapped__(shapes[index]) == alone[index])
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == [True] * 20
 
 
 def test_an_answer_does_not_depend_on_what_was_asked_before():
