@@ -176,7 +176,9 @@ class DepthConfig:
         "inf", "what sky becomes, where the model or its ruler sees sky", choices=("inf", "nan")
     )
     color_range_m: tuple[float, float] = option((0.3, 10.0), "range of the coloured depth")
-    color_map: str = option("spectral", "colours of the depth", choices=("spectral", "turbo"))
+    color_map: str = option(
+        "spectral", "colours of depth and confidence", choices=("spectral", "turbo")
+    )
 
 
 @dataclass(frozen=True)
