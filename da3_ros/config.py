@@ -171,7 +171,9 @@ class DepthConfig:
     confidence_percentile: float = option(
         0.0, "this share of each frame, the least confident, is NaN", low=0.0, high=99.0
     )
-    edge_filter: bool = option(True, "flying pixels on depth edges are NaN")
+    edge_filter: bool = option(
+        True, "flying pixels on depth edges are NaN; wider smears stay out of the map alone"
+    )
     sky: str = option(
         "inf", "what sky becomes, where the model or its ruler sees sky", choices=("inf", "nan")
     )

@@ -12,7 +12,8 @@ from da3_ros.types import Array, FloatImage, Image
 SKY_RGB = (225, 235, 245)  # +Inf: farther than any range, and no colour of a map
 UNKNOWN_RGB = (0, 0, 0)  # NaN
 # Confidence is 1 + exp(what the network says), so that its excess over 1 tells, by orders of
-# magnitude. In six rendered rooms da3-tiny put 0 to 28 % of all pixels below the range, none above.
+# magnitude. In six rendered rooms da3-tiny put 0 to 28 % of all pixels below the range, and none
+# above it.
 CONFIDENCE_EXCESS = (0.01, 10.0)
 
 # ColorBrewer's Spectral, low to high, as RGB.

@@ -1,16 +1,19 @@
-"""The RViz config against what RViz reads: a key that it does not read is a setting without effect.
+"""The RViz config against what RViz reads: any other key is a setting without effect.
 
 The tables below are facts from RViz's sources (ros2/rviz, branches humble, jazzy and rolling of
-October 2024); a name stands here only if all three read it. Files, below rviz_common (C) and
-rviz_default_plugins (P): src/*/ (C) visualization_frame.cpp, visualization_manager.cpp, panel.cpp,
-displays_panel.cpp, panel_dock_widget.cpp, display.cpp, display_group.cpp, tool.cpp, view_manager.cpp,
-view_controller.cpp, frame_position_tracking_view_controller.cpp, properties/property_tree_widget.cpp,
-property_tree_with_help.cpp, qos_profile_property.cpp, vector_property.cpp, covariance_property.cpp,
-transformation/transformation_manager.cpp; include/ (C) ros_topic_display.hpp,
-message_filter_display.hpp; (P) displays/grid/grid_display.cpp, tf/tf_display.cpp,
-image/image_display.cpp, pointcloud/point_cloud_common.cpp and its transformers/,
-path/path_display.cpp, odometry/odometry_display.cpp, tools/interaction/interaction_tool.cpp,
-tools/measure/measure_tool.cpp, view_controllers/orbit/orbit_view_controller.cpp.
+October 2024); a name stands here only if all three read it. Where they come from:
+
+* rviz_common, src: visualization_frame.cpp, visualization_manager.cpp, panel.cpp,
+  displays_panel.cpp, panel_dock_widget.cpp, display.cpp, display_group.cpp, tool.cpp,
+  tool_manager.cpp, view_manager.cpp, view_controller.cpp,
+  frame_position_tracking_view_controller.cpp, transformation/transformation_manager.cpp;
+  properties/: property.cpp, property_tree_widget.cpp, property_tree_with_help.cpp,
+  qos_profile_property.cpp, vector_property.cpp, covariance_property.cpp;
+  include: ros_topic_display.hpp, message_filter_display.hpp.
+* rviz_default_plugins, src: displays/ grid/grid_display.cpp, tf/tf_display.cpp,
+  image/image_display.cpp, pointcloud/point_cloud_common.cpp and transformers/*.cpp,
+  path/path_display.cpp, odometry/odometry_display.cpp; tools/ interaction/interaction_tool.cpp,
+  measure/measure_tool.cpp; view_controllers/orbit/orbit_view_controller.cpp.
 """
 
 import copy
@@ -239,7 +242,7 @@ def test_window_state_places_every_dock_of_the_config():
 
 
 def test_both_docks_are_told_to_be_shown():
-    """RViz 14.3 reads a bool that it never set where these are missing (visualization_frame.cpp)."""
+    """Where they are missing, visualization_frame.cpp reads a bool that was never set."""
     geometry = CONFIG["Window Geometry"]
     assert geometry["Hide Left Dock"] is geometry["Hide Right Dock"] is False
 
