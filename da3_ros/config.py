@@ -179,12 +179,16 @@ class DepthConfig:
     confidence_percentile: float = option(
         0.0, "this share of each frame, the least confident, is NaN", low=0.0, high=99.0
     )
-    edge_filter: bool = option(True, "flying pixels on depth edges are NaN")
+    edge_filter: bool = option(
+        True, "flying pixels on depth edges are NaN; wider smears stay out of the map alone"
+    )
     sky: str = option(
         "inf", "what sky becomes, where the model or its ruler sees sky", choices=("inf", "nan")
     )
     color_range_m: tuple[float, float] = option((0.3, 10.0), "range of the coloured depth")
-    color_map: str = option("spectral", "colours of the depth", choices=("spectral", "turbo"))
+    color_map: str = option(
+        "spectral", "colours of depth and confidence", choices=("spectral", "turbo")
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from da3_ros.config import DepthConfig
-from da3_ros.pictures import colorize_depth
+from da3_ros.pictures import colorize_confidence, colorize_depth
 from da3_ros.types import FloatImage, Image
 
 ROWS = 6
@@ -51,7 +51,7 @@ class ContactSheet:
         cells = (
             image,
             colorize_depth(depth, self._range(depth), self.config.color_map),
-            color_confidence(confidence),
+            colorize_confidence(confidence, self.config.color_map),
         )
         return np.concatenate([_cell(c) for c in cells], axis=1)
 
@@ -62,15 +62,6 @@ class ContactSheet:
             return self.config.color_range_m
         low, high = np.percentile(known, (2, 98))
         return float(low), float(max(high, low * 1.001 + 1e-9))
-
-
-def color_confidence(confidence: FloatImage) -> Image:
-    """RGB [h, w, 3] of a confidence map, its own 2nd to 98th percentile on a logarithmic scale."""
-    logs = np.log(np.maximum(np.nan_to_num(confidence, nan=1.0, posinf=1e6), 1.0))
-    low, high = np.percentile(logs, (2, 98))
-    scaled = np.clip((logs - low) / max(float(high - low), 1e-6), 0, 1)
-    colored = cv2.applyColorMap((scaled * 255).astype(np.uint8), cv2.COLORMAP_VIRIDIS)
-    return np.asarray(cv2.cvtColor(colored, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
 
 def _cell(image: Image) -> Image:

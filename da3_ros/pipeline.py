@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import DepthConfig, PipelineConfig
-from da3_ros.depth_filter import filter_depth, sky_mask
+from da3_ros.depth_filter import filter_depth, sky_mask, without_smears
 from da3_ros.enlarge import at_size_of
 from da3_ros.geometry import T_MAP_WORLD, invert_pose
 from da3_ros.inference import WindowTooLargeError, open_networks
@@ -743,7 +743,10 @@ class Pipeline:
         if of_scene is None:
             return -1
         T = self.loops.T_map_odometry @ of_scene.T_world_camera
-        submap = self.map.add(dataclasses.replace(of_scene, T_world_camera=T))
+        of_map = dataclasses.replace(of_scene, T_world_camera=T)
+        if frame.keyframe and self.config.map.enabled and self.config.depth.edge_filter:
+            of_map = dataclasses.replace(of_map, depth_m=without_smears(of_map.depth_m))
+        submap = self.map.add(of_map)
         if anchor is not None and frame.keyframe:
             seen = anchor.moved(self.metres.T_scene_segment)
             self.loops.add_keyframe(dataclasses.replace(seen, submap=submap), descriptor)

@@ -44,7 +44,7 @@ REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
 DISPLAYED = [
     ("/da3/rgb/image", "da3/rgb/image"),
     ("/da3/depth/image_color", "da3/depth/image_color"),
-    ("/da3/confidence/image", "da3/confidence/image"),
+    ("/da3/confidence/image_color", "da3/confidence/image_color"),
     ("/da3/points", "da3/points"),
     ("/da3/map/points", "da3/map/points"),
     ("/da3/path", "da3/path"),

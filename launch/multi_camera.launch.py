@@ -31,7 +31,7 @@ PARAMETERS = {
     "use_sim_time": ("use_sim_time", bool),
 }
 # What rviz/da3.rviz shows of frames: here of the first camera. Relative: it follows `namespace`.
-DISPLAYED = ["rgb/image", "depth/image_color", "confidence/image", "points", "odom"]
+DISPLAYED = ["rgb/image", "depth/image_color", "confidence/image_color", "points", "odom"]
 ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",

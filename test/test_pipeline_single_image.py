@@ -67,7 +67,7 @@ def test_what_needs_a_pose_is_not_published():
     _, results = run(MONO, frames(1))
     sent = topics(results[0])
     assert {"depth/image", "depth/camera_info", "rgb/image", "points", "window"} <= set(sent)
-    assert not {"pose", "odom", "/tf", "confidence/image"} & set(sent)
+    assert not {"pose", "odom", "/tf", "confidence/image", "confidence/image_color"} & set(sent)
     assert sent["window"].new_frames == 1
     assert len(sent["window"].frames) == 0
     assert not sent["window"].aligned

@@ -76,7 +76,8 @@ def test_every_frame_has_every_topic_with_its_exact_stamp(true_run, camera):
     output, _ = true_run
     stamps = [f.stamp_ns for f in camera]
     for topic in ("depth/image", "depth/camera_info", "rgb/image", "depth/image_color",
-                  "confidence/image", "points", "pose", "odom"):  # fmt: skip
+                  "confidence/image", "confidence/image_color", "points", "pose",
+                  "odom"):  # fmt: skip
         found = [m.header.stamp for m in messages(output, f"/da3/{topic}")]
         assert [s.sec * 10**9 + s.nanosec for s in found] == stamps, topic
     windows = messages(output, "/da3/window")

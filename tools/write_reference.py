@@ -39,6 +39,8 @@ OUTPUTS = {
     "rgb/image": "rgb8, rectified, at the depth's size",
     "depth/image_color": "rgb8, over the fixed range `depth.color_range_m`",
     "confidence/image": "32FC1, at the depth's size, the network's own",
+    "confidence/image_color": "rgb8, red where the network doubts; fixed: the logarithm of "
+    "confidence - 1 from 0.01 to 10",
     "points": "organised, x y z rgb, NaN where depth is not finite, in the optical frame",
     "pose": "of the optical frame in `map_frame`",
     "odom": "in `odom_frame`, continuous",

@@ -17,7 +17,7 @@ from da3_ros.geometry import T_MAP_WORLD, invert_pose
 from da3_ros.mapping.covariance import turned
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
-from da3_ros.pictures import colorize_depth
+from da3_ros.pictures import colorize_confidence, colorize_depth
 from da3_ros.ros import messages as build
 from da3_ros.ros.messages import MessageLibrary
 from da3_ros.types import Array, TrackedFrame
@@ -34,6 +34,7 @@ FRAME_TOPICS = {
     "rgb/image": "sensor_msgs/msg/Image",
     "depth/image_color": "sensor_msgs/msg/Image",
     "confidence/image": "sensor_msgs/msg/Image",
+    "confidence/image_color": "sensor_msgs/msg/Image",
     "points": "sensor_msgs/msg/PointCloud2",
     "pose": "geometry_msgs/msg/PoseWithCovarianceStamped",
     "odom": "nav_msgs/msg/Odometry",
@@ -64,7 +65,7 @@ def _has(frame: TrackedFrame, topic: str) -> bool:
         return frame.posed
     if topic in ("depth/camera_info", "points"):
         return bool(np.isfinite(frame.K).all())
-    return topic != "confidence/image" or frame.posed
+    return not topic.startswith("confidence/") or frame.posed
 
 
 def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
@@ -215,6 +216,8 @@ class Outputs:
     def _pixels(self, topic: str, frame: TrackedFrame) -> Any:
         if topic == "depth/image_color":
             return colorize_depth(frame.depth_m, self.config.color_range_m, self.config.color_map)
+        if topic == "confidence/image_color":
+            return colorize_confidence(frame.confidence, self.config.color_map)
         return {
             "depth/image": frame.depth_m,
             "rgb/image": frame.image,

@@ -168,6 +168,7 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
         "rgb/image": "sensor_msgs/msg/Image",
         "depth/image_color": "sensor_msgs/msg/Image",
         "confidence/image": "sensor_msgs/msg/Image",
+        "confidence/image_color": "sensor_msgs/msg/Image",
         "points": "sensor_msgs/msg/PointCloud2",
         "pose": "geometry_msgs/msg/PoseWithCovarianceStamped",
         "odom": "nav_msgs/msg/Odometry",
