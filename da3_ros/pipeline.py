@@ -252,6 +252,7 @@ class Pipeline:
         if source != "fixed":  # whose factor is for the first window that comes
             self._unit = saved.unit
         self._forget(self.map.poses().newest())
+        self.uncertainty.start_segment(known=True)  # odometry begins with what comes
         where = "new windows begin a segment of their own where the last one ended"
         if saved.metric and source == "none":
             where += "; the scene is in metres, their unit is a guess: set scale.source"
@@ -295,6 +296,7 @@ class Pipeline:
     def _hold_pose(self) -> None:
         """Go on where the cameras were last; how they have moved since is not known."""
         log.warning("the shared views cannot be had at the new size: the pose is held")
+        self.counters["poses_held"] += 1
         self._format = None
         self._forget(self._newest)
 
@@ -303,6 +305,8 @@ class Pipeline:
         if self.metres.learns and not self.metres.known and len(self.map.trajectory):
             log.warning("the scale of the scene so far stays unknown: it leaves the map")
             self._forget_scene()
+            if newest:  # what comes begins at a guess, as it would beside what has left
+                self.map.begin_guessed()
         metric = self.metres.scale.metric
         self.metres.restart(next(iter(newest.values()), np.eye(4)))
         if metric and self.config.scale.source == "fixed" and not self.metres.declared:
@@ -383,8 +387,8 @@ class Pipeline:
         """Bring all that windows may share to the new size; False, and nothing changes, where too
         little of the old images would be left."""
         assert self._format is not None
-        cut = Cut.of(self._format.shape, new.shape)
-        if cut is None or not len(self._views):
+        cut, newest = Cut.of(self._format.shape, new.shape), self._views.newest
+        if cut is None or (newest is not None and not cut.fits(newest)):
             return False
         self._views.resize(cut)
         self.loops.resize(cut)
@@ -756,7 +760,8 @@ class Pipeline:
 def _resized(p: _Prepared, cut: Cut) -> _Prepared:
     """A view that waits for its window, at another size."""
     valid = None if p.valid is None else cut.mask(p.valid)
-    return dataclasses.replace(p, view=cut.view(p.view), valid=valid)
+    full = None if p.full is None else cut.full(p.full)
+    return dataclasses.replace(p, view=cut.view(p.view), valid=valid, full=full)
 
 
 def _tracked(

@@ -82,6 +82,7 @@ class Anchor:
     observations: float = 1.0  # windows whose mean this is
     keyframe: bool = False  # whether it is shared as one, not as one of the newest
     submap: int = -1  # of the map that it belongs to
+    kept: float = 1.0  # share of the camera's picture that cuts to other sizes have left
 
     def moved(self, move: Similarity) -> Anchor:
         """The same where the scene has moved."""

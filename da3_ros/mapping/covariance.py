@@ -27,6 +27,7 @@ from da3_ros.types import Array
 MOST = 128  # views whose errors are held together
 # Loops at one place share views, which a graph takes for independent: its variance times this.
 LOOPS_SHARE = 2.0
+STANDING = 0.01  # rad, or way over depth: less motion than this shows the same picture
 LAYERS = KINDS + 1  # per unit of each kind of noise, and what is known from elsewhere
 
 
@@ -72,6 +73,7 @@ class JointCovariance:
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}  # of each view, by its id
+        self._loose: set[int] = set()  # views whose error is that of the newest one
         self._P = np.zeros((LAYERS, 0, 0))
 
     def __contains__(self, id: int) -> bool:
@@ -103,12 +105,12 @@ class JointCovariance:
     def join(self, seen: Observed, noise: WindowNoise | None = None) -> None:
         """Take a window that was joined by its shared views; ``noise`` learns from it.
 
-        Where none of these is held, nothing is known of the new ones either.
+        Where one of these is not held, nothing is known of the new ones either.
         """
         ids, shared = seen.ids[: len(seen.gains)], SIZE * len(seen.gains)
-        if not any(id in self._slots for id in ids):
-            return  # nothing is known of what it was joined by
         self._adopt(ids, seen.centres)
+        if not all(id in self._slots for id in ids):
+            return  # of what it was joined by, not everything is known
         rows = self._rows(ids)
         before = self._P[:, rows[:, None], rows]
         lift = np.concatenate(list(lifted(seen.centres - seen.about)))  # [7 N, 7]
@@ -129,11 +131,13 @@ class JointCovariance:
 
     def keep(self, ids: Collection[int]) -> None:
         """Forget all views but these; of too many the oldest go."""
-        wanted = [id for id in self._slots if id in ids][-MOST:]
-        self._slots = {id: self._slots[id] for id in wanted}
+        wanted = [id for id in self._slots if id in ids]
+        self._loose = (self._loose & set(ids)) | set(wanted[:-MOST])
+        self._slots = {id: self._slots[id] for id in wanted[-MOST:]}
 
     def forget(self, ids: Collection[int]) -> None:
         """These views lie elsewhere now: what is next said of them is tied to the newest one."""
+        self._loose |= self._slots.keys() & set(ids)
         self._slots = {id: slot for id, slot in self._slots.items() if id not in ids}
 
     def rebased(
@@ -152,12 +156,14 @@ class JointCovariance:
         P = R @ self._P[:, rows[:, None], rows] @ R.T
         P[-1] += lift @ known @ lift.T
         out = JointCovariance()
+        out._loose = set(self._loose)
         out._write(ids, np.zeros((len(rows), 0)), [], P)
         return out
 
     def _adopt(self, ids: Sequence[int], centres: Array) -> None:
-        """Shared views that are not held get the error of one that is."""
-        strange = [i for i, id in enumerate(ids) if id not in self._slots]
+        """Shared views that a loop has moved, or that were too many, get the error of the newest
+        one that is held."""
+        strange = [i for i, id in enumerate(ids) if id in self._loose]
         held = [i for i, id in enumerate(ids) if id in self._slots]
         if not strange or not held:
             return
@@ -166,6 +172,7 @@ class JointCovariance:
         rows = self._rows([ids[source]])
         own = A @ self._P[:, rows[:, None], rows] @ A.T
         self._write([ids[i] for i in strange], A, [ids[source]], own)
+        self._loose -= set(ids)
 
     def _write(self, ids: Sequence[int], A: Array, old: Sequence[int], own: Array) -> None:
         """The views ``ids`` become A times those of ``old``, and noise; ``own`` is what their
@@ -187,7 +194,8 @@ class JointCovariance:
                 self._slots[id] = next(free)
         needed, size = SIZE * (1 + max(self._slots.values())), self._P.shape[2]
         if needed > size:
-            grown = np.zeros((LAYERS, 2 * needed, 2 * needed))
+            needed += SIZE * max(8, needed // (4 * SIZE))
+            grown = np.zeros((LAYERS, needed, needed))
             grown[:, :size, :size] = self._P
             self._P = grown
 
@@ -268,6 +276,7 @@ class PoseUncertainty:
         self.noise = WindowNoise()
         self._odometry = self._map = (JointCovariance(), SystematicError(self._error))
         self._submaps: dict[int, Array] = {}  # systematic error at the beginning of each
+        self._learned_at: Array | None = None  # [4, 4] of the newest view that noise learned from
 
     @property
     def nbytes(self) -> int:
@@ -286,10 +295,27 @@ class PoseUncertainty:
     def join(self, seen: Observed) -> None:
         """Take a window that was joined by its shared views."""
         shared = range(len(seen.gains))
+        learns = self._moved(seen)
         for joint, systematic in self._trackers():
-            joint.join(seen, self.noise if joint is self._odometry[0] else None)
+            joint.join(seen, self.noise if learns and joint is self._odometry[0] else None)
             for index in range(len(shared), len(seen.ids)):
                 systematic.add(seen, index, shared)
+
+    def _moved(self, seen: Observed) -> bool:
+        """Whether the camera has moved since noise was learned last.
+
+        A standing camera shows a network the same picture, and it makes the same error: windows
+        that agree then say nothing about how far off they are.
+        """
+        here, last = seen.poses[-1], self._learned_at
+        if last is not None:
+            cosine = (np.einsum("ij,ij->", here[:3, :3], last[:3, :3]) - 1) / 2
+            turn = float(np.arccos(np.clip(cosine, -1, 1)))
+            way = float(np.linalg.norm(here[:3, 3] - last[:3, 3])) / seen.depth
+            if turn < STANDING and way < STANDING:
+                return False
+        self._learned_at = here
+        return True
 
     def keep(self, ids: Collection[int]) -> None:
         """Forget all views but these, which windows may share."""

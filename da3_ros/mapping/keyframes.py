@@ -107,10 +107,16 @@ class ViewMemory:
         return list(held.values())
 
     def resize(self, cut: Cut) -> None:
-        """The images of all views have another size now."""
-        new = {a.view.id: cut.anchor(a) for a in self.all()}
-        self._newest = deque((new[a.view.id] for a in self._newest), maxlen=self._newest.maxlen)
-        self._keyframes = [replace(k, anchor=new[k.anchor.view.id]) for k in self._keyframes]
+        """The images of all views have another size now; those of which too little is left go."""
+        new = {a.view.id: cut.anchor(a) for a in self.all() if cut.fits(a)}
+        self._newest = deque(
+            (new[a.view.id] for a in self._newest if a.view.id in new), maxlen=self._newest.maxlen
+        )
+        self._keyframes = [
+            replace(k, anchor=new[k.anchor.view.id])
+            for k in self._keyframes
+            if k.anchor.view.id in new
+        ]
         self._sharpness.clear()  # it depends on the size
 
     def move(self, moves: Mapping[int, Similarity]) -> None:

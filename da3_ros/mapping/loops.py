@@ -181,8 +181,12 @@ class LoopCloser:
             self._forget_one()
 
     def resize(self, cut: Cut) -> None:
-        """The images of all keyframes have another size now."""
-        self._places = [replace(p, anchor=cut.anchor(p.anchor)) for p in self._places]
+        """The network's images have another size now. Keyframes of yet another size stay as they
+        are, and meet no window."""
+        self._places = [
+            replace(p, anchor=cut.anchor(p.anchor)) if cut.fits(p.anchor) else p
+            for p in self._places
+        ]
 
     @property
     def nbytes(self) -> int:

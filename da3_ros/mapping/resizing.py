@@ -22,6 +22,7 @@ LEAST_KEPT = 0.6  # share of an image that a cut must leave: less sees too littl
 class Cut:
     """Which part of an image becomes the new one; sizes are (width, height)."""
 
+    old: tuple[int, int]
     left: int
     top: int
     size: tuple[int, int]
@@ -42,7 +43,25 @@ class Cut:
         if size[0] * size[1] < LEAST_KEPT * width * height:
             return None
         left, top = (width - size[0]) // 2, (height - size[1]) // 2
-        return Cut(left, top, size, (new_width, new_height))
+        return Cut((width, height), left, top, size, (new_width, new_height))
+
+    @property
+    def share(self) -> float:
+        """Of the old image, what is left."""
+        return self.size[0] * self.size[1] / (self.old[0] * self.old[1])
+
+    def fits(self, anchor: Anchor) -> bool:
+        """Whether a shared view has the old size, and enough of its picture is left."""
+        same = anchor.view.image.shape[1::-1] == self.old
+        return same and anchor.kept * self.share >= LEAST_KEPT
+
+    def full(self, image: Image) -> Image:
+        """The same cut of the picture [H, W, 3] at the camera's own size."""
+        height, width = image.shape[:2]
+        x, y = width / self.old[0], height / self.old[1]
+        left, top = round(self.left * x), round(self.top * y)
+        right, bottom = round((self.left + self.size[0]) * x), round((self.top + self.size[1]) * y)
+        return np.ascontiguousarray(image[top:bottom, left:right])
 
     def image(self, image: Image) -> Image:
         """The new image [h, w, 3]."""
@@ -78,6 +97,7 @@ class Cut:
         return replace(
             anchor, view=self.view(anchor.view), K=self.K(anchor.K), pixels=pixels,
             depth=anchor.depth[chosen], confidence=anchor.confidence[chosen],
+            kept=anchor.kept * self.share,
         )  # fmt: skip
 
     def _part(self, pixels: Array) -> Array:

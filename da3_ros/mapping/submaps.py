@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -101,6 +102,7 @@ class SubmapStore:
         self._growing: VoxelMap | None = None  # of the newest submap
         self._next = self._segment = 0
         self.part = REFERENCE  # what comes belongs to
+        self._begins: list[tuple[int, int]] = []  # first submap of each stretch of one part
         self._held = self._image_bytes = 0  # points and bytes outside the growing submap
         self.revision = next(_REVISIONS)  # another one after every change that can be seen
         self._swept_at = np.full(3, np.inf)
@@ -132,6 +134,10 @@ class SubmapStore:
         """The parts of the scene, the one that is being added to among them."""
         return {s.part for s in list(self.submaps.values())} | {self.part}
 
+    def begin_guessed(self) -> None:
+        """What comes first lies at a guessed place: the map's frame is older than this store."""
+        self.part = REFERENCE + 1
+
     def start_segment(self) -> None:
         """What comes now is not joined to what was before: a new submap, and a part of its own."""
         self._close()
@@ -143,16 +149,20 @@ class SubmapStore:
     def join_parts(self, tied: Iterable[tuple[int, int]]) -> None:
         """Loops tie these pairs of submaps: their parts become one, the older of both."""
         for pair in tied:
-            if not all(id in self.submaps for id in pair):
-                continue
-            older, newer = sorted(self.submaps[id].part for id in pair)
+            older, newer = sorted(map(self._part_of, pair))
             if older == newer:
                 continue
             log.info("part %d of the scene has found its place in part %d", newer, older)
             self.revision = next(_REVISIONS)
             for submap in self.submaps.values():
                 submap.part = older if submap.part == newer else submap.part
+            self._begins = [(id, older if p == newer else p) for id, p in self._begins]
             self.part = older if self.part == newer else self.part
+
+    def _part_of(self, submap: int) -> int:
+        """Of a submap by its id, also of one that has left the map."""
+        at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
+        return self._begins[at - 1][1] if at else REFERENCE
 
     def add(self, frame: TrackedFrame) -> int:
         """Take a delivered frame's pose, and a keyframe's points and image; returns the submap.
@@ -193,6 +203,7 @@ class SubmapStore:
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images=dict(submap.images))
             self.submaps[one.id] = one
+            self._note_part(one)
             self._set_cloud(one, submap.cloud)
             self._image_bytes += one.image_bytes
             self._next = max(self._next, one.id + 1)
@@ -279,10 +290,15 @@ class SubmapStore:
             self._close()
             submap = Submap(self._next, self._segment, _place_of(frame.T_world_camera))
             submap.part = self.part
+            self._note_part(submap)
             self.submaps[submap.id] = submap
             self._growing = VoxelMap(self._voxel(submap))
             self._next += 1
         return submap
+
+    def _note_part(self, submap: Submap) -> None:
+        if not self._begins or self._begins[-1][1] != submap.part:
+            self._begins.append((submap.id, submap.part))
 
     def _is_full(self, submap: Submap) -> bool:
         voxels = 0 if self._growing is None else len(self._growing)

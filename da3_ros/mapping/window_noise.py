@@ -50,6 +50,8 @@ class WindowNoise:
         rows = (SIZE * chosen[:, None] + np.arange(SIZE)).ravel()
         scale = np.tile([1, 1, 1, 1, *[1 / depth] * 3], count)
         values = scale * residuals[chosen].ravel()
+        if not np.isfinite(values).all():
+            return
         R = -fitted[rows]
         R[np.arange(len(rows)), rows] += 1
         R = np.where((values != 0)[:, None], scale[:, None] * R, 0.0)
@@ -67,7 +69,10 @@ class WindowNoise:
         """Variances that explain the sums best; none below zero."""
         size = np.maximum(self._found, 1e-30)  # every form counts alike
         design = self._expected * self.PRIOR / size[:, None]
-        return np.asarray(nnls(design, self._found / size)[0] * self.PRIOR)
+        try:
+            return np.asarray(nnls(design, self._found / size)[0] * self.PRIOR)
+        except RuntimeError:  # no solution within its steps: what is known stays
+            return self.variances
 
 
 def window_covariance(views: int, depth: float) -> Array:

@@ -51,7 +51,10 @@ def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
         scale=scale.value if scale else math.nan,
         scale_sigma=scale.sigma if scale else math.nan,
         map_points=sum(len(scene.map) for scene in scenes),
-        map_memory_mb=sum(scene.map.nbytes + scene.loops.nbytes for scene in scenes) / 2**20,
+        map_memory_mb=sum(
+            scene.map.nbytes + scene.loops.nbytes + scene.uncertainty.nbytes for scene in scenes
+        )
+        / 2**20,
         last_error=node.last_error,
     )
 
@@ -108,6 +111,7 @@ def _joining(stream: Stream | None) -> dict[str, Any]:
     parts = [scene.parts for scene in scenes]
     return {
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+        "poses_held": sum(lane.pipeline.counters["poses_held"] for lane in stream.lanes.values()),
         "parts": sum(map(len, parts)),
         "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
         "alignment_rms": report.alignment_rms,
