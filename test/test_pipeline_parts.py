@@ -184,3 +184,34 @@ def test_odometry_of_a_part_is_right_within_it(looped, walk):
         moved = invert_pose(first) @ r.T_odom_world @ r.T_world_camera
         true = invert_pose(frames[0].T_world_camera) @ frame.T_world_camera
         np.testing.assert_allclose(moved[:3, 3] / unit, true[:3, 3], atol=2e-3)
+
+
+def test_lost_before_the_scale_is_known_the_place_is_a_guess(walk):
+    """The old scene leaves the map, but the map's frame does not begin anew."""
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="straight", frames=16)
+    frames = list(camera)
+    session = LostSession(frames, set(range(4, 9)))
+    pipeline = Pipeline(settings(**{"scale.source": "odometry"}), session)
+    results = run((camera, frames), pipeline, range(16))
+    assert results[-1].window.segment == 1
+    assert not pipeline.map.place_known
+    assert results[-1].covariance_map is None
+
+
+def test_parts_are_joined_by_submaps_that_have_left_the_map(looped, walk):
+    pipeline = Pipeline(settings(**{"map.voxel_m": 0.03}), TruthSession(walk[1]))
+    run(walk, pipeline, [*range(10), *range(10)])
+    store = pipeline.map
+    newest = max(store.submaps)
+    del store.submaps[min(store.submaps)]
+    assert not store.place_known
+    store.join_parts([(0, newest)])
+    assert store.place_known
+
+
+def test_a_loaded_scene_begins_odometry(looped, walk, tmp_path):
+    save_scene(looped[0].snapshot(), tmp_path / "scene")
+    pipeline = Pipeline(settings(), TruthSession(walk[1]))
+    pipeline.resume(load_scene(tmp_path / "scene"))
+    results = run(walk, pipeline, range(5))
+    assert all(r.covariance_odom is not None for r in results)

@@ -167,3 +167,78 @@ def test_a_cut_image_is_the_same_camera(new):
 def test_a_cut_that_leaves_too_little_is_none():
     assert Cut.of((56, 140, 3), (140, 56, 3)) is None
     assert Cut.of((112, 140, 3), (70, 84, 3)) is not None
+
+
+def alternating(walk, wide, every, **values):
+    """Two resolutions in turn, each for ``every`` frames; results and pipeline."""
+    camera, frames = walk
+    other = list(wide)
+    mixed = [frames[i] if i // every % 2 == 0 else other[i] for i in range(len(frames))]
+    pipeline = Pipeline(settings(**values), TruthSession(mixed))
+    results = []
+    for i, f in enumerate(mixed):
+        results += list(pipeline.push(to_frame(camera if i // every % 2 == 0 else wide, f)))
+    return pipeline, results + list(pipeline.flush()), mixed
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return SyntheticCamera(seed=3, size=(140, 84), walk="loop", frames=24)
+
+
+def test_frames_that_wait_follow_a_change_of_size(walk, wide):
+    """The change comes while two of three frames wait: depth and K of the cut picture go out."""
+    pipeline, results, mixed = alternating(
+        walk, wide, 8, **{"window.new": 3, "depth.size": "input"}
+    )
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in mixed]
+    assert pipeline.counters["poses_held"] == 0
+    assert {r.window.segment for r in results} == {0}
+    for r, f in zip(results, mixed, strict=True):
+        np.testing.assert_allclose([r.K[0, 0], r.K[1, 1]], [f.K[0, 0], f.K[1, 1]], rtol=1e-6)
+        assert r.image.shape[:2] == r.depth_m.shape
+
+
+def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
+    values = {"window.new": 3, "scale.source": "fixed"}
+    pipeline, results, _ = alternating(walk, wide, 2, **values)
+    first = [r for r in results if r.window.segment == 0]
+    assert len(first) >= 3
+    assert all(r.scale.metric for r in first)
+    assert len(pipeline.poses()) >= 3
+
+
+def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
+    pipeline, results, _ = alternating(walk, wide, 3)
+    for anchor in pipeline._views.all():
+        assert anchor.kept >= 0.6
+        assert anchor.K[0, 0] < 2 * walk[1][0].K[0, 0]
+    assert {r.window.segment for r in results} == {0}
+
+
+def test_keyframes_of_yet_another_size_are_left_alone(walk):
+    """Loops remember places of sizes that no cut connects: 140x56, then 56x140, then 70x140."""
+    cameras = [SyntheticCamera(seed=3, size=s, walk="straight", frames=18)
+               for s in ((140, 56), (56, 140), (70, 140))]  # fmt: skip
+    mixed = [list(cameras[i // 6])[i] for i in range(18)]
+
+    class Looking(TruthSession):
+        def infer(self, window):
+            found = super().infer(window)
+            descriptor = np.random.default_rng(0).normal(size=(len(window.views), 16))
+            return dataclasses.replace(found, descriptor=descriptor.astype(np.float32))
+
+    pipeline, results = Pipeline(settings(**{"keyframe.parallax": 0.0}), Looking(mixed)), []
+    for i, f in enumerate(mixed):
+        results += list(pipeline.push(to_frame(cameras[i // 6], f)))
+    assert len(results) == 18
+
+
+def test_masks_are_cut_with_their_pictures():
+    cut = Cut.of((112, 140, 3), (84, 140, 3))
+    mask = np.ones((112, 140), bool)
+    mask[:20] = False
+    out = cut.mask(mask)
+    assert out.shape == (84, 140)
+    assert not out[:5].any()
+    assert out[8:].all()

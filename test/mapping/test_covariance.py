@@ -245,3 +245,48 @@ def test_da3_tiny_is_not_overconfident():
     options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=24)
     for row in bench.tiny_rows(options):
         assert row["nees"] < 1, row
+
+
+def test_published_covariances_are_in_metres(walk):
+    """With twice the metres per unit, variances of places are four times as large."""
+    found = []
+    for factor in (1.0, 2.0):
+        values = {"scale.source": "fixed", "scale.factor": factor}
+        results, _ = published(walk, bench.NOISES["both"], 0, **values)
+        found.append(results[-1].covariance_odom)
+    units = np.array([2, 2, 2, 1, 1, 1])
+    np.testing.assert_allclose(found[1], found[0] * np.outer(units, units), rtol=1e-6)
+
+
+def test_the_message_has_the_axes_of_the_map(walk):
+    """Optical z, along which the camera looks, is the map's x."""
+    from da3_ros.config import DepthConfig
+    from da3_ros.ros.messages import RosbagsLibrary
+    from da3_ros.ros.outputs import Outputs
+
+    results, _ = published(walk, bench.NOISES["both"], 0)
+    P = np.diag([1.0, 2, 3, 4, 5, 6])
+    frame = dataclasses.replace(results[-1], covariance_map=P, covariance_odom=2 * P)
+    outputs = Outputs(RosbagsLibrary(), DepthConfig(), window_size=6)
+    said = {topic: m for topic, _, m in outputs.frame(frame) if topic in ("pose", "odom")}
+    for topic, factor in (("pose", 1), ("odom", 2)):
+        diagonal = np.diag(np.array(said[topic].pose.covariance).reshape(6, 6))
+        np.testing.assert_allclose(diagonal, factor * np.array([3, 1, 2, 6, 4, 5]), atol=1e-12)
+
+
+def test_a_standing_camera_teaches_no_noise(walk):
+    """A network makes the same error of the same picture: that windows agree says nothing."""
+    results, _ = published(walk, bench.NOISES["both"], 0)
+    camera, frames = walk
+    session = TruthSession(frames, seed=0, noise=bench.NOISES["both"])
+    pipeline = Pipeline(bench.settings(process_res=112, **{"window.size": 6}), session)
+    bench.run(pipeline, camera, frames[:20])
+    learned = pipeline.uncertainty.noise.variances.copy()
+    session.noise = dataclasses.replace(session.noise, rotation_deg=0, translation=0, bend_deg=0,
+                                        bend=0)  # fmt: skip
+    for i in range(60):
+        still = dataclasses.replace(frames[19], stamp_ns=frames[19].stamp_ns + (i + 1) * 10**8)
+        session.add(still)
+        bench.run(pipeline, camera, [still])
+    np.testing.assert_allclose(pipeline.uncertainty.noise.variances, learned, rtol=0.2)
+    assert len(results) == FRAMES
