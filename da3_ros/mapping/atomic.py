@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,20 +17,22 @@ from da3_ros.mapping.selection import ExportError
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path``, renamed to it at the end, removed on any error.
 
-    Raises ExportError when the folder cannot be made or written.
+    Raises ExportError when the folder cannot be made or written, and for what is no regular file.
     """
     try:
+        _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(
             dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
         )
         os.close(handle)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o644)
+        _check_regular(path)
         os.replace(temporary, path)
     except OSError as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
@@ -44,12 +47,14 @@ def atomic_folder(path: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
     A folder that is there already is replaced if it is empty, or if ``ours`` says that it holds
     nothing but what is written here. Raises ExportError, also for any other folder.
     """
-    if path.is_dir() and any(path.iterdir()) and not ours(path):
-        raise ExportError(f"{path} is a folder that holds other things: name a new one")
     try:
+        if path.is_dir():
+            _check_ours(path, ours)
+        else:
+            _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
     try:
         yield temporary
@@ -59,6 +64,22 @@ def atomic_folder(path: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
         raise ExportError(f"{path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_ours(folder: Path, ours: Callable[[Path], bool]) -> None:
+    if any(folder.iterdir()) and not ours(folder):
+        raise ExportError(f"{folder} is a folder that holds other things: name a new one")
+
+
+def _check_regular(path: Path) -> None:
+    """Raise ExportError for a device, a pipe or a socket: a rename would put a file in its place.
+
+    A folder is left to the rename, which refuses it. Raises OSError, ValueError too.
+    """
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ExportError(f"{path} cannot be written: it is no regular file")
 
 
 def replace_folder(new: Path, path: Path) -> None:

@@ -7,14 +7,17 @@ before anything is changed, and reads arrays and numbers only, never objects.
 from __future__ import annotations
 
 import json
-import math
+import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros import __version__
 from da3_ros.mapping.alignment import Similarity
@@ -31,7 +34,12 @@ FORMAT, VERSION = "da3_ros scene", 1
 NAMES = {"scene.json", "poses.npz", "submaps", "images"}
 CAMERA = re.compile(r"[A-Za-z0-9_]*")  # also a folder's name
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
-OVERHEAD = 4096  # most bytes of a submap's file beside its points
+OVERHEAD = 4096  # most bytes of a file of arrays beside what they hold
+MOST_JSON, MOST_IMAGE = 1 << 25, 1 << 26  # bytes
+MOST_POINTS = 10**8  # of a submap
+MOST_WHOLE = 1 << 30  # of other whole numbers: int32 holds as many again to go on with
+MOST_SCALE, FAR = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
+SKEW = 1e-4  # of a rotation whose errors of rounding added up
 
 
 class SceneFileError(RuntimeError):
@@ -67,18 +75,15 @@ def load_scene(path: Path) -> Snapshot:
         return _load(path)
     except SceneFileError:
         raise
-    except (
-        OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, AttributeError,
-        zipfile.BadZipFile,
-    ) as error:  # fmt: skip
+    except Exception as error:  # JSON, zip, inflate, NumPy: each has its own for a damaged file
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SceneFileError(f"the scene in {path} is damaged ({what})") from error
 
 
 def find_scene(path: Path) -> Path:
     """The scene's folder: ``path``, or ``scene`` in it, as in a replay's output."""
-    inner = path / "scene"
-    return inner if not (path / "scene.json").exists() and inner.is_dir() else path
+    inner = path / "scene"  # os.path: a name that no file can have is not there, and no error
+    return inner if not os.path.exists(path / "scene.json") and os.path.isdir(inner) else path
 
 
 def is_scene(folder: Path) -> bool:
@@ -86,8 +91,8 @@ def is_scene(folder: Path) -> bool:
     if not {p.name for p in folder.iterdir()} <= NAMES:
         return False
     try:
-        return bool(json.loads((folder / "scene.json").read_text())["format"] == FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(_json(folder)["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return False
 
 
@@ -121,9 +126,9 @@ def _described(saved: Snapshot) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Snapshot:
-    if not (path / "scene.json").is_file():
+    if not os.path.lexists(path / "scene.json"):
         raise SceneFileError(f"{path} holds no scene: scene.json is missing")
-    described = json.loads((path / "scene.json").read_text())
+    described = _json(path)
     if not isinstance(described, dict) or described.get("format") != FORMAT:
         raise SceneFileError(f"{path} holds no scene: scene.json is not of da3_ros")
     if described.get("version") != VERSION:
@@ -134,31 +139,31 @@ def _load(path: Path) -> Snapshot:
         )
     submaps = tuple(_submap(path, entry) for entry in described["submaps"])
     ids = [s.id for s in submaps]
-    _check(len(set(ids)) == len(ids) and min(ids, default=0) >= 0, "submap ids")
-    _check(all(s.part >= 0 for s in submaps), "a submap's part")
+    _check(len(set(ids)) == len(ids), "submap ids")
     T = np.array(described["T_map_world"], np.float64)
-    good = T.shape == (4, 4) and _is_rotation(T[:3, :3]) and bool(np.isfinite(T).all())
-    _check(good, "T_map_world")
+    _check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_map_world")
+    _check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_map_world")
     unit, metric = float(described["unit"]), described["metric"]
-    _check(math.isfinite(unit) and unit > 0 and isinstance(metric, bool), "unit")
+    _check(_is_scale(unit) and isinstance(metric, bool), "unit")
     poses = _poses(path, described, ids)
-    return Snapshot(submaps, poses, int(described["segment"]), metric, T, unit)
+    return Snapshot(submaps, poses, _whole(described, "segment"), metric, T, unit)
 
 
 def _submap(path: Path, entry: dict[str, Any]) -> Submap:
     place = Similarity(
         float(entry["scale"]), np.array(entry["R"], np.float64), np.array(entry["t"], np.float64)
     )
-    good = math.isfinite(place.scale) and place.scale > 0 and _is_rotation(place.R)
-    good = good and place.t.shape == (3,) and bool(np.isfinite(place.t).all())
+    good = _is_scale(place.scale) and place.R.shape == (3, 3) and place.t.shape == (3,)
+    good = good and _are_poses(np.column_stack((place.R, place.t))[None])
     _check(good, "a submap's place")
-    submap = Submap(int(entry["id"]), int(entry["segment"]), place)
-    submap.keyframes = int(entry["keyframes"])
+    submap = Submap(_whole(entry, "id"), _whole(entry, "segment"), place)
+    submap.keyframes = _whole(entry, "keyframes")
     # Before parts were kept, each segment lay where odometry guessed.
-    submap.part = int(entry.get("part", submap.segment))
+    submap.part = _whole(entry, "part") if "part" in entry else submap.segment
     submap.images.update(_images(path, entry))
-    if entry["points"]:
-        submap.cloud = _cloud(path / _cloud_name(submap.id), int(entry["points"]))
+    points = _whole(entry, "points", MOST_POINTS)
+    if points:
+        submap.cloud = _cloud(path, _cloud_name(submap.id), points)
     return submap
 
 
@@ -166,40 +171,87 @@ def _images(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Shot, bytes]]:
     for camera, stamp_ns, size in entry["images"]:
         _check(CAMERA.fullmatch(camera) is not None, "a camera's name")
         shot = (camera, int(stamp_ns))
-        data = (path / _image_name(shot)).read_bytes()
+        with _opened(path, _image_name(shot), MOST_IMAGE) as file:
+            data = file.read(MOST_IMAGE)
         _check(len(data) == size, f"the size of {_image_name(shot)}")
         yield shot, data
 
 
-def _cloud(file: Path, points: int) -> PointCloud:
-    # Before NumPy believes a header that asks for all memory.
-    size = file.stat().st_size
-    _check(HELD * points <= size <= HELD * points + OVERHEAD, f"the size of {file.name}")
+def _cloud(path: Path, name: str, points: int) -> PointCloud:
     columns = {}
-    with np.load(file, allow_pickle=False) as data:
-        for name, kind in CLOUD.items():
-            shape = (points, 3) if name in ("xyz", "rgb") else (points,)
-            columns[name] = data[name]
-            _check(columns[name].shape == shape and columns[name].dtype == kind, f"{name}")
-    _check(bool(np.isfinite(columns["xyz"]).all()), f"the points of {file.name}")
+    with _arrays(path, name, HELD * points) as data:
+        for column, kind in CLOUD.items():
+            shape = (points, 3) if column in ("xyz", "rgb") else (points,)
+            columns[column] = data[column]
+            _check(columns[column].shape == shape and columns[column].dtype == kind, column)
+    _check(_is_near(columns["xyz"]), f"the points of {name}")
     return PointCloud(**columns)
 
 
 def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
-    cameras, count = tuple(described["cameras"]), int(described["poses"])
+    cameras, count = tuple(described["cameras"]), _whole(described, "poses")
     _check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
-    _check((path / "poses.npz").stat().st_size >= count * ROW.itemsize, "the size of poses.npz")
-    rows = np.zeros(count, ROW)
-    with np.load(path / "poses.npz", allow_pickle=False) as data:
+    with _arrays(path, "poses.npz", count * ROW.itemsize) as data:
+        rows = np.zeros(count, ROW)
         for name in ROW.names or ():
             same = data[name].shape == rows[name].shape and data[name].dtype == rows[name].dtype
             _check(same, f"poses: {name}")
             rows[name] = data[name]
     _check(bool(np.isin(rows["submap"], ids).all()), "poses: submap")
     known = (rows["camera"] >= 0) & (rows["camera"] < len(cameras))
-    numbers = np.isfinite(rows["T"]).all() and np.isfinite(rows["K"]).all()
-    _check(bool(known.all() and numbers and (rows["size"] > 0).all()), "poses: numbers")
+    K, good = rows["K"], bool(known.all() and (rows["size"] > 0).all())
+    _check(good and _is_near(K) and bool((K[:, :2] > 0).all()), "poses: numbers")
+    _check(_are_poses(rows["T"]), "poses: T")
     return Poses(rows, cameras)
+
+
+def _json(folder: Path) -> Any:
+    with _opened(folder, "scene.json", MOST_JSON) as file:
+        return json.loads(file.read(MOST_JSON))
+
+
+@contextmanager
+def _arrays(folder: Path, name: str, size: int) -> Iterator[Any]:
+    """The arrays of a file that holds ``size`` bytes of them, as it says itself.
+
+    Before NumPy believes a header that asks for all memory, or zlib inflates a bomb.
+    """
+    with _opened(folder, name, size + OVERHEAD) as file:
+        _check(os.fstat(file.fileno()).st_size >= size, f"the size of {name}")
+        with zipfile.ZipFile(file) as members:
+            inflated = sum(member.file_size for member in members.infolist())
+        _check(inflated <= size + OVERHEAD, f"the size of {name}")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as data:
+            yield data
+
+
+@contextmanager
+def _opened(folder: Path, name: str, most: int) -> Iterator[IO[bytes]]:
+    """A regular file inside ``folder`` of at most ``most`` bytes; all reading goes through here.
+
+    A pipe would block its reader for ever, a device may do anything, and a link could lead to any
+    file of this machine. Raises OSError, ValueError, RuntimeError (links in a circle).
+    """
+    path = (folder / name).resolve(strict=True)
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"{name} leads out of the folder: nothing is read outside export_dir")
+    # Before it is opened, for opening a device acts on it; and after, for it may be another now.
+    _check_regular(path.lstat(), name)
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        _check_regular(status, name)
+        _check(status.st_size <= most, f"the size of {name}")
+        yield file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _check_regular(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{name} is no regular file")
 
 
 def _check(good: bool, what: str) -> None:
@@ -207,8 +259,27 @@ def _check(good: bool, what: str) -> None:
         raise ValueError(f"{what} cannot be right")
 
 
-def _is_rotation(R: Array) -> bool:
-    return R.shape == (3, 3) and bool(np.allclose(R @ R.T, np.eye(3), atol=1e-6))
+def _whole(entry: dict[str, Any], name: str, most: int = MOST_WHOLE) -> int:
+    value = entry[name]
+    _check(type(value) is int and 0 <= value <= most, name)
+    return int(value)
+
+
+def _is_scale(value: float) -> bool:
+    return 1 / MOST_SCALE <= value <= MOST_SCALE  # False for NaN
+
+
+def _is_near(numbers: NDArray[np.floating]) -> bool:
+    return bool((np.abs(numbers) <= FAR).all())  # False for NaN
+
+
+def _are_poses(T: Array) -> bool:
+    """Whether all [N, 3, 4] are rotations, no reflections, with translations in reach."""
+    if not _is_near(T):
+        return False
+    R = T[:, :, :3]
+    right = np.allclose(R @ R.swapaxes(1, 2), np.eye(3), atol=SKEW)
+    return right and bool((np.linalg.det(R) > 0).all())
 
 
 def _cloud_name(id: int) -> str:

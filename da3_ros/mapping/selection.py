@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.mapping.scene import CHUNK, Scene
-from da3_ros.mapping.voxel_map import PointCloud, VoxelMap, voxel_hash
+from da3_ros.mapping.voxel_map import MOST_CELLS, PointCloud, VoxelMap, voxel_hash
 
+FINEST = float(np.float32(1e-6))  # voxel; float32 is what a service is asked with
 SHARE = 1 << 19  # points that are averaged at once
 MOST_SHARES = 256  # each is an open file
 POINT = np.dtype(
@@ -51,6 +53,8 @@ class Selection:
         for name in ("voxel", "min_confidence", "min_observations", "max_points"):
             if not getattr(self, name) >= 0:
                 raise ExportError(f"{name} is {getattr(self, name)}: at least 0")
+        if self.voxel and not FINEST <= self.voxel < math.inf:
+            raise ExportError(f"voxel is {self.voxel:g}: 0 (none), or at least 1e-06 and finite")
 
 
 class Points:
@@ -132,6 +136,7 @@ def _averaged(
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(shares)]
         for cloud in clouds:
+            _check_range(cloud, voxel)
             share = voxel_hash(cloud.xyz, voxel) % shares
             order = np.argsort(share, kind="stable")
             ends = np.searchsorted(share[order], np.arange(1, shares))
@@ -141,6 +146,13 @@ def _averaged(
             progress("averaging", index / shares)
             yield _averaged_file(file, voxel)
             file.close()
+
+
+def _check_range(cloud: PointCloud, voxel: float) -> None:
+    """Raise ExportError for points so far out that their voxels cannot be counted."""
+    far = float(np.abs(cloud.xyz).max(initial=0.0))
+    if far > voxel * MOST_CELLS:
+        raise ExportError(f"voxel is {voxel:g}: too fine for points at {far:g}, name a larger one")
 
 
 def _averaged_file(file: IO[bytes], voxel: float) -> PointCloud:

@@ -224,7 +224,10 @@ class Da3Node(LifecycleNode):
     def callback_failed(self, error: Exception) -> None:
         """A callback raised what nobody foresaw: say so; the node goes on."""
         self.last_error = f"a callback failed: {type(error).__name__}: {error}"
-        self.get_logger().error(self.last_error, throttle_duration_sec=1.0)
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        # Each fault by itself: rclpy's throttle would hide the second of two within a second.
+        if self._throttle.due(f"{type(error).__name__} {place}", 1.0):
+            self.get_logger().error(self.last_error)
         self.get_logger().debug("".join(traceback.format_exception(error)))
 
     def close(self) -> bool:

@@ -18,6 +18,7 @@ FAULTS = {
     "build": (outputs.Outputs, "frame", MemoryError("injected in build")),
     "publish": (Da3Node, "publish", RuntimeError("injected in publish")),
     "callback": (camera_input, "stamp_ns", ValueError("injected in callback")),
+    "size": (camera_input, "image_size", TypeError("injected in size")),
     "status": (report, "status", KeyError("injected in status")),
     "activate": (node, "CameraInputs", RuntimeError("injected in activate")),
     "snapshots": (stream.Stream, "snapshots", RuntimeError("injected\nin snapshots")),

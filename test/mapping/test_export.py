@@ -1,7 +1,9 @@
 """Exported files, read back by other means than those that wrote them."""
 
 import json
+import os
 import shutil
+import stat
 import struct
 import subprocess
 from dataclasses import replace
@@ -301,6 +303,8 @@ def test_averaging_merges_what_two_submaps_saw_and_counts_both(tmp_path):
     [
         (Selection(crop=(1, 0, 0, 0, 1, 1)), "crop is .*min x y z must be below"),
         (Selection(voxel=float("nan")), "voxel is nan"),
+        (Selection(voxel=1e-30), "voxel is 1e-30: 0 .none., or at least 1e-06"),
+        (Selection(voxel=float("inf")), "voxel is inf"),
         (Selection(min_confidence=-1.0), "min_confidence is -1.0"),
     ],
 )
@@ -308,6 +312,14 @@ def test_numbers_that_mean_nothing_are_refused(tmp_path, selection, words):
     with pytest.raises(ExportError, match=words):
         export_scene(make_scene(), tmp_path / "s.ply", selection)
     assert not list(tmp_path.iterdir())
+
+
+def test_voxels_too_fine_for_far_points_lose_none_in_silence(tmp_path):
+    cloud = make_cloud()
+    far = Scene((SubmapCloud(replace(cloud, xyz=cloud.xyz + np.float32(5000))),), Poses.of([]))
+    with pytest.raises(ExportError, match="voxel is 1e-06: too fine for points at 500"):
+        export_scene(far, tmp_path / "s.ply", Selection(voxel=1e-6))
+    assert export_scene(far, tmp_path / "s.ply", Selection(voxel=1e-5)).points > 0
 
 
 def test_same_scene_gives_the_same_bytes(tmp_path):
@@ -377,6 +389,34 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match=r"file.*scene\.glb cannot be written"):
         export_scene(make_scene(), tmp_path / "file" / "scene.glb")
+
+
+@pytest.mark.parametrize("form", ["ply", "colmap"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, form):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for target in (pipe, link):
+        with pytest.raises(ExportError, match="cannot be written: it is no regular file"):
+            export_scene(make_scene(), target, form=form)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_what_comes_to_lie_there_meanwhile_is_not_replaced(tmp_path):
+    target = tmp_path / "scene.ply"
+    with pytest.raises(ExportError, match="it is no regular file"), atomic_path(target):
+        os.mkfifo(target)
+    assert [p.name for p in tmp_path.iterdir()] == ["scene.ply"]
+
+
+@pytest.mark.parametrize("form", ["ply", "colmap"])
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, form, name):
+    with pytest.raises(ExportError, match="cannot be written") as caught:
+        export_scene(make_scene(), tmp_path / name, form=form)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("suffix", ["glb", "ply", "colmap", "tum"])
