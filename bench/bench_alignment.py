@@ -496,12 +496,13 @@ class Noting:
 
     def join(self, *arguments, **values):
         """As Joiner."""
-        before, start = alignment.BROKEN, time.perf_counter()
-        alignment.BROKEN = before if self.gate else math.inf
+        before, start = (alignment.BROKEN, alignment.BROKEN_POSES), time.perf_counter()
+        if not self.gate:
+            alignment.BROKEN, alignment.BROKEN_POSES = math.inf, (math.inf, 1)
         try:
             found = self.joiner.join(*arguments, **values)
         finally:
-            alignment.BROKEN = before
+            alignment.BROKEN, alignment.BROKEN_POSES = before
         self.seconds.append(time.perf_counter() - start)
         self.refused[self.session.bad].append(not (found and found.accepted))
         return found

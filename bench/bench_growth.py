@@ -6,7 +6,7 @@
 
 ``pipeline``: the whole pipeline on exact windows along 1 000 submaps, straight on and round and
 round a ring with its loops. ``filled``: what the loop stage costs per keyframe with 100 to 10 000
-submaps behind it. ``still``: 20 000 windows of a camera that stands still. The slope of the second
+submaps behind it. ``still``: 3 600 windows of a camera that stands still. The slope of the second
 half, with its 95 % interval, is what it would add over the whole run. Times are those that the
 network's thread computes; graphs are solved on another one.
 """
@@ -201,9 +201,9 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
     """Memory and time of windows of a camera that stands still, with and without loops."""
     rows = []
     for loops in (True, False):
-        # Memory for 7 000 poses: the trajectory is full before the second half, as it would be
+        # Memory for 1 750 poses: the trajectory is full before the second half, as it would be
         # after 100 000 frames.
-        values = {"loop.enabled": loops, "map.memory_mb": 4, "map.max_points": 20_000}
+        values = {"loop.enabled": loops, "map.memory_mb": 1, "map.max_points": 20_000}
         pipeline, each = start(still, **values), max(1, options.windows // 100)
         tracemalloc.start()
         held, cost = [], []
@@ -237,7 +237,7 @@ def main() -> int:
     parser.add_argument("--submaps", type=int, default=1000)
     parser.add_argument("--filled", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--dimensions", type=int, default=384, help="of descriptors")
-    parser.add_argument("--windows", type=int, default=20_000)
+    parser.add_argument("--windows", type=int, default=3600)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.disable(logging.WARNING)

@@ -33,7 +33,9 @@ FRAMES_APART = 0.35  # log ratio between a frame's scale and the window's that n
 SCALE_STEP = 7.0  # log ratio of the units of two windows that no network would make
 BLOCKS = 4  # along each side of an image: parts that may be wrong on their own
 BLOCK_POINTS = 8  # known pixels without which a block says nothing
-BROKEN = 0.4  # share of blocks, or of poses, that disagree from which on a window is refused
+BROKEN = 0.4  # share of blocks that disagree from which on a window is refused
+BROKEN_POSES = 0.5, 2  # the same of poses: share, and number
+DOUBTS = 4  # refused windows, less accepted ones, after which what was learned may be wrong
 BETTER = 0.4  # share of blocks that what is usual is learned from
 DISAGREES = 0.12  # misplacement over depth that a good network never has over a whole block
 UNUSUAL = 3.0  # and times what is usual for a network that is not good
@@ -161,7 +163,11 @@ class Usual:
     START, START_COUNT, FADE = 0.09**2, 3.0, 0.95  # patient, until a network is known
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._sum, self._count = self.START_COUNT * self.START, self.START_COUNT
+        self._doubts = 0
 
     @property
     def tolerance(self) -> float:
@@ -171,9 +177,17 @@ class Usual:
 
     def add(self, off: Array) -> None:
         """Learn from the blocks [B] of a window that fits."""
+        self._doubts = max(self._doubts - 1, 0)
         if len(off):
             self._sum = self.FADE * self._sum + float(np.quantile(off, BETTER)) ** 2
             self._count = self.FADE * self._count + 1
+
+    def doubt(self) -> None:
+        """A window was refused. When most are, it is not they that are unusual: be patient again,
+        before so many refusals in a row end a segment."""
+        self._doubts += 1
+        if self._doubts >= DOUBTS:
+            self._forget()
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,12 +237,14 @@ class Joiner:
             measured, self.spread.variance, scale
         )
         distance, depth = _distances(fit, anchors, prediction, indices)
-        blocks, poses = misplaced(fit, anchors, prediction, indices)
+        blocks, poses = misplaced(fit, anchors, prediction, indices, measured.unit)
         reason = self._fault(fit, measured, distance / depth, blocks, poses)
         if not reason:
             self.usual.add(blocks)
             self.spread.add(squares, freedom)
             self._log_unit = float(np.log(fit.scale))
+        else:
+            self.usual.doubt()
         close = distance < INLIER * depth
         rms = float(np.sqrt(np.mean(distance[close] ** 2))) if close.any() else float("nan")
         inliers = float(close.mean()) if len(close) else 0.0
@@ -251,14 +267,15 @@ class Joiner:
         apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
         if apart > FRAMES_APART:
             return f"shared frames disagree about the scale by a factor of {np.exp(apart):.2f}"
-        broken = max(
-            float((off > tolerance).mean()) if len(off) else 0.0 for off in (blocks, poses)
-        )
+        broken = float((blocks > tolerance).mean()) if len(blocks) else 0.0
         if broken >= BROKEN:
             return (
                 f"{100 * broken:.0f} % of what the shared frames show is off by more than "
                 f"{100 * tolerance:.0f} % of its depth"
             )
+        moved = int((poses > tolerance).sum())
+        if moved >= max(BROKEN_POSES[0] * len(poses), BROKEN_POSES[1]):
+            return f"{moved} of {len(poses)} shared cameras are not where they were"
         step = abs(np.log(fit.scale) - self._log_unit) if self._log_unit is not None else 0.0
         return f"scale steps by a factor of {np.exp(step):.0f}" if step > SCALE_STEP else ""
 
@@ -422,20 +439,26 @@ def _disagreement(
 
 
 def misplaced(
-    fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+    fit: Similarity,
+    anchors: Sequence[Anchor],
+    prediction: Prediction,
+    indices: Sequence[int],
+    unit: float,
 ) -> tuple[Array, Array]:
     """By how much of its depth the fit misplaces what shared frames show: the blocks of all that
     have depth [B], and what the pose of each frame alone makes of it [N].
 
     A block's depth is compared by the median of log ratios: pixels that are anything leave it
     alone, a part of the picture that is wrong as a whole does not. To that comes where the
-    camera's pose puts what it sees. No number here has a unit.
+    camera's pose puts what it sees, its place over ``unit``, the median depth of all that is
+    shared: how sure a network is of places scales with the whole scene, also of a camera that
+    looks at something near. No number here has a unit.
     """
     blocks, poses = [np.zeros(0)], []
     for anchor, index in zip(anchors, indices, strict=True):
         if not len(anchor.depth):
             continue
-        poses.append(_pose_off(fit, anchor, prediction.T_window_camera[index]))
+        poses.append(_pose_off(fit, anchor, prediction.T_window_camera[index], unit))
         ours = prediction.depth[index].reshape(-1)[anchor.pixels]
         good = np.isfinite(ours) & (ours > 0)
         ratio = np.log(anchor.depth[good] / (fit.scale * ours[good].astype(np.float64)))
@@ -444,13 +467,13 @@ def misplaced(
     return np.concatenate(blocks), np.array(poses)
 
 
-def _pose_off(fit: Similarity, anchor: Anchor, T_window_camera: Array) -> float:
-    """How far a shared camera's pose moves what it sees, over depth; the median."""
+def _pose_off(fit: Similarity, anchor: Anchor, T_window_camera: Array, unit: float) -> float:
+    """How far a shared camera's pose moves what it sees at the depth ``unit``; the median."""
     some = sample(np.ones(len(anchor.depth), bool), BLOCKS**3)
-    x = anchor.depth[some, None] * anchor.rays()[some]
+    x = anchor.rays()[some]
     T, S = fit.pose(T_window_camera), anchor.T_world_camera
-    moved = x @ (T[:3, :3] - S[:3, :3]).T + T[:3, 3] - S[:3, 3]
-    return float(np.median(np.linalg.norm(moved, axis=1) / anchor.depth[some]))
+    moved = x @ (T[:3, :3] - S[:3, :3]).T + (T[:3, 3] - S[:3, 3]) / unit
+    return float(np.median(np.linalg.norm(moved, axis=1)))
 
 
 def block_medians(pixels: Array, shape: tuple[int, ...], values: Array) -> Array:

@@ -14,8 +14,9 @@ from da3_ros.mapping.alignment import (
     densest,
     robust_mean,
 )
+from da3_ros.pipeline import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Prediction, Scale, TrackedFrame, View, Window, WindowReport
 
 SIZE = (84, 70)
@@ -275,6 +276,134 @@ def test_a_network_with_large_noise_is_not_refused_for_good(frames):
     assert np.mean(passed[10:]) > 0.9
     window = broken(predicted(frames, wild, 50), "left half", 3.0, None)
     assert not joiner.join(known(frames, wild, 150), window, range(4)).accepted
+
+
+ROWS, COLUMNS = 56, 70
+LENS = np.array([[60.0, 0, 35], [0, 60.0, 28], [0, 0, 1]])
+WALL = np.full((ROWS, COLUMNS), 1.0)
+SLOPE = WALL * np.linspace(0.9, 1.1, ROWS)[:, None]
+ROUGH = Noise(0.01, 0.02, 0.01, 0.5, 0.02)
+
+
+def looks(*views):
+    """Frames of one scene: (depth, place, yaw in degrees) of each."""
+    frames = []
+    for n, (depth, place, yaw) in enumerate(views):
+        T = np.eye(4)
+        T[:3, :3] = Rotation.from_euler("y", yaw, degrees=True).as_matrix()
+        T[:3, 3] = place
+        frames.append(Truth(n, depth.astype(np.float32), T, LENS))
+    return frames
+
+
+def window_of_truth(frames):
+    black = np.zeros((ROWS, COLUMNS, 3), np.uint8)
+    return Window(0, tuple(View(i, f.stamp_ns, black, LENS) for i, f in enumerate(frames)), 1)
+
+
+def joined(joiner, frames, noise, seed, change=None):
+    """A window of the truth, joined to what the scene knows from another one."""
+    fits = []
+    for number in (1000 + seed, 5000 + seed):
+        session = TruthSession(frames, seed=number, noise=noise)
+        fits.append((session.infer(window_of_truth(frames)), session))
+    (scene, session), (window, _) = fits
+    back = np.linalg.inv(session.T_window_world)
+    anchors = []
+    for i, view in enumerate(window_of_truth(frames).views):
+        pixels = np.arange(ROWS * COLUMNS)
+        depth = scene.depth[i].reshape(-1).astype(float) / session.unit
+        T = scene.T_window_camera[i].copy()
+        T[:3, 3] /= session.unit
+        sure = scene.confidence[i].reshape(-1)
+        anchors.append(Anchor(view, LENS, back @ T, pixels, depth, sure))
+    return joiner.join(anchors, change(window) if change else window, range(len(frames)))
+
+
+def mixed(near, far, each):
+    """``each`` views of something near, as many of something far, in turns."""
+    views = []
+    for k in range(each):
+        views += [(near * SLOPE, (0, 0, 0.1 * k), 0), (far * SLOPE, (0.2, 0, 0.1 * k), 90)]
+    return looks(*views)
+
+
+MIXED = {
+    "0.5 and 20 m, two views": (mixed(0.5, 20, 1), ROUGH),
+    "0.5 and 20 m, four views": (mixed(0.5, 20, 2), ROUGH),
+    "0.3 and 8 m, two views": (mixed(0.3, 8, 1), FULL),
+    "0.3 and 8 m, four views": (mixed(0.3, 8, 2), FULL),
+    "one depth, two views": (looks((SLOPE, (0, 0, 0), 0), (SLOPE, (0.1, 0, 0), 0)), ROUGH),
+    "a wall, two views": (looks((WALL, (0, 0, 0), 0), (WALL, (0.1, 0, 0), 0)), ROUGH),
+    "a wall, four views": (looks(*((WALL, (0.1 * k, 0, 0), 0) for k in range(4))), ROUGH),
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_near_views_are_no_worse_for_what_is_far(kind):
+    """A place is as sure as the whole scene is large, however near one camera looks."""
+    frames, noise = MIXED[kind]
+    joiner, refused = Joiner(), []
+    for seed in range(40):
+        found = joined(joiner, frames, noise, seed)
+        refused += [] if found.accepted else [found.reason]
+    assert len(refused) <= 2, refused
+
+
+def moved_views(indices, by, blind=True):
+    """Other places of some views, by so many depths, whose depth may be unknown."""
+
+    def change(window):
+        depth, poses = window.depth.copy(), window.T_window_camera.copy()
+        signs = np.where(np.arange(len(indices)) % 2, -1.0, 1.0)
+        poses[list(indices), 0, 3] += by * np.nanmedian(depth) * signs
+        if blind:
+            depth[list(indices)] = np.nan
+        return dataclasses.replace(window, depth=depth, T_window_camera=poses)
+
+    return change
+
+
+WALKED = looks(*((SLOPE, (0.1 * k, 0, 0), 0) for k in range(4)))
+
+
+def test_cameras_that_moved_are_refused_without_any_depth():
+    """Of two views only the poses are known, and these are wrong; no block shows it."""
+    joiner = Joiner()
+    for seed in range(8):
+        joined(joiner, WALKED, FULL, seed)
+    found = joined(joiner, WALKED, FULL, 8, moved_views((1, 3), 0.6))
+    assert not found.accepted
+    assert "shared cameras" in found.reason
+
+
+@pytest.mark.parametrize("blind", [True, False])
+def test_one_camera_that_moved_does_not_refuse_the_others(blind):
+    joiner = Joiner()
+    for seed in range(8):
+        joined(joiner, WALKED, FULL, seed)
+    found = joined(joiner, WALKED, FULL, 8, moved_views((3,), 0.6, blind))
+    assert found.accepted, found.reason
+
+
+def test_what_was_learned_is_doubted_before_a_segment_ends():
+    """A network that becomes worse is unusual four times, and then it is what is usual."""
+    joiner, noise = Joiner(), Noise(0.01, 0.02, 0.01, 5.0, 0.02)
+    for seed in range(60):
+        assert joined(joiner, WALKED, Noise(0.005), seed).accepted
+    assert joiner.usual.tolerance < 0.13
+    passed = [joined(joiner, WALKED, noise, 100 + seed).accepted for seed in range(30)]
+    assert not all(passed[:4])
+    longest = max(len(run) for run in "".join("fp"[p] for p in passed).split("p"))
+    assert longest < REFUSALS
+
+
+def test_a_unit_that_jumps_ten_thousandfold_is_refused(frames):
+    joiner = Joiner()
+    assert joiner.join(known(frames), predicted(frames), range(4)).accepted
+    found = joiner.join(known(frames), in_unit(predicted(frames), 1e4), range(4))
+    assert not found.accepted
+    assert "scale steps" in found.reason
 
 
 def test_medians_of_blocks_are_those_of_numpy():
