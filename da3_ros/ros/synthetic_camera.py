@@ -103,7 +103,7 @@ class CameraConfig:
         "waits for it, at most rate_hz; needs window.new 1 of our node; empty: no waiting",
     )  # fmt: skip
     pace_timeout_s: float = option(
-        5.0, "without a result the next frame follows after so long", low=0.05, high=3600.0
+        10.0, "without a result the next frame follows after so long", low=0.05, high=3600.0
     )
     exit_when_done: bool = option(False, "end after the last frame; else the node stays")
     room_frame: str = option("room", "frame of the truth, z up")
@@ -311,7 +311,9 @@ class SyntheticCameraNode(Node):
                 f"rendering is slower than {c.rate_hz:g} Hz: frames come late", once=True
             )
             return
-        stamp = self._grid.next(self.get_clock().now().nanoseconds)
+        now_ns = self.get_clock().now().nanoseconds
+        # At the consumer's pace there are no periods to miss: a hole would tell of lost frames.
+        stamp = now_ns if c.pace_topic else self._grid.next(now_ns)
         self._turns.sent(stamp, time.monotonic())  # before it can be answered
         self._last_ns = self._pace_clock.now().nanoseconds
         self._publish(shot, stamp)
