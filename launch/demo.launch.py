@@ -18,6 +18,7 @@ from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
 IMAGE = "/demo/image_raw"
+ANSWER = "/da3/depth/camera_info"  # comes with each result
 # Arguments of the same name and type as the synthetic camera's parameter.
 CAMERA = {"walk": str, "rate_hz": float, "seed": int}
 ARGUMENTS = [
@@ -45,12 +46,12 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "rate_hz",
         default_value="4.0",
-        description="frames per second of the synthetic camera",
+        description="most frames per second of the synthetic camera, which waits for each result",
     ),
     DeclareLaunchArgument(
         "seed",
-        default_value="13",
-        description="of room and walk",
+        default_value="42",
+        description="of room and walk; 42 is that of `make demo`",
     ),
     DeclareLaunchArgument(
         "rviz",
@@ -87,8 +88,11 @@ def make_camera(context):
         name: ParameterValue(LaunchConfiguration(name), value_type=kind)
         for name, kind in CAMERA.items()
     }
-    # Nothing is lost before the node listens.
-    parameters.update(width=504, height=378, max_speed_m_s=0.4, wait_for_subscribers=1)
+    # Nothing is lost before the node listens, nor later on a machine that is slower than rate_hz:
+    # with holes in the walk windows would not fit.
+    parameters.update(
+        width=504, height=378, max_speed_m_s=0.4, wait_for_subscribers=1, pace_topic=ANSWER
+    )
     camera = Node(
         package="da3_ros",
         executable="da3_synthetic_camera",

@@ -151,7 +151,12 @@ def test_demo_passes_on_what_the_node_declares_and_sets_what_the_camera_has():
     walks = ast.literal_eval(arguments(demo)["walk"]["choices"])
     assert tuple(walks) == known["walk"].choices
     (update,) = [n for n in nodes_of(demo, ast.Call) if ast.unparse(n.func) == "parameters.update"]
-    fixed = {k.arg: ast.literal_eval(k.value) for k in update.keywords}
+    given = {k.arg: k.value for k in update.keywords}
+    answer = given.pop("pace_topic")
+    assert ast.unparse(answer) == "ANSWER"
+    assert constant(demo, "ANSWER").removeprefix("/da3/") in FRAME_TOPICS
+    assert FRAME_TOPICS["depth/camera_info"] == "sensor_msgs/msg/CameraInfo"
+    fixed = {name: ast.literal_eval(value) for name, value in given.items()}
     for name, value in fixed.items():
         assert type(value) is type(known[name].value), name
     assert set(arguments(demo)) - set(constant(demo, "CAMERA")) <= set(arguments(node))

@@ -106,3 +106,35 @@ class StampGrid:
             self._start_ns, slot = now_ns, 0
         self._slot = slot
         return self._start_ns + round(slot * self._period_ns)
+
+
+class Turns:
+    """Whose turn it is: the stream's, or the consumer's, who answers each frame by its stamp.
+
+    Without an answer the next frame may go after ``timeout_s``; ``unanswered`` counts those.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.unanswered = 0
+        self._timeout_s = timeout_s
+        self._sent_ns: int | None = None  # stamp of the frame whose answer is not here yet
+        self._sent_s = 0.0
+
+    def sent(self, stamp_ns: int, now_s: float) -> None:
+        """A frame with this stamp goes out."""
+        self._sent_ns, self._sent_s = stamp_ns, now_s
+
+    def answered(self, stamp_ns: int) -> None:
+        """An answer has come: to the last frame, or late to an earlier one."""
+        if stamp_ns == self._sent_ns:
+            self._sent_ns = None
+
+    def mine(self, now_s: float) -> bool:
+        """Whether the next frame may go; counts it where it goes for want of an answer."""
+        if self._sent_ns is None:
+            return True
+        if now_s - self._sent_s < self._timeout_s:
+            return False
+        self.unanswered += 1
+        self._sent_ns = None
+        return True

@@ -10,6 +10,10 @@ Published: `image_raw` or `image_raw/compressed`, `camera_info` beside it, and t
 `~/truth/depth/image` (32FC1, metres), `~/truth/pose`, `~/truth/odom` in the frame `room` (z up).
 On request odometry that drifts (`~/odometry`) and a robot's transforms.
 
+With `pace_topic` the stream goes at the consumer's pace: the next frame is published when the
+result of the last one has come, so that a slow machine shows the same walk more slowly, and the
+motion between its frames stays the same.
+
 With `cameras: [front, left]` it is a rig: `front/image_raw` and so on in the frames
 `front_optical` and so on, held to the first one by /tf_static; truth and odometry are the first's.
 """
@@ -40,7 +44,8 @@ from da3_ros.config import ConfigError, option, parameters
 from da3_ros.rectify import check_calibration
 from da3_ros.rig_geometry import rig_mount
 from da3_ros.ros import messages as build
-from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, cycle_index
+from da3_ros.ros.decode import stamp_ns
+from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, Turns, cycle_index
 from da3_ros.ros.leaving import leave
 from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.rclpy_library import RclpyLibrary
@@ -92,6 +97,13 @@ class CameraConfig:
     max_turn_deg_s: float = option(40.0, "bound on its turning", low=0.0, high=360.0)
     wait_for_subscribers: int = option(
         0, "publishing begins when the image has so many matched subscribers", low=0, high=100
+    )
+    pace_topic: str = option(
+        "", "CameraInfo that the consumer publishes for each frame, with its stamp: the next one "
+        "waits for it, at most rate_hz; needs window.new 1 of our node; empty: no waiting",
+    )  # fmt: skip
+    pace_timeout_s: float = option(
+        10.0, "without a result the next frame follows after so long", low=0.05, high=3600.0
     )
     exit_when_done: bool = option(False, "end after the last frame; else the node stays")
     room_frame: str = option("room", "frame of the truth, z up")
@@ -155,6 +167,8 @@ class SyntheticCameraNode(Node):
         self._odometry: Any = None  # DriftingOdometry, once the walk is known
         self._count = 0
         self._grid = StampGrid(self.config.rate_hz)
+        self._turns = Turns(self.config.pace_timeout_s)
+        self._last_ns = 0  # when the last frame went, by the clock that paces
         self._matched_s: float | None = None
         self._said = ""
         self._advertise()
@@ -180,6 +194,9 @@ class SyntheticCameraNode(Node):
         self._odom = (
             self._publisher("nav_msgs/msg/Odometry", "~/odometry") if c.publish_odometry else None
         )
+        if c.pace_topic:
+            info = lib.type("sensor_msgs/msg/CameraInfo")
+            self._answers = self.create_subscription(info, c.pace_topic, self._on_answer, 10)
         tf = lib.type("tf2_msgs/msg/TFMessage")
         if c.publish_tf:
             self._tf = self.create_publisher(tf, "/tf", 100)
@@ -255,7 +272,9 @@ class SyntheticCameraNode(Node):
         )
         if c.publish_tf or len(self._outputs) > 1:
             self._publish_static()
-        self._timer = self.create_timer(1.0 / c.rate_hz, self._tick, clock=self._pace_clock)
+        # At the consumer's pace a turn may come at any time: looked for often.
+        period_s = (0.1 if c.pace_topic else 1.0) / c.rate_hz
+        self._timer = self.create_timer(period_s, self._tick, clock=self._pace_clock)
         self._tick()
 
     def _missing(self) -> str:
@@ -265,6 +284,8 @@ class SyntheticCameraNode(Node):
             return f"{c.walk_frames} frames to be rendered"
         if self._sim_time and not self.get_clock().now().nanoseconds:
             return "/clock (use_sim_time is true)"
+        if c.wait_for_subscribers and c.pace_topic and not self._answers.get_publisher_count():
+            return f"a publisher of {self._answers.topic_name}"
         topics = ", ".join(output.image.topic_name for output in self._outputs)
         return "" if self._settled() else f"subscribers of {topics}"
 
@@ -280,6 +301,8 @@ class SyntheticCameraNode(Node):
     # Publishing ---------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        if self.config.pace_topic and not self._may_go():
+            return
         c = self.config
         index = cycle_index(self._count, c.walk_frames, closed=c.walk == "loop")
         shot = self._shots.get(index)
@@ -288,11 +311,33 @@ class SyntheticCameraNode(Node):
                 f"rendering is slower than {c.rate_hz:g} Hz: frames come late", once=True
             )
             return
-        stamp_ns = self._grid.next(self.get_clock().now().nanoseconds)
-        self._publish(shot, stamp_ns)
+        now_ns = self.get_clock().now().nanoseconds
+        # At the consumer's pace there are no periods to miss: a hole would tell of lost frames.
+        stamp = now_ns if c.pace_topic else self._grid.next(now_ns)
+        self._turns.sent(stamp, time.monotonic())  # before it can be answered
+        self._last_ns = self._pace_clock.now().nanoseconds
+        self._publish(shot, stamp)
         self._count += 1
         if not c.endless and self._count == c.frames:
             self._finish()
+
+    def _may_go(self) -> bool:
+        """Whether a period is over and the last frame is answered, or given up."""
+        c, since_ns = self.config, self._pace_clock.now().nanoseconds - self._last_ns
+        # Back in time: a clock that was set, or a simulation that began anew.
+        early = self._count > 0 and 0 <= since_ns < 1e9 / c.rate_hz
+        if early or not self._turns.mine(time.monotonic()):
+            return False
+        if self._turns.unanswered:
+            self.get_logger().warning(
+                f"no result on {self._answers.topic_name} within {c.pace_timeout_s:g} s of its "
+                "frame: the next one follows without it",
+                once=True,
+            )
+        return True
+
+    def _on_answer(self, message: Any) -> None:
+        self._turns.answered(stamp_ns(message.header.stamp))
 
     def _publish(self, shot: _Shot, stamp_ns: int) -> None:
         """Poses first, so that they are there when the image comes."""

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from ros_testing import (
 from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion, project
 from da3_ros.rig_geometry import rig_mount
 from da3_ros.ros.decode import calibration_from_msg, decode
+from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.waiting import IMAGE, Awaited, Publisher, look_around
 from da3_ros.synthetic import WALKS, SyntheticCamera
 
@@ -211,6 +213,58 @@ def test_encoding_says_what_the_bytes_are(encoding):
     else:
         grey = frame.image @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(decode(images[0])[..., 0], grey, atol=1.0)
+
+
+# At the consumer's pace
+
+
+class Consumer:
+    """Takes the newest image, works on it for a while, and answers, as the live node does."""
+
+    def __init__(self, node, work_s, answers=True):
+        lib = RclpyLibrary()
+        self.info = lib.type("sensor_msgs/msg/CameraInfo")
+        self.answer = node.create_publisher(self.info, "/answer", 10)
+        self.stamps = []
+        self.work_s, self.answers = work_s, answers
+        self.poses = collect(node, "geometry_msgs/msg/PoseStamped", f"{TRUTH}/pose")
+        node.create_subscription(lib.type("sensor_msgs/msg/Image"), "/image_raw", self.take, 1)
+
+    def take(self, image):
+        self.stamps.append(stamp_ns(image))
+        time.sleep(self.work_s)
+        if self.answers:
+            self.answer.publish(self.info(header=image.header))
+
+
+def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
+    domain_id, frames = domain(), 12
+    walk = list(SyntheticCamera(7, (96, 72), frames=frames, rate_hz=20.0, walk="loop"))
+    with session(domain_id) as node:
+        consumer = Consumer(node, work_s=0.2)  # four periods
+        options = {"frames": frames, "pace_topic": "/answer", "exit_when_done": True}
+        with camera(domain_id, pace_timeout_s=PATIENCE_S, **options) as process:
+            all_of(node, frames, consumer.stamps, consumer.poses)
+            assert process.wait() == 0
+            assert "no result" not in process.output()
+        stamps = np.array(consumer.stamps)
+        assert len(stamps) == frames
+        assert (np.diff(stamps) > 0).all()
+        # The walk goes by frames: as much motion between two as on a fast machine.
+        for sent, frame in zip(consumer.poses, walk, strict=True):
+            np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_world_camera, atol=1e-6)
+
+
+def test_a_consumer_that_never_answers_is_told_once_and_holds_nothing_up():
+    domain_id = domain()
+    with session(domain_id) as node:
+        consumer = Consumer(node, work_s=0.0, answers=False)
+        options = {"frames": 6, "pace_topic": "/answer", "exit_when_done": True}
+        with camera(domain_id, pace_timeout_s=0.3, **options) as process:
+            all_of(node, 6, consumer.stamps)
+            assert process.wait() == 0
+            assert process.output().count("no result on /answer within 0.3 s") == 1
+        assert len(set(consumer.stamps)) == 6
 
 
 def test_process_ends_by_itself_when_told_to():
