@@ -399,7 +399,8 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, form):
     for target in (pipe, link):
         with pytest.raises(ExportError, match="cannot be written: it is no regular file"):
             export_scene(make_scene(), target, form=form)
-    assert stat.S_ISFIFO(pipe.lstat().st_mode) and link.is_symlink()
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+    assert link.is_symlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
 
 

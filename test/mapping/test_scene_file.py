@@ -285,7 +285,7 @@ def test_a_file_that_inflates_to_far_more_is_not_inflated(saved, monkeypatch):
         bomb.writestr("xyz.npy", bytes(100 * size))
         bomb.writestr("pad", np.random.default_rng(0).bytes(size - 1000))
     monkeypatch.setattr(np, "load", lambda *a, **k: pytest.fail("it was believed"))
-    with pytest.raises(SceneFileError, match="size of submaps/000000.npz"):
+    with pytest.raises(SceneFileError, match=r"size of submaps/000000\.npz"):
         load_scene(saved[1])
 
 
