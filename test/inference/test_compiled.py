@@ -30,7 +30,7 @@ def session_of(backend=None, **changes):
         "process_res": 56, "compile": "off" if backend is None else "on",
     }  # fmt: skip
     torch._dynamo.reset()
-    session = InferenceSession(InferenceConfig(**(values | changes)))
+    session = InferenceSession(InferenceConfig(**(values | changes)), poses=False)
     if backend is not None:
         session.compiler.backend = backend
     return session
@@ -66,12 +66,13 @@ def windows_of_a_stream():
         kept = [some[0], some[3]] if k % 2 else [some[0], some[5]]
         shapes.append((kept + some[k - 3 : k + 1], 1))
     shapes.append((some[1:3] + some[8:11], 0))  # of a loop: all wanted
-    shapes += [(some[7:13], 2), (some[8:13], 2)]
+    shapes += [(some[7:13], 2), (some[8:13], 2), (some[6:12], 3)]
     for number, (held, new) in enumerate(shapes):
         last = len(held) - new - 1
         joining = {0, last // 2 if number % 2 else min(1, last), last} if new else set()
         wanted = sorted({*joining, *range(len(held) - new, len(held))} - {-1}) if new else None
         yield Window(number, tuple(held), max(new, 1), None if wanted is None else tuple(wanted))
+    yield Window(len(shapes), tuple(some[4:7]), 1, (0, 2))  # few depths in common
 
 
 @pytest.mark.slow

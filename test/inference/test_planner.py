@@ -142,8 +142,8 @@ def test_what_was_given_up_is_said(cpu, full):
 
 
 def test_nothing_fits_and_the_error_names_what_would(cpu):
-    with pytest.raises(BudgetError, match=r"0\.50 GiB .* needs .* or set model to da3-small"):
-        make_plan(cpu, request(model="da3-large"), GIB // 2)
+    with pytest.raises(BudgetError, match=r"0\.30 GiB .* needs .* or set model to da3-small"):
+        make_plan(cpu, request(model="da3-large"), 3 * GIB // 10)
     with pytest.raises(BudgetError, match=r"raise memory_budget_gb$"):
         make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
 
