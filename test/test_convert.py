@@ -11,6 +11,7 @@ from mapping.test_scene_file import full_store
 
 from da3_ros.cli import main
 from da3_ros.mapping.scene_file import save_scene
+from da3_ros.recordings import RecordingError, open_recording
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +87,47 @@ def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert np.isfinite(read_ply(tmp_path / "a.ply")["x"]).all()
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "{scene}", "~nouser/x.ply"],
+        ["export", "~nouser", "x.ply"],
+        ["export", "{scene}", f"{LONG}.ply"],
+        ["export", "{scene}", f"{LONG}/x.ply"],
+        ["export", "{scene}", f"{LONG}.colmap"],
+        ["export", LONG, "x.ply"],
+        ["export", "{scene}", "a\0b.ply"],
+        ["export", "a\0b", "x.ply"],
+        ["view", LONG, "--output", "x.png"],
+        ["replay", "~nouser/x.mcap", "--output", "out"],
+        ["replay", LONG, "--output", "out"],
+        ["replay", "x.mcap", "--output", LONG],
+        ["replay", "x.mcap", "--output", "out", "--resume", "~nouser"],
+    ],
+)
+def test_paths_that_cannot_be_are_one_line(replayed, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert main([a.replace("{scene}", str(replayed[0])) for a in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("da3_ros: ")
+    assert said.count("\n") == 1
+    assert len(said) < 200
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_is_expanded(replayed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(replayed[0]), "~/x.ply"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["x.ply"]
+
+
+@pytest.mark.parametrize("path", ["~nouser/x.mcap", LONG])
+def test_a_recording_that_cannot_be_looked_for_is_named(path):
+    with pytest.raises(RecordingError, match="cannot be looked for"):
+        open_recording(path)
