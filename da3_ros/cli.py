@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
+        _check_paths(options)
         return int(options.run(options))
     except ConfigError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
@@ -58,6 +60,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted:
         sys.stderr.write("da3_ros: interrupted, nothing was written\n")
         return INTERRUPTED
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    """Expand ~ in all paths that are given. Raises ConfigError for what no file can be called."""
+    for name, path in vars(options).items():
+        if isinstance(path, Path):
+            try:
+                expanded = path.expanduser()
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    expanded.lstat()
+            except (OSError, RuntimeError, ValueError) as error:
+                short = f"{str(path)[:60]!a}{'...' * (len(str(path)) > 60)}"
+                raise ConfigError(f"{name} {short}: {_cause(error)}") from error
+            setattr(options, name, expanded)
+
+
+def _cause(error: Exception) -> str:
+    """Without the path, which may be very long."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from mapping.test_scene_file import full_store
 
 from da3_ros.cli import main
 from da3_ros.mapping.scene_file import save_scene
+from da3_ros.recordings import RecordingError, open_recording
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,8 @@ def test_every_format_comes_from_the_scene_or_the_replays_folder(replayed, tmp_p
         assert str(tmp_path / name) in capsys.readouterr().out
     assert set(trimesh.load(tmp_path / "a.glb").geometry) == {"points", "cameras", "path"}
     assert len(read_ply(tmp_path / "a.ply")) == len(scene)
-    assert len((tmp_path / "a.tum").read_text().splitlines()) == len(scene.poses.leading())
+    lines = (tmp_path / "a.tum").read_text().splitlines()
+    assert sum(line[0] != "#" for line in lines) == len(scene.poses.leading())
     assert main(["export", str(folder), str(tmp_path / "m"), "--format", "colmap"]) == 0
     _, images, points = read_colmap(tmp_path / "m")
     assert len(points) == len(scene)
@@ -86,3 +88,47 @@ def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert np.isfinite(read_ply(tmp_path / "a.ply")["x"]).all()
+
+
+LONG = 300 * "x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "{scene}", "~nouser/x.ply"],
+        ["export", "~nouser", "x.ply"],
+        ["export", "{scene}", f"{LONG}.ply"],
+        ["export", "{scene}", f"{LONG}/x.ply"],
+        ["export", "{scene}", f"{LONG}.colmap"],
+        ["export", LONG, "x.ply"],
+        ["export", "{scene}", "a\0b.ply"],
+        ["export", "a\0b", "x.ply"],
+        ["view", LONG, "--output", "x.png"],
+        ["replay", "~nouser/x.mcap", "--output", "out"],
+        ["replay", LONG, "--output", "out"],
+        ["replay", "x.mcap", "--output", LONG],
+        ["replay", "x.mcap", "--output", "out", "--resume", "~nouser"],
+    ],
+)
+def test_paths_that_cannot_be_are_one_line(replayed, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert main([a.replace("{scene}", str(replayed[0])) for a in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("da3_ros: ")
+    assert said.count("\n") == 1
+    assert len(said) < 200
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_is_expanded(replayed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(replayed[0]), "~/x.ply"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["x.ply"]
+
+
+@pytest.mark.parametrize("path", ["~nouser/x.mcap", LONG])
+def test_a_recording_that_cannot_be_looked_for_is_named(path):
+    with pytest.raises(RecordingError, match="cannot be looked for"):
+        open_recording(path)

@@ -37,9 +37,13 @@ def open_recording(
     in CameraInfo) replaces the recording's own.
     ``input_rectified``: auto, true or false; auto goes by the topic's name. Raises RecordingError.
     """
-    path = Path(path).expanduser()
     selection = Selection(start_s, end_s, every)
-    if not path.exists():
+    try:
+        path = Path(path).expanduser()
+        there = path.exists()
+    except (OSError, RuntimeError) as error:  # no such user; a name too long
+        raise RecordingError(f"{path} cannot be looked for: {error}") from error
+    if not there:
         raise RecordingError(f"{path} does not exist")
     if bag_files.is_bag(path):
         return BagRecording(

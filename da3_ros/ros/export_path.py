@@ -36,12 +36,19 @@ def _inside(home: Path, path: str, suffix: str, folder: bool) -> Path:
         raise PathError(f"{path} leaves export_dir ({home}): give a path inside it")
     if target.exists() and target.is_dir() != folder:
         raise PathError(f"{target} is a {_kind(target.is_dir())}: name a {_kind(folder)}")
+    if not _is_text(str(target)):
+        raise PathError(f"{path} leads to {str(target)!a}, a name that is no UTF-8: name another")
     return target
 
 
 def beside(path: Path, camera: str) -> Path:
     """The path of a camera that has a scene of its own beside the first camera's."""
     return path.with_name(f"{path.stem}_{camera.replace('/', '_')}{path.suffix}")
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be sent: what Linux allows beyond UTF-8 comes as half characters."""
+    return name == name.encode(errors="replace").decode()
 
 
 def _kind(folder: bool) -> str:

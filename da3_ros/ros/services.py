@@ -114,7 +114,7 @@ class Services:
             self._node.get_logger().debug("".join(traceback.format_exception(error)))
         finally:
             self.waiting -= 1
-        return response
+        return sendable(response)
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
         # Without a path the suffix says nothing: the path is what must be complained of.
@@ -221,6 +221,15 @@ class Services:
 
         worker.submit(job).add_done_callback(done)
         return future
+
+
+def sendable(response: Any) -> Any:
+    """``response`` with ? for what is no character: it would break off the sending, unanswered."""
+    for name in response.get_fields_and_field_types():
+        value = getattr(response, name)
+        if isinstance(value, str):
+            setattr(response, name, value.encode(errors="replace").decode())
+    return response
 
 
 def one_line(text: str) -> str:

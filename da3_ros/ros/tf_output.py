@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from da3_ros.types import Array, TrackedFrame
 
 log = logging.getLogger(__name__)
 
+MOST_CHILDREN = 64  # of ours whose owners are looked at: a camera may invent names for ever
 IDLE_S = 1.0  # after which the last transforms are repeated, and between two repetitions
 Stamped = tuple[int, str, str, Array]  # stamp_ns, parent, child, T_parent_child
 
@@ -60,14 +62,19 @@ class TfOutput:
         self._plan: tf_policy.TfPlan | None = None
         self._held: dict[str, _Held] = {}  # by child
         self._of_camera: dict[str, set[str]] = {}  # children
-        self._published: set[str] = set()  # children that were ours at any time
-        self._left: set[str] = set()  # of these, what is left to another node now
+        # Parents of the children that were ours at any time, the newest last.
+        self._published: dict[str, str] = {}
+        # Of these, what is left to another node now, and what to repeat when that one is gone.
+        self._left: dict[str, _Held | None] = {}
+        self._newest = (0, math.inf)  # the last frame's stamp_ns, and when it came
         self._lock = threading.Lock()  # frames go out on one thread, repetitions on another
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
         """The transforms that a frame brings."""
         with self._lock:
+            self._newest = frame.stamp_ns, self._clock()
             self._look_at_owners(frame.stamp_ns)
+            self._left = dict.fromkeys(self._left)  # older than this frame by now
             try:
                 edges = self._edges(frame)
             except TransformError as error:
@@ -86,16 +93,14 @@ class TfOutput:
         to come as too old. tf2 warns of a stamp that repeats itself, hence the nanosecond.
         """
         with self._lock:
-            now_s = self._clock()
-            idle = {c: h for c, h in self._held.items() if now_s - h.at_s >= IDLE_S}
-            if not idle:
-                return []
-            self._look_at_owners(max(held.stamp_ns for held in idle.values()))
+            stamp_ns, at_s = self._newest
+            idle = self._idle()
+            if idle or self._clock() - at_s >= IDLE_S:
+                self._look_at_owners(max((h.stamp_ns for h in idle.values()), default=stamp_ns))
             out = []
-            for child, held in idle.items():
-                if child in self._held:
-                    held.repeats += 1
-                    out.append((held.stamp_ns + held.repeats, held.parent, child, held.T))
+            for child, held in self._idle().items():
+                held.repeats += 1
+                out.append((held.stamp_ns + held.repeats, held.parent, child, held.T))
             return out
 
     def reset(self) -> None:
@@ -103,7 +108,12 @@ class TfOutput:
         with self._lock:
             self._held.clear()
             self._of_camera.clear()
+            self._left = dict.fromkeys(self._left)
             self._plan = None
+
+    def _idle(self) -> dict[str, _Held]:
+        now_s = self._clock()
+        return {c: held for c, held in self._held.items() if now_s - held.at_s >= IDLE_S}
 
     def _parent(self, child: str, stamp_ns: int) -> str | None:
         """The frame on which another node hangs ``child``, as of ``stamp_ns``."""
@@ -115,21 +125,22 @@ class TfOutput:
         """Which of what we published other nodes publish since, or no more."""
         for child in sorted(self._published):
             parent = self._parent(child, stamp_ns)
-            if parent is None:
-                if child in self._left:
-                    self._left.remove(child)
-                    log.info("/tf: the other publisher of %s is silent: da3 goes on", child)
-            elif child in self._held:
+            if parent is None and child in self._left:
+                log.info("/tf: the other publisher of %s is silent: da3 goes on", child)
+                held = self._left.pop(child)
+                if held is not None:
+                    self._held[child] = held
+            elif parent is not None and child not in self._left:
                 self._leave(child, parent)
 
     def _leave(self, child: str, parent: str) -> None:
-        held = self._held.pop(child)
-        self._left.add(child)
+        """Leave ``child`` to another node: now, or as a scene begins after a reset."""
+        self._left[child] = self._held.pop(child, None)
         remedy = "none" if child == self._outputs.odom_frame else "map_only"
         self._warn(
             f"/tf: {self._others.owner(child)} publishes {parent} -> {child} too: da3 stops "
-            f"publishing {held.parent} -> {child}; a frame has one parent and one publisher: "
-            f"end the other one, or set tf.publish to {remedy}",
+            f"publishing {self._published[child]} -> {child}; a frame has one parent and one "
+            f"publisher: end the other one, or set tf.publish to {remedy}",
         )
 
     def _hold(self, frame: TrackedFrame, edges: list[Edge]) -> None:
@@ -137,9 +148,18 @@ class TfOutput:
         for child in self._of_camera.get(frame.camera, set()) - children:
             self._held.pop(child, None)
         self._of_camera[frame.camera] = children
-        self._published |= children
         for parent, child, T in edges:
             self._held[child] = _Held(parent, T, frame.stamp_ns, self._clock())
+            self._published.pop(child, None)
+            self._published[child] = parent
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the oldest children; what is published now is kept, however much it is."""
+        old = [child for child in self._published if child not in self._held]
+        for child in old[: max(0, len(self._published) - MOST_CHILDREN)]:
+            del self._published[child]
+            self._left.pop(child, None)
 
     def _edges(self, frame: TrackedFrame) -> list[Edge]:
         names = self._config.pipeline.cameras

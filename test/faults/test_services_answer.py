@@ -18,7 +18,7 @@ LONG = 300 * "n"
 PATHS = (
     "/", ".", "..", "./", "//", "a/..", "~", "~nouser/x", "~nouser", LONG, f"{LONG}/x",
     f"a/{LONG}", "", "file/x", "folder", "loop", "loop/x", "/dev/null", "/proc/self/mem", "../x",
-    5000 * "a/", "a\nb/../..", "\ufffd/../..", "link/x", "~/x",
+    5000 * "a/", "a\nb/../..", "\ufffd/../..", "link/x", "~/x", "odd/x",
 )  # fmt: skip
 
 
@@ -47,10 +47,20 @@ def fill(root):
     (root / "file").write_text("mine")
     (root / "loop").symlink_to(root / "loop")
     (root / "link").symlink_to(root.parent)
+    os.mkdir(os.fsencode(root) + b"/\xff\xfe")
+    os.symlink(os.fsencode(root) + b"/\xff\xfe", root / "odd")
 
 
 def files(root):
     return sorted(p for p in root.rglob("*") if p.is_symlink() or p.is_file())
+
+
+def test_no_answer_holds_what_cannot_be_sent():
+    from da3_ros.ros.services import sendable
+
+    answer = LIB.type(EXPORT).Response(path="/out/\udcff.ply", points=3)
+    assert sendable(answer).path == "/out/?.ply"
+    assert answer.points == 3
 
 
 def test_hostile_paths_are_refused_in_one_line_each(tmp_path):

@@ -1,5 +1,7 @@
 """Nothing is written outside the configured folder."""
 
+import os
+
 import pytest
 
 from da3_ros.ros.export_path import PathError, beside, resolve_inside
@@ -22,6 +24,17 @@ def test_a_link_that_leads_outside_is_refused(tmp_path):
     (root / "link").symlink_to(tmp_path)
     with pytest.raises(PathError, match="leaves export_dir"):
         resolve_inside(str(root), "link/x.glb")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_link_to_a_name_that_cannot_be_sent_is_refused(tmp_path, folder):
+    odd = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(odd)
+    os.symlink(odd, tmp_path / "link")
+    for root in (tmp_path, os.fsdecode(odd)):
+        with pytest.raises(PathError, match="is no UTF-8: name another") as caught:
+            resolve_inside(str(root), "link/x" if root == tmp_path else "x", folder=folder)
+        caught.value.args[0].encode()
 
 
 def test_the_format_adds_a_suffix_and_a_folder_is_no_file(tmp_path):
