@@ -11,8 +11,8 @@ from da3_ros.geometry import invert_pose
 from da3_ros.pipeline import Pipeline
 from da3_ros.rig_sync import RigSync
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame
+from da3_ros.synthetic.truth import Noise, Truth, TruthSession
+from da3_ros.types import Calibration, Frame
 
 SIZE = (140, 112)
 NAMES = ("front", "left")
@@ -211,3 +211,38 @@ class Late(TruthSession):
     def __init__(self, frames):
         late = [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATE) for f in frames["left"]]
         super().__init__({**frames, "left": late})
+
+
+SIDE = 28
+LENS = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
+ROUGH = Noise(0.01, 0.02, 0.01, 0.5, 0.02)
+
+
+@pytest.mark.parametrize(("near", "far"), [(0.5, 20), (1, 20)])
+def test_a_near_and_a_far_camera_stay_one_segment(near, far):
+    """What the near camera sees is small beside how sure places of such a scene are."""
+    slope = np.linspace(0.9, 1.1, SIDE)[:, None] * np.ones((1, SIDE))
+    truth = {
+        name: [
+            Truth(10**8 * (k + 1), (depth * slope).astype(np.float32), ahead(0.1 * k, yaw), LENS)
+            for k in range(60)
+        ]
+        for name, depth, yaw in (("front", far, 0), ("left", near, 90))
+    }
+    config = settings(**{"process_res": SIDE, "window.size": 6, "map.voxel_m": 0.5})
+    pipeline = Pipeline(config, TruthSession(truth, seed=0, noise=ROUGH))
+    lens = LENS.copy()
+    lens[:2, 2] -= 0.5
+    black, seen = np.zeros((SIDE, SIDE, 3), np.uint8), Calibration(SIDE, SIDE, lens)
+    for k in range(60):
+        at = 10**8 * (k + 1)
+        list(pipeline.push(*(Frame(at, black, n, n, calibration=seen) for n in NAMES)))
+    assert pipeline.counters["windows_refused"] <= 3
+    assert pipeline._segment == 0
+
+
+def ahead(x, yaw):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", yaw, degrees=True).as_matrix()
+    T[2, 3] = x
+    return T

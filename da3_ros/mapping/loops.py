@@ -206,18 +206,18 @@ class LoopCloser:
 
     def _absorb(self, absorbed: Absorbed) -> None:
         """Places of a node that is part of another one now, or that is forgotten."""
-        here = [absorbed.first <= p.submap <= absorbed.last for p in self._places]
         if absorbed.variance is None:
+            here = [absorbed.first <= p.submap <= absorbed.last for p in self._places]
             self._waiting = [w for w in self._waiting if w.old.submap > absorbed.last]
             for i in reversed([i for i, inside in enumerate(here) if inside]):
                 self._drop(i)
             self._fresh = self._fresh and bool(self._places)
             return
-        for i, place in enumerate(self._places):
-            if here[i]:
-                arm = float(np.linalg.norm(absorbed.at - place.centre))
-                own = place.own + added(absorbed.variance, arm)
-                self._places[i] = replace(place, own=own)
+        self._places = [absorbed_into(p, absorbed) for p in self._places]
+        self._waiting = [
+            replace(w, old=absorbed_into(w.old, absorbed), new=absorbed_into(w.new, absorbed))
+            for w in self._waiting
+        ]
 
     def _forget_one(self) -> None:
         """Of neighbours in time, of which one goes, the pair that is most alike."""
@@ -386,6 +386,14 @@ class LoopCloser:
         ]
         self._waiting.clear()
         self._fresh = bool(self._places)
+
+
+def absorbed_into(place: Place, absorbed: Absorbed) -> Place:
+    """A place whose submap may be part of another node now; how sure it is counts from there."""
+    if absorbed.variance is None or not absorbed.first <= place.submap <= absorbed.last:
+        return place
+    arm = float(np.linalg.norm(absorbed.at - place.centre))
+    return replace(place, own=place.own + added(absorbed.variance, arm))
 
 
 # Parts ------------------------------------------------------------------------------------------
