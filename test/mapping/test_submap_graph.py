@@ -11,8 +11,9 @@ from da3_ros.config import LoopConfig
 from da3_ros.loop_stage import LoopStage
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
-from da3_ros.mapping.loops import Looks, Steps, whitened
+from da3_ros.mapping.loops import Loop, LoopCloser, Looks, Steps, whitened
 from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.scene import IDENTITY
 from da3_ros.mapping.submap_graph import (
     Moves,
     Node,
@@ -120,6 +121,32 @@ def test_what_a_merged_node_held_takes_the_variance_along():
     assert all(np.allclose(a.at, places[a.first].t) for a in absorbed)
 
 
+def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
+    """By every tie between the submap that it was seen from and the one that stands for it."""
+    places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(100)]
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 11)
+    graph, _ = walked(places, [seen_again(places, places, 5, 50)])
+    (loop,) = (e for e in graph._edges if e.loop)
+    assert loop.second == graph.node(50).first < 50  # its node has become part of another one
+    ties = 50 - loop.second
+    np.testing.assert_allclose(np.square(loop.sigma[:2]), (LOOP + ties * VARIANCE)[:2], rtol=1e-2)
+    assert loop.sigma[2] ** 2 > (LOOP + ties * VARIANCE)[2]
+
+
+def test_a_loop_to_another_segment_is_not_forgotten(monkeypatch):
+    """Nearly the same nodes, but only one loop ties the segment that nothing else does."""
+    monkeypatch.setattr(submap_graph, "MOST_LOOPS", 2)
+    places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(20)]
+    graph = SubmapGraph()
+    for id, place in enumerate(places):
+        graph.add(id, place, VARIANCE if id else None, guessed=id == 10)
+    for old, new, doubt in ((2, 9, 1.0), (2, 10, 9.0), (0, 5, 2.0)):
+        seen = seen_again(places, places, old, new)[2]
+        graph.tie(old, new, seen, doubt * LOOP)
+    left = {(e.first, e.second) for e in graph._edges if e.loop}
+    assert left == {(2, 9), (2, 10)}
+
+
 @pytest.mark.usefixtures("small")
 def test_nodes_and_loops_are_bounded_and_ties_stay():
     true = circle(50)
@@ -222,6 +249,52 @@ def keyframe(stage, n, x=None):
     depth = np.full(784, 2.0)
     look = np.random.default_rng(n).normal(size=64)
     stage.add_keyframe(Anchor(view, K, T, pixels, depth, depth, submap=n // 16), look)
+
+
+def along(closer, count):
+    """So many submaps of four keyframes, each with the window that brought it."""
+    sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
+    fit = Similarity(1.0, np.eye(3), np.zeros(3))
+    begin = 4 * (closer._places[-1].submap + 1) if closer._places else 0
+    for n in range(begin, begin + 4 * count):
+        T = np.eye(4)
+        T[0, 3] = 0.4 * n
+        closer.add_window(Alignment(fit, True, 0.0, 1.0, sure, np.zeros(3)), T[:3, 3])
+        view = View(n, n, np.zeros((28, 28, 3), np.uint8), K)
+        depth = np.full(784, 2.0)
+        look = np.random.default_rng(n).normal(size=64)
+        closer.add_keyframe(Anchor(view, K, T, np.arange(784), depth, depth), look, n // 4)
+
+
+def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
+    """By what drift was between their submap and the one that stands for it."""
+    whole, closer = LoopCloser(), LoopCloser()
+    along(whole, 40)
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
+    along(closer, 40)
+    graph, merged = closer._graph, 0
+    for before, now in zip(whole._places, closer._places, strict=True):
+        way = graph.node(now.submap).first, now.submap
+        merged += way[0] < way[1]
+        wanted = before.own + whole._graph.drift(*way, before.centre)
+        np.testing.assert_allclose(now.own[:2], wanted[:2], rtol=1e-2)
+        assert now.own[2] > before.own[2] or way[0] == way[1]
+    assert merged > 50
+
+
+def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
+    closer = LoopCloser()
+    along(closer, 20)
+    old = next(p for p in closer._places if p.submap == closer._graph.nodes[3].last)
+    new = closer._places[-1]
+    closer._waiting = [Loop(old, new, IDENTITY, LOOP)]
+    along(closer, 40)
+    (loop,) = closer._waiting
+    places = {p.anchor.view.id: p for p in closer._places}
+    assert (loop.old.own + loop.new.own > old.own + new.own).all()
+    for now in (loop.old, loop.new):
+        np.testing.assert_array_equal(now.own, places[now.anchor.view.id].own)
 
 
 def test_a_camera_that_stands_still_takes_no_memory():
