@@ -11,7 +11,7 @@ from da3_ros.config import LoopConfig
 from da3_ros.loop_stage import LoopStage
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
-from da3_ros.mapping.loops import Loop, LoopCloser, Looks, Steps, whitened
+from da3_ros.mapping.loops import Looks, Loop, LoopCloser, Steps, whitened
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.scene import IDENTITY
 from da3_ros.mapping.submap_graph import (
