@@ -15,6 +15,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry import invert_pose
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.loop_stage import LoopStage
+from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Similarity
 from da3_ros.mapping.loops import LoopCloser
 from da3_ros.mapping.submap_graph import Correction, Moves, Node, solve
@@ -114,6 +115,17 @@ def error(pipeline, truth):
     """ATE of the path as the map has it now."""
     ours = np.array([p.T_world_camera for p in pipeline.poses()])
     return trajectory_error(ours, np.array([f.T_world_camera for f in truth]))
+
+
+def test_a_condensed_ring_still_closes(ring, monkeypatch):
+    """Its first submaps are one node long before the camera is back."""
+    monkeypatch.setattr(submap_graph, "MOST_NODES", 10)
+    pipeline, _ = run(ring, Seeing(ring))
+    nodes = pipeline.loops._closer._graph.nodes
+    assert len(nodes) == 10 < nodes[-1].last + 1
+    assert pipeline.loops.closed >= 1
+    plain, _ = run(ring, Seeing(ring), **{"loop.enabled": False})
+    assert error(pipeline, ring) < 0.5 * error(plain, ring)
 
 
 def test_coming_back_takes_the_drift_out_of_path_and_points(ring, closed):
