@@ -168,12 +168,18 @@ class Usual:
     def _forget(self) -> None:
         self._sum, self._count = self.START_COUNT * self.START, self.START_COUNT
         self._doubts = 0
+        self._surest = NEVER
 
     @property
     def tolerance(self) -> float:
         """What a block may be off by."""
         usual = float(np.sqrt(self._sum / self._count))
         return min(max(DISAGREES, UNUSUAL * usual), NEVER)
+
+    @property
+    def of_points(self) -> float:
+        """What single points may be off by: doubts do not widen it, or chance would do."""
+        return min(self.tolerance, self._surest)
 
     def add(self, off: Array) -> None:
         """Learn from the blocks [B] of a window that fits."""
@@ -187,7 +193,9 @@ class Usual:
         before so many refusals in a row end a segment."""
         self._doubts += 1
         if self._doubts >= DOUBTS:
+            surest = self.of_points
             self._forget()
+            self._surest = surest
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +269,7 @@ class Joiner:
         ``misplaced`` has them.
         """
         tolerance = self.usual.tolerance
-        agree = float((points < tolerance).mean()) if len(points) else 0.0
+        agree = float((points < self.usual.of_points).mean()) if len(points) else 0.0
         if not agree >= MIN_INLIERS:
             return f"{100 * agree:.0f} % of the shared points agree"
         apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
