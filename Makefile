@@ -37,7 +37,7 @@ demo: setup ## a synthetic camera and the live node, held against the exact room
 lint: setup ## format, lint and types
 	@$(ENV) ruff format --check .
 	@$(ENV) ruff check .
-	@$(ENV) mypy da3_ros --exclude '^da3_ros/ros/'
+	@$(ENV) mypy da3_ros
 
 test: lint ## lint, then all tests
 	@$(ENV) $(ALONE) python -m pytest --timeout 900 $(PYTEST_ARGS)

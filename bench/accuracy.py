@@ -25,13 +25,14 @@ import yaml
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation, Slerp
 
-from da3_ros.cli import load_config
+from da3_ros.cli.arguments import load_config
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry import backproject, matrix_from_quaternion
-from da3_ros.mapping.alignment import Similarity
-from da3_ros.measure import FramePair, depth_errors, fit_poses, resize_nearest
-from da3_ros.pipeline import Pipeline
+from da3_ros.geometry.poses import matrix_from_quaternion
+from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
+from da3_ros.synthetic.evaluation import FramePair, depth_errors, fit_poses, resize_nearest
 from da3_ros.types import Array, Calibration, Frame
 
 MAX_GAP_S = 0.05  # between two true poses, or an image and its depth, that belong together

@@ -21,8 +21,9 @@ import numpy as np
 import yaml
 from tqdm import tqdm
 
+from da3_ros.geometry.projection import corner_K
 from da3_ros.recordings import Recording, RecordingError, open_recording
-from da3_ros.rectify import Rectifier, corner_K
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Array
 
 STEP_M = 1 / 5000  # of a depth image in this format

@@ -35,20 +35,12 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import InferenceSession
 from da3_ros.mapping import alignment
-from da3_ros.mapping.alignment import (
-    MOST_DEPTHS,
-    SAMPLES,
-    Alignment,
-    Anchor,
-    Joiner,
-    Similarity,
-    robust_mean,
-    sample,
-)
-from da3_ros.measure import trajectory_error
-from da3_ros.pipeline import Pipeline
+from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
+from da3_ros.mapping.shared_view import MOST_DEPTHS, SAMPLES, SharedView, sample
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,
     SyntheticCamera,
@@ -57,6 +49,7 @@ from da3_ros.synthetic import (
     make_walk,
     render,
 )
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Array, Calibration, Frame, View, Window
 
@@ -96,11 +89,11 @@ class Centres:
     """Join by the camera centres of the shared frames alone."""
 
     def join(self, anchors, prediction, indices, scale=None):
-        """As Joiner; the first windows, with fewer than three centres, are given the rotations."""
+        """As WindowAligner; the first windows (fewer than three centres) get the rotations."""
         known = np.array([a.T_world_camera for a in anchors])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
-            return Joiner().join(anchors, prediction, indices)
+            return WindowAligner().join(anchors, prediction, indices)
         ones = np.ones(len(known))
         return accepted(fit_points(poses[:, :3, 3], known[:, :3, 3], ones))
 
@@ -109,7 +102,7 @@ class LeastSquares:
     """Join by all shared points, plain least squares."""
 
     def join(self, anchors, prediction, indices, scale=None):
-        """As Joiner."""
+        """As WindowAligner."""
         source, target = [], []
         for anchor, i in zip(anchors, indices, strict=True):
             ours = prediction.depth[i].reshape(-1)[anchor.pixels].astype(np.float64)
@@ -129,7 +122,7 @@ class Chain(LeastSquares):
         self._last: dict[int, tuple[Array, Array]] = {}
 
     def join(self, anchors, prediction, indices, scale=None):
-        """As Joiner, with what the previous window said in place of what the scene knows."""
+        """As WindowAligner, with what the previous window said, not what the scene knows."""
         # The previous window's new view was placed by it and by no other.
         pairs = [
             (self._as_last(a), i)
@@ -154,7 +147,7 @@ class Chain(LeastSquares):
         return dataclasses.replace(anchor, depth=depth.astype(np.float64), T_world_camera=T)
 
 
-class Oracle(Joiner):
+class Oracle(WindowAligner):
     """Our solver with the true variances, and scales of pixels that are no outliers."""
 
     def __init__(self, noise: Noise, frames: list[Truth]) -> None:
@@ -165,7 +158,7 @@ class Oracle(Joiner):
         self.spread = Known(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
 
     def join(self, anchors, prediction, indices, scale=None):
-        """As Joiner."""
+        """As WindowAligner."""
         depth = prediction.depth.copy()
         kept = []
         for anchor, i in zip(anchors, indices, strict=True):
@@ -177,7 +170,7 @@ class Oracle(Joiner):
         return super().join(kept, dataclasses.replace(prediction, depth=depth), indices)
 
 
-class Told(Joiner):
+class Told(WindowAligner):
     """Ours, told by somebody what each window's unit is, to 1 %."""
 
     SIGMA = 0.01
@@ -189,7 +182,7 @@ class Told(Joiner):
         self._scene: float | None = None  # scene units per metre
 
     def join(self, anchors, prediction, indices, scale=None):
-        """As Joiner."""
+        """As WindowAligner."""
         error = float(np.exp(self.SIGMA * self._rng.standard_normal()))
         known = None
         if self._scene is not None:
@@ -272,12 +265,12 @@ def run(truth: list[Truth], noise: Noise, joiner=None, seed: int = 0, **values) 
     pipeline = Pipeline(config_from_parameters(settings), session)
     if isinstance(joiner, Told):
         joiner.session = session
-    recorder = Recorder(joiner or Joiner(), session)
-    pipeline._joiner = recorder
+    recorder = Recorder(joiner or WindowAligner(), session)
+    pipeline.odometry.aligner = recorder
     black, lens = np.zeros((*size[::-1], 3), np.uint8), calibration(size)
     for f in truth:
         list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
-    if pipeline._segment or pipeline.counters["windows_refused"]:
+    if pipeline.odometry.segment or pipeline.counters["windows_refused"]:
         recorder.rooms = []  # lost: no one scene
     return recorder
 
@@ -314,7 +307,7 @@ def make_joiner(method: str, noise: Noise, truth: list[Truth]):
     if method == "oracle":
         return Oracle(noise, truth)
     plain = {
-        "ours": Joiner,
+        "ours": WindowAligner,
         "ours, told": Told,
         "centres": Centres,
         "least squares": LeastSquares,
@@ -393,7 +386,7 @@ def network_rows(options: argparse.Namespace) -> list[dict]:
 def network_row(camera: SyntheticCamera, frames: list, session, joiner, values: dict) -> dict:
     """One run: length of the path, ATE, refused windows."""
     pipeline = Pipeline(config_from_parameters(values), session)
-    pipeline._joiner = joiner
+    pipeline.odometry.aligner = joiner
     results = []
     for f in frames:
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
@@ -415,7 +408,7 @@ def nees_rows(options: argparse.Namespace) -> list[dict]:
     for walk in options.walks:
         some = walk_truth(walk, 40, options.seed)[::12]
         found = [one_nees(some, seed, FULL) for seed in range(options.frames)]
-        joiner = Joiner()
+        joiner = WindowAligner()
         values = [nees(joiner, *pair) for pair in found][20:]
         rows.append(
             {"walk": walk, "nees": statistics.mean(values), "median": statistics.median(values)}
@@ -436,7 +429,7 @@ def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
         pixels = sample(np.isfinite(stored.depth[i]), SAMPLES // MOST_DEPTHS)
         depth = place.scale * stored.depth[i].reshape(-1)[pixels]
         T = place.pose(stored.T_window_camera[i])
-        anchors.append(Anchor(view, view.K, T, pixels, depth, np.ones(len(pixels))))
+        anchors.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
     session = TruthSession(truth, seed=seed, noise=noise)
     prediction = session.infer(Window(0, views, 1))
     return anchors, prediction, true_place(session)
@@ -448,7 +441,7 @@ def true_place(session: TruthSession) -> Similarity:
     return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
 
 
-def nees(joiner: Joiner, anchors, prediction, truth: Similarity) -> float:
+def nees(joiner: WindowAligner, anchors, prediction, truth: Similarity) -> float:
     """Of one join, over its seven degrees of freedom."""
     found = joiner.join(anchors, prediction, range(len(anchors)))
     fit, about = found.T_scene_window, found.about
@@ -490,12 +483,12 @@ class Noting:
     """A joiner that notes what it refused of broken and of honest windows, and its time."""
 
     def __init__(self, session: Broken, gate: bool) -> None:
-        self.joiner, self.session, self.gate = Joiner(), session, gate
+        self.joiner, self.session, self.gate = WindowAligner(), session, gate
         self.refused = {True: [], False: []}
         self.seconds: list[float] = []
 
     def join(self, *arguments, **values):
-        """As Joiner."""
+        """As WindowAligner."""
         before, start = (alignment.BROKEN, alignment.BROKEN_POSES), time.perf_counter()
         if not self.gate:
             alignment.BROKEN, alignment.BROKEN_POSES = math.inf, (math.inf, 1)
@@ -518,7 +511,7 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
         settings = {"process_res": max(SIZE), "map.enabled": False}
         pipeline = Pipeline(config_from_parameters(settings), session)
         noting = Noting(session, gate)
-        pipeline._joiner = noting
+        pipeline.odometry.aligner = noting
         found = []
         for f in truth:
             black = np.zeros((*SIZE[::-1], 3), np.uint8)
@@ -531,7 +524,8 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
         rows.append({
             "walk": walk, "broken": kind, "gate": gate, "refused_broken": shares[True],
             "refused_honest": shares[False], "ate_m": error,
-            "join_ms": 1e3 * statistics.median(noting.seconds), "segments": pipeline._segment + 1,
+            "join_ms": 1e3 * statistics.median(noting.seconds),
+            "segments": pipeline.odometry.segment + 1,
         })  # fmt: skip
         show(rows[-1])
     return rows

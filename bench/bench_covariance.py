@@ -24,9 +24,9 @@ from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Array, Frame, TrackedFrame

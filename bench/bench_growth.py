@@ -6,7 +6,7 @@
 
 ``pipeline``: the whole pipeline on exact windows along 1 000 submaps, straight on and round and
 round a ring with its loops. ``filled``: what the loop stage costs per keyframe with 100 to 10 000
-submaps behind it. ``still``: 3 600 windows of a camera that stands still. The slope of the second
+submaps behind it. ``still``: 20 000 windows of a camera that stands still. The slope of the second
 half, with its 95 % interval, is what it would add over the whole run. Times are those that the
 network's thread computes; graphs are solved on another one.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import logging
 import pickle
@@ -28,11 +29,13 @@ import numpy as np
 from growth import judge
 
 from da3_ros.config import LoopConfig, config_from_parameters
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
-from da3_ros.loop_stage import LoopStage
-from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
+from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submaps import KEYFRAMES
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Array, Calibration, Frame, Prediction, View, Window
 
@@ -42,6 +45,7 @@ NOISE = Noise(0.005, 0.0, 0.002, 0.02, 0.001)
 K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
 FLAT = 1.3  # times the cost of a keyframe after 100 submaps
 LAP = 20  # submaps round the ring
+COMPARED = 20  # windows of a sample whose time is compared
 
 Path3 = Callable[[int], Array]  # pose [4, 4] of a frame
 
@@ -149,15 +153,15 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def filled(submaps: int, dimensions: int) -> LoopStage:
+def filled(submaps: int, dimensions: int) -> LoopScheduler:
     """A loop stage that has come along so many submaps of a ring."""
-    stage, rng = LoopStage(), np.random.default_rng(0)
+    stage, rng = LoopScheduler(), np.random.default_rng(0)
     for n in range(submaps * KEYFRAMES):
         walk(stage, n, rng, dimensions)
     return stage
 
 
-def walk(stage: LoopStage, n: int, rng: np.random.Generator, dimensions: int) -> None:
+def walk(stage: LoopScheduler, n: int, rng: np.random.Generator, dimensions: int) -> None:
     """One more keyframe, with the window that brought it."""
     T = straight(n)
     sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
@@ -166,7 +170,7 @@ def walk(stage: LoopStage, n: int, rng: np.random.Generator, dimensions: int) ->
     view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
     pixels = np.arange(SIDE * SIDE)
     depth = np.full(len(pixels), 2.0)
-    anchor = Anchor(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
+    anchor = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
     stage.add_keyframe(anchor, rng.normal(size=dimensions).astype(np.float32))
 
 
@@ -180,7 +184,7 @@ def filled_rows(options: argparse.Namespace) -> list[dict]:
             before = time.thread_time()
             walk(stage, submaps * KEYFRAMES + k, rng, options.dimensions)
             stage.bound(0)
-            stage.look(k, LoopConfig(), 8, refused, Joiner(), False)
+            stage.look(k, LoopConfig(), 8, refused, WindowAligner(), False)
             cost.append(1e3 * (time.thread_time() - before))
         first = rows[0] if rows else None
         row = {"submaps": submaps, "median_ms": statistics.median(cost)}
@@ -198,21 +202,28 @@ def refused(window: Window) -> Prediction:
 
 
 def still_rows(options: argparse.Namespace) -> list[dict]:
-    """Memory and time of windows of a camera that stands still, with and without loops."""
+    """Memory and time of windows of a camera that stands still, with and without loops.
+
+    A window's time is a ratio to that of a pipeline that has just begun, measured in turn.
+    """
     rows = []
     for loops in (True, False):
         # Memory for 1 750 poses: the trajectory is full before the second half, as it would be
         # after 100 000 frames.
         values = {"loop.enabled": loops, "map.memory_mb": 1, "map.max_points": 20_000}
-        pipeline, each = start(still, **values), max(1, options.windows // 100)
+        pipeline, each = start(still, **values), max(2 * COMPARED, options.windows // 100)
         tracemalloc.start()
         held, cost = [], []
         for n in range(100):
-            times = [step(pipeline, n * each + k) for k in range(each)]
-            cost.append(statistics.median(times))
+            for k in range(each - COMPARED):
+                step(pipeline, n * each + k)
+            first = (n + 1) * each - COMPARED
+            cost.append(against_a_young_one(pipeline, first, start(still, **values)))
+            gc.collect()  # what Python keeps of freed tuples and lists counts as held
             held.append(tracemalloc.get_traced_memory()[0] / 2**20)
         tracemalloc.stop()
-        row = {"loops": loops, "windows": 100 * each, "mib": held[-1], "ms": cost[-1]}
+        row = {"loops": loops, "windows": 100 * each, "mib": held[-1]}
+        row["time_ratio"] = statistics.median(cost[50:])
         for name, series, room in (("memory", held, 0.02), ("time", cost, 0.1)):
             found = judge(series, room)
             row |= {f"{name}_growth": found.growth, f"{name}_low": found.low}
@@ -221,6 +232,15 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
         rows.append(row)
         show(row)
     return rows
+
+
+def against_a_young_one(pipeline: Pipeline, first: int, young: Pipeline) -> float:
+    """Median time of ``COMPARED`` windows from ``first`` on over that of a young pipeline's."""
+    for k in range(COMPARED):  # until its window is full
+        step(young, k)
+    times = [(step(pipeline, first + k), step(young, COMPARED + k)) for k in range(COMPARED)]
+    ours, theirs = zip(*times, strict=True)
+    return statistics.median(ours) / statistics.median(theirs)
 
 
 def show(row: dict) -> None:
@@ -237,7 +257,7 @@ def main() -> int:
     parser.add_argument("--submaps", type=int, default=1000)
     parser.add_argument("--filled", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument("--dimensions", type=int, default=384, help="of descriptors")
-    parser.add_argument("--windows", type=int, default=3600)
+    parser.add_argument("--windows", type=int, default=20_000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.disable(logging.WARNING)

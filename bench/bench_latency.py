@@ -17,8 +17,8 @@ import time
 import rclpy
 from rclpy.node import Node
 
-from da3_ros.ros.decode import stamp_ns
-from da3_ros.ros.outputs import FRAME_TOPICS
+from da3_ros.messages.decode import stamp_ns
+from da3_ros.messages.outputs import FRAME_TOPICS
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 

@@ -30,11 +30,11 @@ import torch
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.preprocess import normalize
-from da3_ros.mapping.loops import whitened
-from da3_ros.measure import trajectory_error
+from da3_ros.mapping.loop_closure import whitened
 from da3_ros.network import build_network, load_checkpoint
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession, at_size
 from da3_ros.types import Array, Calibration, Frame, Window
 
@@ -230,7 +230,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         session = Fooled(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
         row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.fooled}
-        row |= {"found": pipeline.loops._closer.found, "segments": pipeline._segment + 1}
+        row |= {"found": pipeline.loops._closer.found, "segments": pipeline.odometry.segment + 1}
         found.append(row)
         show(row)
     return found
@@ -306,7 +306,10 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
         seen = np.array(verdicts, bool)
         row |= {"closed": pipeline.loops.closed, "true looks": int(true.sum())}
         row |= {"of these found": int(seen[true].sum()), "false looks": int((~true).sum())}
-        row |= {"of these found too": int(seen[~true].sum()), "segments": pipeline._segment + 1}
+        row |= {
+            "of these found too": int(seen[~true].sum()),
+            "segments": pipeline.odometry.segment + 1,
+        }
         found.append(row)
         show(row)
     return found

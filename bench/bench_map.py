@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.config import MapConfig
-from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.export import Selection, export_scene
-from da3_ros.mapping.scene_file import load_scene, save_scene
+from da3_ros.export.export import Selection, export_scene
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.submaps import Snapshot, Submap, SubmapStore, held
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud

@@ -27,16 +27,17 @@ import torch
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import InferenceSession
-from da3_ros.pipeline import Pipeline
+from da3_ros.live.publish_thread import Publisher
+from da3_ros.live.scene_stream import RawFrame
+from da3_ros.live.stream import Stream
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayOptions, replay
-from da3_ros.ros import messages as build
-from da3_ros.ros.lane import Pending
-from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.publisher import Publisher
-from da3_ros.ros.stream import Stream
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.transforms import TransformTree
 
 BESIDE = ("publish", "prepare", "next frame")  # what need not wait for a window's end
 
@@ -133,13 +134,13 @@ def open_stream(options: argparse.Namespace) -> tuple[Stream, Host]:
     return Stream(config, library, host, TransformTree()), host
 
 
-def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[Pending]:
+def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFrame]:
     """Rendered images as they come off the wire."""
     camera, found = film_of(options), []
     for frame in camera:
         message = build.image(library, frame.stamp_ns, "camera", frame.image)
         known = (camera.calibration, True, "image")
-        found.append(Pending(frame.stamp_ns, message, "camera", *known))
+        found.append(RawFrame(frame.stamp_ns, message, "camera", *known))
     return found
 
 

@@ -5,7 +5,8 @@ Usage: bench_prior.py [--rooms N] [--frames N] [--errors DEG ...] [--model NAME]
 
 A camera walks through rendered rooms; the prior's rotations are off by a given error, its places
 by the like over the depth. Printed: how far neighbours within a window (five frames apart) are
-turned against the truth, in degrees, for the prior itself and for what is published.
+turned against the truth, in degrees, for the prior itself and for what is published; and how
+unevenly depth is scaled along the walk: the standard deviation of its ratio to the truth, percent.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
-from da3_ros.types import Array, Frame
+from da3_ros.synthetic.truth import at_size
+from da3_ros.types import Array, Frame, TrackedFrame
 
 WALKS = ("loop", "straight", "handheld")
 APART = 5
@@ -59,8 +61,10 @@ def apart(poses: Sequence[Array], frames: Sequence[SyntheticFrame]) -> tuple[flo
     return float(np.degrees(np.median(turns))), float(np.degrees(np.median(ways or [0.0])))
 
 
-def published(options: argparse.Namespace, output: str, camera: Any, frames: Any, priors: Any):
-    """Poses that go out."""
+def published(
+    options: argparse.Namespace, output: str, camera: Any, frames: Any, priors: Any
+) -> tuple[list[Array], float]:
+    """Poses that go out, and how uneven the depth is."""
     config = config_from_parameters({
         "model": options.model, "process_res": 224, "window.size": 6, "loop.enabled": False,
         "map.enabled": False, "scale.source": "odometry", "pose_prior.source": "odometry",
@@ -72,7 +76,16 @@ def published(options: argparse.Namespace, output: str, camera: Any, frames: Any
         frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
         results += pipeline.push(frame)
     results += pipeline.flush()
-    return [r.T_odom_world @ r.T_world_camera for r in results]
+    return [r.T_odom_world @ r.T_world_camera for r in results], uneven(results, frames)
+
+
+def uneven(results: Sequence[TrackedFrame], frames: Sequence[SyntheticFrame]) -> float:
+    """Standard deviation of depth over the truth along the frames that are metric, percent."""
+    shape = results[0].depth_m.shape
+    true = {f.stamp_ns: f.depth for f in at_size(frames, (shape[1], shape[0]))}
+    known = [r for r in results if r.scale.metric and np.isfinite(r.depth_m).any()]
+    found = [np.nanmedian(r.depth_m / true[r.stamp_ns]) for r in known]
+    return 100 * float(np.std(np.log(found))) if found else float("nan")
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -85,17 +98,19 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
         scenes.append((camera, list(camera)))
     for degrees in options.errors:
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("given", *OUTPUTS)}
+        found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ("given", *OUTPUTS)}
         for seed, (camera, frames) in enumerate(scenes):
             priors = disturbed(frames, degrees, seed)
             found["given"].append(apart(priors, frames))
             for output in OUTPUTS:
-                poses = published(options, output, camera, frames, priors)
-                found[output].append(apart(poses, frames))
+                poses, depth = published(options, output, camera, frames, priors)
+                found[output].append((*apart(poses, frames), depth))
         row: dict[str, Any] = {"error_deg": degrees}
         for name, values in found.items():
-            turn, way = np.mean(values, axis=0)
-            row |= {f"{name} rotation": float(turn), f"{name} direction": float(way)}
+            # The prior itself has no depth, nor has a walk on which metres are never known.
+            means = np.nanmean(values, axis=0)
+            names = ("rotation", "direction", "depth")[: len(means)]
+            row |= {f"{name} {n}": float(mean) for n, mean in zip(names, means, strict=True)}
         yield row
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline import Pipeline
-from da3_ros.rig_geometry import rig_mount
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 from da3_ros.synthetic.odometry import DriftingOdometry
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Array, Frame, Measure, Prediction, TrackedFrame, Window
+from da3_ros.types import Array, Frame, Prediction, ScaleMeasurement, TrackedFrame, Window
 
 SIZE, FRAMES, RATE_HZ = (140, 112), 60, 5.0
 DISTURBED = Noise(
@@ -87,10 +87,10 @@ class NoisyRuler:
         self._rng = np.random.default_rng(seed)
 
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """As MetricRuler does it."""
+        """As MetricDepthModel does it."""
         true = self._frames[window.views[-1].stamp_ns].depth
         value = np.nanmedian(true / prediction.depth[-1]) * np.exp(0.05 * self._rng.normal())
-        return dataclasses.replace(prediction, measure=Measure(float(value), 0.05))
+        return dataclasses.replace(prediction, measure=ScaleMeasurement(float(value), 0.05))
 
 
 def odometry(frames: list[SyntheticFrame], seed: int, noise: dict[str, Any]) -> Iterator[Array]:

@@ -23,9 +23,9 @@ from pathlib import Path
 import results_file
 
 from da3_ros.inference import BudgetError, DeviceError, InferenceConfig, InferenceSession
+from da3_ros.inference.benchmark import measure_speed
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.planner import GIB
-from da3_ros.inference.speed import measure_speed
 
 MODES = ("minimal", "balanced", "max")
 PRECISIONS = ("off", "bfloat16", "float16", "int8")

@@ -23,14 +23,14 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
 from da3_ros.config import DepthConfig, config_from_parameters
-from da3_ros.depth_filter import filter_depth
 from da3_ros.inference import resize_for_network
-from da3_ros.pipeline import Pipeline
-from da3_ros.rectify import Rectifier
-from da3_ros.ros import messages as build
-from da3_ros.ros.decode import decode
-from da3_ros.ros.outputs import FRAME_TOPICS, Outputs
+from da3_ros.messages import build
+from da3_ros.messages.decode import decode
+from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
+from da3_ros.pipeline.depth_filter import filter_depth
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, Scale, TrackedFrame, WindowReport
@@ -111,8 +111,8 @@ def _scene(size: tuple[int, int], frames: int) -> dict[str, float]:
     noise = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
     settings = config_from_parameters({"process_res": max(size)})
     pipeline = Pipeline(settings, TruthSession(seen, noise=noise))
-    join, grow = Timed(pipeline._place), Timed(pipeline._map)
-    pipeline._place, pipeline._map = join, grow  # type: ignore[method-assign]
+    join, grow = Timed(pipeline.odometry.place), Timed(pipeline.scene_map.add)
+    pipeline.odometry.place, pipeline.scene_map.add = join, grow  # type: ignore[method-assign]
     joined, mapped, keyframes = [], [], []
     for frame in seen:
         join.ms = grow.ms = 0.0

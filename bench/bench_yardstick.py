@@ -24,7 +24,7 @@ import torch
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.preprocess import fit_size
-from da3_ros.inference.sliding import random_windows
+from da3_ros.inference.random_windows import random_windows
 
 # Width, blocks, heads, taps, widths before fusion, width of fusion, as their model cards say.
 SIZES = {

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
 from faults.fuzz import Fuzzer, try_decoder
 from growth import judge
 
-from da3_ros.ros import messages as build
-from da3_ros.ros.decode import stamp_ns
-from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.messages import build
+from da3_ros.messages.decode import stamp_ns
+from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 PARAMETERS = (
@@ -147,7 +147,7 @@ class Malformed:
         rig.pause(self.pause_s)
         received, busy = int(rig.status.frames_received), drops(rig.status).get("busy", 0)
         if received > self.seen[0]:
-            self.pause_s *= 1.5 if busy > self.seen[1] else 0.98
+            self.pause_s *= 1.5 if busy > self.seen[1] else 0.995
             self.seen = (received, busy)
 
 

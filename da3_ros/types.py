@@ -77,7 +77,7 @@ class Frame:
     # [4, 4] of the robot's own odometry at this stamp, in its world, metres; None: not known
     T_prior_camera: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] where on the rig it is, metres; None: not known
-    ready: Ready | None = None  # what somebody had time to do beforehand; None: nothing
+    ready: Ready | None = None  # what was prepared beforehand; None: nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +98,10 @@ class View:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What somebody says one window's unit is."""
+class ScaleMeasurement:
+    """A measurement of one window's unit."""
 
-    value: float  # metres per network unit; NaN where nobody could say
+    value: float  # metres per network unit; NaN where it could not be measured
     sigma: float  # relative standard deviation
 
 
@@ -130,9 +130,11 @@ class Prediction:
     confidence: FloatImage  # [N, h, w] from 1 upwards, larger is better, uncalibrated
     T_window_camera: Array  # [N, 4, 4]
     K: Array  # [N, 3, 3] corner rule, pixels of the processed image
-    sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: nobody looked there
+    sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: not predicted
     inference_s: float = 0.0
-    measure: Measure | None = None  # of the window's unit, where a metric model looked at it
+    measure: ScaleMeasurement | None = (
+        None  # of the window's unit, where a metric model looked at it
+    )
     posed: bool = True  # False: each view was seen alone
     descriptor: FloatImage | None = None  # [N, D] alike for views that look alike
 

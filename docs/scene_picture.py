@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.config import config_from_parameters
-from da3_ros.demo_settings import NETWORK_SIZE, PARAMETERS, demo_camera
-from da3_ros.mapping.picture import render_scene, write_png
-from da3_ros.measure import FramePair, measure
-from da3_ros.pipeline import Pipeline
+from da3_ros.drawing.scene_picture import render_scene, write_png
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.demo_settings import NETWORK_SIZE, PARAMETERS, demo_camera
+from da3_ros.synthetic.evaluation import FramePair, measure
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, Image
 
@@ -36,7 +36,7 @@ def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
     return [
         FramePair(
             d.depth_m,
-            pipeline.T_map_world @ d.T_world_camera,
+            pipeline.scene_map.T_map_world @ d.T_world_camera,
             true[d.stamp_ns].depth,
             true[d.stamp_ns].T_world_camera,
         )

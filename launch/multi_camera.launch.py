@@ -13,7 +13,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from da3_ros.ros.launching import image_profile, interpreter
+from da3_ros.ros.launch_helpers import image_profile, interpreter
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")

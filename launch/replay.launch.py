@@ -16,7 +16,7 @@ from launch.actions import (
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 
-from da3_ros.ros.launching import image_profile
+from da3_ros.ros.launch_helpers import image_profile
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import yaml
 
-from da3_ros.geometry import quaternion_from_matrix
+from da3_ros.geometry.poses import quaternion_from_matrix
 
 INFO = {
     "image_width": 0,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sequence_writers import write_euroc, write_seven_scenes, write_tum
 
-from da3_ros.cli import main
+from da3_ros.cli.main import main
 from da3_ros.config import config_from_parameters
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession

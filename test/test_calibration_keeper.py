@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from da3_ros.ros.calibration import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
 from da3_ros.types import Calibration
 
 S = 1_000_000_000

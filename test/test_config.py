@@ -2,15 +2,11 @@
 
 import pytest
 
-from da3_ros.cli import load_config, main
-from da3_ros.config import (
-    ConfigError,
-    NodeConfig,
-    PipelineConfig,
-    config_from_parameters,
-    parameters,
-)
+from da3_ros.cli.arguments import load_config
+from da3_ros.cli.main import main
+from da3_ros.config import NodeConfig, PipelineConfig, config_from_parameters
 from da3_ros.network import MODELS
+from da3_ros.parameter_schema import ConfigError, parameters
 
 
 def test_every_parameter_has_a_text_and_a_default_that_is_allowed():

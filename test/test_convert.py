@@ -1,5 +1,6 @@
 """`da3_ros export`: from a saved scene to files, with its options and its complaints."""
 
+import shutil
 import subprocess
 import sys
 
@@ -9,8 +10,8 @@ import trimesh
 from mapping.test_export import read_colmap, read_ply
 from mapping.test_scene_file import full_store
 
-from da3_ros.cli import main
-from da3_ros.mapping.scene_file import save_scene
+from da3_ros.cli.main import main
+from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
 from da3_ros.recordings import RecordingError, open_recording
 
 
@@ -37,6 +38,24 @@ def test_every_format_comes_from_the_scene_or_the_replays_folder(replayed, tmp_p
     assert len(points) == len(scene)
     assert len(images) == len(scene.images)
     assert all((tmp_path / "m" / "images" / name).is_file() for *_, name in images)
+
+
+@pytest.mark.parametrize("name", ["x.ply", "images/x.ply", "deep/model.colmap"])
+def test_nothing_is_exported_into_a_saved_scene(replayed, tmp_path, capsys, name):
+    folder, _ = replayed
+    scene = tmp_path / "s"
+    shutil.copytree(folder / "scene", scene)
+    assert main(["export", str(scene), str(scene / name)]) != 0
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{name} lies in the saved scene {scene}" in said
+    assert "name a place outside" in said
+    assert main(["export", str(folder), str(tmp_path / "s.ply")]) == 0
+    save_scene(load_scene(scene), scene)
+
+
+def test_a_circle_of_links_is_in_no_scene(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    check_outside_scenes(tmp_path / "loop" / "x.ply")
 
 
 def test_options_reach_the_selection(replayed, tmp_path):
@@ -82,7 +101,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     code = (
-        "import sys; from da3_ros.cli import main; "
+        "import sys; from da3_ros.cli.main import main; "
         f"code = main(['export', {str(replayed[0])!r}, {str(tmp_path / 'a.ply')!r}]); "
         "sys.exit(code or 10 * ('torch' in sys.modules) + 20 * ('rclpy' in sys.modules))"
     )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from da3_ros.ros.decode import (
+from da3_ros.messages.camera_info import calibration_from_msg
+from da3_ros.messages.decode import (
     ImageError,
-    calibration_from_msg,
     decode,
     decode_compressed,
     decode_file,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from da3_ros.config import DepthConfig
-from da3_ros.depth_filter import depth_edges, filter_depth, without_smears
-from da3_ros.geometry import backproject
+from da3_ros.geometry.projection import backproject
+from da3_ros.pipeline.depth_filter import depth_edges, filter_depth, without_smears
 
 K = np.array([[100.0, 0, 60], [0, 100, 40], [0, 0, 1]])
 

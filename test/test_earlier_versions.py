@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import trimesh
 
-from da3_ros.cli import load_config, main
-from da3_ros.config import parameters
-from da3_ros.mapping.scene_file import find_scene, load_scene
-from da3_ros.pipeline import Pipeline
+from da3_ros.cli.arguments import load_config
+from da3_ros.cli.main import main
+from da3_ros.export.scene_file import find_scene, load_scene
+from da3_ros.parameter_schema import parameters
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.synthetic import SyntheticCamera

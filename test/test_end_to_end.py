@@ -8,13 +8,14 @@ import pytest
 import trimesh
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.geometry import matrix_from_quaternion
-from da3_ros.measure import FramePair, measure
+from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.network.checkpoint import shipped_folder
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayOptions, replay
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import Pace, SyntheticCamera
+from da3_ros.synthetic.evaluation import FramePair, measure
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Prediction
 

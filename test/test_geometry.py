@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry import (
+from da3_ros.geometry.poses import (
     T_MAP_WORLD,
-    backproject,
     invert_pose,
     matrix_from_quaternion,
-    project,
     quaternion_from_matrix,
 )
+from da3_ros.geometry.projection import backproject, project
 
 K = np.array([[50.0, 0, 32], [0, 40, 24], [0, 0, 1]])
 

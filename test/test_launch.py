@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from da3_ros.config import NodeConfig, config_from_parameters, flatten, parameters
-from da3_ros.ros.launching import PROFILE_VARIABLES, image_profile, interpreter
-from da3_ros.ros.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.parameter_schema import flatten, parameters
+from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "config" / "da3.yaml"

@@ -10,20 +10,20 @@ import pytest
 from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
 
-from da3_ros import loop_stage
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
-from da3_ros.loop_stage import LoopStage
 from da3_ros.mapping import submap_graph
-from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.loops import LoopCloser
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.submap_graph import Correction, Moves, Node, solve
-from da3_ros.measure import trajectory_error
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline import loop_scheduler as loop_stage
+from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
+from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
-from da3_ros.types import Calibration, Frame, Measure
+from da3_ros.types import Calibration, Frame, ScaleMeasurement
 
 pytest.importorskip("evo")
 SIZE = (84, 70)
@@ -175,7 +175,7 @@ def test_without_descriptors_nothing_is_looked_at_twice(ring):
 
 def test_look_alikes_are_not_made_one(monkeypatch):
     """The network takes both for one; how little the scene can have drifted speaks against it."""
-    monkeypatch.setattr(LoopCloser, "_can_meet", lambda *_: True)  # which forbids even to look
+    monkeypatch.setattr(LoopClosure, "_can_meet", lambda *_: True)  # which forbids even to look
     one = walked(90, 0.5, seed=2)
     gap = [
         dataclasses.replace(
@@ -216,13 +216,15 @@ def test_a_window_that_is_too_large_loses_nothing(ring, caplog):
 def test_known_metres_stay(ring):
     """With a known scale the graph is rigid, and everything is published in metres."""
 
-    class Ruler:
+    class MetricModel:
         def measure(self, window, prediction):
-            return dataclasses.replace(prediction, measure=Measure(1 / session.unit, 0.01))
+            return dataclasses.replace(
+                prediction, measure=ScaleMeasurement(1 / session.unit, 0.01)
+            )
 
     session = Seeing(ring)
     values = {"scale.source": "metric_model", "scale.metric_every": 1}
-    pipeline, results = run(ring, session, Ruler(), **values)
+    pipeline, results = run(ring, session, MetricModel(), **values)
     assert pipeline.loops.closed >= 1
     assert {round(s.T_scene_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
     true = {f.stamp_ns: f.T_world_camera for f in ring}
@@ -274,6 +276,23 @@ def test_a_poses_covariance_falls_at_loops_and_odometrys_does_not(closed):
     assert in_odom[jump + 1] > 0.9 * in_odom[jump - 2]
     assert in_map[-1] < 0.7 * in_odom[-1]
     assert all(np.linalg.eigvalsh(r.covariance_map).min() > 0 for r in results)
+
+
+def test_covariance_is_in_the_axes_of_the_map(ring):
+    """A correction by a loop turns the map against odometry."""
+    pipeline, _ = run(ring[:20], Seeing(ring), **{"loop.enabled": False})
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
+    pipeline.loops._closer.T_map_odometry, pipeline.loops.closed = T, 1
+    K = ring[0].K.copy()
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
+    (result,) = pipeline.push(Frame(ring[20].stamp_ns, black, calibration=lens))
+    there = np.kron(np.eye(2), T[:3, :3])
+    np.testing.assert_allclose(
+        result.covariance_map, there @ result.covariance_odom @ there.T, rtol=1e-6, atol=1e-12
+    )
+    assert not np.allclose(result.covariance_map, result.covariance_odom, rtol=0.1)
 
 
 def test_after_a_loop_poses_are_as_far_off_as_they_say(ring):
@@ -329,7 +348,7 @@ def test_a_graph_that_cannot_be_solved_costs_no_frame(ring, monkeypatch, caplog)
 
 
 def test_what_was_loaded_stays_where_it_is():
-    stage = LoopStage()
+    stage = LoopScheduler()
     move = Similarity(1.1, np.eye(3), np.array([1.0, 0, 0]))
     moves = Moves((Node(5, 5, move),), (move,))
     T = np.eye(4)

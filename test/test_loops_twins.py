@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Calibration, Frame
 
@@ -100,7 +100,7 @@ def test_tiles_that_look_alike_are_found_and_never_made_one():
         closer = pipeline.loops._closer
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
         assert pipeline.loops.closed == 0
-        assert pipeline._segment == 0
+        assert pipeline.odometry.segment == 0
         assert closer.found >= 2  # verified, within drift: one such loop is not enough
 
 

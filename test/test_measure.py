@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros import measure as m
-from da3_ros.geometry import backproject
+from da3_ros.geometry.projection import backproject
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic import evaluation as m
 
 SIZE = (112, 84)
 

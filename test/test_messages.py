@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_typestore
 
-from da3_ros.geometry import T_MAP_WORLD
-from da3_ros.pictures import colorize_depth
-from da3_ros.ros import messages as build
-from da3_ros.ros.decode import calibration_from_msg, decode, stamp_ns
+from da3_ros.drawing.colormaps import colorize_depth
+from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.messages import build
+from da3_ros.messages.camera_info import calibration_from_msg
+from da3_ros.messages.decode import decode, stamp_ns
+from da3_ros.messages.library import OWN_MESSAGES, RosbagsLibrary, _own_definition
 from da3_ros.types import Calibration, Scale, TrackedFrame, WindowReport
 
 STAMP = 1_700_000_000_123_456_789
 K = np.array([[50.0, 0, 20.0], [0, 45, 15.0], [0, 0, 1]])
 H, W = 30, 40
-LIB = build.RosbagsLibrary()
+LIB = RosbagsLibrary()
 
 
 def over_the_wire(message):
@@ -202,9 +204,9 @@ def test_status_fills_what_nobody_says():
 
 
 def test_our_messages_are_those_of_the_definition_files():
-    for name in build.OWN_MESSAGES:
+    for name in OWN_MESSAGES:
         fields = {f.name for f in dataclasses.fields(LIB.type(f"da3_ros/msg/{name}"))}
-        text = build._own_definition(name)
+        text = _own_definition(name)
         declared = {
             line.split("#")[0].split()[1]
             for line in text.splitlines()

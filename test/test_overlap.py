@@ -12,18 +12,19 @@ import pytest
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import session as module
-from da3_ros.inference.transfer import Download
-from da3_ros.pipeline import Pipeline
+from da3_ros.inference.download import Download
+from da3_ros.live.scene_stream import RawFrame
+from da3_ros.live.stream import Stream
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import RecordingError
-from da3_ros.recordings.ahead import ReadAhead
+from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayOptions, replay
-from da3_ros.ros import messages as build
-from da3_ros.ros.lane import Pending
-from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.stream import Stream
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.transforms import TransformTree
 from da3_ros.types import Frame
 
 VALUES = {
@@ -111,7 +112,7 @@ def stream_of(**changes):
 def as_messages(camera, lib):
     for frame in camera:
         message = build.image(lib, frame.stamp_ns, "camera", frame.image)
-        yield Pending(frame.stamp_ns, message, "camera", camera.calibration, True, "image")
+        yield RawFrame(frame.stamp_ns, message, "camera", camera.calibration, True, "image")
 
 
 def run_live(camera, **changes):
@@ -137,7 +138,7 @@ def test_live_frames_that_come_while_a_window_runs_are_begun_with(
         return self.asked > 3
 
     monkeypatch.setattr(Slow, "done", done)
-    monkeypatch.setattr("da3_ros.ros.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
     stream.put(frames[0])
     assert stream.step()
     assert story == ["prefix 1", "prefix 1", "window"]
@@ -161,13 +162,53 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     monkeypatch.setattr(
         Slow, "done", lambda self: stream.put(frames[1]) if not stream._next else True
     )
-    monkeypatch.setattr("da3_ros.ros.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
     stream.put(frames[0])
     stream.step()
     assert stream._next is not None
     stream.reset()
     assert stream.drop_counts()["cleared"] == 1
     assert not stream.step()
+
+
+@pytest.mark.parametrize("new", [1, 2])
+@pytest.mark.parametrize("failing", [(), (2,), (2, 3)])
+def test_images_taken_while_a_window_runs_are_counted(
+    camera, beside_us, monkeypatch, new, failing
+):
+    stream, host = stream_of(**{"window.new": new})
+    coming, finish = as_messages(camera, host.lib), module.to_prediction
+    windows = itertools.count(1)
+
+    def done(self):  # the next window's images come while this one runs
+        self.asked += 1
+        if self.asked == 1:
+            for pending in itertools.islice(coming, new):
+                stream.put(pending)
+        return stream._next is not None
+
+    def prediction(*args, **options):
+        if next(windows) in failing:
+            raise RuntimeError("of this window")
+        return finish(*args, **options)
+
+    monkeypatch.setattr(Slow, "done", done)
+    monkeypatch.setattr(module, "to_prediction", prediction)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    for pending in itertools.islice(coming, new):
+        stream.put(pending)
+    for n in range(1, 4):
+        try:
+            stream.step()
+        except RuntimeError:
+            assert n in failing
+        assert sum(map(len, stream._next.instants)) == new  # taken, and in no count yet
+        failed = new * len([number for number in failing if number <= n])
+        assert stream.drop_counts() == ({"failed": failed} if failed else {})
+        assert stream.received == stream.processed + failed + new
+    stream.reset()
+    assert stream.drop_counts() == {"cleared": new} | ({"failed": failed} if failed else {})
+    assert stream.received == stream.processed + failed + new == 4 * new
 
 
 def test_without_a_device_of_its_own_nothing_is_chosen_early(camera, story):
@@ -223,11 +264,11 @@ def test_prepared_frames_give_the_same_and_bad_ones_come_back(camera):
     pipeline, frame = Pipeline(config), frames_of(camera)[0]
     ready = pipeline.prepare(frame)
     assert ready.ready.image.shape[0] % 14 == 0
-    assert pipeline._prepare(ready).view.image is ready.ready.image
-    plain = pipeline._prepare(frame).view
+    assert pipeline.builder._view(ready).view.image is ready.ready.image
+    plain = pipeline.builder._view(frame).view
     np.testing.assert_array_equal(plain.image, ready.ready.image)
-    pipeline._process_res = 84  # the plan changes
-    assert pipeline._prepare(ready).view.image.shape[1] == 84
+    pipeline.builder.process_res = 84  # the plan changes
+    assert pipeline.builder._view(ready).view.image.shape[1] == 84
     wrong = dataclasses.replace(frame, image=frame.image[:40])  # not what the calibration is for
     assert pipeline.prepare(wrong) is wrong
 

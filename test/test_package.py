@@ -14,10 +14,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE = (
-    "network", "inference", "mapping", "synthetic", "recordings",
-    "pipeline.py", "types.py", "config.py", "measure.py", "demo_settings.py",
-)  # fmt: skip
 ROS = re.compile(
     r"^(rclpy|\w+_msgs|\w+_interfaces|std_srvs|cv_bridge|sensor_msgs_py|tf2_\w+|message_filters|"
     r"ament_\w+|rosidl_\w+|launch|launch_ros|rosbag2_py|ros2\w+|diagnostic_updater)$"
@@ -195,26 +191,6 @@ def imported(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
     return found
-
-
-def python_files(*names: str) -> list[Path]:
-    paths = [ROOT / "da3_ros" / name for name in names]
-    return [f for p in paths for f in ([p] if p.suffix else sorted(p.rglob("*.py")))]
-
-
-@pytest.mark.parametrize("file", python_files(*CORE), ids=lambda f: str(f.relative_to(ROOT)))
-def test_core_imports_no_ros(file):
-    names = imported(file)
-    assert {n for n in names if ROS.match(n.split(".")[0])} == set()
-    assert names & {"da3_ros.msg", "da3_ros.srv"} == set()
-    if "recordings" not in file.parts:
-        assert {n for n in names if n.split(".")[0] == "rosbags"} == set()
-
-
-@pytest.mark.parametrize("file", python_files("network"), ids=lambda f: f.name)
-def test_network_knows_no_other_room(file):
-    ours = {n for n in imported(file) if n.startswith("da3_ros.")}
-    assert {n for n in ours if n.split(".")[1] not in ("network", "types")} == set()
 
 
 def manifest() -> ElementTree.Element:

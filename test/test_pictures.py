@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from da3_ros.pictures import CONFIDENCE_EXCESS, UNKNOWN_RGB, color_table, colorize_confidence
+from da3_ros.drawing.colormaps import (
+    CONFIDENCE_EXCESS,
+    UNKNOWN_RGB,
+    color_table,
+    colorize_confidence,
+)
 
 each_map = pytest.mark.parametrize("name", ["spectral", "turbo"])
 

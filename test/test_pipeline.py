@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import backproject, invert_pose
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.projection import backproject
 from da3_ros.inference import WindowTooLargeError
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.truth import TruthSession
+from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame
 
 SIZE = (140, 112)
@@ -188,8 +189,8 @@ def test_a_long_stream_holds_a_bounded_number_of_frames(short):
         f = dataclasses.replace(frames[step % 2], stamp_ns=10**9 * (step + 1))
         session.add(f)
         list(pipeline.push(to_frame(camera, f)))
-    assert len(pipeline._views._newest) == 4
-    assert len(pipeline._pending) == 0
+    assert len(pipeline.odometry.shared_views._newest) == 4
+    assert len(pipeline.builder._pending) == 0
 
 
 def test_reset_forgets_the_scene(short):
@@ -224,7 +225,7 @@ def test_the_floor_of_a_level_camera_lies_flat_in_the_map():
     T = frames[0].T_world_camera
     tilt = T[:3, :3].T @ [0, 0, 1]  # the room's up in the first camera
     points = scene.map_points()
-    from da3_ros.geometry import T_MAP_WORLD
+    from da3_ros.geometry.poses import T_MAP_WORLD
 
     up = T_MAP_WORLD[:3, :3] @ tilt
     heights = points @ up
@@ -320,7 +321,7 @@ def test_what_the_budget_allows_is_what_runs(short):
         list(pipeline.push(to_frame(camera, f)))
     assert [len(w.views) for w in windows] == [1, 2, 3, 3, 3]
     assert {w.views[0].image.shape for w in windows} == {(56, 70, 3)}
-    assert pipeline.window_size == 3
+    assert pipeline.builder.window_size == 3
     assert windows[-1].wanted == (0, 1, 2)
 
 
@@ -350,6 +351,23 @@ def test_a_refused_window_is_flagged_and_leaves_the_scene_as_it_was(short):
     assert len(pipeline.map) == pytest.approx(len(clean.map), rel=0.3)
     last = invert_pose(frames[0].T_world_camera) @ frames[-1].T_world_camera
     np.testing.assert_allclose(results[-1].T_world_camera[:3, :3], last[:3, :3], atol=1e-3)
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_only_the_window_whose_half_is_broken_is_refused(walk, new):
+    camera, frames = walk
+
+    class Broken(TruthSession):
+        def infer(self, window):
+            found = super().infer(window)
+            if window.id == 12 // new:
+                found.depth[:, :, : found.depth.shape[2] // 2] *= 1.4
+            return found
+
+    noise = Noise(0.01, 0.02, 0.02, 0.5, 0.02)
+    values = settings(**{"window.size": 8, "window.new": new})
+    _, results = run(camera, frames, values, Broken(frames, noise=noise))
+    assert {r.window.id for r in results if not r.window.aligned} == {12 // new}
 
 
 def test_after_several_refusals_a_new_segment_starts_where_motion_was(walk, caplog):
@@ -386,7 +404,7 @@ def test_new_limits_for_keyframes_take_effect_at_once(short):
     camera, frames = short
     pipeline = Pipeline(settings(**{"keyframe.parallax": 10.0}), TruthSession(frames))
     first = [r for f in frames[:4] for r in pipeline.push(to_frame(camera, f))]
-    pipeline.config = settings(**{"keyframe.parallax": 0.0})
+    pipeline.reconfigure(settings(**{"keyframe.parallax": 0.0}))
     then = [r for f in frames[4:] for r in pipeline.push(to_frame(camera, f))]
     assert [r.keyframe for r in first] == [True, False, False, False]
     assert all(r.keyframe for r in then)

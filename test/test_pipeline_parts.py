@@ -1,5 +1,6 @@
 """After a jump back or a lost stretch a scene goes on in a part of its own, at a guessed place."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,13 +8,14 @@ import pytest
 import trimesh
 from test_pipeline import LostSession, settings, to_frame
 
-from da3_ros.cli import main
-from da3_ros.geometry import invert_pose
-from da3_ros.mapping.export import Selection, export_scene
-from da3_ros.mapping.scene_file import load_scene, save_scene
-from da3_ros.pipeline import Pipeline
+from da3_ros.cli.main import main
+from da3_ros.export.export import Selection, export_scene
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import ScaleMeasurement
 
 FIXED = {"scale.source": "fixed"}
 
@@ -62,7 +64,7 @@ def test_a_fixed_factor_holds_for_its_segment_alone(walk, caplog):
 def test_a_fixed_factor_is_given_anew_by_a_reset(walk):
     pipeline = Pipeline(settings(**FIXED), TruthSession(walk[1]))
     run(walk, pipeline, [*range(8), *range(8)])
-    assert not pipeline.metres.scale.metric
+    assert not pipeline.scale.scale.metric
     pipeline.reset()
     results = run(walk, pipeline, range(5))
     assert all(r.scale.metric for r in results)
@@ -89,6 +91,41 @@ def test_frames_of_a_refused_window_have_no_covariance(walk):
     results = run(walk, pipeline, range(8))
     known = [r.covariance_odom is not None and r.covariance_map is not None for r in results]
     assert known == [True, True, True, False, True, True, True, True]
+
+
+class Torn(TruthSession):
+    """Sees two halves of a picture in two units, once."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        if window.id == 6:
+            found.depth[:, :, : found.depth.shape[2] // 2] *= 2
+        return found
+
+
+class Measuring(Torn):
+    """Knows how many metres its unit has, as a nested model does."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        return dataclasses.replace(found, measure=ScaleMeasurement(1 / self.unit, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("source", "session", "shown"),
+    [
+        ("none", Torn, True),  # in network units, and said to be
+        ("fixed", Torn, False),
+        ("metric_model", Measuring, True),
+    ],
+)
+def test_depth_in_a_guessed_unit_is_not_published_in_metres(walk, source, session, shown):
+    """A window that does not fit has a unit of its own: only a measure of it says which."""
+    pipeline = Pipeline(settings(**{"scale.source": source}), session(walk[1]))
+    results = run(walk, pipeline, range(10))
+    known = [bool(np.isfinite(r.depth_m).any()) for r in results]
+    assert [r.window.aligned for r in results] == [i != 6 for i in range(10)]
+    assert known == [shown or i != 6 for i in range(10)]
 
 
 def test_after_a_jump_the_place_is_a_guess_and_odometry_begins(looped):
@@ -159,6 +196,20 @@ def test_the_command_leaves_guessed_parts_out(looped, tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert "2 parts, 1 at a guessed place" in said[0]
     assert "guessed" not in said[1]
+
+
+def test_a_scene_of_guessed_parts_alone_is_not_called_empty(looped, tmp_path, capsys):
+    snapshot = looped[0].snapshot()
+    submaps = tuple(s for s in snapshot.submaps if s.part)
+    rows = np.isin(snapshot.poses.rows["submap"], [s.id for s in submaps])
+    poses = dataclasses.replace(snapshot.poses, rows=snapshot.poses.rows[rows])
+    save_scene(dataclasses.replace(snapshot, submaps=submaps, poses=poses), tmp_path / "scene")
+    command = ["export", str(tmp_path / "scene"), str(tmp_path / "out.ply")]
+    assert main([*command, "--known-only"]) != 0
+    said = capsys.readouterr().err
+    assert "all parts of the scene lie at guessed places" in said
+    assert "without --known-only" in said
+    assert main(command) == 0
 
 
 def test_a_resumed_scene_goes_on_in_a_guessed_part(looped, walk, tmp_path):

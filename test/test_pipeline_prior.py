@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
-from da3_ros.pipeline import Pipeline
-from da3_ros.synthetic import SyntheticCamera
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame
@@ -154,3 +154,150 @@ def test_a_trusted_prior_leads_whatever_the_depths_say(walk):
             ours[:3, :3], (invert_pose(priors[i]) @ priors[j])[:3, :3], atol=1e-6
         )
     assert all(results[i].covariance_odom is None for i in after)
+
+
+class HalfBroken(Spy):
+    """Two windows whose depths are wrong on one side."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        if window.id not in (12, 13) or not window.new:
+            return found
+        depth = found.depth.copy()
+        depth[:, :, : depth.shape[2] * 6 // 10] *= 2.2
+        return dataclasses.replace(found, depth=depth)
+
+
+def test_what_does_not_fit_is_not_kept_though_a_prior_says_where_it_lies(walk):
+    """Its depths would stand in the map as walls, and later windows would be joined to them."""
+    values = {"scale.source": "odometry", "pose_prior.output": "prior", "map.voxel_m": 0.05}
+    camera, frames, _ = walk
+    pipeline = Pipeline(settings(**values), HalfBroken(frames))
+    results = []
+    for f in frames:
+        frame = Frame(
+            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_world_camera
+        )
+        results += list(pipeline.push(frame))
+    assert {r.window.segment for r in results} == {0}
+    assert not any(r.keyframe for r in results[12:14])
+    truth = {f.stamp_ns: f for f in frames}
+    ratios = [np.nanmedian(r.depth_m / truth[r.stamp_ns].depth) for r in results[14:]]
+    np.testing.assert_allclose(ratios, 1, atol=0.02)
+    T = frames[0].T_world_camera
+    points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    assert np.mean(distance_to_surface(camera.room, points) > 0.1) < 0.02
+
+
+class Changed(Spy):
+    """From window 10 on depths agree with each other, but not with what was before."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        if window.id < 10:
+            return found
+        rows = np.linspace(0.5, 2.0, found.depth.shape[1], dtype=np.float32)[:, None]
+        return dataclasses.replace(found, depth=found.depth * rows)
+
+
+@pytest.mark.parametrize("missing", [None, 16])
+def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
+    """The map goes on too, and what comes is joined to the new views."""
+    values = {"scale.source": "odometry", "pose_prior.output": "prior"}
+    camera, frames, priors = walk
+    pipeline = Pipeline(settings(**values), Changed(frames))
+    results = []
+    for i, (f, prior) in enumerate(zip(frames, priors, strict=True)):
+        prior = None if i == missing else prior
+        frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
+        results += list(pipeline.push(frame))
+    assert not any(r.keyframe for r in results[10:15])
+    assert results[15].keyframe
+    assert {r.window.segment for r in results} == {0}
+    assert all(r.window.aligned for r in results[11:])
+    assert all(r.window.alignment_inliers > 0.9 for r in results[17:])
+    assert all(r.covariance_odom is None for r in results[10:])
+
+
+@pytest.mark.parametrize("source", ["none", "odometry"])
+def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
+    """A window's motion tells its unit only roughly; the depth that it shares tells it better."""
+    camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=40)
+    frames = list(camera)
+    values = {"window.size": 8, "scale.source": source, "pose_prior.output": "prior"}
+    priors = [f.T_world_camera for f in frames]
+    noise = Noise(0.005, 0.0, 0.005, 0.2, 0.005)
+    _, _, results = run((camera, frames, priors), settings(**values), noise=noise)
+    scales = [
+        np.log(np.nanmedian(r.depth_m / f.depth))
+        for r, f in zip(results[10:], frames[10:], strict=True)
+        if r.scale.metric == (source == "odometry")
+    ]
+    assert len(scales) > 15
+    assert np.std(scales) < 0.02
+
+
+class Torn(TruthSession):
+    """Sees half of a picture in another unit, in the windows ``torn``."""
+
+    torn: tuple[int, ...] = ()
+
+    def infer(self, window):
+        found = super().infer(window)
+        if window.id in self.torn:
+            found.depth[:, :, : found.depth.shape[2] // 2] *= 2.2
+        return found
+
+
+@pytest.fixture(scope="module")
+def stop():
+    """A walk of 20 frames and a stand of 20, seen by a camera whose poses are known exactly."""
+    camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=20)
+    frames = list(camera)
+    period = frames[1].stamp_ns - frames[0].stamp_ns
+    last = frames[-1]
+    frames += [
+        dataclasses.replace(last, stamp_ns=last.stamp_ns + k * period) for k in range(1, 21)
+    ]
+    return camera, frames
+
+
+def stopped(stop, source, torn):
+    camera, frames = stop
+    session = Torn(frames)
+    session.torn = torn
+    values = {"scale.source": source, "pose_prior.output": "prior"}
+    pipeline, looks, results = Pipeline(settings(**values), session), [], []
+    look = pipeline.loops.look
+    pipeline.loops.look = lambda window, *rest: (looks.append(window), look(window, *rest))
+    for f in frames:
+        frame = Frame(
+            f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_world_camera
+        )
+        results += list(pipeline.push(frame))
+    return pipeline, looks, results
+
+
+@pytest.mark.parametrize("source", ["fixed", "odometry"])
+def test_a_standing_camera_whose_windows_do_not_fit_publishes_no_metric_depth(stop, source):
+    """Its motion tells no unit, and what it shares contradicts the window."""
+    torn = tuple(range(30, 38))
+    pipeline, looks, results = stopped(stop, source, torn)
+    assert all(r.scale.metric for r in results[25:])
+    assert all(np.isnan(r.depth_m).all() for r in results[30:38])
+    assert pipeline.counters["windows_refused"] == len(torn)
+    assert not set(looks) & set(torn)
+    # What is shared stays as it was, however long it lasts: the unit of what follows is right.
+    before, after = (np.nanmedian(results[i].depth_m / stop[1][i].depth) for i in (28, 39))
+    assert after == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize("source", ["fixed", "odometry"])
+def test_a_moving_camera_whose_window_does_not_fit_has_the_unit_of_its_motion(stop, source):
+    _, _, results = stopped(stop, source, (15,))
+    right = slice(results[15].depth_m.shape[1] * 2 // 3, None)  # the half that is not torn
+    ratios = [
+        np.nanmedian((results[i].depth_m / stop[1][i].depth)[:, right]) for i in (14, 15, 16)
+    ]
+    assert np.isfinite(ratios).all()
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.25)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from test_pipeline import settings, to_frame
 
-from da3_ros.geometry import invert_pose
-from da3_ros.mapping.alignment import Anchor
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline import Pipeline
+from da3_ros.mapping.shared_view import SharedView
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_builder import ImageFormat
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import View
@@ -97,6 +98,18 @@ def test_covariance_goes_on_through_a_change_of_size(walk):
     assert sizes[6] < 10 * sizes[5] + 1e-6
 
 
+def test_cuts_that_add_up_to_too_much_are_refused(walk):
+    """The newest view must stay: without it the next window would begin anew, as if exact."""
+    pipeline = Pipeline(settings(), TruthSession(walk[1]))
+    for f in walk[1][:6]:
+        list(pipeline.push(to_frame(walk[0], f)))
+    height, width = pipeline.odometry.shared_views.newest.view.image.shape[:2]
+    less = int(0.75 * height)
+    assert pipeline._steps.resize(ImageFormat("", (less, width, 3), 140))
+    assert not pipeline._steps.resize(ImageFormat("", (less, int(0.7 * width), 3), 140))
+    assert pipeline.odometry.shared_views.newest.view.image.shape[:2] == (less, width)
+
+
 def test_another_camera_resolution_joins_too(walk):
     """A driver that switches to a wider mode in mid-stream, with its own camera_info."""
     camera, frames = walk
@@ -149,7 +162,7 @@ def test_a_cut_image_is_the_same_camera(new):
     frame = next(iter(camera))
     view = View(0, frame.stamp_ns, frame.image, frame.K)
     pixels = np.flatnonzero(np.isfinite(frame.depth))[::3]
-    anchor = Anchor(
+    anchor = SharedView(
         view, frame.K, np.eye(4), pixels, frame.depth.reshape(-1)[pixels], np.ones(len(pixels))
     )
     cut = Cut.of(frame.image.shape, new)
@@ -210,7 +223,7 @@ def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
 
 def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     pipeline, results, _ = alternating(walk, wide, 3)
-    for anchor in pipeline._views.all():
+    for anchor in pipeline.odometry.shared_views.all():
         assert anchor.kept >= 0.6
         assert anchor.K[0, 0] < 2 * walk[1][0].K[0, 0]
     assert {r.window.segment for r in results} == {0}

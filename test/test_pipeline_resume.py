@@ -5,9 +5,9 @@ import pytest
 from test_pipeline import settings, to_frame
 from test_pipeline_scale import odometry_of
 
-from da3_ros.geometry import invert_pose
-from da3_ros.mapping.scene_file import SceneFileError, load_scene, save_scene
-from da3_ros.pipeline import Pipeline
+from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
 
@@ -75,7 +75,7 @@ def test_a_scene_of_unknown_unit_is_refused_where_metres_are_wanted(walk):
     with pytest.raises(SceneFileError, match=r"not in metres, but scale\.source is odometry"):
         second.resume(first.snapshot())
     assert len(second.map) == points
-    assert second.metres.known
+    assert second.scale.known
 
 
 def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
@@ -89,3 +89,19 @@ def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
     run(walk, second, 35, 37)
     assert len(second.map) > len(first.map)
     assert len(second.poses()) == len(first.poses()) + 2
+
+
+def test_a_fixed_factor_is_for_the_first_window_after_a_load(walk):
+    """Not the unit of the last window before: that is of another window."""
+    frames = walk[1]
+    first = Pipeline(settings(**METRIC), TruthSession(frames))
+    run(walk, first, 0, 35)
+    session = TruthSession(frames, seed=7)
+    unit = float(np.exp(np.random.default_rng(7).normal(0, 0.5)))  # of that session's first window
+    values = {"scale.source": "fixed", "scale.factor": 1 / unit}
+    second = Pipeline(settings(**values), session)
+    second.resume(first.snapshot())
+    results = run(walk, second, 34, 38)
+    assert all(r.scale.metric for r in results)
+    for r, f in zip(results, frames[34:38], strict=True):
+        assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1, rel=0.01)

@@ -7,9 +7,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
-from da3_ros.pipeline import Pipeline
-from da3_ros.rig_sync import RigSync
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.sensors.rig_sync import RigSync
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Calibration, Frame
@@ -186,7 +186,7 @@ def test_a_camera_of_another_shape_is_left_out_with_the_remedy(rig, caplog):
     assert [r.camera for r in results] == ["front"] * 4
     assert pipeline.counters["dropped_other_size"] == 4
     assert caplog.text.count("set window.mode to independent") == 1
-    assert pipeline.network_size == SIZE
+    assert pipeline.builder.network_size == SIZE
 
 
 def test_unequal_stamps_are_kept_and_grouped(rig):
@@ -238,7 +238,7 @@ def test_a_near_and_a_far_camera_stay_one_segment(near, far):
         at = 10**8 * (k + 1)
         list(pipeline.push(*(Frame(at, black, n, n, calibration=seen) for n in NAMES)))
     assert pipeline.counters["windows_refused"] <= 3
-    assert pipeline._segment == 0
+    assert pipeline.odometry.segment == 0
 
 
 def ahead(x, yaw):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline import Pipeline
-from da3_ros.rig_geometry import rig_mount
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame
 
@@ -70,7 +70,7 @@ def test_a_clean_rig_makes_metres_within_the_first_windows(rig):
     error, _ = errors(results, true)
     assert len(error) > len(results) - 12
     assert np.abs(error).max() < 0.005
-    assert pipeline.metres.known
+    assert pipeline.scale.known
 
 
 def test_also_when_the_rig_stands():

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import invert_pose
-from da3_ros.mapping.alignment import Joiner
-from da3_ros.pipeline import Pipeline
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.alignment import WindowAligner
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Frame, Measure
+from da3_ros.types import Frame, ScaleMeasurement
 
 SIZE = (140, 112)
 
@@ -50,7 +50,9 @@ class TrueRuler:
         value = np.nanmedian(frame.depth / prediction.depth[-1])
         value *= np.exp(self.sigma * self._rng.standard_normal())
         value *= 2.0 if len(self.asked) in self.wrong else 1.0
-        return dataclasses.replace(prediction, measure=Measure(float(value), self.sigma or 0.01))
+        return dataclasses.replace(
+            prediction, measure=ScaleMeasurement(float(value), self.sigma or 0.01)
+        )
 
 
 def run(walk, config, priors=None, ruler=None, session=None):
@@ -86,7 +88,7 @@ def test_clean_odometry_makes_metres_after_a_short_way(walk):
     assert len(errors) > 30
     assert np.abs(errors).max() < 0.02
     assert largest_step(results) <= np.log(1.02) + 1e-9
-    assert pipeline.metres.known
+    assert pipeline.scale.known
 
 
 def test_noisy_odometry_errs_as_much_as_it_says(walk):
@@ -119,14 +121,14 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_world_camera
     scene = pipeline.scene()
-    points = pipeline.map.cloud().xyz * pipeline.metres.metres @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_world_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.metres == pipeline.metres.metres
+    assert pipeline.map.metres == pipeline.scale.metres
 
 
 def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
@@ -147,7 +149,7 @@ def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
 def test_without_odometry_nothing_is_called_metres(walk):
     pipeline, results = run(walk, settings(**{"scale.source": "odometry"}))
     assert not any(r.scale.metric for r in results)
-    assert not pipeline.metres.known
+    assert not pipeline.scale.known
 
 
 def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk):
@@ -166,26 +168,26 @@ def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.trajectory), pipeline.metres.metres
+    poses, before = len(pipeline.map.trajectory), pipeline.scale.metres
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
-    assert pipeline.metres.metres == pytest.approx(before, rel=0.02)
+    assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
     assert len(pipeline.map.trajectory) == poses + len(again) - unknown
 
 
 def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     told = []
-    join = Joiner.join
+    join = WindowAligner.join
 
     def listen(self, anchors, prediction, indices, scale=None):
         fit = join(self, anchors, prediction, indices, scale)
         told.append((scale, fit.T_scene_window.scale))
         return fit
 
-    monkeypatch.setattr(Joiner, "join", listen)
+    monkeypatch.setattr(WindowAligner, "join", listen)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
     run(walk, config, ruler=TrueRuler(walk[1], sigma=0.01))
     assert told[0][0] is None  # nobody knows the scene's unit yet
@@ -200,3 +202,31 @@ def test_a_wrong_word_on_a_windows_unit_does_not_spoil_its_fit(walk):
     pipeline, results = run(walk, config, ruler=TrueRuler(walk[1], sigma=0.002, wrong=(20, 30)))
     assert pipeline.counters["windows_refused"] == 0
     assert np.abs(scale_errors(walk, results)).max() < 0.02
+
+
+class Measuring(TruthSession):
+    """Knows its unit: three of our units are a metre."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        return dataclasses.replace(found, measure=ScaleMeasurement(3.0 / self.unit, 0.003))
+
+
+def test_covariance_of_places_is_in_the_published_unit():
+    """What place and rotation have in common tells it: an unsure scale adds nothing there."""
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="straight", frames=10)
+    frames = list(camera)
+    found = []
+    for source in ("none", "metric_model"):
+        pipeline = Pipeline(settings(**{"scale.source": source}), Measuring(frames))
+        results = []
+        for f in frames:
+            frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration)
+            results += pipeline.push(frame)
+        last = results[-1]
+        assert last.scale.metric == (source != "none")
+        # Metres of a metre of the room, and units of the scene for one without a scale.
+        unit = 3.0 if last.scale.metric else np.nanmedian(last.depth_m / frames[-1].depth)
+        found.append([c[:3, 3:] / unit for c in (last.covariance_odom, last.covariance_map)])
+    for plain, metric in zip(*found, strict=True):
+        assert np.linalg.norm(metric) == pytest.approx(np.linalg.norm(plain), rel=0.2)

@@ -7,12 +7,13 @@ import pytest
 from network.tiny import tiny_metric_spec
 
 from da3_ros.config import DepthConfig, NodeConfig, config_from_parameters
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.outputs import Outputs
 from da3_ros.network import MODELS
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayError, ReplayOptions, replay
-from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.outputs import Outputs
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import Calibration, Frame
 

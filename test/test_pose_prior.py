@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.pose_prior import (
-    PoseHistory,
-    PosePrior,
-    PriorError,
-    carry_on,
-    choose,
-    fit_unit,
-    with_prior_poses,
-)
+from da3_ros.geometry.poses import carry_on
+from da3_ros.mapping.depth_consistency import fit_unit
+from da3_ros.pipeline.pose_conditioning import choose, with_prior_poses
+from da3_ros.sensors.pose_prior import PoseHistory, PosePrior, PriorError
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.transforms import TransformTree
 from da3_ros.types import View, Window
 
 S = 10**9

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from da3_ros.cli import load_config
-from da3_ros.config import NodeConfig, config_from_parameters, flatten
+from da3_ros.cli.arguments import load_config
+from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.parameter_schema import flatten
 
 CONFIG = Path(__file__).parents[1] / "config"
 PRESETS = ("realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay")
@@ -44,7 +45,7 @@ def test_file_begins_with_what_it_is_for(name):
 )
 def test_preset_for_a_card_runs_undiminished_within_it(name, limit_gb):
     """By the planner, for a CUDA card that need not be here."""
-    from da3_ros.inference.plan_table import Question, table
+    from da3_ros.cli.plan_table import Question, table
 
     pipeline = config_from_parameters(values(name), NodeConfig).pipeline
     inference = dataclasses.replace(pipeline.inference, device="cuda")

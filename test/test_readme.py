@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from da3_ros.config import NodeConfig, parameters
+from da3_ros.config import NodeConfig
 from da3_ros.network import MODELS
+from da3_ros.parameter_schema import parameters
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

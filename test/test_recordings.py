@@ -14,14 +14,15 @@ import zstandard
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin
 from rosbags.rosbag2 import Writer as RosbagsWriter
 
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.recordings import RecordingError, open_recording
 from da3_ros.recordings.base import Selection, in_stamp_order
 from da3_ros.recordings.folder import stamps_of
 from da3_ros.recordings.writer import BagFolderWriter, BagWriter
-from da3_ros.ros import messages as build
 from da3_ros.types import Calibration
 
-LIB = build.RosbagsLibrary()
+LIB = RosbagsLibrary()
 S, STEP = 1_000_000_000, 100_000_000
 T0 = 1_700_000_000 * S + 123
 K = np.array([[50.0, 0, 32.0], [0, 50, 24.0], [0, 0, 1]])

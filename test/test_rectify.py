@@ -5,21 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from da3_ros.rectify import (
+from da3_ros.geometry.projection import corner_K, resize_K, ros_K
+from da3_ros.sensors.calibration import (
     CalibrationError,
-    Rectifier,
     check_calibration,
-    corner_K,
-    distort,
     image_calibration,
     image_size,
     is_calibrated,
     pinhole_calibration,
-    pixel_rays,
     resize_calibration,
-    resize_K,
-    ros_K,
 )
+from da3_ros.sensors.distortion import distort, pixel_rays
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Calibration
 
 FULL = (640, 480)
@@ -218,7 +215,7 @@ def test_no_second_copy_of_the_scene_where_the_polynomial_folds_back():
 
 
 def test_maps_are_kept_by_value_and_bounded(monkeypatch):
-    import da3_ros.rectify as module
+    from da3_ros.sensors import rectifier as module
 
     made = []
     original = module._maps

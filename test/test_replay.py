@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import trimesh
 
-from da3_ros.cli import load_config, main
-from da3_ros.geometry import T_MAP_WORLD, invert_pose, matrix_from_quaternion
-from da3_ros.mapping.scene_file import load_scene
+from da3_ros.cli.arguments import load_config
+from da3_ros.cli.main import main
+from da3_ros.export.scene_file import load_scene
+from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose, matrix_from_quaternion
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayError, ReplayOptions, replay
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 

@@ -7,12 +7,13 @@ import pytest
 from test_replay import messages, pose_matrix
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.writer import BagFolderWriter
-from da3_ros.replay import ReplayOptions, replay
-from da3_ros.ros import messages as build
-from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import base_below
 from da3_ros.synthetic.truth import TruthSession

@@ -7,7 +7,8 @@ import pytest
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayError, ReplayOptions, replay
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 

@@ -5,13 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from da3_ros.cli import load_config, main
-from da3_ros.geometry import invert_pose
+from da3_ros.cli.arguments import load_config
+from da3_ros.cli.main import main
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.recordings import RecordingError, open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayError, ReplayOptions, replay
-from da3_ros.rig_geometry import rig_mount
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import TruthSession
 
 SIZE = (140, 112)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from da3_ros.rig_sync import RigSync
+from da3_ros.sensors.rig_sync import RigSync
 
 MS = 1_000_000
 

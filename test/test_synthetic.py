@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from da3_ros.rectify import CalibrationError, Rectifier
+from da3_ros.sensors.calibration import CalibrationError
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic import (
     SKY,
     WALKS,

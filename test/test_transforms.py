@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros import transforms
-from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.sensors import transform_tree as transforms
+from da3_ros.sensors.transform_tree import TransformError, TransformTree
 
 S = 10**9
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from da3_ros.config import NodeConfig, Parameter, parameters
+from da3_ros.config import NodeConfig
+from da3_ros.parameter_schema import Parameter, parameters
 
 HEADER = """\
 # All parameters of da3_node at their defaults. To change some, keep those lines in a file of your

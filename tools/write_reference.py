@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from da3_ros.config import NodeConfig, parameters
-from da3_ros.ros.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.config import NodeConfig
+from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.parameter_schema import parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = """\
@@ -86,7 +87,7 @@ def _topics() -> Iterator[str]:
         raise ValueError(
             f"topics without a text, or texts without one: {set(kinds) ^ set(OUTPUTS)}"
         )
-    depths, latched = (constant("da3_ros/ros/topics.py", n) for n in ("DEPTHS", "LATCHED"))
+    depths, latched = (constant("da3_ros/ros/publishers.py", n) for n in ("DEPTHS", "LATCHED"))
     yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
     for name, text in OUTPUTS.items():
         shown = name if name.startswith("/") else f"~/{name}"
@@ -104,6 +105,12 @@ def _services() -> Iterator[str]:
     yield "| Service | Type | |\n|---|---|---|"
     for name, (kind, text) in SERVICES.items():
         yield f"| `~/{name}` | `{kind}` | {text} |"
+    queue = constant("da3_ros/ros/services.py", "QUEUE")
+    yield (
+        f"\n{queue} requests of each service may wait. A client's own queue counts too: it is 10 "
+        "by default, so who sends more at once gives the client a deeper one (`qos_profile`) or "
+        "waits for answers; what exceeds a queue is lost, without an answer."
+    )
     yield f"\n{COMMANDS}"
 
 

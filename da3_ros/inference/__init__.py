@@ -2,18 +2,19 @@
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device
-from da3_ros.inference.opening import open_networks
+from da3_ros.inference.factory import open_networks
+from da3_ros.inference.memory_governor import WindowTooLargeError
+from da3_ros.inference.metric_scale_model import MetricDepthModel
 from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
-from da3_ros.inference.ruler import MetricRuler
-from da3_ros.inference.session import InferenceSession, Running, WindowTooLargeError
+from da3_ros.inference.session import InferenceSession, Running
 
 __all__ = [
     "BudgetError",
     "DeviceError",
     "InferenceConfig",
     "InferenceSession",
-    "MetricRuler",
+    "MetricDepthModel",
     "Plan",
     "Running",
     "WindowTooLargeError",

@@ -8,9 +8,10 @@ no network.
 
 from __future__ import annotations
 
+import gc
 import logging
 import types
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,8 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-MOST = 32  # shapes that have a program; further ones run uncompiled
-SIGHTS = (
-    2  # a shape is compiled when it comes the second time: many come once while a stream starts
-)
+MOST = 32  # shapes that have a program; the least recently used one leaves
+IN_A_ROW = 3  # calls of one shape before it is compiled: each size of a growing window comes once
 CHECKS = {"reduce-overhead": 3}  # runs that are compared: CUDA graphs warm up, record and replay
 BOUND = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # relative, in the norm
 GRAPHS = "reduce-overhead"
@@ -38,10 +37,11 @@ class _Program:
 
 
 class Compiler:
-    """Runs functions compiled once their shapes repeat. Not thread-safe.
+    """Runs functions compiled once a shape comes several times in a row. Not thread-safe.
 
     ``mode`` is torch.compile's, or "" for none. ``compiled`` counts programs so far; ``at_work``
     is whether the newest call compiled or compared one, so that its time and memory tell nothing.
+    With ``at_once`` every shape is compiled when it comes first.
     """
 
     def __init__(
@@ -49,20 +49,34 @@ class Compiler:
         mode: str,
         is_out_of_memory: Callable[[BaseException], bool] = lambda error: False,
         backend: str | Callable[..., Any] = "inductor",
+        *,
+        streams: int = 1,
+        fault: Callable[[Any, Any], str] = lambda found, expected: "",
     ) -> None:
-        self.mode, self.backend = mode, backend
+        """``streams``: of so many streams the calls come in turns.
+
+        ``fault``: what else is wrong with an answer that is within ``BOUND``, or an empty text.
+        """
+        self.mode, self.backend, self._streams, self._fault = mode, backend, streams, fault
         self._is_out_of_memory = is_out_of_memory  # which is not the compiler's fault
         self.compiled = 0
-        self.at_work = False
-        self._programs: dict[Hashable, _Program] = {}
-        self._sights: OrderedDict[Hashable, int] = OrderedDict()
+        self.at_work = self.at_once = False
+        self._programs: OrderedDict[Hashable, _Program] = OrderedDict()  # oldest use first
+        # Of each function, the newest call of every stream: its shape, and how often in a row.
+        self._newest: dict[str, deque[tuple[Hashable, int]]] = {}
         self._works = False  # whether any program was ever right
         self._said: Counter[str] = Counter()
 
     def forget(self) -> None:
         """Drop all programs: the network they were made of has changed."""
         self._programs.clear()
-        self._sights.clear()
+        self._newest.clear()
+
+    def release(self) -> None:
+        """Drop CUDA graphs: their memory pools serve no other allocation."""
+        if self.mode == GRAPHS:
+            self.forget()
+            gc.collect()  # a graph and what replays it know each other
 
     def call(
         self, plain: Callable[..., Any], dtype: torch.dtype, state: Hashable, *args: Any, **kw: Any
@@ -73,7 +87,7 @@ class Compiler:
         arguments. Raises what ``plain`` raises.
         """
         self.at_work = False
-        program = self._program(plain, (plain.__name__, state, _signature((args, kw))))
+        program = self._program(plain, (state, _signature((args, kw))))
         if program is None or program.run is None:
             return plain(*args, **kw)
         self.at_work = program.unchecked > 0
@@ -82,15 +96,22 @@ class Compiler:
             found = self._run(program, args, kw)
         except Exception as error:  # whatever it is, the plain function decides what is wrong
             if self._is_out_of_memory(error):
-                raise
+                if not self.at_work:
+                    raise
+                program.run = None  # what making it takes is in no plan, and the answer is there
+                self._say("memory", "no memory to compile a shape: it runs uncompiled")
+                return expected
             reason = f"{type(error).__name__}: {first_line(error)}"
         else:
-            reason = difference(found, expected, BOUND[dtype]) if self.at_work else ""
+            reason = self._difference(found, expected, BOUND[dtype]) if self.at_work else ""
         if not reason:
             self._works, program.unchecked = True, max(0, program.unchecked - 1)
             return found
         self._give_up(program, reason)
         return plain(*args, **kw) if expected is None else expected
+
+    def _difference(self, found: Any, expected: Any, bound: float) -> str:
+        return difference(found, expected, bound) or self._fault(found, expected)
 
     def _run(self, program: _Program, args: Any, kw: Any) -> Any:
         assert program.run is not None
@@ -98,18 +119,18 @@ class Compiler:
             torch.compiler.cudagraph_mark_step_begin()  # what came before has been copied
         return program.run(*args, **kw)
 
-    def _program(self, plain: Callable[..., Any], key: Hashable) -> _Program | None:
+    def _program(self, plain: Callable[..., Any], shape: Hashable) -> _Program | None:
         """The program of a shape; None while it has none."""
-        if not self.mode or key in self._programs:
-            return self._programs.get(key)
-        self._sights[key] = self._sights.pop(key, 0) + 1
-        if len(self._sights) > 4 * MOST:
-            self._sights.popitem(last=False)
-        if self._sights[key] < SIGHTS:
+        if not self.mode:
             return None
-        if len(self._programs) >= MOST:
-            self._say("full", f"{MOST} shapes of windows are compiled: others run uncompiled")
+        count = self._count(plain.__name__, shape)
+        key = (plain.__name__, shape)
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
+        if count < IN_A_ROW * self._streams and not self.at_once:
             return None
+        self._make_room()
         self.compiled += 1
         run = torch.compile(
             with_own_code(plain), fullgraph=True, dynamic=False, backend=self.backend,
@@ -117,6 +138,24 @@ class Compiler:
         )  # fmt: skip
         self._programs[key] = _Program(run, CHECKS.get(self.mode, 1))
         return self._programs[key]
+
+    def _count(self, name: str, shape: Hashable) -> int:
+        """How often in a row a function was called with ``shape``, this call included.
+
+        Of several streams that take turns, one call of each may lie between.
+        """
+        newest = self._newest.setdefault(name, deque(maxlen=self._streams))
+        count = 1 + next((n for other, n in reversed(newest) if other == shape), 0)
+        newest.append((shape, count))
+        return count
+
+    def _make_room(self) -> None:
+        """Drop the program that was not used for longest, where there are as many as may be."""
+        if len(self._programs) < MOST:
+            return
+        self._say("full", f"{MOST} shapes are compiled: the least recently used one is dropped")
+        self._programs.popitem(last=False)
+        gc.collect()  # as in ``release``
 
     def _give_up(self, program: _Program, reason: str) -> None:
         """This shape runs uncompiled from now on; all do where the compiler never worked."""

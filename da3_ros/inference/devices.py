@@ -35,6 +35,9 @@ NO_MEMORY_CUDA = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED",
     "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # what its handle says without memory
+    # cuDNN's search passes over engines for which memory runs out, and then has none left.
+    "unable to find an engine to execute this computation",
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # a Jetson's allocator, asked when memory is out
 )  # fmt: skip
 NO_MEMORY_MPS = (
@@ -292,6 +295,7 @@ class Mps(Device):
     kind = "mps"
     has_cap = True
     no_memory = NO_MEMORY_MPS
+    _told = False  # that attention is not fused
 
     def native_half(self) -> torch.dtype | None:
         return next((t for t in (torch.bfloat16, torch.float16) if self.can(t)), None)
@@ -314,10 +318,12 @@ class Mps(Device):
         self.release()
         if taken < PROBED_TOKENS**2 * q.element_size() // 2:
             return "fused"
-        log.warning(
-            "attention on this mps is not fused: memory grows with the square of a window's "
-            "pixels; a newer PyTorch may help, or a smaller process_res or window.size"
-        )
+        if not self._told:
+            self._told = True
+            log.warning(
+                "attention on this mps is not fused: memory grows with the square of a window's "
+                "pixels; a newer PyTorch may help, or a smaller process_res or window.size"
+            )
         return "math"
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
@@ -455,7 +461,7 @@ def _max_rss() -> int:
 
 
 def give_back() -> None:
-    """Return the memory of networks that nobody uses any more to the device and to the system."""
+    """Return the memory of freed networks to the device and to the system."""
     gc.collect()  # a pipeline and its outputs know each other
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

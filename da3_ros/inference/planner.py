@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from da3_ros.inference.devices import SMALLER, Device
-from da3_ros.inference.footprint import Footprint, Shape, footprint
+from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
 from da3_ros.network import MODELS
 from da3_ros.network.model import Chunks
@@ -37,7 +37,7 @@ class BudgetError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Beside:
+class CompanionModel:
     """A single-image network in the same process and budget, which looks at frames in turn."""
 
     model: str
@@ -58,7 +58,7 @@ class Request:
     image: tuple[int, int] = (4, 3)  # width, height of the camera; only the ratio counts
     poses: bool = False  # whether windows bring known poses
     streams: int = 1  # cameras whose windows come in turns
-    beside: Beside | None = None
+    beside: CompanionModel | None = None
 
 
 @dataclass(frozen=True)
@@ -134,23 +134,52 @@ class _Choice:
     prefix_on_host: bool = False
 
 
-def make_plan(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> Plan:
+def make_plan(
+    device: Device,
+    request: Request,
+    budget: int,
+    factor: float = UNMEASURED,
+    precision: torch.dtype | None = None,
+) -> Plan:
     """The first rung that fits ``budget`` bytes.
 
-    factor: measured over predicted activations. Raises BudgetError when nothing fits.
+    factor: measured over predicted activations. precision: that of all rungs, where another camera
+    needs the spare one. Raises BudgetError when nothing fits.
     """
-    first = _Choice(request.precision, request.process_res, request.window, device.chunks())
-    plans = (_plan(device, request, choice, budget, factor) for choice in _rungs(device, first))
+    rungs = (*_rungs(device, request, precision), _last_full_size(device, request))
+    plans = (_plan(device, request, choice, budget, factor) for choice in rungs)
     fitting = next((p for p in plans if p.predicted <= budget), None)
-    last = list(_rungs(device, first))[-1]
-    if fitting is None and request.spare_precision is not None:
-        last = dataclasses.replace(last, precision=request.spare_precision)
-        fitting = _if_fits(_plan(device, request, last, budget, factor))
-    return fitting or _smaller(device, request, last, budget, factor)
+    return fitting or _smaller(device, request, budget, factor)
 
 
-def _rungs(device: Device, first: _Choice) -> Iterator[_Choice]:
-    """Lossless steps."""
+def needs_spare(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> bool:
+    """Whether it fits, but only in the spare precision, where one is allowed."""
+    if request.spare_precision is None or least_memory(device, request, factor) > budget:
+        return False
+    plans = (_plan(device, request, choice, budget, factor) for choice in _rungs(device, request))
+    return all(plan.predicted > budget for plan in plans)
+
+
+def least_memory(device: Device, request: Request, factor: float = UNMEASURED) -> int:
+    """Bytes of the last rung of all. Found once for a request; asked again it takes no time."""
+    return _plan(device, request, _last(device, request), 0, factor).predicted
+
+
+def check_fits(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> None:
+    """Raise BudgetError when ``make_plan`` would, without a plan, which may take seconds."""
+    needed = least_memory(device, request, factor)
+    if needed > budget:
+        choice = _last_full_size(device, request)
+        raise BudgetError(_no_fit(device, request, choice, budget, factor, needed))
+
+
+def _rungs(
+    device: Device, request: Request, precision: torch.dtype | None = None
+) -> Iterator[_Choice]:
+    """Lossless steps, in the wanted precision if no other one is given."""
+    first = _Choice(
+        precision or request.precision, request.process_res, request.window, device.chunks()
+    )
     yield first
     for chunks in (Chunks(1, first.chunks.local_frames), Chunks(1, 1, 4096), SMALLEST):
         yield dataclasses.replace(first, chunks=chunks)
@@ -158,22 +187,41 @@ def _rungs(device: Device, first: _Choice) -> Iterator[_Choice]:
         yield dataclasses.replace(first, chunks=SMALLEST, prefix_on_host=True)
 
 
-def _smaller(
-    device: Device, request: Request, choice: _Choice, budget: int, factor: float
-) -> Plan:
+def _last_full_size(device: Device, request: Request) -> _Choice:
+    """The last step that leaves images and views as they are."""
+    *_, last = _rungs(device, request)
+    return dataclasses.replace(last, precision=request.spare_precision or request.precision)
+
+
+def _last(device: Device, request: Request) -> _Choice:
+    """The last rung of all: the smallest images, the fewest views."""
+    sizes, views = _sizes(request), _views(request)
+    return dataclasses.replace(
+        _last_full_size(device, request),
+        process_res=sizes[0],
+        window=views[0] if views else request.window,
+    )
+
+
+def _sizes(request: Request) -> list[int]:
+    return list(range(min(LEAST_RES, request.process_res), request.process_res + 1, PATCH))
+
+
+def _views(request: Request) -> list[int]:
+    return list(range(max(LEAST_WINDOW, request.new + 1), request.window + 1))
+
+
+def _smaller(device: Device, request: Request, budget: int, factor: float) -> Plan:
     """Smaller images, then fewer views; the largest that fits."""
+    check_fits(device, request, budget, factor)
+    last = _last(device, request)
 
     def at(**change: int) -> Plan:
-        changed = dataclasses.replace(choice, **change)  # type: ignore[arg-type]
+        changed = dataclasses.replace(last, **change)  # type: ignore[arg-type]
         return _plan(device, request, changed, budget, factor)
 
-    sizes = list(range(min(LEAST_RES, request.process_res), request.process_res + 1, PATCH))
-    views = list(range(max(LEAST_WINDOW, request.new + 1), request.window + 1))
-    smallest = at(process_res=sizes[0], window=views[0] if views else request.window)
-    if smallest.predicted > budget:
-        raise BudgetError(_no_fit(device, request, choice, budget, factor, smallest.predicted))
-    found = _largest(sizes, lambda res: at(process_res=res))
-    return found or _largest(views, lambda n: at(process_res=sizes[0], window=n)) or smallest
+    found = _largest(_sizes(request), lambda res: at(process_res=res, window=request.window))
+    return found or _largest(_views(request), lambda n: at(window=n)) or at()
 
 
 def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
@@ -211,17 +259,13 @@ def _no_fit(
     return text
 
 
-def _said_beside(beside: Beside | None) -> str:
+def _said_beside(beside: CompanionModel | None) -> str:
     if beside is None:
         return ""
     return (
         f", {beside.weights / GIB:.2f} of it for the weights of {beside.model} (without it: "
         "another scale.source)"
     )
-
-
-def _if_fits(plan: Plan) -> Plan | None:
-    return plan if plan.predicted <= plan.budget else None
 
 
 def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor: float) -> Plan:
@@ -264,7 +308,7 @@ def predict(
     return footprint(Shape(request.model, views, wanted, *size, dtype, chunks, request.poses))
 
 
-def _work_beside(beside: Beside | None, height: int, width: int) -> int:
+def _work_beside(beside: CompanionModel | None, height: int, width: int) -> int:
     """What the other network needs for a frame, beside its weights; never while a window runs."""
     if beside is None:
         return 0

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from da3_ros.geometry.projection import resize_K
 from da3_ros.network import metric
 from da3_ros.network.backbone import Prefix
 from da3_ros.network.model import Output
 from da3_ros.network.monocular import MonocularOutput
 from da3_ros.network.nested import NestedPrefix
-from da3_ros.rectify import resize_K
-from da3_ros.types import Array, FloatImage, Measure, Prediction, Window
+from da3_ros.types import Array, FloatImage, Prediction, ScaleMeasurement, Window
 
 
 def to_prediction(
@@ -78,7 +78,7 @@ def _each_alone(
         focal = focal_px(window, frames, out.depth.shape[-2:])
         in_metres = metric.metric_depth(depth, focal)
         depth = torch.where(focal.isfinite()[..., None, None], in_metres, depth)
-        measure = Measure(1.0, float("nan")) if bool(focal.isfinite().all()) else None
+        measure = ScaleMeasurement(1.0, float("nan")) if bool(focal.isfinite().all()) else None
     return Prediction(
         depth=spread(depth[0], views, frames, size),
         confidence=np.full((views, *size), np.nan, np.float32),
@@ -90,12 +90,12 @@ def _each_alone(
     )
 
 
-def _measure(out: Output) -> Measure | None:
+def _measure(out: Output) -> ScaleMeasurement | None:
     """Of a nested network, whose lengths are in metres already where it could tell."""
     if out.scale is None or out.scale_spread is None:
         return None
     known = bool(out.scale.isfinite().all())
-    return Measure(1.0 if known else float("nan"), float(out.scale_spread[0]))
+    return ScaleMeasurement(1.0 if known else float("nan"), float(out.scale_spread[0]))
 
 
 def spread(maps: Tensor, views: int, frames: list[int], size: tuple[int, ...]) -> FloatImage:

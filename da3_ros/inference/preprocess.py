@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from da3_ros.geometry.projection import resize_K
 from da3_ros.network.specs import PATCH
-from da3_ros.rectify import resize_K
 from da3_ros.types import Array, Image
 
 MEAN = (0.485, 0.456, 0.406)

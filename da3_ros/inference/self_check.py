@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,9 +16,11 @@ from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.specs import PATCH
 
 SIZE = (5 * PATCH, 7 * PATCH)
-DEPTH = 0.03  # median relative difference
-ROTATION_DEG = 1.5
-FOCAL = 0.03
+BOUNDS = {  # and what of
+    "depth": (0.03, " of its value"),  # median
+    "rotation": (1.5, " degrees"),
+    "focal length": (0.03, " of its value"),
+}
 
 
 class SelfCheck:
@@ -29,35 +34,43 @@ class SelfCheck:
     def fault(self, network: Network) -> str:
         """What is too far from fp32, or an empty text."""
         found = _run(network, self.images)
-        bounds = {
-            "depth": (DEPTH, " of its value"),
-            "rotation": (ROTATION_DEG, " degrees"),
-            "focal length": (FOCAL, " of its value"),
-        }
-        faults = []
-        for ours, theirs in zip(found, self.expected, strict=True):
-            for name, value in _differences(ours, theirs).items():
-                bound, unit = bounds[name]
-                if not value <= bound:  # also catches NaN
-                    faults.append(f"{name} off by {value:.3g}{unit}")
-        return ", ".join(faults)
+        pairs = zip(found, self.expected, strict=True)
+        return _faults(value for ours, theirs in pairs for value in _differences(ours, theirs))
+
+
+def pose_fault(found: Any, expected: Any) -> str:
+    """By how much poses or intrinsics are too far from those expected; empty where none are."""
+    if not isinstance(found, Output) or not isinstance(expected, Output):
+        return ""
+    return _faults(_pose_differences(found, expected))
+
+
+def _faults(differences: Iterable[tuple[str, float]]) -> str:
+    faults = []
+    for name, value in differences:
+        bound, unit = BOUNDS[name]
+        if not value <= bound:  # also catches NaN
+            faults.append(f"{name} off by {value:.3g}{unit}")
+    return ", ".join(faults)
 
 
 def _differences(
     found: Output | MonocularOutput, expected: Output | MonocularOutput
-) -> dict[str, float]:
-    depth = (found.depth.log() - expected.depth.log()).abs().median()
-    values = {"depth": float(depth)}
+) -> Iterator[tuple[str, float]]:
+    yield "depth", float((found.depth.log() - expected.depth.log()).abs().median())
     if isinstance(found, Output) and isinstance(expected, Output):
-        ratio = found.intrinsics[..., 0, 0] / expected.intrinsics[..., 0, 0]
-        values["rotation"] = _angle_deg(found.extrinsics, expected.extrinsics)
-        values["focal length"] = float(ratio.log().abs().max())
-    return values
+        yield from _pose_differences(found, expected)
+
+
+def _pose_differences(found: Output, expected: Output) -> Iterator[tuple[str, float]]:
+    yield "rotation", _angle_deg(found.extrinsics.float(), expected.extrinsics.float())
+    ratio = found.intrinsics[..., 0, 0].float() / expected.intrinsics[..., 0, 0].float()
+    yield "focal length", float(ratio.log().abs().max())
 
 
 @torch.inference_mode()
 def _run(network: Network, images: Tensor) -> list[Output | MonocularOutput]:
-    """What each part says: a nested network's unit hangs on both, and on where it sees sky."""
+    """What each part says: a nested network's unit depends on both, and on its sky mask."""
     return [_answer(part, images) for part in parts(network)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,22 +17,27 @@ from torch import Tensor
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.compiled import Compiler
 from da3_ros.inference.devices import DeviceError, open_device
-from da3_ros.inference.kept import KeptPrefixes, Prefix
+from da3_ros.inference.download import Download
 from da3_ros.inference.loading import load_checked, load_network
+from da3_ros.inference.memory_governor import CALM, FREE_SHARE, OOM_FALLBACKS, WindowTooLargeError
 from da3_ros.inference.planner import (
     GIB,
     SMALLEST,
     UNMEASURED,
-    Beside,
     BudgetError,
+    CompanionModel,
     Plan,
     Request,
+    check_fits,
     kept_views,
+    least_memory,
     make_plan,
+    needs_spare,
 )
 from da3_ros.inference.prediction import appearance, focal_px, known_K, to_prediction
+from da3_ros.inference.prefix_cache import KeptPrefixes, Prefix
 from da3_ros.inference.preprocess import normalize, smaller, to_size
-from da3_ros.inference.transfer import Download
+from da3_ros.inference.self_check import pose_fault
 from da3_ros.network import MODELS, Network, metric
 from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import Output
@@ -42,28 +48,7 @@ from da3_ros.types import Image, Prediction, Window
 
 log = logging.getLogger(__name__)
 
-FREE_SHARE = 0.9  # of the free memory, when no budget is given
-CALM = 100  # windows without trouble after which a step that memory forced is taken back
-
-
-class WindowTooLargeError(MemoryError):
-    """Memory ran out with everything done that keeps a window whole: give fewer views."""
-
-
-@dataclass(frozen=True)
-class Relief:
-    """What is done about memory that ran out in a window, beyond the plan."""
-
-    text: str
-    scale: float = 1.0  # of the image's sides in the network
-
-
-RELIEFS = (
-    Relief("as planned"),
-    Relief("smallest pieces, no kept prefixes"),
-    Relief("images at 3/4 of their size in the network", 0.75),
-    Relief("images at 1/2 of their size in the network", 0.5),
-)
+MOST_PLANS = 16  # that are kept at a time: of cameras whose images have different shapes
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class InferenceSession:
         *,
         poses: bool = True,
         streams: int = 1,
-        beside: Beside | None = None,
+        beside: CompanionModel | None = None,
     ) -> None:
         """``poses``: windows may bring known poses; without, what reads them is not kept.
 
@@ -105,7 +90,9 @@ class InferenceSession:
         self.budget = self._budget(config.memory_budget_gb, warn=True)
         wanted = self.on.precision(config.mixed_precision)
         self.on.attention(wanted)  # raises before anything is loaded
-        self.compiler = Compiler(self._compile_mode(wanted), self.on.is_out_of_memory)
+        self.compiler = Compiler(
+            self._compile_mode(wanted), self.on.is_out_of_memory, streams=streams, fault=pose_fault
+        )
         self.network, self.precision = load_checked(self._load, self.on, wanted)
         self.attention = self.on.attention(self.precision)
         self._trusts_less = self.precision == wanted  # no 16 bits were found wrong here
@@ -122,7 +109,9 @@ class InferenceSession:
         self._compiling = False  # whether this window's time and memory are the compiler's
         self._rehearsing = False
         self._chunks = self.on.chunks()
-        self._request: Request | None = None
+        self._asked: tuple[Request, ...] = ()  # by the cameras in turns, the newest first
+        self._guessed = False  # whether that is of a rehearsal, not of a camera
+        self._plans: dict[Request, Plan] = {}  # of this budget, by what was asked for
         self._kept = KeptPrefixes()
         # Called while a window runs, on a device that works beside us.
         self.meanwhile: Callable[[Running], None] | None = None
@@ -151,6 +140,10 @@ class InferenceSession:
 
     # The plan
 
+    @property
+    def _request(self) -> Request | None:
+        return self._asked[0] if self._asked else None
+
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
         """Plan for camera images of (width, height) and windows of ``window`` views, ``new`` new.
 
@@ -170,11 +163,30 @@ class InferenceSession:
         )
         if self.pinned and self.plan is not None:
             return self.plan
-        if request != self._request or self.plan is None:
-            self._request = request
-            self._adopt(make_plan(self.on, request, self.budget, self._factor))
+        self._note(request)
+        known = self._plans.get(request)
+        if known is not None and known.dtype == self.precision:
+            if known is not self.plan:  # cameras in turns: nothing of the other one's is let go
+                self.plan = known
+                self._set_pieces()
+            return known
+        self._adopt(self._make(request, self.budget))
         assert self.plan is not None
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        request = self._asked[0]  # without a spare precision, where that was wrong
+        self._plans[request] = self.plan
+        least_memory(self.on, request)  # found now, so that ``check_budget`` takes no time
         return self.plan
+
+    def _note(self, request: Request) -> None:
+        """What is asked for now, and what other cameras asked for, as far as it still holds."""
+        before = () if self._guessed else self._asked
+        self._guessed = False
+        others = [r for r in before if r != request and replace(r, image=request.image) == request]
+        self._asked = (request, *others)[: self._streams]  # other threads read it: made anew
+        if self.precision != self._wanted and set(before) - set(self._asked):
+            self._plans.clear()  # what needed the spare precision may be gone
 
     def use_plan(self, plan: Plan) -> None:
         """Run as ``plan`` says, whatever memory is free: two runs with one plan are equal."""
@@ -185,37 +197,62 @@ class InferenceSession:
                 f"the plan's precision {plan.precision} is not usable on {self.device}"
             )
         self.pinned = True
-        self._adopt(plan)
+        self._take(plan)
 
     def set_budget(self, memory_budget_gb: float) -> None:
         """Take a new budget, 0 for 90 % of what was free at the start, and plan anew.
 
-        Raises BudgetError, and keeps the old one, when nothing fits.
+        Raises BudgetError, and changes nothing, when nothing fits for the images of one camera.
         """
-        before = self.budget, self.relief
         budget = self._budget(memory_budget_gb, warn=True)
+        self._check(budget)
         plan = self._planned(budget)
-        self.budget, self.relief = budget, 0
-        try:
+        with self.undone_if_refused():
+            self.budget, self.relief = budget, 0
             if plan is not None:
-                self._adopt(plan)
-        except BudgetError:  # it wants 16 bits, which turned out to be wrong here
-            self.budget, self.relief = before
-            raise
+                self._take(plan)
+                self._check(budget)  # 16 bits that a plan wants may be wrong here
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits into this budget; changes nothing.
 
-        Any thread may ask, while a window runs too.
+        Any thread may ask, while a window runs too. No plan is made, which may take seconds.
         """
-        self._planned(self._budget(memory_budget_gb))
+        self._check(self._budget(memory_budget_gb))
+
+    @contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """After a BudgetError the budget, if it was set within, and its plans are the old ones."""
+        budget, relief, plan, plans = self.budget, self.relief, self.plan, dict(self._plans)
+        over_budget = self.over_budget
+        try:
+            yield
+        except BudgetError:
+            self.budget, self.relief = budget, relief
+            if plan is not None:
+                self._adopt(plan)
+            self.plan, self._plans, self.over_budget = plan, plans, over_budget
+            raise
+
+    def _check(self, budget: int) -> None:
+        """Raise BudgetError if a camera's images do not fit, of those that need most."""
+        if self._asked and not self.pinned:
+            most = max(self._asked, key=lambda r: least_memory(self.on, r, self._factor))
+            check_fits(self.on, most, budget, self._factor)
 
     def _planned(self, budget: int) -> Plan | None:
         """What a budget in bytes allows; None before anything was asked for."""
         request = self._request
         if request is None or self.pinned:
             return self.plan
-        return make_plan(self.on, request, budget, self._factor)
+        return self._make(request, budget)
+
+    def _make(self, request: Request, budget: int) -> Plan:
+        """A plan, in the spare precision while another camera needs it: there is one network."""
+        others = (r for r in self._asked if r != request)
+        needed = any(needs_spare(self.on, r, budget, self._factor) for r in others)
+        spare = request.spare_precision if needed else None
+        return make_plan(self.on, request, budget, self._factor, spare)
 
     def _budget(self, gigabytes: float, *, warn: bool = False) -> int:
         if not gigabytes:
@@ -237,6 +274,13 @@ class InferenceSession:
         allowed = auto and self._trusts_less and self.on.can(torch.bfloat16)
         return torch.bfloat16 if allowed else None
 
+    def _take(self, plan: Plan) -> None:
+        """``_adopt`` a plan of another budget or measure: those made before hold no more."""
+        self._adopt(plan)
+        self._plans.clear()
+        if self._request is not None and self.plan is not None:
+            self._plans[self._request] = self.plan
+
     def _adopt(self, plan: Plan) -> None:
         """Run as ``plan`` says from now on; where its precision is wrong here, as one without it.
 
@@ -250,6 +294,8 @@ class InferenceSession:
                 log.warning("the memory budget allows only %s", text)
         if before is None or (before.width, before.height) != (plan.width, plan.height):
             self._kept.clear()
+        if before is not None and before.repeatable() != plan.repeatable():
+            self.compiler.release()
         self.over_budget = ""
         self._set_pieces()
         self._let_go()
@@ -260,8 +306,8 @@ class InferenceSession:
         if self.pinned or self._request is None:
             raise DeviceError(f"the plan's precision {plan.precision} is not close to fp32 here")
         self._trusts_less = False
-        self._request = replace(self._request, spare_precision=None)
-        self._adopt(make_plan(self.on, self._request, self.budget, self._factor))
+        self._asked = tuple(replace(r, spare_precision=None) for r in self._asked)
+        self._adopt(self._make(self._asked[0], self.budget))
 
     def _change_precision(self, dtype: torch.dtype) -> bool:
         """Convert the network; what 16 bits have lost is read from the file again.
@@ -313,17 +359,23 @@ class InferenceSession:
     def rehearse(self, window: Window) -> Prediction:
         """Run a window that is of no stream: nothing of it is kept, measured or waited beside.
 
-        Its first view counts as seen before, as most views of a stream are. Raises as ``infer``.
+        Its first view counts as seen before, as most views of a stream are. What is compiled at
+        all is compiled at once. Raises as ``infer``.
         """
         meanwhile, self.meanwhile = self.meanwhile, None
-        self._rehearsing = True
+        self._rehearsing = self.compiler.at_once = True
+        relief = self.relief
         try:
             self.prefetch(window.views[0].image)
             return self._infer(window)
         finally:
-            self.meanwhile, self._rehearsing, self._calm = meanwhile, False, 0
+            self.meanwhile, self._calm = meanwhile, 0
+            self._rehearsing = self.compiler.at_once = False
+            self.relief = relief  # what a start's crowd took is there again when frames come
+            self._set_pieces()
             self._kept.clear()
             self._device_s.clear()
+            self._guessed = True
 
     @torch.inference_mode()
     def prefetch(self, image: Image) -> None:
@@ -358,7 +410,7 @@ class InferenceSession:
         before = self.on.in_use()
         self.on.reset_peak()
         images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
-        inner = smaller(size, RELIEFS[self.relief].scale)
+        inner = smaller(size, OOM_FALLBACKS[self.relief].scale)
         prefix = self._prefixes(images, inner)
         frames = sorted(range(len(images)) if window.wanted is None else window.wanted)
         download = Download(self._answer(window, prefix, inner, frames))
@@ -399,7 +451,7 @@ class InferenceSession:
         """What the network says of ``frames``, images of ``size``; nested: in metres."""
         tokens = self._camera_tokens(window, size)
         if isinstance(self.network, MonocularDepth):
-            return self.network.decode(prefix, self._index(frames, window))
+            return self.network.decode(prefix, self._index(frames, window))  # only picks maps
         chosen = self._index(frames, window)
         out: Output = self._call("decode", prefix, size, tokens, ref_view="first", frames=chosen)
         out = out._replace(appearance=appearance(prefix))
@@ -501,7 +553,7 @@ class InferenceSession:
         if self._request is None:
             return
         try:
-            self._adopt(make_plan(self.on, self._request, self.budget, self._factor))
+            self._take(self._make(self._request, self.budget))
         except BudgetError as error:  # the window is done, and the next may do as well
             self.over_budget = f"{error}; the old plan stays"
             log.warning("%s", self.over_budget)
@@ -513,16 +565,19 @@ class InferenceSession:
     def _step_down(self, window: Window) -> None:
         """After memory ran out: one relief more, for the same window."""
         self._kept.clear()
+        self.compiler.release()
         self.on.release()
         self._calm = 0
-        if self.relief + 1 >= len(RELIEFS):
+        if self.relief + 1 >= len(OOM_FALLBACKS):
             raise WindowTooLargeError(
                 f"out of memory with {len(window.views)} views at the smallest size: lower "
                 "window.size or process_res, or raise memory_budget_gb"
             )
         self.relief += 1
         self._set_pieces()
-        log.warning("out of memory: window %d again, %s", window.id, RELIEFS[self.relief].text)
+        log.warning(
+            "out of memory: window %d again, %s", window.id, OOM_FALLBACKS[self.relief].text
+        )
 
     def _after_calm(self) -> None:
         self._calm += 1
@@ -531,12 +586,12 @@ class InferenceSession:
             self._calm = 0
             self._kept.clear()
             self._set_pieces()
-            log.info("memory has been calm: now %s", RELIEFS[self.relief].text)
+            log.info("memory has been calm: now %s", OOM_FALLBACKS[self.relief].text)
 
     # Loading
 
     def _announce(self) -> None:
-        """Say what whoever chose this model should know."""
+        """Warn of a non-commercial licence and of what a single-image network does not give."""
         spec = self.spec
         if not spec.commercial:
             log.warning("%s: weights under %s, no commercial use", spec.name, spec.license)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from da3_ros.inference.compiled import CHECKS, SIGHTS
+from da3_ros.inference.compiled import CHECKS
 from da3_ros.inference.planner import Plan
+from da3_ros.inference.random_windows import usual_wanted
 from da3_ros.inference.session import InferenceSession
-from da3_ros.inference.sliding import usual_wanted
 from da3_ros.types import Prediction, View, Window
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def warm_up(
     """
     given = rehearsal(session.fit(image, window, new), session.takes_poses)
     done = None
-    for _ in range(SIGHTS - 1 + CHECKS.get(session.compile_mode, 1)):
+    for _ in range(CHECKS.get(session.compile_mode, 1)):
         if stopping():
             return None
         done = given, session.rehearse(given)

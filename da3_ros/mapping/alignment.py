@@ -17,15 +17,15 @@ how sure a fit is, never how many pixels there were.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.types import Array, Prediction, TrackedFrame, View
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.shared_view import SharedView, sample
+from da3_ros.types import Array, Prediction
 
-SAMPLES = 8192  # pixels of all frames together that give their depth
-MOST_DEPTHS = 3  # frames that give it; poses come from all
 MIN_POINTS = 50  # known pixels without which a frame says nothing about scale
 INLIER = 0.05  # distance over depth within which the points of a pixel agree
 MIN_INLIERS = 0.25  # share of points within what is usual, without which a window is refused
@@ -43,75 +43,6 @@ NEVER = 0.35  # misplacement that is no noise of any network
 PATIENCE = 2.0  # standard deviations from where on a frame's say is limited (Huber)
 ITERATIONS = 6
 SETTLED = 1e-5  # a smaller step, relative or in radians, is the last one
-
-
-@dataclass(frozen=True, eq=False)
-class Similarity:
-    """x -> scale * R @ x + t."""
-
-    scale: float
-    R: Array  # [3, 3]
-    t: Array  # [3]
-
-    def points(self, x: Array) -> Array:
-        """Map points [..., 3]."""
-        return self.scale * x @ self.R.T + self.t
-
-    def pose(self, T: Array) -> Array:
-        """Map a rigid pose [4, 4] (its unit changes, its rotation stays a rotation)."""
-        out = np.eye(4)
-        out[:3, :3] = self.R @ T[:3, :3]
-        out[:3, 3] = self.points(T[:3, 3])
-        return out
-
-    @staticmethod
-    def between(T_target: Array, T_source: Array, scale: float) -> Similarity:
-        """The similarity of a known scale that maps pose ``T_source`` onto ``T_target``."""
-        R = T_target[:3, :3] @ T_source[:3, :3].T
-        return Similarity(scale, R, T_target[:3, 3] - scale * R @ T_source[:3, 3])
-
-
-@dataclass(frozen=True, eq=False)
-class Anchor:
-    """What the scene knows of a frame that windows may share; lengths in scene units."""
-
-    view: View
-    K: Array  # [3, 3] corner rule; the one K of this frame in every window
-    T_world_camera: Array  # [4, 4]
-    pixels: Array  # [M] indices into the flattened depth image
-    depth: Array  # [M] z-depth
-    confidence: Array  # [M]
-    observations: float = 1.0  # windows whose mean this is
-    keyframe: bool = False  # whether it is shared as one, not as one of the newest
-    submap: int = -1  # of the map that it belongs to
-    kept: float = 1.0  # share of the camera's picture that cuts to other sizes have left
-
-    def moved(self, move: Similarity) -> Anchor:
-        """The same where the scene has moved."""
-        T, depth = move.pose(self.T_world_camera), move.scale * self.depth
-        return replace(self, T_world_camera=T, depth=depth)
-
-    @staticmethod
-    def of(view: View, frame: TrackedFrame) -> Anchor:
-        """Of a delivered frame; all that is not finite is left out."""
-        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
-        depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
-        confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
-        return Anchor(view, frame.K, frame.T_world_camera, pixels, depth, confidence)
-
-    def rays(self) -> Array:
-        """Rays [M, 3] of the pixels, z = 1, camera axes."""
-        row, column = np.divmod(self.pixels, self.view.image.shape[1])
-        ones = np.ones(len(self.pixels))
-        return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
-
-
-def sample(valid: Array, count: int) -> Array:
-    """Indices of at most ``count`` valid pixels, evenly spread: repeatable, no random draw."""
-    index = np.flatnonzero(valid)
-    if len(index) <= count:
-        return index
-    return index[np.arange(count) * len(index) // count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +141,7 @@ class _Measured:
     unit: float  # scene units: median depth, in which centres are as uncertain as everywhere
 
 
-class Joiner:
+class WindowAligner:
     """Joins windows of one segment to the scene; remembers only how well they did."""
 
     def __init__(self) -> None:
@@ -224,7 +155,7 @@ class Joiner:
 
     def join(
         self,
-        anchors: Sequence[Anchor],
+        anchors: Sequence[SharedView],
         prediction: Prediction,
         indices: Sequence[int],
         scale: tuple[float, float] | None = None,
@@ -234,9 +165,9 @@ class Joiner:
         indices: where in the window each anchor stands. A frame whose depth is NaN there gives
         its pose alone.
         scale: scene units per network unit and its relative standard deviation (0: exact, the fit
-        is an SE(3)), where somebody knows them; None: a free Sim(3).
+        is an SE(3)), where they are known; None: a free Sim(3).
 
-        Returns None when no frame's depth tells the scale and nobody else does.
+        Returns None when neither a frame's depth nor ``scale`` tells the scale.
         """
         measured = _measure(anchors, prediction, indices)
         if scale is None and not np.isfinite(measured.log_scale).any():
@@ -323,7 +254,7 @@ def robust_mean(x: Array, weight: Array) -> float:
 
 
 def _measure(
-    anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+    anchors: Sequence[SharedView], prediction: Prediction, indices: Sequence[int]
 ) -> _Measured:
     poses = prediction.T_window_camera[list(indices)]
     known = np.array([a.T_world_camera for a in anchors])
@@ -341,7 +272,7 @@ def _measure(
     )
 
 
-def _log_scale(anchor: Anchor, prediction: Prediction, index: int) -> float:
+def _log_scale(anchor: SharedView, prediction: Prediction, index: int) -> float:
     """Log of scene depth over window depth, NaN where too few pixels know both."""
     ours = prediction.depth[index].reshape(-1)[anchor.pixels]
     sure = prediction.confidence[index].reshape(-1)[anchor.pixels]
@@ -448,7 +379,7 @@ def _disagreement(
 
 def misplaced(
     fit: Similarity,
-    anchors: Sequence[Anchor],
+    anchors: Sequence[SharedView],
     prediction: Prediction,
     indices: Sequence[int],
     unit: float,
@@ -475,7 +406,7 @@ def misplaced(
     return np.concatenate(blocks), np.array(poses)
 
 
-def _pose_off(fit: Similarity, anchor: Anchor, T_window_camera: Array, unit: float) -> float:
+def _pose_off(fit: Similarity, anchor: SharedView, T_window_camera: Array, unit: float) -> float:
     """How far a shared camera's pose moves what it sees at the depth ``unit``; the median."""
     some = sample(np.ones(len(anchor.depth), bool), BLOCKS**3)
     x = anchor.rays()[some]
@@ -495,7 +426,7 @@ def block_medians(pixels: Array, shape: tuple[int, ...], values: Array) -> Array
 
 
 def _distances(
-    fit: Similarity, anchors: Sequence[Anchor], prediction: Prediction, indices: Sequence[int]
+    fit: Similarity, anchors: Sequence[SharedView], prediction: Prediction, indices: Sequence[int]
 ) -> tuple[Array, Array]:
     """Of all shared points after the fit: how far apart both say they are, and depth [M]."""
     distance, depth = [np.zeros(0)], [np.zeros(0)]

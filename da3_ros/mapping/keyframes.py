@@ -16,9 +16,11 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import KeyframeConfig
-from da3_ros.geometry import invert_pose
-from da3_ros.mapping.alignment import Alignment, Anchor, Similarity
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.resizing import Cut
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, Image, Prediction, View
 
 MOST = 64  # keyframes held, each an image and some thousand numbers
@@ -36,16 +38,16 @@ PATIENT = 2.0  # by how much more motion it waits at most
 class _Entry:
     """A keyframe, and how fine its picture is."""
 
-    anchor: Anchor
+    anchor: SharedView
     depth: float  # median
 
 
-class ViewMemory:
+class KeyframeSelector:
     """Views that the next windows may share, of one segment."""
 
     def __init__(self, limits: KeyframeConfig, newest: int, most: int = MOST) -> None:
         self.limits, self.most = limits, most
-        self._newest: deque[Anchor] = deque(maxlen=newest)
+        self._newest: deque[SharedView] = deque(maxlen=newest)
         self._keyframes: list[_Entry] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
 
@@ -53,11 +55,11 @@ class ViewMemory:
         return len({a.view.id for a in self._newest} | {k.anchor.view.id for k in self._keyframes})
 
     @property
-    def newest(self) -> Anchor | None:
+    def newest(self) -> SharedView | None:
         """The view delivered last."""
         return self._newest[-1] if self._newest else None
 
-    def choose(self, views: int, keyframes: int) -> list[Anchor]:
+    def choose(self, views: int, keyframes: int) -> list[SharedView]:
         """At most ``views`` to share: up to ``keyframes`` that see the same, oldest first; then
         the newest, oldest first. The newest one is always among them, and that of every other
         camera goes before older views."""
@@ -69,7 +71,7 @@ class ViewMemory:
         rest = self._youngest(views - len(old), last, taken)
         return [replace(a, keyframe=True) for a in old] + rest
 
-    def is_new(self, anchor: Anchor) -> bool:
+    def is_new(self, anchor: SharedView) -> bool:
         """Whether a view shows the scene as no keyframe does, and sharply enough to be one."""
         blurred = self._is_blurred(anchor.view)
         if not self._keyframes:
@@ -81,7 +83,7 @@ class ViewMemory:
         )
         return not near.any()
 
-    def add(self, anchor: Anchor, keyframe: bool) -> None:
+    def add(self, anchor: SharedView, keyframe: bool) -> None:
         """Remember a delivered view among the newest, and for good if it is a keyframe."""
         self._newest.append(anchor)
         if not keyframe:
@@ -91,7 +93,7 @@ class ViewMemory:
         if len(self._keyframes) > self.most:
             del self._keyframes[self._most_redundant()]
 
-    def observe(self, shared: list[Anchor], prediction: Prediction, placed: Alignment) -> None:
+    def observe(self, shared: list[SharedView], prediction: Prediction, placed: Alignment) -> None:
         """Take what a window that fits says of the views it shared into their means."""
         seen = {a.view.id: observed(a, prediction, i, placed) for i, a in enumerate(shared)}
         self._newest = deque(
@@ -101,7 +103,7 @@ class ViewMemory:
             replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
         ]
 
-    def all(self) -> list[Anchor]:
+    def all(self) -> list[SharedView]:
         """Every view that is remembered, once."""
         held = {a.view.id: a for a in [*(k.anchor for k in self._keyframes), *self._newest]}
         return list(held.values())
@@ -122,7 +124,7 @@ class ViewMemory:
     def move(self, moves: Mapping[int, Similarity]) -> None:
         """The submaps named lie elsewhere now, and what was seen in them too."""
 
-        def moved(anchor: Anchor) -> Anchor:
+        def moved(anchor: SharedView) -> SharedView:
             return anchor.moved(moves[anchor.submap]) if anchor.submap in moves else anchor
 
         self._newest = deque(map(moved, self._newest), maxlen=self._newest.maxlen)
@@ -133,9 +135,9 @@ class ViewMemory:
             for k in self._keyframes
         ]
 
-    def _last_of_cameras(self) -> list[Anchor]:
+    def _last_of_cameras(self) -> list[SharedView]:
         """The newest view of each camera, the oldest of them first."""
-        last: dict[str, Anchor] = {}
+        last: dict[str, SharedView] = {}
         for anchor in self._newest:
             last.pop(anchor.view.camera, None)
             last[anchor.view.camera] = anchor
@@ -143,14 +145,14 @@ class ViewMemory:
 
     def _youngest(
         self, count: int, first: list[int], without: Collection[int] = ()
-    ) -> list[Anchor]:
+    ) -> list[SharedView]:
         """``count`` of the newest views, in order; the last ones of the ids ``first`` go first."""
         left = [a.view.id for a in self._newest if a.view.id not in without]
         ranked = [i for i in left if i not in first] + [i for i in left if i in first]
         chosen = set(ranked[-count:])
         return [a for a in self._newest if a.view.id in chosen]
 
-    def _nearby(self, recent: set[int], most: int) -> list[Anchor]:
+    def _nearby(self, recent: set[int], most: int) -> list[SharedView]:
         """Keyframes that see much of what a camera sees now, but none of ``recent``.
 
         The oldest of them, which has come by the fewest joins, and those that see most; in order.
@@ -176,7 +178,7 @@ class ViewMemory:
         depth = np.array([k.depth for k in self._keyframes])
         return _turn_deg(T, T_world_camera), _way(T, T_world_camera) / depth
 
-    def _overlap(self, newest: Anchor) -> Array:
+    def _overlap(self, newest: SharedView) -> Array:
         """Share [N] of the points that ``newest`` sees which lie in each keyframe's picture."""
         step = max(1, len(newest.depth) // SEEN)
         T = newest.T_world_camera
@@ -227,7 +229,7 @@ def sharpness(image: Image) -> float:
     return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
 
 
-def shares_taken(shared: Sequence[Anchor], prediction: Prediction) -> Array:
+def shares_taken(shared: Sequence[SharedView], prediction: Prediction) -> Array:
     """[S, 7] by how much ``observed`` moves each shared view's scale, rotation and place."""
     share = np.array([1 / (min(a.observations, MOST_OBSERVATIONS) + 1) for a in shared])
     seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
@@ -236,7 +238,9 @@ def shares_taken(shared: Sequence[Anchor], prediction: Prediction) -> Array:
     return out
 
 
-def observed(anchor: Anchor, prediction: Prediction, index: int, placed: Alignment) -> Anchor:
+def observed(
+    anchor: SharedView, prediction: Prediction, index: int, placed: Alignment
+) -> SharedView:
     """The anchor with one more window's word on its pose, and on its depth where there is one."""
     count = min(anchor.observations, MOST_OBSERVATIONS)
     say = 1 / (count + 1)
@@ -249,7 +253,7 @@ def observed(anchor: Anchor, prediction: Prediction, index: int, placed: Alignme
     return replace(anchor, T_world_camera=T, depth=depth, observations=count + 1, keyframe=False)
 
 
-def _mean_depth(anchor: Anchor, depth: Array, scale: float, say: float) -> Array:
+def _mean_depth(anchor: SharedView, depth: Array, scale: float, say: float) -> Array:
     """Depth [M] moved towards a new one by ``say``, where both are of the same surface."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.log(scale * depth.reshape(-1)[anchor.pixels] / anchor.depth)

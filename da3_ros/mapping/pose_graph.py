@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import splu, spsolve
 from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping.alignment import Similarity
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array
 
 ITERATIONS = 50
@@ -40,14 +40,6 @@ class Edge:
     measured: Similarity
     sigma: Array  # [3] of log scale, rotation (rad), place (units of ``first``)
     loop: bool = False  # loops may be wrong
-
-    @staticmethod
-    def seen(first: Similarity, second: Similarity) -> Similarity:
-        """What an edge between two nodes at these places measures."""
-        R = first.R.T
-        return Similarity(
-            second.scale / first.scale, R @ second.R, R @ (second.t - first.t) / first.scale
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.mapping.alignment import Anchor
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, Image, View
 
 LEAST_KEPT = 0.6  # share of an image that a cut must leave: less sees too little of the scene
@@ -50,7 +50,7 @@ class Cut:
         """Of the old image, what is left."""
         return self.size[0] * self.size[1] / (self.old[0] * self.old[1])
 
-    def fits(self, anchor: Anchor) -> bool:
+    def fits(self, anchor: SharedView) -> bool:
         """Whether a shared view has the old size, and enough of its picture is left."""
         same = anchor.view.image.shape[1::-1] == self.old
         return same and anchor.kept * self.share >= LEAST_KEPT
@@ -86,7 +86,7 @@ class Cut:
         K = None if view.K is None else self.K(view.K)
         return replace(view, image=self.image(view.image), K=K)
 
-    def anchor(self, anchor: Anchor) -> Anchor:
+    def anchor(self, anchor: SharedView) -> SharedView:
         """The shared view with the new image; of pixels that fall together the first stays."""
         row, column = np.divmod(anchor.pixels, anchor.view.image.shape[1])
         x = np.floor((column + 0.5 - self.left) * self.new[0] / self.size[0]).astype(np.int64)

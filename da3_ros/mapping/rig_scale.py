@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry import invert_pose
-from da3_ros.pose_prior import where_depths_agree
-from da3_ros.types import Array, Measure, Prediction, View, Window
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.depth_consistency import where_depths_agree
+from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ OUTLIER = 3.0  # standard deviations
 FLOOR = 0.003
 TRIALS = np.linspace(-0.6, 0.6, 121)  # logarithms of the factors that depths are tried with
 BY_DEPTHS = 0.05  # what one window's depths know the unit by, at best
-NOTHING = Measure(math.nan, math.nan)
+NOTHING = ScaleMeasurement(math.nan, math.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class _Pair:
     turned_deg: float  # between both rotations
 
 
-def fit_rig(window: Window, prediction: Prediction) -> tuple[Measure, str]:
+def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, str]:
     """The window's measure (NaN if there is none) and, where something is wrong, a line on it.
 
     The network's baselines are laid along the rig's: noise across does not lengthen them, and it
@@ -103,7 +103,9 @@ def _too_short(known: Array, seen: Array, prediction: Prediction) -> str:
     )
 
 
-def _checked(measure: Measure, window: Window, prediction: Prediction) -> Measure:
+def _checked(
+    measure: ScaleMeasurement, window: Window, prediction: Prediction
+) -> ScaleMeasurement:
     """The baselines' answer, less sure by as much as the depths say otherwise."""
     pairs = [
         (i, j)
@@ -119,7 +121,7 @@ def _checked(measure: Measure, window: Window, prediction: Prediction) -> Measur
     if abs(off) <= OUTLIER * math.hypot(measure.sigma, BY_DEPTHS):
         return measure
     # Nobody knows who is right: the middle, and both within a standard deviation.
-    return Measure(measure.value * math.exp(off / 2), math.hypot(measure.sigma, off / 2))
+    return ScaleMeasurement(measure.value * math.exp(off / 2), math.hypot(measure.sigma, off / 2))
 
 
 def _or_nowhere(T: Array | None) -> Array:
@@ -130,7 +132,7 @@ def _hold_together(a: View, b: View) -> bool:
     return a.instant == b.instant and a.T_rig_camera is not None and b.T_rig_camera is not None
 
 
-def _fit(known: Array, seen: Array) -> Measure:
+def _fit(known: Array, seen: Array) -> ScaleMeasurement:
     """Least squares of ``seen`` = units * ``known`` [M, 3], without outliers."""
     good = np.ones(len(known), bool)
     for _ in range(3):
@@ -143,16 +145,16 @@ def _fit(known: Array, seen: Array) -> Measure:
     # Student's t: a noise that was itself measured by few is worth less.
     noise = float((rest[good] ** 2).sum()) / freedom * freedom / (freedom - 2)
     sigma = math.sqrt(noise / square) / units
-    return Measure(1 / units, math.hypot(sigma, FLOOR))
+    return ScaleMeasurement(1 / units, math.hypot(sigma, FLOOR))
 
 
-class RigRuler:
+class RigScaleEstimator:
     """Measures windows by the rig; says each thing that is wrong with it once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def measure(self, window: Window, prediction: Prediction) -> Measure | None:
+    def measure(self, window: Window, prediction: Prediction) -> ScaleMeasurement | None:
         """The window's measure; None where there is none."""
         measure, fault = fit_rig(window, prediction)
         kind = fault[:30]  # numbers behind it change from window to window

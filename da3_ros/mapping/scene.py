@@ -12,15 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.geometry import T_MAP_WORLD
-from da3_ros.mapping.alignment import Similarity
+from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
 CHUNK = 1 << 18  # points that are worked on at once
 Shot = tuple[str, int]  # camera's name and stamp, ns: which image
-IDENTITY = Similarity(1.0, np.eye(3), np.zeros(3))
 REFERENCE = 0  # the part of a scene that says where the map is
 
 
@@ -74,7 +73,7 @@ class Scene:
     def chunks(self) -> Iterator[PointCloud]:
         """The points in the map frame, at most ``CHUNK`` at once."""
         for one in self.clouds:
-            to_map = after(self.T_map_world, one.T_world_submap)
+            to_map = Similarity.from_pose(self.T_map_world) @ one.T_world_submap
             for start in range(0, len(one.cloud), CHUNK):
                 cloud = one.cloud.take(slice(start, start + CHUNK))
                 yield replace(cloud, xyz=to_map.points(cloud.xyz).astype(np.float32))
@@ -105,8 +104,3 @@ def join(clouds: list[PointCloud]) -> PointCloud:
         np.concatenate([c.confidence for c in clouds]),
         np.concatenate([c.count for c in clouds]),
     )
-
-
-def after(T: Array, S: Similarity) -> Similarity:
-    """First the similarity, then the rigid transform [4, 4]."""
-    return Similarity(S.scale, T[:3, :3] @ S.R, T[:3, :3] @ S.t + T[:3, 3])

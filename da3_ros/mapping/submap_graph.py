@@ -21,7 +21,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from da3_ros.mapping.alignment import Similarity
+from da3_ros.geometry.similarity import Similarity, orthonormal
 from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 from da3_ros.types import Array
 
@@ -126,7 +126,7 @@ class SubmapGraph:
             last = self.nodes[-1]
             sigma = np.sqrt(variance) + 1e-6
             sigma[2] /= last.place.scale
-            self._edges.append(Edge(last.first, submap, Edge.seen(last.place, place), sigma))
+            self._edges.append(Edge(last.first, submap, last.place.inverse() @ place, sigma))
         self.nodes.append(Node(submap, submap, place, guessed))
         self._changed()
 
@@ -135,7 +135,7 @@ class SubmapGraph:
         where the old one says that it is; variance: [3] of the new node's place in that."""
         first, second = self.node(old), self.node(new)
         sigma = np.sqrt(variance) / [1, 1, first.place.scale]
-        measured = Edge.seen(first.place, after(seen, second.place))
+        measured = first.place.inverse() @ seen @ second.place
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
         if sum(edge.loop for edge in self._edges) > MOST_LOOPS:
             self._forget_loop()
@@ -249,16 +249,16 @@ class SubmapGraph:
         move with ``a`` as they lie now.
         """
         if edge.first == b.first:
-            to_b = Edge.seen(a.place, b.place) if edge.loop else tie.measured
-            measured = after(to_b, edge.measured)
+            to_b = a.place.inverse() @ b.place if edge.loop else tie.measured
+            measured = to_b @ edge.measured
             arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
             own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
             variance = own + added(np.square(tie.sigma), arm)
             return dataclasses.replace(
                 edge, first=a.first, measured=measured, sigma=np.sqrt(variance)
             )
-        back = Edge.seen(b.place, a.place)
-        measured = after(edge.measured, back)
+        back = b.place.inverse() @ a.place
+        measured = edge.measured @ back
         arm = edge.measured.scale * float(np.linalg.norm(back.t))
         # The tie's own place is in the unit of ``a``; here it counts in that of the edge's first.
         went = np.square(tie.sigma) * [1, 1, measured.scale**2]
@@ -303,7 +303,7 @@ class SubmapGraph:
     def apply(self, moves: Mapping[int, Similarity]) -> None:
         """Move the nodes whose submaps move."""
         self.nodes = [
-            dataclasses.replace(n, place=after(moves[n.first], n.place)) if n.first in moves else n
+            dataclasses.replace(n, place=moves[n.first] @ n.place) if n.first in moves else n
             for n in self.nodes
         ]
         self._changed()
@@ -323,7 +323,7 @@ def solve(problem: Problem) -> Correction:
     nodes, edges = [node.place for node in problem.nodes], problem.edges
     newest = len(nodes) - 1
     found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
-    moves = tuple(after(now, inverse(before)) for now, before in zip(found, nodes, strict=True))
+    moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MOST_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
@@ -339,23 +339,3 @@ def solve(problem: Problem) -> Correction:
     oldest = int(np.argmax(part == part[newest]))
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
     return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, joined, sure)
-
-
-def after(second: Similarity, first: Similarity) -> Similarity:
-    """First the one, then the other."""
-    R = orthonormal(second.R @ first.R)
-    return Similarity(second.scale * first.scale, R, second.points(first.t))
-
-
-def orthonormal(R: Array) -> Array:
-    """The rotation next to a matrix [3, 3] that is one but for rounding.
-
-    Every loop moves places by what these places were: the rounding of one is three times as large
-    after the next, and after thirty loops nothing would be left of a rotation.
-    """
-    return np.asarray(1.5 * R - 0.5 * R @ R.T @ R)
-
-
-def inverse(S: Similarity) -> Similarity:
-    """The way back."""
-    return Similarity(1 / S.scale, S.R.T, -S.R.T @ S.t / S.scale)

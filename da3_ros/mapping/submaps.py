@@ -18,16 +18,15 @@ import cv2
 import numpy as np
 
 from da3_ros.config import MapConfig
-from da3_ros.geometry import T_MAP_WORLD, backproject
-from da3_ros.mapping.alignment import Similarity
+from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import (
     CHUNK,
-    IDENTITY,
     REFERENCE,
     Scene,
     Shot,
     SubmapCloud,
-    after,
     join,
 )
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
@@ -144,7 +143,8 @@ class SubmapStore:
         if any(s.segment == self._segment for s in self.submaps.values()):
             self._segment += 1
         if any(s.part == self.part for s in self.submaps.values()):
-            self.part = 1 + max(s.part for s in self.submaps.values())
+            # Never a number that was used: loops may know submaps that have left the map.
+            self.part = 1 + max(self.part, *(part for _, part in self._begins))
 
     def join_parts(self, tied: Iterable[tuple[int, int]]) -> None:
         """Loops tie these pairs of submaps: their parts become one, the older of both."""
@@ -460,7 +460,7 @@ def moved_back(S: Similarity, T: Array) -> Array:
 
 def _place_of(T: Array) -> Similarity:
     """A frame whose origin is a pose [4, 4] of the scene."""
-    return after(T, IDENTITY)
+    return Similarity.from_pose(T)
 
 
 def _scaled(S: Similarity, factor: float) -> Similarity:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.geometry import quaternion_from_matrix
-from da3_ros.mapping.alignment import Similarity
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array, TrackedFrame
 
 MAX_POSES = 100_000
@@ -155,13 +154,3 @@ class Trajectory:
             thinned = rows[::2]
         self._size = len(thinned)
         self._rows[: self._size] = thinned
-
-
-def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
-    """``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps exact.
-
-    Format: TUM RGB-D benchmark. Seconds are written from the integer nanoseconds.
-    """
-    q = quaternion_from_matrix(T_map_camera[:3, :3])
-    numbers = " ".join(f"{v:.9f}" for v in (*T_map_camera[:3, 3], *q))
-    return f"{stamp_ns // 10**9}.{stamp_ns % 10**9:09d} {numbers}\n"

@@ -21,7 +21,7 @@ def build_network(name: str) -> Network:
 
 
 def empty_network(name: str) -> Network:
-    """The same without any values: whoever asks fills every parameter, which saves seconds.
+    """The same with uninitialised parameters, all of which the caller must set: saves seconds.
 
     Networks have no buffers, and make their tables when they run.
     """

@@ -126,7 +126,7 @@ def save_checkpoint(
 
 
 def make_config(spec: ModelSpec) -> dict[str, Any]:
-    """The ``config`` object of config.json, without the class paths nobody should import."""
+    """The ``config`` object of config.json, without class paths, which must never be imported."""
     config: dict[str, Any] = {}
     for path, value in _expected_numbers(spec).items():
         *nodes, last = path.split(".")

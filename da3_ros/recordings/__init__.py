@@ -1,6 +1,6 @@
 """Reading and writing of recordings: bags, videos, image folders. Needs no installed ROS."""
 
 from da3_ros.recordings.base import Recording, RecordingError
-from da3_ros.recordings.opening import open_recording
+from da3_ros.recordings.open import open_recording
 
 __all__ = ["Recording", "RecordingError", "open_recording"]

@@ -10,6 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from da3_ros.messages.camera_info import calibration_from_msg
+from da3_ros.messages.decode import (
+    MAX_PIXELS,
+    ImageError,
+    decode,
+    image_size,
+    is_depth,
+    is_grey,
+    stamp_ns,
+)
+from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, says_rectified
 from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.recordings.base import (
     REORDER_DEPTH,
@@ -18,26 +29,8 @@ from da3_ros.recordings.base import (
     Selection,
     in_stamp_order,
 )
-from da3_ros.recordings.cameras import (
-    CAMERA_INFO,
-    COMPRESSED,
-    IMAGE,
-    Camera,
-    choose_camera,
-    info_topic,
-    says_rectified,
-)
-from da3_ros.ros.calibration import CameraInfoKeeper
-from da3_ros.ros.decode import (
-    MAX_PIXELS,
-    ImageError,
-    calibration_from_msg,
-    decode,
-    image_size,
-    is_depth,
-    is_grey,
-    stamp_ns,
-)
+from da3_ros.recordings.camera_topics import Camera, choose_camera
+from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)

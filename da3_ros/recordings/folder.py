@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
 from da3_ros.recordings.base import FIRST_STAMP_NS, Recording, RecordingError, Selection
-from da3_ros.ros.decode import MAX_PIXELS, ImageError, decode_file
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)

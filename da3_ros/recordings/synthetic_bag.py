@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
-from da3_ros.ros import messages as build
-from da3_ros.ros.messages import RosbagsLibrary
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 
 CAMERA, TRUTH, MAP_FRAME, OPTICAL_FRAME = "/camera", "/truth", "map", "camera_optical"

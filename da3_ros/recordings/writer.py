@@ -27,8 +27,8 @@ from rosbags.interfaces import (
 from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as FolderWriter
 
+from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.recordings.base import RecordingError
-from da3_ros.ros.messages import RosbagsLibrary
 
 Self = TypeVar("Self", bound="Writer")
 

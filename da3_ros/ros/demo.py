@@ -23,18 +23,24 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
 
 from da3_ros.config import DepthConfig
-from da3_ros.contact_sheet import ContactSheet
-from da3_ros.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
-from da3_ros.geometry import matrix_from_quaternion
-from da3_ros.mapping.picture import render_scene, write_png
+from da3_ros.drawing.contact_sheet import ContactSheet
+from da3_ros.drawing.scene_picture import render_scene, write_png
+from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.mapping.scene import Scene, SubmapCloud
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
-from da3_ros.measure import FramePair, depth_errors, measure, seen_blindly, trajectory_error
-from da3_ros.ros.decode import decode, stamp_ns
+from da3_ros.messages.decode import decode, stamp_ns
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.srv import ExportScene
 from da3_ros.synthetic import Room, make_room
+from da3_ros.synthetic.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
+from da3_ros.synthetic.evaluation import (
+    FramePair,
+    depth_errors,
+    measure,
+    seen_blindly,
+    trajectory_error,
+)
 from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
@@ -72,7 +78,12 @@ class Audience(Node):
         self.create_subscription(
             library.type("da3_ros/msg/Status"), "/da3/status", self._on_status, latched
         )
-        self.export = self.create_client(ExportScene, "/da3/export_scene")
+        self.export: Any = self.create_client(ExportScene, "/da3/export_scene")
+        # Last: the camera waits for this subscription, and learns of ours in their order.
+        self.create_subscription(library.type("sensor_msgs/msg/Image"), IMAGE, self._on_image, 1)
+
+    def _on_image(self, message: Any) -> None:
+        """The images themselves are not looked at."""
 
     def _keep(self, name: str) -> Callable[[Any], None]:
         def keep(message: Any) -> None:
@@ -97,10 +108,11 @@ class Audience(Node):
 def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     """Run the demonstration; returns the text to print. Raises DemoError."""
     output.mkdir(parents=True, exist_ok=True)
+    audience = Audience()  # before the processes, so that it misses nothing
     camera = _start(
         "da3_ros.ros.synthetic_camera",
         ["-r", f"image_raw:={IMAGE}"],
-        ["wait_for_subscribers:=1", f"frames:={frames}", f"buffer_frames:={frames}",
+        ["wait_for_subscribers:=2", f"frames:={frames}", f"buffer_frames:={frames}",
          f"seed:={seed}", f"walk:={WALK}", f"width:={SIZE[0]}", f"height:={SIZE[1]}",
          f"rate_hz:={RATE_HZ}", f"max_speed_m_s:={PACE.max_speed_m_s}",
          f"max_turn_deg_s:={PACE.max_turn_deg_s}"],
@@ -115,8 +127,9 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     if any(p.replace(" ", "") == "checkpoint:=random" for p in parameters):
         note = "random weights: depth and path mean nothing, this run shows that the way is open\n"
     try:
-        return _watch(output, frames, make_room(seed), (camera, node)) + note
+        return _watch(audience, output, frames, make_room(seed), (camera, node)) + note
     finally:
+        audience.destroy_node()
         for process in (camera, node):
             process.send_signal(signal.SIGINT)
         for process in (camera, node):
@@ -124,14 +137,16 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
 
 
 def _watch(
-    output: Path, frames: int, room: Room, processes: tuple[subprocess.Popen[bytes], ...]
+    audience: Audience,
+    output: Path,
+    frames: int,
+    room: Room,
+    processes: tuple[subprocess.Popen[bytes], ...],
 ) -> str:
-    audience = Audience()
-
     def alive() -> None:
         for process in processes:
             if process.poll() is not None:
-                raise DemoError(f"{process.args[2]} ended by itself")  # type: ignore[index]
+                raise DemoError(f"a process ended by itself: {process.args!r}")
         status = audience.status
         if status is not None and status.state == "unconfigured" and status.last_error:
             raise DemoError(status.last_error)  # the node stays up, but will do nothing
@@ -152,7 +167,6 @@ def _watch(
     ]
     cloud = _read_cloud(output / "scene.ply")
     _pictures(output, audience.got, cloud)
-    audience.destroy_node()
     names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
     files = "".join(f"  {output / name}\n" for name in names)
     return "\n".join(lines) + "\n" + compare(audience.got, room, cloud.xyz) + files
@@ -164,7 +178,7 @@ def _all_done(audience: Audience, frames: int) -> bool:
     if status is None or status.frames_received < frames:
         return False
     done = status.frames_processed + sum(status.drop_counts)
-    # A warm node may answer the first frame before our late subscription is matched.
+    # The camera waits for us, not for the node's publishers to have found us.
     missed = time.monotonic() - audience.heard_s > QUIET_S
     return bool(
         done >= frames and (missed or len(audience.got["depth"]) >= status.frames_processed)
@@ -173,7 +187,7 @@ def _all_done(audience: Audience, frames: int) -> bool:
 
 def _export(audience: Audience, name: str, alive: Callable[[], None]) -> None:
     audience.until(audience.export.service_is_ready, "the export service", alive)
-    future = audience.export.call_async(ExportScene.Request(path=name, include_cameras=True))
+    future: Any = audience.export.call_async(ExportScene.Request(path=name, include_cameras=True))
     audience.until(future.done, f"the export of {name}", alive)
     if not future.result().success:
         raise DemoError(future.result().message)
@@ -204,7 +218,7 @@ def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
 
 def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -> None:
     sheet = ContactSheet(DepthConfig(), metric=False)
-    poses = []
+    poses: list[Pose] = []
     needed = ("depth", "rgb", "confidence", "info", "pose")
     stamps = sorted(set.intersection(*(set(got[name]) for name in needed)))
     for stamp in stamps:
@@ -222,7 +236,7 @@ def _read_cloud(path: Path) -> PointCloud:
     """The exported points, in the map frame; the file says nothing of how often each was seen."""
     import trimesh
 
-    ply = trimesh.load(path)
+    ply: Any = trimesh.load(path)
     count = len(ply.vertices)
     return PointCloud(
         np.asarray(ply.vertices, np.float32), np.asarray(ply.colors)[:, :3],

@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import signal
@@ -28,31 +29,33 @@ from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from da3_ros.config import ConfigError
 from da3_ros.inference import BudgetError, DeviceError
 from da3_ros.inference.devices import give_back
+from da3_ros.live.log_throttle import Throttle
+from da3_ros.live.publish_thread import Publisher
+from da3_ros.live.stream import RawFrame, Stream
+from da3_ros.live.tf_output import IDLE_S
+from da3_ros.live.worker import Worker
+from da3_ros.messages.odometry_tf import add_odometry
+from da3_ros.messages.outputs import Published
 from da3_ros.msg import Status
 from da3_ros.network import MODELS, CheckpointError
-from da3_ros.pose_prior import PriorError
-from da3_ros.ros import parameters, report
-from da3_ros.ros.camera_input import GRAPH_PERIOD_S, SAME_S, CameraInputs
-from da3_ros.ros.leaving import leave
-from da3_ros.ros.outputs import Published
-from da3_ros.ros.prior_input import add_odometry
-from da3_ros.ros.publisher import Publisher
-from da3_ros.ros.qos_events import Endpoints
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.ros import parameters
+from da3_ros.ros import status_report as report
+from da3_ros.ros.camera_subscriber import GRAPH_PERIOD_S, SAME_S, CameraInputs
+from da3_ros.ros.process_exit import leave
+from da3_ros.ros.publishers import Topics
+from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.services import Services
-from da3_ros.ros.stream import Pending, Stream
-from da3_ros.ros.tf_input import SentTransforms, TfInput, TfPublishers
-from da3_ros.ros.tf_output import IDLE_S
-from da3_ros.ros.throttle import Throttle
-from da3_ros.ros.topics import Topics
-from da3_ros.ros.worker import Worker
-from da3_ros.transforms import TransformTree
+from da3_ros.ros.tf_subscriber import SentTransforms, TfInput, TfPublishers
+from da3_ros.sensors.pose_prior import PriorError
+from da3_ros.sensors.transform_tree import TransformTree
 
 EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # their texts say it all
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+BUDGET = "memory_budget_gb"
 STATUS_PERIOD_S = 1.0
 PUBLISH_STOP_S = 0.25  # and, twice, for messages on their way out
 CLOSE_S = 3.0  # for the whole end: the process is to be gone after four
@@ -126,6 +129,8 @@ class Da3Node(LifecycleNode):
         self.last_error = self.failure = ""
         self._map_subscribers = 0
         self._map_job: Future[Any] | None = None
+        self._budget_job: Future[Any] | None = None  # of the newest change that was accepted
+        self._restoring_budget = False
         self._closing = False
         self.ending: Callable[[], bool] = lambda: False  # whether the process is to end
         self._sent = SentTransforms()
@@ -157,7 +162,8 @@ class Da3Node(LifecycleNode):
         self.stream = Stream(config, self.library, self, self.transforms)
         self.stream.publisher = Publisher(self._on_publish_error)
         self.worker = Worker(self.stream.step, self._on_worker_error)
-        self.worker.submit(self.stream.warm_up).add_done_callback(self._on_applied)
+        warm_up = self.stream.warm_up
+        self.worker.submit(lambda: warm_up(self._leaving)).add_done_callback(self._on_applied)
         self.topics.create(config.pipeline.cameras or ("",), tuple(self.stream.lanes))
         self.tf_input = TfInput(
             self.endpoints, self.transforms, self._tf_publishers, self._sent,
@@ -222,7 +228,7 @@ class Da3Node(LifecycleNode):
         return SUCCESS if self._finish("cleanup") else FAILURE
 
     def callback_failed(self, error: Exception) -> None:
-        """A callback raised what nobody foresaw: say so; the node goes on."""
+        """Log an unexpected exception of a callback; the node goes on."""
         self.last_error = f"a callback failed: {type(error).__name__}: {error}"
         place = traceback.extract_tb(error.__traceback__)[-1:]
         # Each fault by itself: rclpy's throttle would hide the second of two within a second.
@@ -250,7 +256,7 @@ class Da3Node(LifecycleNode):
             self.topics.publish(published)
 
     def wanted(self, topic: str) -> bool:
-        """Whether somebody subscribes to a topic of ours."""
+        """Whether a topic of ours has a subscriber."""
         return self.topics.wanted(topic)
 
     def now_ns(self) -> int:
@@ -271,6 +277,10 @@ class Da3Node(LifecycleNode):
         """Whether the end is near."""
         return self._closing or self.worker is None or self.worker.stopping
 
+    def _leaving(self) -> bool:
+        """Whether the end is near, or a cleanup waits for the worker and may give up."""
+        return self.stopping() or (self.worker is not None and self.worker.leaving)
+
     def forget_input(self) -> None:
         """The stream starts anew: forget what was gathered of the inputs."""
         if self.input is not None:
@@ -278,7 +288,7 @@ class Da3Node(LifecycleNode):
 
     # What the cameras' inputs need -------------------------------------------------------------
 
-    def take(self, pending: Pending) -> None:
+    def take(self, pending: RawFrame) -> None:
         """An image that is paired with its calibration."""
         if self.stream is None or self.worker is None:
             return
@@ -311,14 +321,18 @@ class Da3Node(LifecycleNode):
 
     def _on_publish_error(self, error: BaseException) -> None:
         if self.stream is not None:
-            self.stream.drops.add("failed")  # of a window, the stream counts the images
-        self._on_worker_error(error)
+            self.stream.publish_failed += 1  # no drop: the frame counts as processed
+        self._say_error("publishing a frame failed", error)
 
     def _on_worker_error(self, error: BaseException) -> None:
-        self.last_error = f"a window failed: {type(error).__name__}: {error}"
+        self._say_error("a window failed", error)
+
+    def _say_error(self, what: str, error: BaseException) -> None:
+        self.last_error = f"{what}: {type(error).__name__}: {error}"
         self.get_logger().error(self.last_error)
 
     def _on_graph(self) -> None:
+        self._restore_budget()
         if self.input is not None:
             self.input.update()
         for text in self.endpoints.tell(time.monotonic()):
@@ -352,6 +366,8 @@ class Da3Node(LifecycleNode):
 
     def _on_parameters(self, changes: list[Parameter]) -> Any:
         """Accept what takes effect, refuse the rest with the reason."""
+        if self._restoring_budget:
+            return parameters.accept()  # it is in force already
         if not any(change.name in parameters.NAMES for change in changes):
             return parameters.accept()  # rclpy's own, such as the QoS overrides it declares
         fixed = [c.name for c in changes if not parameters.is_dynamic(c.name)]
@@ -367,17 +383,36 @@ class Da3Node(LifecycleNode):
             return parameters.refuse(str(error))
         stream, worker = self.stream, self.worker
         if stream is not None and worker is not None:
+            budget = any(change.name == BUDGET for change in changes)
             try:
-                if any(change.name == "memory_budget_gb" for change in changes):
+                if budget:
                     stream.check_budget(config.pipeline.inference.memory_budget_gb)
             except BudgetError as error:
-                return parameters.refuse(f"memory_budget_gb: {error}")
-            job = worker.submit(lambda: stream.reconfigure(config.pipeline))
+                return parameters.refuse(f"{BUDGET}: {error}")
+            except Exception as error:  # passed on, it would leave the caller without an answer
+                text = f"{BUDGET} cannot be checked: {type(error).__name__}: {error}"
+                self.callback_failed(error)
+                return parameters.refuse(text)
+            job = worker.submit(lambda: stream.reconfigure(config.pipeline, budget=budget))
             job.add_done_callback(self._on_applied)
+            self._budget_job = job if budget else self._budget_job
         return parameters.accept()
 
+    def _restore_budget(self) -> None:
+        """Where a budget was accepted and then did not fit, the parameter is the old one again."""
+        if self.stream is None or self._budget_job is None or not self._budget_job.done():
+            return
+        self._budget_job = None
+        in_force = self.stream.config.pipeline.inference.memory_budget_gb
+        if self.get_parameter(BUDGET).value != in_force:
+            self._restoring_budget = True
+            try:
+                self.set_parameters([Parameter(BUDGET, value=in_force)])
+            finally:
+                self._restoring_budget = False
+
     def _on_applied(self, job: Future[Any]) -> None:
-        """What the worker could not do is told: nobody else looks at the job."""
+        """Report a job that failed on the worker: nothing else reads its future."""
         error = job.exception()
         if error is not None and not self.stopping():
             known = isinstance(error, EXPECTED)
@@ -447,7 +482,7 @@ class Da3Node(LifecycleNode):
         if self.tf_input is not None:
             self.tf_input.close()
             self.tf_input = None
-        self.worker = self.stream = self._map_job = None
+        self.worker = self.stream = self._map_job = self._budget_job = None
         self._map_subscribers = 0
         self.topics.drop()
         give_back()
@@ -502,6 +537,10 @@ def main(args: list[str] | None = None) -> int:
         executor.shutdown(timeout_sec=0.5)
         node.destroy_node()
         rclpy.try_shutdown()
+        # The middleware frees its shared memory (2 x 17 MB of Fast DDS) with the last handle, and
+        # some are in reference cycles: without this each start would leave that behind.
+        del node, executor
+        gc.collect()
     else:  # the network is in C++ code that nothing can interrupt
         node.get_logger().info("stopped in mid-window")
     leave(0)

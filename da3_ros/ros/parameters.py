@@ -14,7 +14,8 @@ from rcl_interfaces.msg import (
 from rclpy.node import Node
 from rclpy.parameter import Parameter as RosParameter
 
-from da3_ros.config import NodeConfig, Parameter, config_from_parameters, nearest, parameters
+from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.parameter_schema import Parameter, nearest, parameters
 
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends

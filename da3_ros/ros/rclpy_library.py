@@ -27,7 +27,7 @@ class RclpyLibrary:
         """
         out = array.array("B")
         if values.size:  # of nothing, memoryview makes no bytes
-            out.frombytes(memoryview(np.ascontiguousarray(values)).cast("B"))
+            out.frombytes(np.ascontiguousarray(values).data.cast("B"))
         return out
 
     def sequence(self, values: Iterable[float], code: str) -> array.array[Any]:

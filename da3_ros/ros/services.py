@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import rclpy
 from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool, Trigger
 
-from da3_ros.mapping.export import (
+from da3_ros.export.export import (
     Exported,
     ExportError,
     Selection,
@@ -25,13 +26,16 @@ from da3_ros.mapping.export import (
     format_of,
     size_of,
 )
-from da3_ros.mapping.scene_file import SceneFileError, load_scene, save_scene
+from da3_ros.export.paths import PathError, beside, resolve_inside
+from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load_scene, save_scene
+from da3_ros.live.stream import Stream
+from da3_ros.live.worker import Worker, WorkerStoppedError
 from da3_ros.mapping.submaps import Snapshot
-from da3_ros.ros.export_path import PathError, beside, resolve_inside
-from da3_ros.ros.stream import Stream
-from da3_ros.ros.worker import Worker, WorkerStoppedError
 from da3_ros.srv import ExportScene, SceneFile
 
+# Requests of one service that wait for the executor; with more, the oldest are lost unanswered.
+# ROS's default of 10 is less than what a script may send at once.
+QUEUE = 100
 PROGRESS_S = 5.0  # between two lines about long work
 EXPECTED = (ExportError, SceneFileError, PathError, WorkerStoppedError)
 
@@ -59,6 +63,7 @@ class Services:
         self._files = Worker(lambda: False, lambda error: None, name="da3-files")
         # A group of their own: in the default one, awaiting the worker would freeze the executor.
         group = ReentrantCallbackGroup()
+        qos = QoSProfile(depth=QUEUE, reliability=ReliabilityPolicy.RELIABLE)
         for kind, name, callback in (
             (ExportScene, "~/export_scene", self._on_export),
             (SceneFile, "~/save_scene", self._on_save),
@@ -66,7 +71,7 @@ class Services:
             (Trigger, "~/reset", self._on_reset),
             (SetBool, "~/enable", self._on_enable),
         ):
-            node.create_service(kind, name, callback, callback_group=group)
+            node.create_service(kind, name, callback, qos_profile=qos, callback_group=group)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread; what it is writing is removed. False if it is still at it."""
@@ -141,6 +146,7 @@ class Services:
     def _write(
         self, scenes: dict[str, Snapshot], path: Path, selection: Selection, form: str
     ) -> Exported:
+        check_outside_scenes(path)
         (_, first), *others = scenes.items()
         for name, saved in others:
             progress = self._progress(f"export of {beside(path, name)}")
@@ -153,6 +159,7 @@ class Services:
         scenes = await self._on(self._worker_of(stream), stream.snapshots)
 
         def save() -> None:
+            check_outside_scenes(path)
             for i, (name, saved) in enumerate(scenes.items()):
                 place = beside(path, name) if i else path
                 save_scene(saved, place, self._progress(f"saving {place}"))
@@ -208,7 +215,7 @@ class Services:
     def _on(self, worker: Worker, job: Callable[[], Any]) -> Any:
         """An awaitable for a job on another thread; its end wakes the executor."""
         executor = self._node.executor
-        future = rclpy.task.Future(executor=executor)
+        future: Any = rclpy.task.Future(executor=executor)
 
         def done(result: Future[Any]) -> None:
             error = result.exception()

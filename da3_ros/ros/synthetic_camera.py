@@ -40,15 +40,15 @@ from rclpy.publisher import Publisher
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from da3_ros.config import ConfigError, option, parameters
-from da3_ros.rectify import check_calibration
-from da3_ros.rig_geometry import rig_mount
-from da3_ros.ros import messages as build
-from da3_ros.ros.decode import stamp_ns
-from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, Turns, cycle_index
-from da3_ros.ros.leaving import leave
+from da3_ros.messages import build
+from da3_ros.messages.decode import stamp_ns
+from da3_ros.parameter_schema import ConfigError, option, parameters
+from da3_ros.ros.frame_schedule import FrameBuffer, StampGrid, Turns, cycle_index
 from da3_ros.ros.parameters import descriptor
+from da3_ros.ros.process_exit import leave
 from da3_ros.ros.rclpy_library import RclpyLibrary
+from da3_ros.sensors.calibration import check_calibration
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.types import Array, Calibration, FloatImage, Image
 
 if TYPE_CHECKING:
@@ -402,7 +402,9 @@ def main(args: Sequence[str] | None = None) -> int:
     stop = threading.Event()
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, lambda *_: stop.set())
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    rclpy.init(
+        args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO
+    )
     try:
         node = SyntheticCameraNode()
     except (ParameterException, ConfigError) as error:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.rectify import corner_K, pinhole_calibration
+from da3_ros.geometry.projection import corner_K
+from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic.renderer import render_batch
 from da3_ros.synthetic.rooms import make_room, stack_rooms
 from da3_ros.synthetic.walks import Pace, make_walk

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.types import Array
 
 

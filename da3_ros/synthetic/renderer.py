@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from da3_ros.rectify import CalibrationError, pixel_rays
+from da3_ros.sensors.calibration import CalibrationError
+from da3_ros.sensors.distortion import pixel_rays
 from da3_ros.synthetic.rooms import COLUMN, OTHER_AXES, Room, RoomBatch, stack_rooms
 from da3_ros.synthetic.texture import octaves, patches, tiles, value_noise
 from da3_ros.types import Calibration

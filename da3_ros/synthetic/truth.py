@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.geometry.projection import resize_K
 from da3_ros.mapping.covariance import EXACT
-from da3_ros.rectify import resize_K
 from da3_ros.types import Array, FloatImage, Image, Prediction, View, Window
 
 
@@ -70,6 +70,9 @@ class TruthSession:
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> None:
         """The truth needs no memory: nothing is limited."""
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """The truth fits into any memory."""
 
     def prefetch(self, image: Image) -> None:
         """Nothing to begin with."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from da3_ros.ros import messages as build
-from da3_ros.ros.decode import ENCODINGS, ImageError, decode, image_size
+from da3_ros.messages import build
+from da3_ros.messages.decode import ENCODINGS, ImageError, decode, image_size
 
 SIZES = (0, 1, 2, 3, 7, 14, 33, 64, 140, 2**16, 2**31 - 1, 2**32 - 1)
 WORDS = ("", " ", "RGB8", "rgb8\0", "32FC1", "16UC1", "8UC0", "bayer", "yuv", "тёмный", "x" * 300,

@@ -8,7 +8,7 @@ pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS s
 from ros import ros_testing as rt
 from ros.test_node import IMAGE, LIB, Rig, camera_frames, set_parameter, values_of
 
-from da3_ros.ros import messages as build
+from da3_ros.messages import build
 
 START_NS = 1_700_000_000_000_000_000
 
@@ -51,8 +51,12 @@ def _parameter_storm(rig, count=200):
     """Changes asked for all at once: each is answered, and the last one holds."""
     from rcl_interfaces.srv import SetParameters
     from rclpy.parameter import Parameter
+    from rclpy.qos import qos_profile_parameters
 
-    client = rig.node.create_client(SetParameters, "/da3/set_parameters")
+    # The default profile keeps 10 answers: a busy client would lose the others.
+    client = rig.node.create_client(
+        SetParameters, "/da3/set_parameters", qos_profile=qos_profile_parameters
+    )
     rig.until(client.service_is_ready)
     values = [("depth.min_confidence", 0.001 * n) for n in range(count)]
     values += [("depth.min_confidence", -1.0), ("model", "da3-base"), ("window.size", 10**9)]

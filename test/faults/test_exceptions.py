@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros.test_node import Rig, camera_frames
+from ros.test_node import Rig, camera_frames, values_of
 
 BROKEN = str(Path(__file__).with_name("broken_node.py"))
 
 
-FAULTS = "decode:2,infer:2,build:2,publish:7,callback:8,memory:5,status:3"
+FAULTS = "decode:2,infer:2,build:2,publish:4,callback:8,memory:5,status:3"
 
 
 def broken_rig(faults):
@@ -38,21 +38,31 @@ def test_every_exception_costs_its_own_frame_alone():
     camera, frames = camera_frames(10, rate_hz=10)
     with broken_rig(FAULTS) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
         rig.ready()
         for frame in frames:
             known, said = len(depths), lost_frames(rig)
             rig.show(camera, frame)
             rig.until(lambda k=known, s=said: len(depths) > k or lost_frames(rig) > s)
-        for name in ("decode", "infer", "build", "publish"):
-            assert f"a window failed: {'MemoryError' if name == 'build' else 'RuntimeError'}" in (
-                rig.process.output()
-            )
+        window, publishing = "a window failed", "publishing a frame failed"
+        for name, said in (
+            ("decode", f"{window}: RuntimeError: injected in decode"),
+            ("infer", f"{window}: RuntimeError: CUDA error: injected in infer"),
+            ("build", f"{publishing}: MemoryError: injected in build"),
+            ("publish", f"{publishing}: RuntimeError: injected in publish"),
+        ):
+            assert said in rig.process.output()
             assert rig.process.output().count(f"injected in {name}") == 1
         assert "injected in callback" in rig.process.output()
         # Status goes by its own clock: ten frames may be over before its third message.
         rig.until(lambda: "injected in status" in rig.process.output())
         assert "out of memory: window" in rig.process.output()
-        rig.until(lambda: rig.drops().get("failed") == 4)
+        rig.until(lambda: values_of(diagnostics[-1]).get("publish_failed") == "2")
+        rig.until(lambda: rig.drops().get("failed") == 2)
+        rig.until(lambda: rig.status[-1].frames_received == len(frames) - 1)
+        rig.until(lambda: rig.status[-1].frames_processed == len(frames) - 3)
+        assert sum(rig.drops().values()) == 2
+        assert any("frames are not published" in m.status[0].message for m in diagnostics)
         assert len(depths) == len(frames) - 5, "four of the worker, one of the callback"
         assert rig.status[-1].state == "active"
         assert rig.status[-1].last_error

@@ -19,7 +19,7 @@ ENDLESS_EXPORT = textwrap.dedent("""
     import sys
     import numpy as np
     from pathlib import Path
-    from da3_ros.mapping.export import export_scene
+    from da3_ros.export.export import export_scene
     from da3_ros.mapping.scene import Scene, SubmapCloud
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud

@@ -7,11 +7,13 @@ import pytest
 from faults.fuzz import Fuzzer, one_line, try_decoder
 
 from da3_ros.inference import preprocess
-from da3_ros.rectify import CalibrationError, Rectifier
-from da3_ros.ros import messages as build
-from da3_ros.ros.calibration import KINDS, CameraInfoKeeper
-from da3_ros.ros.decode import MAX_ASPECT, ImageError, calibration_from_msg, image_size
-from da3_ros.ros.messages import RosbagsLibrary
+from da3_ros.messages import build
+from da3_ros.messages.camera_info import calibration_from_msg
+from da3_ros.messages.decode import MAX_ASPECT, ImageError, image_size
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.sensors.calibration import CalibrationError
+from da3_ros.sensors.camera_info_matcher import KINDS, CameraInfoKeeper
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Calibration
 
 
@@ -103,8 +105,8 @@ def test_live_node_survives_and_counts_every_frame(ros):
 
 def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypatch):
     from da3_ros.config import InputConfig
-    from da3_ros.ros import camera_input
-    from da3_ros.ros.qos_events import Endpoints
+    from da3_ros.ros import camera_subscriber as camera_input
+    from da3_ros.ros.qos import Endpoints
 
     monkeypatch.setattr(camera_input, "WAITING_BYTES", 3 * 30_000)
     taken = []

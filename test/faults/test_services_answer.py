@@ -10,7 +10,7 @@ from ros.test_lifecycle import CLEANUP, CONFIGURE, DEACTIVATE, change
 from ros.test_node import IMAGE, LIB, Rig, camera_frames
 from ros.test_services import EXPORT, FILE, call_async, feed, waiting_rig
 
-from da3_ros.ros import messages as build
+from da3_ros.messages import build
 
 TRIGGER = "std_srvs/srv/Trigger"
 SOON_S = 30.0  # a guard against waiting for ever; answers take milliseconds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.types import Frame
 
 SIZES = ((140, 112), (140, 64), (64, 64), (33, 25), (140, 14), (140, 7), (2, 2))

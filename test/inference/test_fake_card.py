@@ -12,7 +12,8 @@ import torch
 from network.tiny import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from da3_ros.inference import InferenceConfig, InferenceSession, MetricRuler, devices, transfer
+from da3_ros.inference import InferenceConfig, InferenceSession, MetricDepthModel, devices
+from da3_ros.inference import download as transfer
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
 from da3_ros.inference.planner import GIB
@@ -145,7 +146,7 @@ def card(monkeypatch):
         )  # fmt: skip
     monkeypatch.setattr(module, "Download", FakeDownload)
     monkeypatch.setattr(module, "to_prediction", with_values(module.to_prediction))
-    monkeypatch.setattr("da3_ros.inference.kept.Download", HostDownload)
+    monkeypatch.setattr("da3_ros.inference.prefix_cache.Download", HostDownload)
     seen.clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
@@ -253,7 +254,7 @@ def same_place(*tensors):
 
 def test_the_ruler_looks_on_the_same_card(card, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
-    ruler = MetricRuler(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
+    ruler = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
     assert ruler.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
     out = ruler._run([v.image for v in window(2).views])
     assert out.depth.device.type == out.sky.device.type == "cuda"

@@ -11,7 +11,7 @@ import torch._dynamo
 
 from da3_ros.inference import InferenceConfig, InferenceSession, devices
 from da3_ros.inference.planner import GIB
-from da3_ros.inference.sliding import slide
+from da3_ros.inference.random_windows import slide
 from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 
 import numpy as np
@@ -16,10 +17,12 @@ from da3_ros.inference import (
     WindowTooLargeError,
     devices,
 )
+from da3_ros.inference import memory_footprint as footprint
 from da3_ros.inference import session as module
+from da3_ros.inference.compiled import IN_A_ROW
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
-from da3_ros.inference.footprint import footprint
-from da3_ros.inference.planner import GIB
+from da3_ros.inference.memory_footprint import cached_footprint
+from da3_ros.inference.planner import GIB, least_memory, make_plan
 from da3_ros.inference.self_check import SelfCheck
 from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
@@ -213,6 +216,214 @@ def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
     close(session.infer(window(views(2))), expected)
 
 
+def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
+    session = InferenceSession(
+        InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
+    )
+    encoded, released = [], []
+    encode = session.network.encode
+    monkeypatch.setattr(
+        session.network, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
+    )
+    monkeypatch.setattr(session.on, "release", lambda: released.append(1))
+    monkeypatch.setattr(session, "_measured", True)
+    held = {(640, 480): [], (1280, 720): []}
+    for k in range(6):
+        for image, some in held.items():
+            plan = session.fit(image, 3, 1)
+            assert plan.width / plan.height == pytest.approx(image[0] / image[1], rel=0.1)
+            pixels = np.full((plan.height, plan.width, 3), 20 * k, np.uint8)
+            some[:] = [*some, View(k, k, pixels)][-3:]
+            session.infer(window(some))
+        if k == 1:
+            released.clear()
+    assert sum(encoded) == 12 + 1  # of the first camera's frame, when the second one came
+    assert not released
+
+
+def test_a_shape_that_does_not_fit_does_not_run_by_another_ones_plan():
+    session = make_session(process_res=504)
+    session.fit((640, 480), 8, 1)
+    least = {}
+    for image in ((640, 480), (480, 480)):
+        small = dataclasses.replace(session._request, image=image, process_res=224, window=2)
+        least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.on, small, b))
+    session.set_budget(sum(least.values()) / 2 / GIB)
+    assert session.plan.width > session.plan.height
+    for _ in range(2):
+        with pytest.raises(BudgetError):
+            session.fit((480, 480), 8, 1)
+    assert session.fit((640, 480), 8, 1).width > session.plan.height
+
+
+SHAPES = ((640, 480), (1280, 320))
+
+
+def session_of_two(**changes):
+    """A session of two cameras in turns, whose images differ in shape."""
+    values = {"process_res": 504, "mixed_precision": "off"} | changes
+    session = InferenceSession(
+        InferenceConfig("da3-tiny", "random", "cpu", **values), streams=len(SHAPES)
+    )
+    for image in SHAPES:
+        session.fit(image, 8, 1)
+    return session
+
+
+def least_of(session, image):
+    request = dataclasses.replace(session._request, image=image)
+    return least_memory(session.on, request, session._factor)
+
+
+def state_of(session):
+    return (
+        session.plan, session.budget, session.relief, session.over_budget, session.precision,
+        dict(session._plans), session.network.chunks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("newest", SHAPES)
+def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
+    session = session_of_two()
+    plan = session.fit(newest, 8, 1)
+    before, least = state_of(session), [least_of(session, image) for image in SHAPES]
+    between = sum(least) / 2 / GIB
+    for ask in (session.check_budget, session.set_budget):
+        with pytest.raises(BudgetError, match=f"it needs {max(least) / GIB:.2f} GiB at the least"):
+            ask(between)
+        assert state_of(session) == before
+        assert session.plan is plan
+    session.set_budget(1.01 * max(least) / GIB)
+    for image in SHAPES:
+        assert session.fit(image, 8, 1).predicted <= session.budget
+
+
+@pytest.mark.parametrize("change", ["another shape", "another window"])
+def test_a_budget_is_not_judged_by_what_no_camera_asks_for_any_more(change):
+    session = session_of_two()
+    least = [least_of(session, image) for image in SHAPES]
+    between = sum(least) / 2 / GIB
+    small = SHAPES[least.index(min(least))]
+    if change == "another shape":
+        session.fit((small[0], small[1] + 1), 8, 1)
+    session.fit(small, 8 if change == "another shape" else 6, 1)
+    session.set_budget(between)
+    assert session.budget == int(between * GIB)
+
+
+def test_the_guess_of_a_warm_up_is_no_cameras_shape():
+    session = InferenceSession(
+        InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
+    )
+    warm_up(session, 4, 1)
+    least = least_of(session, (4, 3))
+    with pytest.raises(BudgetError):  # it is all that is known
+        session.check_budget(0.99 * least / GIB)
+    session.fit((1280, 320), 4, 1)
+    assert least_of(session, (1280, 320)) < 0.99 * least
+    session.check_budget(0.99 * least / GIB)
+
+
+def test_16_bits_that_are_wrong_and_that_one_camera_needs_change_no_budget(monkeypatch):
+    monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
+    monkeypatch.setattr(Cpu, "native_half", lambda self: None)
+    session = session_of_two(mixed_precision="auto")
+    plain = {
+        image: least_memory(
+            session.on,
+            dataclasses.replace(session._request, image=image, spare_precision=None),
+            session._factor,
+        )
+        for image in SHAPES
+    }
+    small, large = sorted(SHAPES, key=plain.get)
+    before = session.fit(small, 8, 1), *state_of(session)[1:]
+    budget = 0.999 * plain[large]
+    assert budget > max(plain[small], least_of(session, large))
+    with pytest.raises(BudgetError):
+        session.set_budget(budget / GIB)
+    assert state_of(session) == before
+    assert session.network.chunks == session.plan.chunks
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The precisions that networks were loaded in, or converted to."""
+    asked, plain = [], module.load_checked
+    monkeypatch.setattr(Cpu, "native_half", lambda self: None)
+    monkeypatch.setattr(
+        module, "load_checked",
+        lambda load, on, precision, *rest: asked.append(precision)
+        or plain(load, on, precision, *rest),
+    )  # fmt: skip
+    return asked
+
+
+def budget_between(session):
+    """One that one shape needs 16 bits for, in GiB, and that shape; the other one does not."""
+    needed = {}
+    for image in SHAPES:
+        plain = dataclasses.replace(session._request, image=image, spare_precision=None)
+        budgets = range(100 << 20, 400 << 20, 1 << 20)
+        needed[image] = next(
+            b for b in budgets if (p := fits(session.on, plain, b)) and not p.reduced
+        )
+    return sum(needed.values()) / 2 / GIB, max(needed, key=needed.get)
+
+
+def test_16_bits_that_one_camera_needs_are_all_cameras_until_it_no_longer_does(loads):
+    session = session_of_two(mixed_precision="auto")
+    budget, needs = budget_between(session)
+    session.set_budget(budget)
+    loads.clear()
+    plans = [session.fit(image, 8, 1) for _ in range(6) for image in SHAPES]
+    assert len(loads) <= 1
+    assert len({id(plan) for plan in plans[2:]}) == 2
+    for plan in plans[2:]:
+        assert plan.reduced == ("precision bfloat16",)
+        assert plan.predicted <= session.budget
+    assert session.precision == torch.bfloat16
+
+    loads.clear()
+    (other,) = set(SHAPES) - {needs}
+    for image in [other, (other[0], other[1] + 1)] * 3:  # the other camera has another shape now
+        plan = session.fit(image, 8, 1)
+    assert loads == [torch.float32]
+    assert plan.reduced == ()
+
+
+@pytest.mark.parametrize("newest", SHAPES)
+def test_a_new_budget_has_the_precision_that_all_cameras_can_have(loads, newest):
+    session = session_of_two(mixed_precision="auto")
+    session.fit(newest, 8, 1)
+    budget, _ = budget_between(session)
+    loads.clear()
+    for value, precision in ((budget, torch.bfloat16), (0, torch.float32)):
+        session.set_budget(value)
+        for _ in range(2):
+            assert [session.fit(i, 8, 1).dtype for i in SHAPES] == [precision] * 2
+    assert loads == [torch.bfloat16, torch.float32]
+
+
+def test_a_check_of_a_budget_counts_no_network_anew(monkeypatch):
+    session = make_session(process_res=504)
+    plan = session.fit((640, 480), 8, 1)
+
+    def count(shape, spec):
+        raise AssertionError(f"{shape} is counted")
+
+    monkeypatch.setattr(footprint, "_footprint", count)
+    session.check_budget(0.6 * plan.predicted / GIB)  # fits with something given up
+    assert session.plan == plan
+
+
+def fits(on, request, budget):
+    try:
+        return make_plan(on, request, budget)
+    except BudgetError:
+        return None
+
+
 def test_a_measurement_that_nothing_fits_loses_no_window(monkeypatch, caplog):
     session = make_session()
     plan = session.fit((640, 480), 2, 1)
@@ -274,7 +485,7 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
         {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
     ):
         session, some = make_session(compile="on"), views(2)
-        for _ in range(2):  # nothing is compiled before its shape comes again
+        for _ in range(IN_A_ROW):
             found = session.infer(window(some))
     assert "running uncompiled" in caplog.text
     assert session.compile_mode == ""
@@ -348,10 +559,11 @@ def test_mps_takes_16_bits_where_metal_multiplies_them(mps, monkeypatch):
 
 def test_mps_attention_is_what_its_memory_says(mps, monkeypatch, caplog):
     assert mps.attention(torch.float16) == "fused"
-    held = iter([GIB, GIB + 2**25])  # 4096 x 4096 scores of 16 bits
+    held = itertools.cycle([GIB, GIB + 2**25])  # 4096 x 4096 scores of 16 bits
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: next(held))
-    assert mps.attention(torch.float16) == "math"
-    assert "square of a window" in caplog.text
+    for _ in range(2):  # a session asks before and after it has loaded the network
+        assert mps.attention(torch.float16) == "math"
+    assert caplog.text.count("square of a window") == 1
 
 
 def test_every_device_has_three_modes_that_differ(mps, card):
@@ -432,7 +644,10 @@ def test_a_card_is_chosen_by_its_number(card, monkeypatch):
         "CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously",
         "CUDA driver error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "FIND was unable to find an engine to execute this computation",
+        "GET was unable to find an engine to execute this computation",
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
     ],
 )
@@ -610,7 +825,7 @@ def test_budgets_can_be_checked_while_a_window_runs():
 
     def ask():
         while not done.is_set():
-            footprint.cache_clear()
+            cached_footprint.cache_clear()
             session.check_budget(1.0)
 
     asking = threading.Thread(target=ask)
@@ -701,6 +916,21 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
     warm_up(session, 6, 2)
     assert encoded == [1, 2]  # a frame that waits, and the new ones; not a window of them
     assert decoded == [(6, 5)]
+
+
+def test_a_warm_up_without_memory_leaves_no_smaller_images_behind(monkeypatch):
+    session = make_session()
+    decode = session.network.decode
+
+    def fail(*args, **kwargs):
+        raise MemoryError("injected")
+
+    monkeypatch.setattr(session.network, "decode", fail)
+    with pytest.raises(WindowTooLargeError):
+        warm_up(session, 4, 1, image=(112, 84))
+    monkeypatch.setattr(session.network, "decode", decode)
+    assert session.relief == 0
+    assert session._chunks == session.plan.chunks
 
 
 def test_a_warm_up_ends_when_the_node_does():

@@ -7,14 +7,31 @@ import threading
 
 import pytest
 import torch
+from network.tiny import tiny_metric_spec
 
-from da3_ros.inference import footprint as module
+from da3_ros.cli.plan_table import AbsentCuda
+from da3_ros.inference import memory_footprint as module
 from da3_ros.inference import planner
 from da3_ros.inference.devices import open_device
-from da3_ros.inference.footprint import Shape, footprint, peak_of, weight_bytes
-from da3_ros.inference.plan_table import AbsentCuda
-from da3_ros.inference.planner import GIB, SMALLEST, BudgetError, Plan, Request, make_plan
-from da3_ros.network import build_network
+from da3_ros.inference.memory_footprint import (
+    Shape,
+    cached_footprint,
+    footprint,
+    peak_of,
+    weight_bytes,
+)
+from da3_ros.inference.planner import (
+    GIB,
+    SMALLEST,
+    BudgetError,
+    Plan,
+    Request,
+    check_fits,
+    least_memory,
+    make_plan,
+    needs_spare,
+)
+from da3_ros.network import MODELS, build_network
 from da3_ros.network.model import Chunks
 from da3_ros.network.precision import drop_camera_encoder, drop_rays
 
@@ -148,6 +165,24 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
         make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
 
 
+@pytest.mark.parametrize("changes", [
+    {}, {"spare_precision": torch.bfloat16}, {"process_res": 112, "window": 2},
+    {"process_res": 112, "window": 2, "spare_precision": torch.bfloat16}, {"poses": True},
+    {"window": 4, "new": 3}, {"precision": torch.int8},
+])  # fmt: skip
+@pytest.mark.parametrize("on", [open_device("cpu"), AbsentCuda()], ids=["cpu", "cuda"])
+def test_a_budget_is_refused_exactly_when_it_has_no_plan(on, changes):
+    wanted = request(model="da3-tiny", **changes)
+    least = least_memory(on, wanted)
+    for budget in (least, least + MIB, 2 * least):
+        check_fits(on, wanted, budget)
+        assert make_plan(on, wanted, budget).predicted <= budget
+    for budget in (least - 1, least // 2):
+        for refuses in (check_fits, make_plan):
+            with pytest.raises(BudgetError, match=r"needs .* at the least"):
+                refuses(on, wanted, budget)
+
+
 def test_a_measured_factor_changes_the_plan(cpu, full):
     assert make_plan(cpu, request(), 100 * GIB, factor=2.4).activations == pytest.approx(
         2 * full.activations, rel=0.01
@@ -183,7 +218,7 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
     monkeypatch.setattr(
         module._CountedOnce, "__call__", lambda self, x, rope=None: self._run(x, rope)
     )
-    footprint.cache_clear()
+    cached_footprint.cache_clear()
     assert [footprint(shape) for shape in shapes] == found
 
 
@@ -195,7 +230,8 @@ def test_two_threads_may_ask_at_once():
 
     def ask(index):
         for _ in range(10):
-            found.append(footprint.__wrapped__(shapes[index]) == alone[index])
+            uncached = cached_footprint.__wrapped__(shapes[index], MODELS["da3-tiny"])
+            found.append(uncached == alone[index])
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in (0, 1)]
     for thread in threads:
@@ -205,11 +241,30 @@ def test_two_threads_may_ask_at_once():
     assert found == [True] * 20
 
 
+def test_a_name_that_stands_for_another_network_is_counted_anew(monkeypatch):
+    shape = Shape("da3metric-large", 1, 1, 56, 84, torch.float32, SMALLEST)
+    with monkeypatch.context() as patched:
+        patched.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+        small = footprint(shape)
+    assert footprint(shape).weights > 10 * small.weights
+
+
+def test_a_budget_is_checked_after_a_window_made_the_plan():
+    """A window runs in PyTorch's inference mode, the check of a parameter does not."""
+    module._without_data.cache_clear()
+    cached_footprint.cache_clear()
+    shape = Shape("da3metric-large", 1, 1, 56, 84, torch.float32, SMALLEST)
+    with torch.inference_mode():
+        found = footprint(shape)
+    cached_footprint.cache_clear()
+    assert footprint(shape) == found
+
+
 def test_an_answer_does_not_depend_on_what_was_asked_before():
     shape = Shape("da3-tiny", 4, 2, 168, 252, torch.bfloat16, SMALLEST)
-    footprint.cache_clear()
+    cached_footprint.cache_clear()
     alone = footprint(shape)
-    footprint.cache_clear()
+    cached_footprint.cache_clear()
     footprint(dataclasses.replace(shape, chunks=Chunks()))
     assert footprint(shape) == alone
 
@@ -228,3 +283,20 @@ def test_a_row_of_the_table_needs_few_counts(cpu, monkeypatch):
 def test_anything_else_is_no_plan(text):
     with pytest.raises(BudgetError, match="not a plan"):
         Plan.from_json(text)
+
+
+def test_the_spare_precision_is_needed_where_it_fits_and_the_wanted_one_does_not(cpu):
+    wanted = request(spare_precision=torch.bfloat16)
+    least = least_memory(cpu, wanted)
+    enough = make_plan(cpu, wanted, 100 * GIB).predicted
+    assert needs_spare(cpu, wanted, least)
+    assert not needs_spare(cpu, wanted, least - 1)  # no precision helps
+    assert not needs_spare(cpu, wanted, enough)
+    assert not needs_spare(cpu, request(), least_memory(cpu, request()))
+
+
+def test_a_plan_in_the_spare_precision_gives_up_nothing_else_where_memory_is_left(cpu, full):
+    wanted = request(spare_precision=torch.bfloat16)
+    plan = make_plan(cpu, wanted, 100 * GIB, planner.UNMEASURED, torch.bfloat16)
+    assert plan.reduced == ("precision bfloat16",)
+    assert plan.chunks == full.chunks

@@ -8,8 +8,8 @@ import torch
 from network.tiny import tiny_metric_spec
 
 from da3_ros.config import InferenceConfig, config_from_parameters
-from da3_ros.inference import BudgetError, InferenceSession, MetricRuler, open_networks
-from da3_ros.inference.planner import GIB, Beside
+from da3_ros.inference import BudgetError, InferenceSession, MetricDepthModel, open_networks
+from da3_ros.inference.planner import GIB, CompanionModel
 from da3_ros.inference.preprocess import normalize
 from da3_ros.network import MODELS, CheckpointError, initialize_randomly
 from da3_ros.network.build import network_of
@@ -61,7 +61,7 @@ class NoSky(torch.nn.Module):
 
 
 def ruler_of(network, sky):
-    ruler = MetricRuler(CONFIG, network=network)
+    ruler = MetricDepthModel(CONFIG, network=network)
     ruler.network = NoSky(network, sky)
     return ruler
 
@@ -91,7 +91,7 @@ def test_nothing_but_sky_gives_no_number(network):
 
 
 def test_the_budget_holds_for_both_networks():
-    beside = Beside("da3metric-large", torch.float32, 1 << 30)
+    beside = CompanionModel("da3metric-large", torch.float32, 1 << 30)
     values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
     config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
     alone, both = InferenceSession(config), InferenceSession(config, beside=beside)
@@ -151,7 +151,7 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
             shape = (1, images.shape[1], *images.shape[-2:])
             return MonocularOutput(torch.full(shape, 3.0), torch.zeros(shape))
 
-    seen, ruler = window(), MetricRuler(CONFIG, network=network)
+    seen, ruler = window(), MetricDepthModel(CONFIG, network=network)
     ruler.network = Flat()
     ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
     full, half = (ruler._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
@@ -177,7 +177,7 @@ def test_other_sources_load_no_second_network():
 
 
 def test_the_pipeline_asks_the_ruler(network):
-    from da3_ros.pipeline import Pipeline
+    from da3_ros.pipeline.pipeline import Pipeline
     from da3_ros.synthetic import SyntheticCamera
     from da3_ros.synthetic.truth import TruthSession
     from da3_ros.types import Frame
@@ -195,5 +195,5 @@ def test_the_pipeline_asks_the_ruler(network):
         for r in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
     ]
     # Random weights measure badly; the point is that measures arrive, as doubtful as they are.
-    assert len(pipeline.metres._keeper._filter) == len(results)
+    assert len(pipeline.scale._keeper._filter) == len(results)
     assert dataclasses.is_dataclass(results[-1].scale)

@@ -7,17 +7,18 @@ import pytest
 import torch
 from network.tiny import tiny_metric_spec, tiny_nested_spec
 
-from da3_ros.config import ConfigError, InferenceConfig, config_from_parameters
+from da3_ros.cli.plan_table import AbsentCuda
+from da3_ros.config import InferenceConfig, config_from_parameters
 from da3_ros.inference import BudgetError, InferenceSession, open_networks
 from da3_ros.inference.devices import open_device
-from da3_ros.inference.footprint import Shape, footprint, weight_bytes
-from da3_ros.inference.plan_table import AbsentCuda
+from da3_ros.inference.memory_footprint import Shape, footprint, weight_bytes
 from da3_ros.inference.planner import GIB, Request, make_plan
 from da3_ros.inference.preprocess import normalize
 from da3_ros.inference.self_check import SelfCheck
 from da3_ros.network import MODELS, initialize_randomly, save_checkpoint
 from da3_ros.network.build import network_of
 from da3_ros.network.model import Chunks
+from da3_ros.parameter_schema import ConfigError
 from da3_ros.types import View, Window
 
 MONO, METRIC, NESTED = "da3mono-large", "da3metric-large", "da3nested-giant-large"
@@ -27,20 +28,10 @@ K = np.array([[90.0, 0, 42], [0, 110.0, 28], [0, 0, 1]])
 
 @pytest.fixture
 def small(monkeypatch):
-    """The three models with toy sizes under their own names; footprints of them are forgotten."""
+    """The three models with toy sizes under their own names."""
     for spec in (tiny_metric_spec(MONO), tiny_metric_spec(METRIC), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)
     monkeypatch.setitem(MODELS, MONO, dataclasses.replace(MODELS[MONO], metric=False))
-    _forget()
-    yield
-    _forget()
-
-
-def _forget():
-    from da3_ros.inference import footprint as module
-
-    module.footprint.cache_clear()
-    module._without_data.cache_clear()
 
 
 def session_of(model, **changes):

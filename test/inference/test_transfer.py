@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from da3_ros.inference import transfer
-from da3_ros.inference.transfer import Download
+from da3_ros.inference import download as transfer
+from da3_ros.inference.download import Download
 
 
 class Pair(NamedTuple):

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping.alignment import (
-    Anchor,
-    Joiner,
-    Similarity,
-    block_medians,
-    densest,
-    robust_mean,
-)
-from da3_ros.pipeline import REFUSALS
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.alignment import WindowAligner, block_medians, densest, robust_mean
+from da3_ros.mapping.shared_view import SharedView
+from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Prediction, Scale, TrackedFrame, View, Window, WindowReport
@@ -42,7 +37,7 @@ def anchors_of(prediction, frames, T_scene_window=None):
     """The frames as the scene would know them from ``prediction``, placed so."""
     at = T_scene_window or Similarity(1.0, np.eye(3), np.zeros(3))
     return [
-        Anchor.of(
+        SharedView.of(
             view,
             TrackedFrame(
                 view.id, view.stamp_ns, "", "", view.image,
@@ -78,7 +73,7 @@ def off(fit, truth, about):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_exact_windows_are_placed_exactly_whatever_the_motion(frames, count):
     some = frames[:count]
-    found = Joiner().join(known(some), predicted(some), range(count))
+    found = WindowAligner().join(known(some), predicted(some), range(count))
     assert found.accepted
     assert found.inliers == 1
     error = off(found.T_scene_window, true_place(some, None, 0), found.about)
@@ -96,9 +91,9 @@ def test_exact_windows_are_placed_exactly_whatever_the_motion(frames, count):
 )
 def test_noise_outliers_and_lies_move_a_window_little(frames, noise, scale, degrees, metres):
     for seed in range(5):
-        found = Joiner().join(known(frames, FULL), predicted(frames, noise, seed), range(4))
+        found = WindowAligner().join(known(frames, FULL), predicted(frames, noise, seed), range(4))
         if noise.independent and not noise.smooth:
-            found = Joiner().join(known(frames), predicted(frames, noise, seed), range(4))
+            found = WindowAligner().join(known(frames), predicted(frames, noise, seed), range(4))
         assert found.accepted
         error = np.abs(off(found.T_scene_window, true_place(frames, None, seed), found.about))
         assert error[0] < scale
@@ -108,7 +103,9 @@ def test_noise_outliers_and_lies_move_a_window_little(frames, noise, scale, degr
 
 def test_a_known_scale_is_kept_and_leaves_a_rigid_fit(frames):
     true = true_place(frames, None, 0)
-    found = Joiner().join(known(frames, FULL), predicted(frames, FULL), range(4), (true.scale, 0))
+    found = WindowAligner().join(
+        known(frames, FULL), predicted(frames, FULL), range(4), (true.scale, 0)
+    )
     assert found.T_scene_window.scale == pytest.approx(true.scale, rel=1e-5)
 
 
@@ -117,14 +114,14 @@ def test_frames_without_depth_still_give_their_poses(frames):
     depth = prediction.depth.copy()
     depth[1:] = np.nan
     blind = dataclasses.replace(prediction, depth=depth)
-    found = Joiner().join(known(frames), blind, range(4))
+    found = WindowAligner().join(known(frames), blind, range(4))
     assert np.abs(off(found.T_scene_window, true_place(frames, None, 0), found.about)).max() < 1e-4
 
 
 def test_no_depth_in_common_is_no_fit(frames):
     prediction = predicted(frames)
     nothing = dataclasses.replace(prediction, depth=np.full_like(prediction.depth, np.nan))
-    assert Joiner().join(known(frames), nothing, range(4)) is None
+    assert WindowAligner().join(known(frames), nothing, range(4)) is None
 
 
 @pytest.mark.parametrize("kind", ["depth", "poses", "one frame's scale"])
@@ -140,13 +137,13 @@ def test_windows_that_contradict_the_scene_are_refused(frames, kind):
     else:
         depth[2] *= 1.8
     broken = dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
-    found = Joiner().join(known(frames), broken, range(4))
+    found = WindowAligner().join(known(frames), broken, range(4))
     assert not found.accepted
     assert found.reason
 
 
 def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
-    joiner, anchors = Joiner(), known(frames, FULL)
+    joiner, anchors = WindowAligner(), known(frames, FULL)
     for seed in range(10):
         joiner.join(anchors, predicted(frames, FULL, seed), range(4))
     prediction = predicted(frames, FULL, 20)
@@ -164,7 +161,7 @@ def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
 )
 def test_covariance_is_consistent_under_correlated_noise(frames, noise):
     """NEES over degrees of freedom is one on average; 0.5 to 2 is asked for."""
-    joiner, nees = Joiner(), []
+    joiner, nees = WindowAligner(), []
     for seed in range(100):
         found = joiner.join(
             known(frames, noise, 1000 + seed), predicted(frames, noise, seed), range(4)
@@ -212,7 +209,7 @@ def in_unit(prediction, unit):
 
 @pytest.mark.parametrize("kind", HONEST)
 def test_honest_windows_pass_whatever_their_unit(frames, kind):
-    joiner, noise, rng = Joiner(), HONEST[kind], np.random.default_rng(0)
+    joiner, noise, rng = WindowAligner(), HONEST[kind], np.random.default_rng(0)
     for seed in range(12):
         window = predicted(frames, noise, seed)
         window = in_unit(window, float(np.exp(rng.uniform(np.log(0.1), np.log(10)))))
@@ -221,7 +218,7 @@ def test_honest_windows_pass_whatever_their_unit(frames, kind):
 
 
 def test_units_a_hundredfold_apart_follow_each_other(frames):
-    joiner = Joiner()
+    joiner = WindowAligner()
     for unit in (0.1, 10.0, 0.1):
         assert joiner.join(known(frames), in_unit(predicted(frames), unit), range(4)).accepted
 
@@ -252,7 +249,7 @@ def broken(prediction, kind, factor, other):
 )
 def test_windows_with_a_broken_half_are_refused(frames, kind, factor):
     """Half of what is shared agrees very well: only what is left over shows it."""
-    joiner = Joiner()
+    joiner = WindowAligner()
     for seed in range(8):
         joiner.join(known(frames, FULL, 100 + seed), predicted(frames, FULL, seed), range(4))
     other = predicted(frames[::-1], FULL, 40)
@@ -267,7 +264,7 @@ def test_windows_with_a_broken_half_are_refused(frames, kind, factor):
 
 def test_a_network_with_large_noise_is_not_refused_for_good(frames):
     """What is usual is learned; what is broken on top of it is still refused."""
-    wild, joiner, passed = Noise(0.05, 0.15, 0.05, 3.0, 0.05), Joiner(), []
+    wild, joiner, passed = Noise(0.05, 0.15, 0.05, 3.0, 0.05), WindowAligner(), []
     for seed in range(40):
         found = joiner.join(
             known(frames, wild, 100 + seed), predicted(frames, wild, seed), range(4)
@@ -316,7 +313,7 @@ def joined(joiner, frames, noise, seed, change=None):
         T = scene.T_window_camera[i].copy()
         T[:3, 3] /= session.unit
         sure = scene.confidence[i].reshape(-1)
-        anchors.append(Anchor(view, LENS, back @ T, pixels, depth, sure))
+        anchors.append(SharedView(view, LENS, back @ T, pixels, depth, sure))
     return joiner.join(anchors, change(window) if change else window, range(len(frames)))
 
 
@@ -343,7 +340,7 @@ MIXED = {
 def test_near_views_are_no_worse_for_what_is_far(kind):
     """A place is as sure as the whole scene is large, however near one camera looks."""
     frames, noise = MIXED[kind]
-    joiner, refused = Joiner(), []
+    joiner, refused = WindowAligner(), []
     for seed in range(40):
         found = joined(joiner, frames, noise, seed)
         refused += [] if found.accepted else [found.reason]
@@ -369,7 +366,7 @@ WALKED = looks(*((SLOPE, (0.1 * k, 0, 0), 0) for k in range(4)))
 
 def test_cameras_that_moved_are_refused_without_any_depth():
     """Of two views only the poses are known, and these are wrong; no block shows it."""
-    joiner = Joiner()
+    joiner = WindowAligner()
     for seed in range(8):
         joined(joiner, WALKED, FULL, seed)
     found = joined(joiner, WALKED, FULL, 8, moved_views((1, 3), 0.6))
@@ -379,7 +376,7 @@ def test_cameras_that_moved_are_refused_without_any_depth():
 
 @pytest.mark.parametrize("blind", [True, False])
 def test_one_camera_that_moved_does_not_refuse_the_others(blind):
-    joiner = Joiner()
+    joiner = WindowAligner()
     for seed in range(8):
         joined(joiner, WALKED, FULL, seed)
     found = joined(joiner, WALKED, FULL, 8, moved_views((3,), 0.6, blind))
@@ -388,7 +385,7 @@ def test_one_camera_that_moved_does_not_refuse_the_others(blind):
 
 def test_what_was_learned_is_doubted_before_a_segment_ends():
     """A network that becomes worse is unusual four times, and then it is what is usual."""
-    joiner, noise = Joiner(), Noise(0.01, 0.02, 0.01, 5.0, 0.02)
+    joiner, noise = WindowAligner(), Noise(0.01, 0.02, 0.01, 5.0, 0.02)
     for seed in range(60):
         assert joined(joiner, WALKED, Noise(0.005), seed).accepted
     assert joiner.usual.tolerance < 0.13
@@ -399,7 +396,7 @@ def test_what_was_learned_is_doubted_before_a_segment_ends():
 
 
 def test_a_unit_that_jumps_ten_thousandfold_is_refused(frames):
-    joiner = Joiner()
+    joiner = WindowAligner()
     assert joiner.join(known(frames), predicted(frames), range(4)).accepted
     found = joiner.join(known(frames), in_unit(predicted(frames), 1e4), range(4))
     assert not found.accepted

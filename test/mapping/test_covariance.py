@@ -23,7 +23,7 @@ from da3_ros.mapping.covariance import (
     turned,
 )
 from da3_ros.mapping.window_noise import WindowNoise
-from da3_ros.pipeline import Pipeline
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -74,7 +74,7 @@ def test_noise_is_learned_from_disagreement(walk):
         session = TruthSession(frames, seed=seed, noise=bench.NOISES["both"])
         pipelines.append(Pipeline(config, session))
         bench.run(pipelines[-1], camera, frames)
-    found = np.sqrt(np.mean([p.uncertainty.noise.variances for p in pipelines], axis=0))
+    found = np.sqrt(np.mean([p.odometry.uncertainty.noise.variances for p in pipelines], axis=0))
     true = [np.radians(0.2), 0.003, np.radians(0.5), 0.01]
     np.testing.assert_allclose(found[1:], true, rtol=0.35)
 
@@ -261,8 +261,8 @@ def test_published_covariances_are_in_metres(walk):
 def test_the_message_has_the_axes_of_the_map(walk):
     """Optical z, along which the camera looks, is the map's x."""
     from da3_ros.config import DepthConfig
-    from da3_ros.ros.messages import RosbagsLibrary
-    from da3_ros.ros.outputs import Outputs
+    from da3_ros.messages.library import RosbagsLibrary
+    from da3_ros.messages.outputs import Outputs
 
     results, _ = published(walk, bench.NOISES["both"], 0)
     P = np.diag([1.0, 2, 3, 4, 5, 6])
@@ -281,12 +281,12 @@ def test_a_standing_camera_teaches_no_noise(walk):
     session = TruthSession(frames, seed=0, noise=bench.NOISES["both"])
     pipeline = Pipeline(bench.settings(process_res=112, **{"window.size": 6}), session)
     bench.run(pipeline, camera, frames[:20])
-    learned = pipeline.uncertainty.noise.variances.copy()
+    learned = pipeline.odometry.uncertainty.noise.variances.copy()
     session.noise = dataclasses.replace(session.noise, rotation_deg=0, translation=0, bend_deg=0,
                                         bend=0)  # fmt: skip
     for i in range(60):
         still = dataclasses.replace(frames[19], stamp_ns=frames[19].stamp_ns + (i + 1) * 10**8)
         session.add(still)
         bench.run(pipeline, camera, [still])
-    np.testing.assert_allclose(pipeline.uncertainty.noise.variances, learned, rtol=0.2)
+    np.testing.assert_allclose(pipeline.odometry.uncertainty.noise.variances, learned, rtol=0.2)
     assert len(results) == FRAMES

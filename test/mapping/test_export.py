@@ -15,11 +15,11 @@ import pytest
 import trimesh
 from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping import selection as selecting
-from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.atomic import atomic_folder, atomic_path
-from da3_ros.mapping.export import ExportError, Selection, export_scene
-from da3_ros.mapping.picture import CAMERA_COLOR, PATH_COLOR, render_scene
+from da3_ros.drawing.scene_picture import CAMERA_COLOR, PATH_COLOR, render_scene
+from da3_ros.export import selection as selecting
+from da3_ros.export.atomic_files import atomic_folder, atomic_path
+from da3_ros.export.export import ExportError, Selection, export_scene
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Scene, SubmapCloud
 from da3_ros.mapping.submaps import jpeg
 from da3_ros.mapping.trajectory import Pose, Poses

@@ -7,8 +7,10 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import KeyframeConfig
-from da3_ros.mapping.alignment import Alignment, Anchor, Similarity
-from da3_ros.mapping.keyframes import ViewMemory, sharpness
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.keyframes import KeyframeSelector, sharpness
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Prediction, View
 
 SIZE = (60, 80)
@@ -22,7 +24,7 @@ def anchor(number, yaw_deg=0.0, x=0.0, image=NOISE, depth=2.0):
     T[0, 3] = x
     pixels = np.arange(0, 4800, 7)
     known = np.full(len(pixels), depth)
-    return Anchor(View(number, number, image, K), K, T, pixels, known, np.ones(len(pixels)))
+    return SharedView(View(number, number, image, K), K, T, pixels, known, np.ones(len(pixels)))
 
 
 def remember(memory, *anchors):
@@ -36,7 +38,7 @@ def ids(chosen):
 
 
 def memory(newest=3, **values):
-    return ViewMemory(KeyframeConfig(), newest, **values)
+    return KeyframeSelector(KeyframeConfig(), newest, **values)
 
 
 def test_a_camera_that_stands_still_makes_one_keyframe_and_uses_no_more_memory():

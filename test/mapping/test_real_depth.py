@@ -6,10 +6,10 @@ import pytest
 from scipy.spatial import cKDTree
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion
-from da3_ros.pipeline import Pipeline
+from da3_ros.geometry.poses import invert_pose, matrix_from_quaternion
+from da3_ros.geometry.projection import backproject, corner_K
+from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import open_recording
-from da3_ros.rectify import corner_K
 from da3_ros.synthetic.truth import Truth, TruthSession, at_size
 from da3_ros.types import Calibration, Frame
 

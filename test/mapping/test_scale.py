@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from da3_ros.config import ScaleConfig
-from da3_ros.mapping.scale import Continuity, MeasureFilter, OdometryRatio, ScaleKeeper
-from da3_ros.types import Measure
+from da3_ros.mapping.metric_scale import MeasureFilter, OdomCorrection, OdometryRatio, ScaleFilter
+from da3_ros.types import ScaleMeasurement
 
 DEPTH = 3.0
 
@@ -103,7 +103,7 @@ def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
     for i in range(15):
         unit = float(np.exp(rng.normal()))  # scene units per network unit
         wrong = 3.0 if i in (2, 7, 11) else np.exp(0.02 * rng.standard_normal())
-        measures.add(Measure(1.5 * unit * wrong, 0.03), unit)
+        measures.add(ScaleMeasurement(1.5 * unit * wrong, 0.03), unit)
     found = measures.estimate()
     assert np.exp(found.log) == pytest.approx(1.5, rel=0.02)
     assert abs(found.log - np.log(1.5)) < 3 * found.sigma
@@ -111,17 +111,17 @@ def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
 
 def test_a_measure_that_nobody_could_make_changes_nothing():
     measures = MeasureFilter()
-    measures.add(Measure(float("nan"), float("nan")), 1.0)
-    measures.add(Measure(0.0, 0.1), 1.0)
+    measures.add(ScaleMeasurement(float("nan"), float("nan")), 1.0)
+    measures.add(ScaleMeasurement(0.0, 0.1), 1.0)
     assert measures.estimate() is None
 
 
 def follow(config, values, windows_each=1):
-    keeper = ScaleKeeper(config)
+    keeper = ScaleFilter(config)
     scales = []
     for value in values:
         for _ in range(windows_each):
-            keeper.add_measure(Measure(value, 0.02), 1.0)
+            keeper.add_measure(ScaleMeasurement(value, 0.02), 1.0)
             scales.append(keeper.update())
     return scales
 
@@ -143,23 +143,23 @@ def test_the_answer_is_not_metric_before_it_is_known_and_never_steps_farther_tha
 
 def test_measures_without_agreement_are_no_knowledge():
     config = ScaleConfig(source="metric_model")
-    keeper = ScaleKeeper(config)
+    keeper = ScaleFilter(config)
     for _ in range(10):
-        keeper.add_measure(Measure(2.0, 0.9), 1.0)
+        keeper.add_measure(ScaleMeasurement(2.0, 0.9), 1.0)
         assert not keeper.update().metric
 
 
 @pytest.mark.parametrize(("source", "value"), [("none", None), ("fixed", 1.0)])
 def test_declared_sources_ask_nobody(source, value):
-    keeper = ScaleKeeper(ScaleConfig(source=source, factor=2.0))
-    keeper.add_measure(Measure(5.0, 0.01), 1.0)
+    keeper = ScaleFilter(ScaleConfig(source=source, factor=2.0))
+    keeper.add_measure(ScaleMeasurement(5.0, 0.01), 1.0)
     scale = keeper.update()
     assert scale.metric == (value is not None)
     assert scale.value == value or np.isnan(scale.value)
 
 
 def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
-    continuity = Continuity()
+    continuity = OdomCorrection()
     scales = np.where(np.arange(60) < 30, 2.0, 2.1)
     places = []
     for i, metres in enumerate(scales):
@@ -173,7 +173,7 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
 def estimates(values, own=0.05):
     measures = MeasureFilter()
     for value in values:
-        measures.add(Measure(float(value), own), 1.0)
+        measures.add(ScaleMeasurement(float(value), own), 1.0)
     return measures.estimate()
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from mapping.test_submaps import frame, pose, store
 
-from da3_ros.mapping.export import ExportError
-from da3_ros.mapping.scene_file import SceneFileError, find_scene, load_scene, save_scene
+from da3_ros.export.export import ExportError
+from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene, save_scene
 from da3_ros.mapping.submaps import KEYFRAMES
 
 

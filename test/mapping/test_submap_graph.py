@@ -8,21 +8,20 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import LoopConfig
-from da3_ros.loop_stage import LoopStage
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
-from da3_ros.mapping.alignment import Alignment, Anchor, Joiner, Similarity
-from da3_ros.mapping.loops import Looks, Loop, LoopCloser, Steps, whitened
+from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.loop_closure import Looks, Loop, LoopClosure, Steps, whitened
 from da3_ros.mapping.pose_graph import Edge
-from da3_ros.mapping.scene import IDENTITY
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
     Moves,
     Node,
     Problem,
     SubmapGraph,
-    after,
-    inverse,
     solve,
 )
+from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.types import View
 
 VARIANCE = np.array([2e-3, 1e-3, 5e-3]) ** 2
@@ -47,13 +46,13 @@ def drifted(true, rng):
     """The same as odometry has them."""
     out = [true[0]]
     for a, b in itertools.pairwise(true):
-        seen, s = Edge.seen(a, b), np.sqrt(VARIANCE)
+        seen, s = a.inverse() @ b, np.sqrt(VARIANCE)
         noise = Similarity(
             float(np.exp(s[0] * rng.normal())),
             Rotation.from_rotvec(s[1] * rng.normal(size=3)).as_matrix(),
             s[2] * rng.normal(size=3),
         )
-        out.append(after(out[-1], after(seen, noise)))
+        out.append(out[-1] @ seen @ noise)
     return out
 
 
@@ -71,8 +70,8 @@ def walked(places, loops=()):
 
 def seen_again(true, places, old, new):
     """How the scene around ``new`` must move to lie to ``old`` as it truly does."""
-    there = after(places[old], Edge.seen(true[old], true[new]))
-    return old, new, after(there, inverse(places[new]))
+    there = places[old] @ true[old].inverse() @ true[new]
+    return old, new, there @ places[new].inverse()
 
 
 @pytest.fixture
@@ -192,8 +191,8 @@ def test_a_hundred_loops_leave_rotations_rotations():
     for k in range(100):
         turn = Rotation.from_rotvec([0, 0, 1e-3 * (-1) ** k]).as_matrix()
         now = {n.first: n.place for n in graph.nodes}
-        bent = [after(Similarity(1.0, turn, np.zeros(3)), now[i]) for i in range(12)]
-        graph.tie(0, 11, after(bent[11], inverse(now[11])), LOOP)
+        bent = [Similarity(1.0, turn, np.zeros(3)) @ now[i] for i in range(12)]
+        graph.tie(0, 11, bent[11] @ now[11].inverse(), LOOP)
         found = solve(graph.problem(T, metric=False))
         graph.apply(found.moves)
         T = found.T_map_odometry
@@ -215,7 +214,7 @@ def test_moves_name_the_submaps_of_each_node():
     assert len(moves) == 4
     assert (moves[4].scale, moves[8].scale) == (2.0, 3.0)
     assert not {2, 6, 9} & set(moves)
-    assert moves.each(inverse)[5].scale == 0.5
+    assert moves.each(Similarity.inverse)[5].scale == 0.5
 
 
 # What a camera's way leaves in memory ------------------------------------------------------------
@@ -248,7 +247,7 @@ def keyframe(stage, n, x=None):
     pixels = np.arange(784)
     depth = np.full(784, 2.0)
     look = np.random.default_rng(n).normal(size=64)
-    stage.add_keyframe(Anchor(view, K, T, pixels, depth, depth, submap=n // 16), look)
+    stage.add_keyframe(SharedView(view, K, T, pixels, depth, depth, submap=n // 16), look)
 
 
 def along(closer, count):
@@ -263,12 +262,12 @@ def along(closer, count):
         view = View(n, n, np.zeros((28, 28, 3), np.uint8), K)
         depth = np.full(784, 2.0)
         look = np.random.default_rng(n).normal(size=64)
-        closer.add_keyframe(Anchor(view, K, T, np.arange(784), depth, depth), look, n // 4)
+        closer.add_keyframe(SharedView(view, K, T, np.arange(784), depth, depth), look, n // 4)
 
 
 def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
     """By what drift was between their submap and the one that stands for it."""
-    whole, closer = LoopCloser(), LoopCloser()
+    whole, closer = LoopClosure(), LoopClosure()
     along(whole, 40)
     monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
     along(closer, 40)
@@ -284,7 +283,7 @@ def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
 
 def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
     monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
-    closer = LoopCloser()
+    closer = LoopClosure()
     along(closer, 20)
     old = next(p for p in closer._places if p.submap == closer._graph.nodes[3].last)
     new = closer._places[-1]
@@ -298,7 +297,7 @@ def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
 
 
 def test_a_camera_that_stands_still_takes_no_memory():
-    stage = LoopStage()
+    stage = LoopScheduler()
     keyframe(stage, 0)
     still(stage, 100)
     before = len(pickle.dumps(stage._closer))
@@ -308,12 +307,12 @@ def test_a_camera_that_stands_still_takes_no_memory():
 
 @pytest.mark.usefixtures("small")
 def test_a_long_way_takes_bounded_memory(monkeypatch):
-    monkeypatch.setattr("da3_ros.mapping.loops.MOST", 30)
-    stage, held = LoopStage(), []
+    monkeypatch.setattr("da3_ros.mapping.loop_closure.MOST", 30)
+    stage, held = LoopScheduler(), []
     for n in range(16 * 300):
         still(stage, 1)
         keyframe(stage, n)
-        stage.look(n, LoopConfig(), 1, None, Joiner(), False)
+        stage.look(n, LoopConfig(), 1, None, WindowAligner(), False)
         if n % 16 == 15:
             held.append(len(pickle.dumps(stage._closer)))
     assert max(held[150:]) < 1.02 * max(held[60:100])
@@ -321,7 +320,7 @@ def test_a_long_way_takes_bounded_memory(monkeypatch):
 
 
 def test_switched_off_nothing_is_remembered():
-    stage = LoopStage()
+    stage = LoopScheduler()
     stage.switch(False)
     empty = len(pickle.dumps(stage._closer))
     for n in range(100):
@@ -332,7 +331,7 @@ def test_switched_off_nothing_is_remembered():
 
 
 def test_switched_off_on_the_way_the_map_stays_corrected():
-    stage, T = LoopStage(), np.eye(4)
+    stage, T = LoopScheduler(), np.eye(4)
     T[0, 3] = 0.5
     for n in range(40):
         keyframe(stage, n)
@@ -347,7 +346,7 @@ def test_switched_off_on_the_way_the_map_stays_corrected():
 
 def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
     monkeypatch.setattr(submap_graph, "MOST_NODES", 10)
-    stage = LoopStage()
+    stage = LoopScheduler()
     for n in range(0, 16 * 30, 8):
         if n % 16 == 0:
             stage.start_segment(lost=False)

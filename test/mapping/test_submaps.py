@@ -8,9 +8,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import MapConfig
-from da3_ros.geometry import backproject
+from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping import submaps
-from da3_ros.mapping.alignment import Similarity
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
@@ -268,3 +268,19 @@ def test_what_is_shown_is_an_even_choice_of_open_and_closed_submaps():
         assert 0.5 * min(most, len(held)) < len(shown) <= most
         np.testing.assert_array_equal(shown.cloud().xyz, held.scene(np.eye(4)).cloud(most).xyz)
     assert len(store().thinned(100)) == 0
+
+
+def test_the_number_of_a_part_that_has_left_the_map_is_not_used_again():
+    """Loops still know its submaps: what ties them would tie the new part."""
+    held = store()
+    held.add(frame(0, pose()))
+    held.start_segment()
+    gone = held.add(frame(1, pose(1.0)))
+    held.start_segment()
+    back = held.add(frame(2, pose(2.0)))
+    held.join_parts([(0, back)])
+    del held.submaps[gone]
+    held.start_segment()
+    held.add(frame(3, pose(3.0)))
+    held.join_parts([(0, gone)])
+    assert not held.place_known

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from da3_ros.model_table import COLUMNS, model_table
+from da3_ros.cli.model_table import COLUMNS, model_table
 from da3_ros.network import MODELS
 
 ROOT = Path(__file__).parents[2]

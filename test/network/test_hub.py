@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from da3_ros import cli
+from da3_ros.cli import main as cli
 from da3_ros.network import MODELS, hub
 
 REPO = MODELS["da3-small"].repo

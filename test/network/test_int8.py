@@ -7,7 +7,7 @@ from torch import nn
 
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.devices import Cpu, Cuda, DeviceError, Mps
-from da3_ros.inference.footprint import Shape, footprint
+from da3_ros.inference.memory_footprint import Shape, footprint
 from da3_ros.inference.planner import Plan
 from da3_ros.network.int8 import Int8Linear
 from da3_ros.network.model import Chunks

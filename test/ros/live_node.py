@@ -10,7 +10,7 @@ from rclpy.parameter import Parameter
 from ros import ros_testing as rt
 from ros.test_node import FRAME, IMAGE, LIB, QUICK
 
-from da3_ros.ros import messages as build
+from da3_ros.messages import build
 from da3_ros.ros import node as module
 from da3_ros.ros.node import Da3Node
 

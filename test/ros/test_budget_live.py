@@ -1,9 +1,16 @@
 """Memory budgets and the warm-up of the live node, as a real process over DDS."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ros.test_node import Rig, camera_frames, set_parameter, values_of
+from ros.test_node import LIB, Rig, camera_frames, set_parameter, values_of
+from test_overlap import as_messages, stream_of
+
+from da3_ros.inference import BudgetError
+from da3_ros.inference import session as module
+from da3_ros.live.health import WARN
+from da3_ros.synthetic import SyntheticCamera
 
 BUSY = str(Path(__file__).with_name("busy_node.py"))
 
@@ -39,3 +46,39 @@ def test_before_the_first_frame_the_node_is_warm_and_has_a_plan():
         assert status.frames_received == status.frames_processed == 0
         assert list(status.drop_causes) == []
         assert status.last_error == ""
+
+
+def test_windows_over_their_budget_are_told_by_status_and_diagnostics(monkeypatch):
+    from da3_ros.ros import status_report as report
+
+    camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=6)
+    stream, host = stream_of(memory_budget_gb=1.0)
+    node = SimpleNamespace(
+        library=LIB, now_ns=host.now_ns, input=None, last_error="", failure="", enabled=True,
+        get_fully_qualified_name=lambda: "/da3",
+    )  # fmt: skip
+    run(stream, camera, host)
+    assert list(report.status(node, stream, "active").degraded) == []
+
+    def refuse(*args):
+        raise BudgetError("it needs 2.00 GiB at the least")
+
+    monkeypatch.setattr(stream.pipeline.session.on, "taken", lambda before, persistent: 2 << 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "make_plan", refuse)
+        run(stream, camera, host)
+    said = "it needs 2.00 GiB at the least; the old plan stays"
+    assert list(report.status(node, stream, "active").degraded) == [said]
+    (told,) = report.diagnostics(node, stream, "active").status
+    assert told.level == bytes([WARN])
+    assert f"memory is short: {said}" in told.message
+
+    stream.pipeline.set_budget(3.0)  # there it fits
+    assert list(report.status(node, stream, "active").degraded) == []
+
+
+def run(stream, camera, host):
+    for pending in as_messages(camera, host.lib):
+        stream.put(pending)
+        stream.step()
+    stream.reset()

@@ -17,6 +17,7 @@ from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Transit
 from ros.test_node import Rig, camera_frames
 from ros.test_services import call_async
 
+from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.ros import node as module
 from da3_ros.synthetic.truth import TruthSession
 
@@ -99,6 +100,35 @@ def test_a_cleanup_that_gives_up_leaves_a_node_that_works(live, monkeypatch):
     live.show()
     live.until(lambda: len(live.depths) > known)
     assert len(live.publishers()) == 1
+
+
+class Rehearsing(InferenceSession):
+    """A compiled network, whose rehearsals last until the test lets them go."""
+
+    compile_mode = "reduce-overhead"
+
+    def __init__(self, frames):
+        super().__init__(InferenceConfig("da3-tiny", "random", "cpu", process_res=56), poses=False)
+        self.begun, self.go, self.rehearsals = threading.Event(), threading.Event(), 0
+
+    def rehearse(self, window):
+        self.rehearsals += 1
+        self.begun.set()
+        assert self.go.wait(HELD_S)
+
+
+def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
+    camera, frames = camera_frames(1)
+    with LiveNode(monkeypatch, camera, frames, Rehearsing) as live:
+        assert live.change(CONFIGURE)
+        network = live.networks[-1]
+        live.until(network.begun.is_set)
+        cleanup = live.ask(CLEANUP)
+        live.until(lambda: live.da3.worker.leaving)
+        network.go.set()
+        live.until(cleanup.done)
+        assert cleanup.result().success
+        assert network.rehearsals == 1
 
 
 def test_shutdown_waits_for_the_window_too(live):

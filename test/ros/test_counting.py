@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.pose_prior import PoseHistory
-from da3_ros.ros import messages as build
-from da3_ros.ros.calibration import CameraInfoKeeper
-from da3_ros.ros.lane import Pending
-from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.stream import Stream
+from da3_ros.live.scene_stream import RawFrame
+from da3_ros.live.stream import Stream
+from da3_ros.messages import build
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.pose_prior import PoseHistory
+from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.transforms import TransformTree
 from da3_ros.types import Prediction
 
 LIB = RosbagsLibrary()
@@ -81,7 +81,7 @@ def put(stream, camera, frames, names=("",)):
         message = build.image(LIB, frame.stamp_ns, "optical", frame.image)
         for name in names:
             stream.put(
-                Pending(frame.stamp_ns, message, "optical", camera.calibration, True, "t", name)
+                RawFrame(frame.stamp_ns, message, "optical", camera.calibration, True, "t", name)
             )
 
 
@@ -118,7 +118,7 @@ def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypat
         raise RuntimeError("in decode")
 
     with monkeypatch.context() as patch:
-        patch.setattr("da3_ros.ros.stream.decode", broken)
+        patch.setattr("da3_ros.live.stream.decode", broken)
         put(stream, camera, list(camera)[:3])
         assert step(stream)
     assert stream.drop_counts() == {"failed": 3}
@@ -143,8 +143,8 @@ def test_a_reset_counts_the_images_that_wait_anywhere(camera, names):
 
 def test_a_reset_counts_the_images_that_wait_for_a_window(camera, monkeypatch):
     stream = stream_of(Network(), **{"window.new": 2, "window.size": 4})
-    monkeypatch.setattr(stream.pipeline, "_new", 3)  # as a smaller memory plan may make it
-    monkeypatch.setattr(stream.pipeline, "_refit", lambda: None)
+    monkeypatch.setattr(stream.pipeline.builder, "_new", 3)  # as a smaller memory plan may make it
+    monkeypatch.setattr(stream.pipeline.builder, "fit", lambda network: None)
     put(stream, camera, list(camera)[:2])
     assert not step(stream)
     stream.reset()

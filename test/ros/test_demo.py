@@ -27,6 +27,8 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert done.returncode == 0, done.stderr
     for figure in ("AbsRel", "ATE", "median", "fitted scale", "without looking"):
         assert re.search(rf"{figure}[^\n]*?\d\.\d", done.stdout), (figure, done.stdout)
+    assert "6 of 6 frames processed" in done.stdout
+    assert "depth of 6 frames" in done.stdout, done.stdout  # the first was received, too
     assert ("mean nothing" in done.stdout) == bool(weights)
     assert {f.name for f in tmp_path.iterdir()} == set(FILES)
     assert all(f.stat().st_size for f in tmp_path.iterdir())

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from da3_ros.ros.export_path import PathError, beside, resolve_inside
+from da3_ros.export.paths import PathError, beside, resolve_inside
 
 
 def test_relative_and_absolute_paths_inside_are_accepted(tmp_path):

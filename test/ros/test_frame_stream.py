@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from da3_ros.ros.frame_stream import FrameBuffer, StampGrid, Turns, cycle_index
+from da3_ros.ros.frame_schedule import FrameBuffer, StampGrid, Turns, cycle_index
 
 
 @pytest.mark.parametrize(

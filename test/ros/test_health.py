@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from da3_ros.ros.health import (
+from da3_ros.live.health import (
     ERROR,
     OK,
     RECENT_S,
@@ -34,6 +34,7 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"state": "inactive", "input_age_s": None}, OK, "inactive"),
         ({"growing": ("bad_image",)}, WARN, "images are lost (bad_image)"),
         ({"growing": ("failed",), "last_error": "why"}, ERROR, "windows are lost (failed): why"),
+        ({"unpublished": True, "last_error": "why"}, ERROR, "frames are not published: why"),
         ({"output_age_s": 11.0}, ERROR, "nothing has come out for 11 s"),
         ({"output_age_s": 11.0, "enabled": False}, WARN, "paused"),
         ({"refused": True}, WARN, "do not fit"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from da3_ros.ros.inbox import FrameInbox, choose_evenly
+from da3_ros.live.frame_queue import FrameQueue, choose_evenly
 from da3_ros.types import Frame
 
 MS = 10**6
@@ -18,7 +18,7 @@ def stamps(frames):
 
 
 def test_one_frame_per_pass_is_the_newest():
-    inbox = FrameInbox(1)
+    inbox = FrameQueue(1)
     for t in (0, 33, 66):
         inbox.put(frame(t))
     assert stamps(inbox.take()) == [66]
@@ -28,7 +28,7 @@ def test_one_frame_per_pass_is_the_newest():
 
 @pytest.mark.parametrize("waiting", [9, 30, 300])
 def test_several_frames_per_pass_are_spread_over_the_whole_time_since_the_last(waiting):
-    inbox = FrameInbox(3)
+    inbox = FrameQueue(3)
     for t in (0, 10, 20):
         inbox.put(frame(t))
     assert stamps(inbox.take()) == [0, 10, 20]
@@ -43,7 +43,7 @@ def test_several_frames_per_pass_are_spread_over_the_whole_time_since_the_last(w
 
 
 def test_memory_is_bounded_while_the_worker_is_busy():
-    inbox = FrameInbox(4)
+    inbox = FrameQueue(4)
     for t in range(1000):
         inbox.put(frame(t))
         assert len(inbox) <= 16
@@ -51,7 +51,7 @@ def test_memory_is_bounded_while_the_worker_is_busy():
 
 
 def test_too_few_frames_wait_for_more():
-    inbox = FrameInbox(2)
+    inbox = FrameQueue(2)
     inbox.put(frame(0))
     assert inbox.take() == []
     inbox.put(frame(1))
@@ -59,7 +59,7 @@ def test_too_few_frames_wait_for_more():
 
 
 def test_old_frames_are_dropped_and_counted():
-    inbox = FrameInbox(2, max_age_s=0.1)
+    inbox = FrameQueue(2, max_age_s=0.1)
     for t in (0, 50, 150, 160):
         inbox.put(frame(t))
     assert stamps(inbox.take(now_ns=200 * MS)) == [150, 160]
@@ -67,7 +67,7 @@ def test_old_frames_are_dropped_and_counted():
 
 
 def test_clear_counts_what_it_drops():
-    inbox = FrameInbox(2)
+    inbox = FrameQueue(2)
     inbox.put(frame(0))
     inbox.clear()
     assert (len(inbox), inbox.counts["cleared"]) == (0, 1)
@@ -80,7 +80,7 @@ def test_choice_is_made_of_distinct_frames_even_with_a_burst():
 
 def test_how_long_work_waits_counts_from_the_first_frame_even_if_it_was_replaced():
     """By this several cameras take turns on one network."""
-    inbox = FrameInbox(1)
+    inbox = FrameQueue(1)
     assert inbox.since_ns == float("inf")
     for t in (5, 38, 71):
         inbox.put(frame(t))
@@ -92,7 +92,7 @@ def test_how_long_work_waits_counts_from_the_first_frame_even_if_it_was_replaced
 
 
 def test_frames_that_stand_for_several_images_are_counted_so():
-    inbox = FrameInbox(1, images=lambda f: 2)
+    inbox = FrameQueue(1, images=lambda f: 2)
     for t in (0, 33, 66):
         inbox.put(frame(t))
     assert inbox.counts["busy"] == 4

@@ -9,16 +9,20 @@ pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS s
 
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from ros import ros_testing as rt
 from ros.live_node import LiveNode
 from ros.test_lifecycle import ACTIVATE, CONFIGURE
 from ros.test_tf_live import matrix
 
-from da3_ros.geometry import invert_pose
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.inference import BudgetError
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
 
 SMALL_GB = 0.5
+ALL_SAID = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+LATE_GB = 0.25  # fits when it is checked, and not when it is applied
 
 
 class Budgeted(TruthSession):
@@ -39,13 +43,56 @@ class Budgeted(TruthSession):
         return super().infer(window)
 
 
+class Refusing(TruthSession):
+    """Finds out late that a budget does not fit."""
+
+    def __init__(self, frames):
+        super().__init__(frames)
+        self.budgets = []
+
+    def set_budget(self, memory_budget_gb):
+        self.budgets.append(memory_budget_gb)
+        if memory_budget_gb == LATE_GB:
+            raise BudgetError("nothing fits")
+
+
 def set_budget(live, value):
+    set_parameter(live, "memory_budget_gb", value)
+
+
+def set_parameter(live, name, value):
     client = live.node.create_client(SetParameters, "/da3/set_parameters")
     live.until(client.service_is_ready)
-    change = Parameter("memory_budget_gb", value=value).to_parameter_msg()
+    change = Parameter(name, value=value).to_parameter_msg()
     answer = client.call_async(SetParameters.Request(parameters=[change]))
     live.until(answer.done)
     assert answer.result().results[0].successful, answer.result()
+
+
+def test_a_budget_that_is_refused_late_is_not_kept_and_disturbs_no_other_change(monkeypatch):
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=1)
+    with LiveNode(monkeypatch, camera, list(camera), Refusing, memory_budget_gb=2.0) as live:
+        rosout = rt.collect(live.node, "rcl_interfaces/msg/Log", "/rosout", ALL_SAID)
+        statuses = rt.collect(live.node, "da3_ros/msg/Status", "/da3/status", rt.LATCHED)
+        assert live.change(CONFIGURE)
+        stream, checked = live.da3.stream, []
+        monkeypatch.setattr(stream, "check_budget", checked.append)
+        set_budget(live, LATE_GB)
+        set_parameter(live, "depth.min_confidence", 1.5)
+        live.until(lambda: stream.config.pipeline.depth.min_confidence == 1.5)
+        live.until(lambda: live.da3.get_parameter("memory_budget_gb").value == 2.0)
+        live.until(lambda: statuses and "nothing fits" in statuses[-1].last_error)
+        set_parameter(live, "depth.min_confidence", 2.5)
+        live.until(lambda: stream.config.pipeline.depth.min_confidence == 2.5)
+        assert stream.config.pipeline.inference.memory_budget_gb == 2.0
+        set_budget(live, 3.0)
+        live.until(lambda: stream.config.pipeline.inference.memory_budget_gb == 3.0)
+        live.until(lambda: live.da3._budget_job is None)  # it was looked at
+        assert live.da3.get_parameter("memory_budget_gb").value == 3.0
+        live.until(lambda: [m for m in rosout if "nothing fits" in m.msg])
+        said = [m.msg for m in rosout if "nothing fits" in m.msg]
+    assert live.networks[-1].budgets == checked == [LATE_GB, 3.0]
+    assert said == ["memory_budget_gb: nothing fits; the old plan stays"]
 
 
 def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):

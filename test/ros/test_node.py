@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 from ros import ros_testing as rt
 
-from da3_ros.cli import load_config
+from da3_ros.cli.arguments import load_config
+from da3_ros.messages import build
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayOptions, replay
-from da3_ros.ros import messages as build
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.synthetic import SyntheticCamera
 
@@ -290,6 +292,25 @@ def processor_s(process):
     """Processor time that a process has taken, seconds."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """Segments of Fast DDS that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(x.split()[-1]) for x in lines if re.search(r"/fastdds_[0-9a-f]{16}$", x)}
+
+
+@pytest.mark.parametrize("module", ["da3_ros.ros.node", "da3_ros.ros.synthetic_camera"])
+def test_no_shared_memory_is_left_behind(module):
+    """Each start would otherwise take tens of megabytes of /dev/shm until the next boot."""
+    words = ("-p", "checkpoint:=random") if module.endswith("node") else ("-p", "walk_frames:=2")
+    with rt.start(module, *words, env=rt.environment(rt.domain())) as process:
+        process.wait_for("waiting for /" if module.endswith("node") else "publishing")
+        held = shared_memory(process.pid)
+        assert process.stop() == 0
+    if not held:
+        pytest.skip("the middleware is not Fast DDS with shared memory")
+    assert not {path for path in held if path.exists()}
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])

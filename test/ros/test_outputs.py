@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from da3_ros.config import DepthConfig
-from da3_ros.ros.messages import RosbagsLibrary
-from da3_ros.ros.outputs import FRAME_TOPICS, Outputs
+from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 
@@ -75,7 +75,7 @@ def test_the_map_is_thinned_for_display_but_not_below_what_is_shown(monkeypatch)
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud
 
-    monkeypatch.setattr("da3_ros.ros.outputs.MAX_DISPLAY", 100)
+    monkeypatch.setattr("da3_ros.messages.outputs.MAX_DISPLAY", 100)
     xyz = np.arange(999, dtype=np.float32)[:, None] * [1, 0, 0]
     cloud = PointCloud(xyz.astype(np.float32), np.zeros((999, 3), np.uint8), xyz[:, 0], xyz[:, 0])
     scene = Scene((SubmapCloud(cloud),), Poses.of([]))

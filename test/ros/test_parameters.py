@@ -1,10 +1,15 @@
 """What a user gives the node but no parameter takes is named, with what may be meant."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+
 import pytest
 from ros import ros_testing as rt
 
+from da3_ros.inference import BudgetError
+from da3_ros.live.worker import WorkerStoppedError
 from da3_ros.ros import parameters
-from da3_ros.ros.qos_events import Endpoints
+from da3_ros.ros.qos import Endpoints
 
 
 @pytest.fixture
@@ -64,3 +69,80 @@ def test_off_needs_no_quotes(node_of):
     node = node_of("-p", "mixed_precision:=off", "-p", "compile:=off")
     config = parameters.read(node).pipeline.inference
     assert (config.mixed_precision, config.compile) == ("off", "off")
+
+
+@pytest.fixture
+def da3():
+    """The node itself, unconfigured."""
+    from rclpy.parameter import Parameter
+
+    from da3_ros.ros.node import Da3Node
+
+    context = rt.rclpy.Context()
+    rt.rclpy.init(context=context, domain_id=rt.domain())
+    node = Da3Node(context=context, parameter_overrides=[Parameter("autostart", value=False)])
+    yield node
+    node.stream = node.worker = None
+    node.destroy_node()
+    rt.rclpy.shutdown(context=context)
+
+
+def change(node, name, value):
+    from rclpy.parameter import Parameter
+
+    (answer,) = node.set_parameters([Parameter(name, value=value)])
+    return answer
+
+
+class Broken:
+    """A stream that cannot check a budget, and its worker."""
+
+    def __init__(self):
+        self.applied = []
+
+    def check_budget(self, memory_budget_gb):
+        raise RuntimeError("nobody foresaw it")
+
+    def reconfigure(self, config, *, budget):
+        self.applied.append((config.depth.min_confidence, budget))
+
+    def submit(self, job):
+        job()
+        return Future()
+
+
+def test_a_budget_whose_check_breaks_is_refused_and_not_raised(da3):
+    da3.stream = da3.worker = Broken()
+    answer = change(da3, "memory_budget_gb", 1.0)
+    assert not answer.successful
+    assert answer.reason.endswith("cannot be checked: RuntimeError: nobody foresaw it")
+    assert da3.get_parameter("memory_budget_gb").value == 0.0
+
+
+def test_a_budget_is_checked_only_when_it_changes(da3):
+    da3.stream = da3.worker = Broken()
+    assert change(da3, "depth.min_confidence", 1.5).successful
+    assert da3.stream.applied == [(1.5, False)]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(BudgetError("nothing fits"), "nothing fits"), (KeyError("x"), "KeyError: 'x'")],
+)
+def test_a_change_that_the_worker_could_not_make_is_told(da3, monkeypatch, error, said):
+    log, job = [], Future()
+    monkeypatch.setattr(da3, "get_logger", lambda: SimpleNamespace(error=log.append))
+    da3.worker = SimpleNamespace(stopping=False)
+    job.set_exception(error)
+    da3._on_applied(job)
+    assert log == [said]
+    assert da3.last_error == said
+
+
+def test_what_an_ending_worker_leaves_is_not_told(da3, monkeypatch):
+    log, job = [], Future()
+    monkeypatch.setattr(da3, "get_logger", lambda: SimpleNamespace(error=log.append))
+    job.set_exception(WorkerStoppedError())
+    da3._on_applied(job)
+    assert not log
+    assert da3.last_error == ""

@@ -4,7 +4,7 @@ from ros import ros_testing as rt
 from ros.test_node import FRAME, LIB
 from ros.test_tf_live import Robot, run
 
-from da3_ros.ros import messages as build
+from da3_ros.messages import build
 
 PRIOR = {"pose_prior.source": "odometry", "scale.source": "odometry"}
 

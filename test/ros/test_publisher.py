@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from da3_ros.ros.publisher import Publisher
+from da3_ros.live.publish_thread import Publisher
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from ros import ros_testing as rt
 from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, change, state_is
 from ros.test_node import IMAGE, Rig
 
-from da3_ros.ros.qos_events import (
+from da3_ros.live.log_throttle import MOST, Throttle
+from da3_ros.ros.qos import (
     LOOKS,
     UNNAMED,
     Endpoint,
@@ -21,7 +22,6 @@ from da3_ros.ros.qos_events import (
     unheard_text,
     unserved_text,
 )
-from da3_ros.ros.throttle import MOST, Throttle
 
 PLAIN = Endpoint("", "T")
 BEST = Endpoint("/driver", "T", "best_effort")
@@ -126,8 +126,8 @@ def test_every_endpoint_of_the_node_goes_through_endpoints():
         for path in folder.glob("*.py")
         if re.search(r"\.create_(publisher|subscription)\(", path.read_text())
     }
-    # Those beside qos_events are nodes of their own: the demonstration and the synthetic camera.
-    assert makers <= {"qos_events.py", "demo.py", "synthetic_camera.py"}
+    # Those beside qos are nodes of their own: the demonstration and the synthetic camera.
+    assert makers <= {"qos.py", "demo.py", "synthetic_camera.py"}
 
 
 def test_node_tells_both_sides_and_obeys_overrides():

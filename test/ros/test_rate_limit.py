@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from da3_ros.ros.rate_limit import BURST_S, LEAST, RateLimit
+from da3_ros.live.rate_limit import BURST_S, LEAST, RateLimit
 
 
 def admitted(limit, times):

@@ -7,8 +7,8 @@ import pytest
 from ros import ros_testing as rt
 from ros.test_node import Rig, camera_frames
 
-from da3_ros.mapping.alignment import Similarity
-from da3_ros.mapping.scene_file import load_scene, save_scene
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.submaps import Snapshot, Submap, held
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
@@ -128,6 +128,45 @@ def test_three_callers_at_once_are_answered_with_what_happened(tmp_path):
     assert len(load_scene(tmp_path / "scenes" / "a").poses) == 3
     assert not refused.success
     assert "leaves export_dir" in refused.message
+
+
+def test_every_caller_of_a_burst_is_answered(tmp_path):
+    """The client's own queue bounds a burst, too: its default is 10."""
+    camera, frames = camera_frames(1)
+    save_scene(large_scene(100), tmp_path / "kept")
+    with Rig(export_dir=str(tmp_path)) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        feed(rig, camera, frames, depths)
+        export, load = (
+            rig.node.create_client(rt.RclpyLibrary().type(kind), name, qos_profile=rt.RELIABLE)
+            for kind, name in ((EXPORT, "/da3/export_scene"), (FILE, "/da3/load_scene"))
+        )
+        rig.until(lambda: export.service_is_ready() and load.service_is_ready())
+        calls = [
+            export.call_async(export.srv_type.Request(path=f"{n}.ply")) for n in range(60)
+        ] + [load.call_async(load.srv_type.Request(path="kept")) for _ in range(5)]
+        rig.until(lambda: all(call.done() for call in calls))
+        assert all(call.result().success for call in calls)
+
+
+def test_a_saved_scene_is_kept_free_of_other_things(tmp_path):
+    camera, frames = camera_frames(1)
+    with Rig(export_dir=str(tmp_path)) as rig:
+        depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
+        rig.ready()
+        feed(rig, camera, frames, depths)
+        assert rig.call(FILE, "/da3/save_scene", path="s").success
+        for kind, name, path in (
+            (EXPORT, "export_scene", "s/x.ply"),
+            (EXPORT, "export_scene", "s/deeper/x.glb"),
+            (FILE, "save_scene", "s/inner"),
+        ):
+            refused = rig.call(kind, f"/da3/{name}", path=path)
+            assert not refused.success
+            assert f"lies in the saved scene {tmp_path / 's'}" in refused.message
+        assert rig.call(EXPORT, "/da3/export_scene", path="s.ply").success
+        assert rig.call(FILE, "/da3/save_scene", path="s").success
 
 
 @pytest.mark.parametrize("kind", ["none", "foreign", "file"])

@@ -9,12 +9,13 @@ from ros.test_node import LIB, NODE, QUICK, SIZE
 from ros.test_services import EXPORT, FILE, call_async
 from scipy.spatial.transform import Rotation
 
-from da3_ros.cli import load_config
-from da3_ros.mapping.scene_file import load_scene
+from da3_ros.cli.arguments import load_config
+from da3_ros.export.scene_file import load_scene
+from da3_ros.messages import build
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import ReplayOptions, replay
-from da3_ros.ros import messages as build
+from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 
 NAMES = ("front", "left")

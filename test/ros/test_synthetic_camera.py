@@ -19,12 +19,14 @@ from ros_testing import (
     start,
 )
 
-from da3_ros.geometry import backproject, invert_pose, matrix_from_quaternion, project
-from da3_ros.rig_geometry import rig_mount
-from da3_ros.ros.decode import calibration_from_msg, decode
+from da3_ros.geometry.poses import invert_pose, matrix_from_quaternion
+from da3_ros.geometry.projection import backproject, project
+from da3_ros.live.missing_input_hints import IMAGE, Awaited, Publisher, look_around
+from da3_ros.messages.camera_info import calibration_from_msg
+from da3_ros.messages.decode import decode
 from da3_ros.ros.rclpy_library import RclpyLibrary
-from da3_ros.ros.waiting import IMAGE, Awaited, Publisher, look_around
 from da3_ros.synthetic import WALKS, SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
 
 MODULE = "da3_ros.ros.synthetic_camera"
 TRUTH = "/synthetic_camera/truth"
@@ -292,7 +294,7 @@ def test_signal_while_rendering_ends_the_process_in_time(sig):
 
 
 def test_walks_offered_are_those_there_are():
-    from da3_ros.config import parameters
+    from da3_ros.parameter_schema import parameters
     from da3_ros.ros.synthetic_camera import CameraConfig
 
     (walk,) = (p for p in parameters(CameraConfig()) if p.name == "walk")

@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from da3_ros.ros import messages as build
-from da3_ros.ros import tf_input
+from da3_ros.messages import build
+from da3_ros.ros import tf_subscriber as tf_input
 from da3_ros.ros.rclpy_library import RclpyLibrary
-from da3_ros.ros.tf_input import KEPT, QUEUE, SentTransforms, TfInput, TfPublishers
-from da3_ros.transforms import TransformTree
+from da3_ros.ros.tf_subscriber import KEPT, QUEUE, SentTransforms, TfInput, TfPublishers
+from da3_ros.sensors.transform_tree import TransformTree
 
 LIB = RclpyLibrary()
 OWN, OTHER = bytes(range(16)), bytes(range(16, 32))

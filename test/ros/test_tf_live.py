@@ -7,7 +7,7 @@ from ros import ros_testing as rt
 from ros.test_node import FRAME, LIB, NODE, Rig, arguments, camera_frames
 from scipy.spatial.transform import Rotation
 
-from da3_ros.ros import messages as build
+from da3_ros.messages import build
 
 ROBOT = {"base_frame": "base_link", "scale.source": "fixed"}
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from da3_ros.ros import tf_output
-from da3_ros.ros.tf_output import MOST_CHILDREN, TfOutput
-from da3_ros.transforms import TransformTree
+from da3_ros.live import tf_output
+from da3_ros.live.tf_output import MOST_CHILDREN, TfOutput
+from da3_ros.sensors.transform_tree import TransformTree
 
 GONE_S = 5.0
 ODOM_BASE = ("odom", "base")
@@ -17,12 +17,12 @@ ODOM_BASE = ("odom", "base")
 class Stage:
     """A TfOutput, its clock, the other nodes' transforms and what was warned of."""
 
-    def __init__(self, base="base"):
+    def __init__(self, base="base", cameras=()):
         self.now_s, self.warned = 0.0, []
         self.tree = TransformTree(gone_s=GONE_S, clock=lambda: self.now_s)
         self.tree.add("base", "optical", np.eye(4), 0, static=True)
         config = SimpleNamespace(
-            pipeline=SimpleNamespace(cameras=()),
+            pipeline=SimpleNamespace(cameras=cameras),
             tf=SimpleNamespace(publish="auto"),
             base_frame=base,
         )
@@ -35,11 +35,11 @@ class Stage:
             prior=False, clock=lambda: self.now_s,
         )  # fmt: skip
 
-    def frame(self, at_s, frame_id="optical"):
+    def frame(self, at_s, frame_id="optical", camera="", leads=True):
         """The edges of a frame that comes at ``at_s``."""
         self.now_s = at_s
         frame = SimpleNamespace(
-            stamp_ns=int(at_s * 1e9), frame_id=frame_id, camera="", leads=True,
+            stamp_ns=int(at_s * 1e9), frame_id=frame_id, camera=camera, leads=leads,
             T_odom_world=np.eye(4), T_world_camera=np.eye(4), scale=SimpleNamespace(metric=True),
         )  # fmt: skip
         return {(parent, child) for parent, child, _ in self.out.edges(frame)}
@@ -99,9 +99,11 @@ def test_with_nothing_to_repeat_owners_are_looked_at_all_the_same(heard):
 def test_what_was_left_before_newer_frames_is_not_repeated():
     stage = Stage()
     stage.frame(1.0)
-    stage.owner(1.1, 2.0, 3.0)
+    stage.owner(1.1, 2.0)
     assert ODOM_BASE not in stage.frame(2.5)
-    assert ODOM_BASE not in stage.repeated(30.0)
+    stage.owner(*np.arange(3.0, 15.0, 0.5))
+    assert ODOM_BASE not in stage.repeated(30.0)  # the owner is gone, by its stamps too
+    assert "base" not in stage.out._left
     assert ODOM_BASE in stage.frame(31.0)
 
 
@@ -112,3 +114,14 @@ def test_names_of_frames_that_change_for_ever_are_not_kept():
         assert ("odom", f"optical_{i}") in edges
     assert len(stage.out._published) == MOST_CHILDREN
     assert {"odom", f"optical_{i}", f"optical_{i - 62}"} <= set(stage.out._published)
+
+
+def test_a_base_that_another_camera_moved_for_an_instant_is_repeated():
+    """The first camera missed an instant, and the second one moved the base in its place."""
+    stage = Stage(cameras=("front", "left"))
+    stage.tree.add("base", "left_optical", np.eye(4), 0, static=True)
+    stage.frame(1.0, camera="front")
+    assert ODOM_BASE in stage.frame(1.1, "left_optical", camera="left")
+    stage.frame(1.2, camera="front")
+    stage.frame(1.2, "left_optical", camera="left", leads=False)
+    assert set(stage.repeated(3.0)) == {("map", "odom"), ODOM_BASE}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.ros.tf_policy import Frames, edges, plan
-from da3_ros.transforms import TransformError, TransformTree
+from da3_ros.live.tf_policy import Frames, edges, plan
+from da3_ros.sensors.transform_tree import TransformError, TransformTree
 
 ALONE = Frames("map", "odom", "", "camera_optical")
 ROBOT = Frames("map", "odom", "base_link", "camera_optical")
@@ -100,6 +100,28 @@ def test_an_unknown_scale_is_never_attached_to_a_robot(others):
     chosen = plan("auto", ROBOT, others, metric=False)
     assert chosen.mode == "none"
     assert "the scale is unknown" in chosen.warning
+
+
+@pytest.mark.parametrize("frames", [ALONE, ROBOT])
+@pytest.mark.parametrize("requested", ["auto", "camera"])
+@pytest.mark.parametrize(
+    "edge",
+    [
+        LOCALISER,
+        ("map", "odom", pose(), False),
+        ("earth", "map", pose(), True),
+        ("map", "beacon", pose(), True),
+    ],
+)
+def test_an_unknown_scale_is_not_hung_on_the_odom_of_a_robot_without_a_mount(
+    frames, requested, edge
+):
+    """Nobody parents the camera; its lengths would stand in the robot's tree all the same."""
+    chosen = plan(requested, frames, tree(edge), metric=False)
+    assert chosen.mode == "none"
+    used = "map" if {"earth", "beacon"} & set(edge[:2]) else "odom"
+    assert f"the scale is unknown and {used} is part of a robot" in chosen.warning
+    assert plan(requested, frames, tree(edge), metric=True).mode == "camera"
 
 
 @pytest.mark.parametrize("requested", ["base", "camera", "map_only"])

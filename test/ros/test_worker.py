@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from da3_ros.ros.worker import Worker, WorkerStoppedError
+from da3_ros.live.worker import Worker, WorkerStoppedError
 
 
 def make(step=lambda: False, errors=None):
@@ -89,14 +89,18 @@ def test_a_worker_retires_between_two_steps_or_works_on():
     worker = make(step)
     worker.notify()
     begun.wait(5)
-    looks = iter((True, False))
-    assert not worker.retire(lambda: next(looks))
+    looks, leaving = iter((True, False)), []
+    assert not worker.leaving
+    assert not worker.retire(lambda: leaving.append(worker.leaving) or next(looks))
+    assert leaving == [True, True]
     assert not worker.stopping
+    assert not worker.leaving
     waiting = worker.submit(lambda: "alive")
     release.set()
     assert waiting.result(5) == "alive"
     assert worker.retire(lambda: True)
     assert worker.stopping
+    assert worker.leaving
     with pytest.raises(WorkerStoppedError):
         worker.submit(lambda: None).result(5)
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from da3_ros.mapping import export
+from da3_ros.export import export
 from da3_ros.ros.node import main
 
 write = export.FORMATS["ply"]

@@ -1,0 +1,1 @@
+"""The command line. Each command's heavy imports are inside its function."""

@@ -1,0 +1,51 @@
+"""`da3_ros bench`: how fast this machine runs a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from da3_ros.cli.arguments import FAILED, add_parameters, load_config, size_argument
+from da3_ros.parameter_schema import ConfigError
+
+
+def add_bench(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the network runs here as configured, and what memory it takes",
+        description="Runs the network of the parameters in a sliding window of random pictures, "
+        "as the node would: times of a window and of a new frame, cold start, memory against plan "
+        "and budget. Times hold upload, network and download, not messages. Where weights are "
+        "missing -p checkpoint:=random measures the same: speed does not depend on them.",
+        epilog="parameters: as in `da3_ros replay --help`, e.g. -p model:=da3-base "
+        "-p device:=cpu -p window.new:=2 -p mixed_precision:=off",
+    )
+    add_parameters(bench)
+    bench.add_argument(
+        "--frames", type=int, default=50, metavar="N", help="new frames to time (default: 50)"
+    )
+    bench.add_argument(
+        "--size",
+        default="640x480",
+        metavar="WxH",
+        help="of the camera's images (default: 640x480)",
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    bench.set_defaults(run=_run_bench)
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from da3_ros.cli.bench_report import BenchError, BenchOptions, bench
+
+    if options.frames < 1:
+        raise ConfigError(f"--frames is {options.frames}: at least 1")
+    config = load_config(options.config, options.param)
+    wanted = BenchOptions(size_argument(options.size), options.frames, options.json)
+    try:
+        sys.stdout.write(bench(wanted, config))
+    except BenchError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    return 0

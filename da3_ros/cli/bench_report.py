@@ -1,0 +1,252 @@
+"""`da3_ros bench`: how fast the network runs here as it is configured, and what memory it takes.
+
+The session and plan are those of the node; pictures are random, weights may be. Times are the
+network's own, with upload and download; messages and joining windows are not in them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import platform
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from da3_ros import __version__
+from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.inference import (
+    BudgetError,
+    DeviceError,
+    InferenceSession,
+    MetricDepthModel,
+    WindowTooLargeError,
+    open_networks,
+)
+from da3_ros.inference.benchmark import WARM_UP, Speed, measure_speed
+from da3_ros.inference.memory_governor import OOM_FALLBACKS
+from da3_ros.inference.planner import GIB
+from da3_ros.inference.random_windows import random_windows
+from da3_ros.inference.warm_up import warm_up
+from da3_ros.network import MODELS, CheckpointError
+from da3_ros.parameter_schema import parameters
+
+log = logging.getLogger(__name__)
+
+UNSEEN = 3  # windows none of whose views was seen before
+PERCENTILES = (50, 95, 99)
+
+
+class BenchError(RuntimeError):
+    """A measurement that could not be made; one line with the remedy."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure beside the parameters."""
+
+    image: tuple[int, int]  # width, height of the camera
+    frames: int  # new frames that are timed
+    json: Path | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The networks, ready to run, and what it took."""
+
+    session: InferenceSession
+    ruler: MetricDepthModel | None
+    loading_s: float
+    warm_up_s: float  # as the node does it before its first frame
+
+
+def bench(options: BenchOptions, settings: NodeConfig) -> str:
+    """Measure, write the JSON file if one is wanted, and return the table.
+
+    Raises BenchError or ConfigError.
+    """
+    if options.json is not None and not options.json.parent.is_dir():
+        raise BenchError(f"--json {options.json}: its folder does not exist")
+    config = settings.pipeline
+    try:
+        opened = _open(config, options.image)
+        report = _measured(config, options, opened)
+    except CheckpointError as error:
+        raise BenchError(f"{error}. {_without_weights(config)}") from error
+    except (DeviceError, BudgetError, WindowTooLargeError) as error:
+        raise BenchError(str(error)) from error
+    if options.json is not None:
+        try:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            raise BenchError(f"--json {options.json}: {error.strerror}") from error
+    return as_text(report)
+
+
+def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
+    start = time.perf_counter()
+    session, ruler = open_networks(config)
+    joint = config.window.mode == "joint"
+    cameras = max(1, len(config.cameras)) if joint else 1
+    try:
+        session.fit(image, config.window.size, config.window.new * cameras)
+    except ValueError as error:
+        raise BenchError(f"--size: {error}") from error
+    loaded = time.perf_counter()
+    warm_up(session, config.window.size, config.window.new * cameras, image=image)
+    return Opened(session, ruler, loaded - start, time.perf_counter() - loaded)
+
+
+def _without_weights(config: PipelineConfig) -> str:
+    metric = config.scale.source == "metric_model"
+    also = " -p scale.metric_checkpoint:=random" if metric else ""
+    return f"Speed does not depend on weights: -p checkpoint:=random{also} measures without them"
+
+
+def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> dict[str, Any]:
+    """Everything that the table and the file say."""
+    session = opened.session
+    assert session.plan is not None
+    # A single-image network has no use for frames that it saw before.
+    views = None if session.spec.multi_view else session.plan.new
+    windows = max(1, math.ceil(options.frames / session.plan.new))
+    progress = tqdm(
+        total=WARM_UP + windows + UNSEEN, unit="window", desc="bench",
+        disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with logging_redirect_tqdm(), progress:
+        speed = measure_speed(
+            session, windows, views=views, unseen=UNSEEN, on_window=progress.update
+        )
+        look_s = _look(opened, speed)
+    return _machine(session) | _what_ran(config, options, session, speed) | {
+        "milliseconds": _times(speed, opened, look_s),
+        "frames_per_s": _rate(config, speed, look_s),
+        "window_ms": [1e3 * s for s in speed.window_s],
+        "memory_gib": {
+            "peak": session.peak / GIB,
+            "planned": speed.planned.predicted / GIB,
+            "planned_after_measuring": (session.plan or speed.planned).predicted / GIB,
+            "budget": session.budget / GIB,
+        },
+    }  # fmt: skip
+
+
+def _look(opened: Opened, speed: Speed) -> float | None:
+    """Seconds of a look of the metric model at the new frames of a window, if it is in use."""
+    session, ruler = opened.session, opened.ruler
+    if ruler is None or session.plan is None:
+        return None
+    seconds = []
+    for window in random_windows(session.plan, speed.views, speed.new, 1 + UNSEEN):
+        prediction = session.infer(window)
+        start = time.perf_counter()
+        ruler.measure(window, prediction)
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds[1:])[UNSEEN // 2]
+
+
+def _rate(config: PipelineConfig, speed: Speed, look_s: float | None) -> float:
+    """New frames per second, the metric model's looks included."""
+    return speed.new / (speed.percentile(50) + (look_s or 0.0) / config.scale.metric_every)
+
+
+def _machine(session: InferenceSession) -> dict[str, Any]:
+    return {
+        "da3_ros": __version__,
+        "machine": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "device": session.on.name(),
+        },
+    }
+
+
+def _what_ran(
+    config: PipelineConfig, options: BenchOptions, session: InferenceSession, speed: Speed
+) -> dict[str, Any]:
+    plan = session.plan or speed.planned
+    return {
+        "model": config.inference.model,
+        "checkpoint": config.inference.checkpoint,
+        "precision": session.precision_name,
+        "attention": session.attention,
+        "compile": session.compile_mode or "off",
+        "image": list(options.image),
+        "network_image": [plan.width, plan.height],
+        "views": speed.views,
+        "new": speed.new,
+        "cameras": list(config.cameras),
+        "metric_every": config.scale.metric_every,
+        "parameters": {p.name: p.value for p in parameters(config)},
+        "reduced": [*plan.reduced, *_relief(session)],
+    }
+
+
+def _relief(session: InferenceSession) -> list[str]:
+    return [f"out of memory: {OOM_FALLBACKS[session.relief].text}"] if session.relief else []
+
+
+def _times(speed: Speed, opened: Opened, look_s: float | None) -> dict[str, Any]:
+    """Milliseconds. A frame's share of a window is what it costs, not how long it takes."""
+    window = {f"p{q}": 1e3 * speed.percentile(q) for q in PERCENTILES}
+    unseen = sorted(speed.unseen_s)
+    return {
+        "new_frame": {name: value / speed.new for name, value in window.items()},
+        "window": window,
+        "window_of_unseen_views": 1e3 * unseen[len(unseen) // 2],
+        "metric_look": None if look_s is None else 1e3 * look_s,
+        "loading": 1e3 * opened.loading_s,
+        "warm_up": 1e3 * opened.warm_up_s,
+        "first_window": 1e3 * speed.first_s,
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The table of a report."""
+    ms, memory = report["milliseconds"], report["memory_gib"]
+    license = MODELS[report["model"]].license
+    checkpoint = report["checkpoint"] or "as found by name"
+    compiled = report["compile"]
+    size, inner = ("x".join(map(str, report[k])) for k in ("image", "network_image"))
+    rows = [
+        ("model", f"{report['model']}, weights: {checkpoint} ({license})"),
+        ("device", report["machine"]["device"]),
+        ("precision", report["precision"]),
+        ("attention, compile", f"{report['attention']}, {compiled}"),
+        ("images", f"{size}, {inner} in the network"),
+        ("window", f"{report['views']} views, {report['new']} of them new"),
+        ("given up for memory", ", ".join(report["reduced"]) or "nothing"),
+        ("windows timed", f"{len(report['window_ms'])}"),
+        ("", ""),
+        ("cold start", f"{(ms['loading'] + ms['warm_up']) / 1e3:.2f} s: "
+         f"loading {ms['loading'] / 1e3:.2f}, warm-up {ms['warm_up'] / 1e3:.2f}; then the first "
+         f"window {ms['first_window'] / 1e3:.2f}"),
+        ("", "".join(f"{f'p{q}':>10}" for q in PERCENTILES)),
+        ("per new frame, ms", _cells(ms["new_frame"])),
+        ("window, ms", _cells(ms["window"])),
+        ("window, all views new", f"{ms['window_of_unseen_views']:10.1f}"),
+    ]  # fmt: skip
+    if ms["metric_look"] is not None:
+        every = report["metric_every"]
+        rows.append(("metric model's look", f"{ms['metric_look']:10.1f}  every {every} windows"))
+    rows += [
+        ("frames per second", f"{report['frames_per_s']:10.2f}"),
+        ("memory, GiB", f"{memory['peak']:.2f} at most; planned {memory['planned']:.2f}, then "
+         f"{memory['planned_after_measuring']:.2f} by measuring; allowed {memory['budget']:.2f}"),
+    ]  # fmt: skip
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:<{width}}{text}".rstrip() for name, text in rows) + "\n"
+
+
+def _cells(values: dict[str, float]) -> str:
+    return "".join(f"{values[f'p{q}']:10.1f}" for q in PERCENTILES)

@@ -1,0 +1,73 @@
+"""`da3_ros export`: a saved scene in another format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from da3_ros.cli.arguments import FAILED
+
+
+def add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a saved scene as GLB, PLY, COLMAP model or TUM trajectory",
+        description="Convert a scene that a replay or the service save_scene has saved. "
+        "Points pass in chunks, so that memory holds little more than the scene itself.",
+    )
+    export.add_argument("scene", type=Path, help="scene folder, or a replay's output folder")
+    export.add_argument(
+        "output", type=Path, help="NAME.glb, .ply, .tum, or a folder NAME.colmap; replaced"
+    )
+    export.add_argument(
+        "--format", default="", choices=("glb", "ply", "colmap", "tum"),
+        help="where the output's suffix does not say it",
+    )  # fmt: skip
+    export.add_argument(
+        "--voxel", type=float, default=0.0, metavar="M",
+        help="average points in voxels of this edge; also merges where submaps overlap",
+    )  # fmt: skip
+    export.add_argument("--min-confidence", type=float, default=0.0, metavar="C")
+    export.add_argument(
+        "--min-observations", type=int, default=1, metavar="N",
+        help="leave out points seen less often (after averaging)",
+    )  # fmt: skip
+    export.add_argument("--max-points", type=int, default=0, metavar="N", help="thin evenly")
+    export.add_argument(
+        "--crop", type=float, nargs=6, default=[0.0] * 6,
+        metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"), help="box in the map frame",
+    )  # fmt: skip
+    export.add_argument(
+        "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
+    )
+    export.add_argument(
+        "--known-only", action="store_true",
+        help="leave out parts of the scene whose place is guessed (after a time jump or where "
+        "windows could not be joined)",
+    )  # fmt: skip
+    export.set_defaults(run=_run_export)
+
+
+def _run_export(options: argparse.Namespace) -> int:
+    from da3_ros.cli.conversion import convert
+    from da3_ros.export.export import ExportError, Selection
+    from da3_ros.export.scene_file import SceneFileError
+
+    selection = Selection(
+        voxel=options.voxel,
+        min_confidence=options.min_confidence,
+        min_observations=options.min_observations,
+        max_points=options.max_points,
+        crop=tuple(options.crop),
+        cameras=not options.no_cameras,
+        guessed=not options.known_only,
+    )
+    try:
+        text = convert(options.scene, options.output, selection, options.format)
+    except (ExportError, SceneFileError) as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(text)
+    return 0

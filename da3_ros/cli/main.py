@@ -1,0 +1,92 @@
+"""The command line: `da3_ros replay | export | plan ...` (also `python -m da3_ros`)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from da3_ros import __version__
+from da3_ros.cli.arguments import INTERRUPTED, USAGE
+from da3_ros.cli.bench import add_bench
+from da3_ros.cli.export import add_export
+from da3_ros.cli.models import add_models
+from da3_ros.cli.plan import add_plan
+from da3_ros.cli.replay import add_replay
+from da3_ros.cli.synth_bag import add_synth_bag
+from da3_ros.cli.view import add_view
+from da3_ros.parameter_schema import ConfigError
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or a kill. Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports,
+    dataclasses), CPython ends the process by SIGINT whatever we return."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = build_parser().parse_args(arguments)
+    logging.basicConfig(
+        format="%(levelname)s %(name)s: %(message)s", level=options.log_level.upper()
+    )
+    # A kill from a launch system must clean up just as Ctrl-C does, and Ctrl-C must work where a
+    # parent shell has set it to be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        _check_paths(options)
+        return int(options.run(options))
+    except ConfigError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return USAGE
+    except Interrupted:
+        sys.stderr.write("da3_ros: interrupted, nothing was written\n")
+        return INTERRUPTED
+
+
+def _check_paths(options: argparse.Namespace) -> None:
+    """Expand ~ in all paths that are given. Raises ConfigError for what no file can be called."""
+    for name, path in vars(options).items():
+        if isinstance(path, Path):
+            try:
+                expanded = path.expanduser()
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                    expanded.lstat()
+            except (OSError, RuntimeError, ValueError) as error:
+                short = f"{str(path)[:60]!a}{'...' * (len(str(path)) > 60)}"
+                raise ConfigError(f"{name} {short}: {_cause(error)}") from error
+            setattr(options, name, expanded)
+
+
+def _cause(error: Exception) -> str:
+    """Without the path, which may be very long."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line, with its help."""
+    parser = argparse.ArgumentParser(
+        prog="da3_ros", description="Cameras to metric-aware 3D with Depth Anything 3."
+    )
+    parser.add_argument("--version", action="version", version=f"da3_ros {__version__}")
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_replay(commands)
+    add_synth_bag(commands)
+    add_models(commands)
+    add_plan(commands)
+    add_bench(commands)
+    add_export(commands)
+    add_view(commands)
+    return parser
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted

@@ -1,0 +1,75 @@
+"""`da3_ros plan`: what fits into a memory budget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from da3_ros.cli.arguments import FAILED, size_argument
+from da3_ros.config import (
+    InferenceConfig,
+    PipelineConfig,
+    WindowConfig,
+    config_from_parameters,
+)
+from da3_ros.parameter_schema import ConfigError
+
+
+def add_plan(commands: Any) -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="what fits into a memory budget: models, window, image size, precision",
+        description="Predicts what runs in each memory budget; --measure also runs it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    config = InferenceConfig()
+    plan.add_argument("--device", default=config.device, help="auto, cuda, cuda:1, mps or cpu")
+    plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
+    plan.add_argument(
+        "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",
+        help="0: 90 %% of what is free",
+    )  # fmt: skip
+    plan.add_argument("--size", default="640x480", metavar="WxH", help="of the camera's images")
+    plan.add_argument("--process-res", type=int, default=config.process_res)
+    plan.add_argument("--window", type=int, default=WindowConfig().size)
+    plan.add_argument("--new", type=int, default=WindowConfig().new)
+    plan.add_argument("--mixed-precision", default=config.mixed_precision)
+    plan.add_argument("--performance-mode", default=config.performance_mode)
+    plan.add_argument("--measure", action="store_true", help="run each with random weights")
+    plan.set_defaults(run=_run_plan)
+
+
+def _run_plan(options: argparse.Namespace) -> int:
+    from da3_ros.cli.plan_table import Question, as_text, table
+    from da3_ros.inference.devices import DeviceError
+    from da3_ros.network import MODELS
+
+    unknown = [name for name in options.model if name not in MODELS]
+    if unknown:
+        raise ConfigError(f"--model {unknown[0]!r}: one of {', '.join(MODELS)}")
+    config: PipelineConfig = config_from_parameters(
+        {
+            "device": options.device,
+            "process_res": options.process_res,
+            "mixed_precision": options.mixed_precision,
+            "performance_mode": options.performance_mode,
+            "window.size": options.window,
+            "window.new": options.new,
+        }
+    )
+    question = Question(
+        models=options.model,
+        budgets_gb=options.budget,
+        config=config.inference,
+        image=size_argument(options.size),
+        window=options.window,
+        new=options.new,
+        measure=options.measure,
+    )
+    try:
+        sys.stdout.write(as_text(table(question)))
+    except DeviceError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    return 0

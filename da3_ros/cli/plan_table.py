@@ -1,0 +1,126 @@
+"""What fits into which budget: the table that `da3_ros plan` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from da3_ros.config import InferenceConfig
+from da3_ros.inference.benchmark import measure_speed
+from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
+from da3_ros.inference.memory_governor import FREE_SHARE
+from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
+from da3_ros.inference.session import InferenceSession
+from da3_ros.inference.warm_up import warm_up
+from da3_ros.network.model import Chunks
+
+WARM_UP, TIMED = 2, 3  # windows of a measurement
+
+
+class AbsentCuda(Device):
+    """A recent NVIDIA card that is not here, for predictions."""
+
+    kind = "cuda"
+    shares_host = False
+
+    def __init__(self, mode: str = "balanced", index: int | None = None) -> None:
+        super().__init__(mode)
+        self.device = torch.device("cpu")
+
+    def native_half(self) -> torch.dtype | None:
+        return torch.bfloat16
+
+    def chunks(self) -> Chunks:
+        return Chunks(head_frames=8)
+
+    def context(self) -> int:
+        return CONTEXT
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `da3_ros plan` is asked."""
+
+    models: Sequence[str]
+    budgets_gb: Sequence[float]  # 0: 90 % of what is free
+    config: InferenceConfig
+    image: tuple[int, int]  # width, height
+    window: int
+    new: int
+    measure: bool = False
+
+
+def planning_device(name: str, mode: str) -> Device:
+    """The device of that name, or a stand-in for a CUDA card that is not here."""
+    try:
+        return open_device(name, mode)
+    except DeviceError:
+        if name != "cuda" or torch.cuda.is_available():
+            raise
+        return AbsentCuda(mode)
+
+
+def table(question: Question) -> list[list[str]]:
+    """A header and a row for every model and budget; what does not fit says why."""
+    device = planning_device(question.config.device, question.config.performance_mode)
+    if question.measure and isinstance(device, AbsentCuda):
+        raise DeviceError("--measure needs the device itself: set --device to one that is here")
+    header = ["budget", "model", "views", "size", "precision", "predicted", "given up"]
+    if question.measure:
+        header[6:6] = ["measured", "frames/s"]
+    asked = list(itertools.product(question.budgets_gb, question.models))
+    shown = tqdm(asked, desc="plan", unit="plan", leave=False, disable=not sys.stderr.isatty())
+    with logging_redirect_tqdm():
+        rows = [_row(question, device, model, gb, len(header)) for gb, model in shown]
+    return [header, *rows]
+
+
+def _row(
+    question: Question, device: Device, model: str, budget_gb: float, columns: int
+) -> list[str]:
+    budget = int(budget_gb * GIB) or int(FREE_SHARE * device.free())
+    first = [f"{budget / GIB:.1f}", model]
+    precision = device.precision(question.config.mixed_precision)
+    request = Request(
+        model, precision, None, question.config.process_res,
+        question.window, question.new, question.image,
+    )  # fmt: skip
+    try:
+        plan = make_plan(device, request, budget)
+    except BudgetError as error:
+        return [*first, *["-"] * (columns - 3), str(error)]
+    measured = measure(question, plan, budget_gb) if question.measure else []
+    return [
+        *first,
+        str(plan.window),
+        f"{plan.width}x{plan.height}",
+        plan.precision,
+        f"{plan.predicted / GIB:.2f}",
+        *measured,
+        ", ".join(plan.reduced) or "nothing",
+    ]
+
+
+def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
+    """Peak in GiB and new frames per second of random weights, which take as long as any."""
+    config = dataclasses.replace(
+        question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
+    )
+    session = InferenceSession(config, poses=False)
+    warm_up(session, question.window, question.new, image=question.image)
+    speed = measure_speed(session, TIMED, warm_up=WARM_UP)
+    return [f"{session.peak / GIB:.2f}", f"{speed.frames_per_s:.2f}"]
+
+
+def as_text(rows: list[list[str]]) -> str:
+    """Columns of equal width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -1,0 +1,96 @@
+"""`da3_ros replay`: a recording to depth, poses, clouds and a scene."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from da3_ros.cli.arguments import (
+    EXIT_CODES,
+    FAILED,
+    INCOMPLETE,
+    add_parameters,
+    load_config,
+    parameter_help,
+)
+from da3_ros.parameter_schema import ConfigError
+
+
+def add_replay(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="process a recording without a player: every frame, repeatably",
+        description="Process a recording: depth, poses, clouds and one scene. "
+        "Drops nothing; two runs give the same bytes on a CPU.",
+        epilog=f"{parameter_help()}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay.add_argument(
+        "input", type=Path, help="ROS 2 bag folder, .mcap, .db3, video file or folder of images"
+    )
+    replay.add_argument("--output", type=Path, required=True, help="folder for the results")
+    add_parameters(replay)
+    replay.add_argument(
+        "--camera", action="append", default=[], metavar="TOPIC",
+        help="image topic, where the recording has several; with parameter `cameras` NAME:=TOPIC "
+        "for each whose topic is not below /NAME",
+    )  # fmt: skip
+    replay.add_argument("--odometry", help="topic of the robot's own poses, if there are several")
+    replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
+    replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
+    replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
+    replay.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
+    replay.add_argument(
+        "--plan", type=Path, metavar="FILE",
+        help="run exactly as an earlier replay's report.json says, whatever memory is free",
+    )  # fmt: skip
+    replay.add_argument(
+        "--resume", type=Path, metavar="DIR",
+        help="go on in a saved scene, or in that of an earlier replay's output folder",
+    )  # fmt: skip
+    replay.add_argument("--pictures", action="store_true", help="contact sheet and cloud picture")
+    replay.set_defaults(run=_run_replay)
+
+
+def _run_replay(options: argparse.Namespace) -> int:
+    from da3_ros.replay.results import ReplayError, ReplayOptions
+    from da3_ros.replay.run import replay
+
+    config = load_config(options.config, options.param)
+    camera, topics = _camera_topics(options.camera)
+    wanted = ReplayOptions(
+        input=options.input,
+        output=options.output,
+        camera=camera,
+        topics=topics,
+        start_s=options.start,
+        end_s=options.end,
+        every=options.every,
+        rate_hz=options.rate,
+        pictures=options.pictures,
+        odometry=options.odometry,
+        plan=options.plan,
+        resume=options.resume,
+    )
+    try:
+        summary = replay(wanted, config)
+    except ReplayError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(summary.text())
+    return INCOMPLETE if summary.stopped_at else 0
+
+
+def _camera_topics(given: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """TOPIC, or NAME:=TOPIC of each of several cameras."""
+    pairs = [text.partition(":=") for text in given]
+    plain = [topic for topic, separator, _ in pairs if not separator]
+    if len(plain) > 1 or (plain and len(pairs) > 1):
+        raise ConfigError(
+            f"--camera {plain[-1]}: for several cameras set -p cameras:=[NAME,...] and give each "
+            "topic with --camera NAME:=TOPIC"
+        )
+    return (plain[0] if plain else None), {name: topic for name, sep, topic in pairs if sep}

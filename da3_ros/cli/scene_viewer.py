@@ -1,0 +1,46 @@
+"""`da3_ros view`: a picture of a scene, for whom has no viewer or no display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.drawing.drawing_file import read_drawing
+from da3_ros.drawing.scene_picture import render, write_png
+from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.export import ExportError
+
+GAP = 8  # pixels between two views
+MOST_SIDE = 8192  # pixels
+
+
+def view(
+    source: Path,
+    target: Path,
+    sides: Sequence[str],
+    size: tuple[int, int],
+    below: float = float("inf"),
+) -> str:
+    """Write a PNG of the scene in ``source`` from each of ``sides``; says what is in it.
+
+    ``below``: greatest height of points that are shown, in the map's unit.
+
+    Raises SceneFileError or ExportError.
+    """
+    if target.suffix.lower() != ".png":
+        raise ExportError(f"--output {target}: a .png is written")
+    if max(size) > MOST_SIDE:
+        raise ExportError(f"--size {size[0]}x{size[1]}: at most {MOST_SIDE} pixels a side")
+    drawing = read_drawing(source)
+    drawing = drawing.take(drawing.points[:, 2] < below)
+    if not len(drawing.points) and not len(drawing.cameras):
+        raise ExportError(f"{source}: there are neither points nor cameras to show")
+    pictures = [render(drawing, size, side) for side in sides]
+    gap = np.full((size[1], GAP, 3), 255, np.uint8)
+    row = [part for picture in pictures for part in (gap, picture)][1:]
+    with atomic_path(target) as temporary:
+        write_png(temporary, np.hstack(row))
+    cameras = len(drawing.cameras) // 8
+    return f"{target}: {len(drawing.points)} points, {cameras} keyframes' cameras\n"

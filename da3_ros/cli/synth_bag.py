@@ -1,0 +1,75 @@
+"""`da3_ros synth-bag`: a recording of a synthetic room."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from da3_ros.cli.arguments import FAILED
+
+
+def add_synth_bag(commands: Any) -> None:
+    synth = commands.add_parser(
+        "synth-bag",
+        help="write a rendered room as a bag, with its exact depth and poses",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    synth.add_argument("output", type=Path, help="bag folder to write; must not exist")
+    synth.add_argument("--frames", type=int, default=60)
+    synth.add_argument("--seed", type=int, default=0, help="room, walk and noise")
+    synth.add_argument("--width", type=int, default=640)
+    synth.add_argument("--height", type=int, default=480)
+    synth.add_argument("--rate", type=float, default=10.0, help="frames per second")
+    synth.add_argument("--fov", type=float, default=65.0, help="horizontal, degrees")
+    synth.add_argument("--walk", default="loop", choices=_walks())
+    synth.add_argument(
+        "--cameras", nargs="+", default=[], metavar="NAME",
+        help="several cameras on a rig, below topics of their names",
+    )  # fmt: skip
+    synth.add_argument("--baseline", type=float, default=0.2, help="between them, metres")
+    synth.add_argument("--yaw", type=float, default=0.0, help="between them, degrees to the right")
+    synth.add_argument("--storage", default="mcap", choices=("mcap", "sqlite3"))
+    synth.add_argument(
+        "--tf", action="store_true",
+        help="the true poses in /tf too, as of a robot that knows where it is: then its tree is "
+        "the robot's, and da3 adds nothing to it",
+    )  # fmt: skip
+    synth.add_argument("--force", action="store_true", help="replace an existing bag")
+    synth.set_defaults(run=_run_synth_bag)
+
+
+def _run_synth_bag(options: argparse.Namespace) -> int:
+    from da3_ros.recordings import RecordingError
+    from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+    from da3_ros.synthetic import SyntheticCamera
+    from da3_ros.synthetic.rig import rig_mount
+
+    names = options.cameras or [""]
+    rig = {
+        name: SyntheticCamera(
+            seed=options.seed,
+            size=(options.width, options.height),
+            fov_deg=options.fov,
+            walk=options.walk,
+            frames=options.frames,
+            rate_hz=options.rate,
+            mount=rig_mount(i, options.baseline, options.yaw),
+        )
+        for i, name in enumerate(names)
+    }
+    try:
+        text = write_synthetic_bag(
+            options.output, rig if options.cameras else rig[""], storage=options.storage,
+            replace=options.force, tf=options.tf,
+        )  # fmt: skip
+    except RecordingError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(text)
+    return 0
+
+
+def _walks() -> tuple[str, ...]:
+    return ("loop", "straight", "spot", "handheld", "still", "strafe")

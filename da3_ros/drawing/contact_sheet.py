@@ -1,0 +1,76 @@
+"""One picture that shows what a run saw: input, coloured depth and confidence of a few frames."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
+from da3_ros.types import FloatImage, Image
+
+ROWS = 6
+CELL_WIDTH = 320
+MARGIN = 4
+
+
+class ContactSheet:
+    """Keeps evenly spread frames of a stream whose length is not known beforehand.
+
+    When twice as many as wanted are held, every second one goes and the spacing doubles.
+    """
+
+    def __init__(self, config: DepthConfig, metric: bool) -> None:
+        self.config = config
+        self.metric = metric
+        self._rows: list[Image] = []
+        self._count = 0
+        self._spacing = 1
+
+    def add(self, image: Image, depth: FloatImage, confidence: FloatImage) -> None:
+        """Look at one frame of the stream: RGB [h, w, 3], depth and confidence [h, w]."""
+        if self._count % self._spacing == 0:
+            self._rows.append(self._row(image, depth, confidence))
+        self._count += 1
+        if len(self._rows) > 2 * ROWS:
+            self._rows = self._rows[::2]
+            self._spacing *= 2
+
+    def picture(self) -> Image:
+        """RGB [H, W, 3], a row a frame; black if nothing was added."""
+        if not self._rows:
+            return np.zeros((MARGIN, CELL_WIDTH, 3), np.uint8)
+        chosen = (
+            np.linspace(0, len(self._rows) - 1, min(ROWS, len(self._rows))).round().astype(int)
+        )
+        height = max(row.shape[0] for row in self._rows)
+        width = max(row.shape[1] for row in self._rows)
+        return np.concatenate([_pad(self._rows[i], height, width) for i in chosen])
+
+    def _row(self, image: Image, depth: FloatImage, confidence: FloatImage) -> Image:
+        cells = (
+            image,
+            colorize_depth(depth, self._range(depth), self.config.color_map),
+            colorize_confidence(confidence, self.config.color_map),
+        )
+        return np.concatenate([_cell(c) for c in cells], axis=1)
+
+    def _range(self, depth: FloatImage) -> tuple[float, float]:
+        """The configured range; without a scale metres mean nothing, so the frame's own."""
+        known = depth[np.isfinite(depth)]
+        if self.metric or not len(known):
+            return self.config.color_range_m
+        low, high = np.percentile(known, (2, 98))
+        return float(low), float(max(high, low * 1.001 + 1e-9))
+
+
+def _cell(image: Image) -> Image:
+    height = round(image.shape[0] * CELL_WIDTH / image.shape[1])
+    small = cv2.resize(image, (CELL_WIDTH, height), interpolation=cv2.INTER_AREA)
+    return _pad(np.asarray(small, np.uint8), height + MARGIN, CELL_WIDTH + MARGIN)
+
+
+def _pad(image: Image, height: int, width: int) -> Image:
+    out = np.zeros((height, width, 3), np.uint8)
+    out[: image.shape[0], : image.shape[1]] = image
+    return out

@@ -1,0 +1,109 @@
+"""Reads what a picture shows from a saved scene, a replay's output, or an exported GLB or PLY."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.drawing.scene_picture import Drawing, drawing_of
+from da3_ros.export.glb import GLTF_FROM_MAP, LINEAR, VERTEX
+from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
+from da3_ros.types import Array
+
+NO_LINES = np.zeros((0, 2, 3))
+GREY = 160  # points of a file without colours
+
+
+def read_drawing(path: Path) -> Drawing:
+    """What there is to draw in a scene's folder, a folder that holds a scene, a .glb or a .ply.
+
+    A PLY has no cameras. Raises SceneFileError.
+    """
+    if not path.exists():
+        raise SceneFileError(f"{path} does not exist")
+    if path.is_dir():
+        folder = find_scene(path)
+        if (folder / "scene.json").exists():
+            return drawing_of(load_scene(folder).scene())
+        exported = [path / f"scene{suffix}" for suffix in READERS]
+        path = next((file for file in exported if file.is_file()), path)
+    if path.is_dir():
+        raise SceneFileError(
+            f"{path} holds no scene: a saved scene or a replay's output is wanted, or a "
+            f"{' or '.join(READERS)} file"
+        )
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise SceneFileError(f"{path}: a scene's folder or a {' or '.join(READERS)} is wanted")
+    try:
+        return reader(path)
+    except SceneFileError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SceneFileError(f"{path} cannot be read: {what}") from error
+
+
+def _read_glb(path: Path) -> Drawing:
+    """A GLB as ``glb.write_glb`` makes it: others have meshes and nested nodes."""
+    data = path.read_bytes()
+    magic, version, size = struct.unpack_from("<4sII", data)
+    if (magic, version) != (b"glTF", 2) or size != len(data):
+        raise SceneFileError(f"{path} is cut off or no GLB of glTF 2.0")
+    (length,) = struct.unpack_from("<I", data, 12)
+    document = json.loads(data[20 : 20 + length])
+    if not str(document["asset"].get("generator")).startswith("da3_ros"):
+        raise SceneFileError(f"{path} was not written by da3_ros: convert it to PLY")
+    found = _meshes(document, data[20 + length + 8 :])
+    vertices = found.get("points", np.zeros(0, VERTEX))
+    lines = [
+        found[name].reshape(-1, 2, 3) @ GLTF_FROM_MAP if name in found else NO_LINES
+        for name in ("cameras", "path")
+    ]
+    points = vertices["position"] @ GLTF_FROM_MAP.astype(np.float32)
+    return Drawing(points, _srgb(vertices["color"]), *lines)
+
+
+def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:
+    """Vertices or line ends of each mesh by its name."""
+    found: dict[str, NDArray[Any]] = {}
+    for mesh in document["meshes"]:
+        attributes = mesh["primitives"][0]["attributes"]
+        accessor = document["accessors"][attributes["POSITION"]]
+        view = document["bufferViews"][accessor["bufferView"]]
+        some = binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]]
+        colored = "COLOR_0" in attributes
+        values = np.frombuffer(some, VERTEX if colored else "<f4")
+        found[mesh["name"]] = values if colored else values.reshape(-1, 3)
+    return found
+
+
+def _srgb(linear: Array) -> NDArray[np.uint8]:
+    """The 8-bit colours whose linear light this is."""
+    between = (LINEAR[1:] + LINEAR[:-1]) / 2
+    return np.searchsorted(between, linear).astype(np.uint8)
+
+
+def _read_ply(path: Path) -> Drawing:
+    import trimesh  # slow to import
+
+    if not path.read_bytes()[:4].startswith(b"ply"):
+        raise SceneFileError(f"{path} is no PLY file")
+    cloud: Any = trimesh.load(path, process=False)
+    points = np.asarray(cloud.vertices, np.float32)
+    if not len(points):
+        raise SceneFileError(f"{path} holds no points")
+    colors = cloud.colors if hasattr(cloud, "colors") else cloud.visual.vertex_colors
+    rgb = np.asarray(colors, np.uint8).reshape(-1, 4)[:, :3]
+    if len(rgb) != len(points):
+        rgb = np.full((len(points), 3), GREY, np.uint8)
+    return Drawing(points, rgb, NO_LINES, NO_LINES)
+
+
+READERS: dict[str, Callable[[Path], Drawing]] = {".glb": _read_glb, ".ply": _read_ply}

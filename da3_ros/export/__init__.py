@@ -1,0 +1,1 @@
+"""Scenes as files: point clouds, trajectories, COLMAP models and saved scenes."""

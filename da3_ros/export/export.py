@@ -1,0 +1,113 @@
+"""Writes the scene: GLB for viewers, PLY for point tools, COLMAP for splatting, TUM for paths.
+
+Everything is written under a temporary name beside its place and renamed when whole. All but GLB
+are in the ROS map frame (x forward, y left, z up); GLB is in glTF axes (y up) of the same. Points
+pass in chunks: an export takes the same memory however large the scene is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from da3_ros.export.atomic_files import atomic_folder, atomic_path
+from da3_ros.export.colmap import is_model, write_colmap
+from da3_ros.export.glb import write_glb
+from da3_ros.export.ply import write_ply
+from da3_ros.export.selection import (
+    ExportError,
+    Points,
+    Progress,
+    Selection,
+    selected,
+    silent,
+)
+from da3_ros.export.tum import write_tum
+from da3_ros.mapping.scene import REFERENCE, Scene
+
+Writer = Callable[[Scene, Points, Path, Progress], None]
+ALL = Selection()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
+
+    path: Path
+    points: int
+    bytes: int  # of the file, or of all in the folder
+    parts: int = 1  # of the scene, whose places to each other are not measured
+    guessed: int = 0  # of them have a guessed place in the map
+
+    @property
+    def text(self) -> str:
+        """What was written, in one line."""
+        return f"{self.points} points in {self.path}{said_of_parts(self.parts, self.guessed)}"
+
+
+def export_scene(
+    scene: Scene,
+    path: Path,
+    selection: Selection = ALL,
+    form: str = "",
+    progress: Progress = silent,
+) -> Exported:
+    """Write what ``selection`` takes of ``scene``.
+
+    ``form`` is one of FORMATS; by default the path's suffix says it. ``colmap`` is a folder.
+    ``progress`` may raise, which ends the export and leaves nothing behind. Raises ExportError.
+    """
+    form = format_of(path, form)
+    if _is_empty(scene):
+        raise ExportError("the scene is empty: nothing was processed yet")
+    scene = scene if selection.guessed else scene.of_part(REFERENCE)
+    if _is_empty(scene):
+        raise ExportError(
+            "all parts of the scene lie at guessed places: export those too (without "
+            "--known-only, or with map.export_guessed: true)"
+        )
+    place = atomic_folder(path, is_model) if form == "colmap" else atomic_path(path)
+    with place as temporary, selected(scene, selection, temporary.parent, progress) as points:
+        if form == "glb" and not selection.cameras:
+            scene = replace(scene, poses=scene.poses.take(slice(0)))
+        FORMATS[form](scene, points, temporary, progress)
+        count = len(points)
+    return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)
+
+
+def _is_empty(scene: Scene) -> bool:
+    return not len(scene) and not len(scene.poses)
+
+
+def format_of(path: Path, form: str = "") -> str:
+    """The format that is asked for, or that the suffix says. Raises ExportError."""
+    asked = form.lower().lstrip(".")
+    if asked and asked not in FORMATS:
+        raise ExportError(f"unknown format {form!r}: one of {', '.join(FORMATS)}, or empty")
+    form = asked or path.suffix.lower().lstrip(".")
+    if form not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise ExportError(f"{path}: unknown format, the suffix must be {known}")
+    return form
+
+
+def said_of_parts(parts: int, guessed: int) -> str:
+    """What to add about the parts of a scene; nothing where there is but one, at its place."""
+    if not guessed:
+        return ""
+    return f"; {parts} part{'s' * (parts > 1)}, {guessed} at a guessed place"
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(f.stat().st_size for f in files if f.is_file())
+
+
+FORMATS: dict[str, Writer] = {
+    "glb": write_glb,
+    "ply": write_ply,
+    "colmap": write_colmap,
+    "tum": write_tum,
+}

@@ -1,0 +1,160 @@
+"""Writes binary glTF 2.0: points with colours, camera frusta and path as lines.
+
+Written here rather than by a library so that the points pass in chunks. Colours are linear light,
+as glTF asks for, in floats: 8 bits would band in the dark, and common readers take 16 for 8.
+Materials are unlit, because points and lines have no normals.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from da3_ros import __version__
+from da3_ros.export.camera_frusta import frusta, path_segments
+from da3_ros.export.selection import ExportError, Points, Progress
+from da3_ros.mapping.scene import Scene
+from da3_ros.types import Array
+
+# Map axes (x forward, y left, z up) to x right, y up, z backward.
+GLTF_FROM_MAP = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
+VERTEX = np.dtype([("position", "<f4", (3,)), ("color", "<f4", (3,))])
+POINTS, LINES = 0, 1
+FLOAT, ARRAY_BUFFER = 5126, 34962
+CAMERA_RGB, PATH_RGB = (255, 140, 0), (0, 160, 255)
+MOST_BYTES = 2**32 - 1  # the format's own limit
+
+
+def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
+    """Write the points, and the scene's poses if there are any. Raises ExportError."""
+    model = _Model()
+    if len(points):
+        model.points(points)
+    model.lines("cameras", frusta(scene), CAMERA_RGB)
+    model.lines("path", path_segments(scene), PATH_RGB)
+    if scene.guessed:
+        said = {"parts": len(scene.parts), "parts_guessed": scene.guessed}
+        model.extras = {"extras": said}
+    if not model.meshes:
+        raise ExportError("nothing of the scene is left by the selection")
+    if model.size > MOST_BYTES:
+        raise ExportError("GLB cannot hold so many points: set max_points or voxel, or write PLY")
+    with path.open("wb") as file:
+        file.write(model.header())
+        for chunk in points.chunks(progress):
+            file.write(_vertices(chunk["xyz"], chunk["rgb"]).tobytes())
+        for positions in model.line_positions:
+            file.write(positions.tobytes())
+
+
+class _Model:
+    """The JSON part of a file, built mesh by mesh in the order of the binary part."""
+
+    def __init__(self) -> None:
+        self.meshes: list[dict[str, Any]] = []
+        self.line_positions: list[Array] = []
+        self.extras: dict[str, Any] = {}  # of the glTF scene
+        self._accessors: list[dict[str, Any]] = []
+        self._views: list[dict[str, Any]] = []
+        self._materials: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def points(self, points: Points) -> None:
+        """Announce the points, interleaved with their colours."""
+        count = len(points)
+        ends = [corner @ GLTF_FROM_MAP.T.astype(np.float32) for corner in points.box()]
+        self._view(count * VERTEX.itemsize, VERTEX.itemsize)
+        position = self._accessor(count, 0, _box(np.stack(ends)))
+        color = self._accessor(count, VERTEX.fields["color"][1], {})  # type: ignore[index]
+        self._mesh("points", POINTS, (255, 255, 255), {"POSITION": position, "COLOR_0": color})
+
+    def lines(self, name: str, segments: Array, rgb: tuple[int, int, int]) -> None:
+        """Add line segments [N, 2, 3] in the map frame; nothing if there are none."""
+        if not len(segments):
+            return
+        data = (segments.reshape(-1, 3) @ GLTF_FROM_MAP.T).astype("<f4")
+        self.line_positions.append(data)
+        self._view(data.nbytes, None)
+        accessor = self._accessor(len(data), 0, _box(data))
+        self._mesh(name, LINES, rgb, {"POSITION": accessor})
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return 12 + 8 + len(self._json()) + 8 + self._bytes
+
+    def header(self) -> bytes:
+        """All that comes before the binary part."""
+        text = self._json()
+        head = struct.pack("<4sII", b"glTF", 2, self.size)
+        head += struct.pack("<I4s", len(text), b"JSON") + text
+        return head + struct.pack("<I4s", self._bytes, b"BIN\0")
+
+    def _json(self) -> bytes:
+        nodes = [{"name": m["name"], "mesh": i} for i, m in enumerate(self.meshes)]
+        document = {
+            "asset": {"version": "2.0", "generator": f"da3_ros {__version__}"},
+            "extensionsUsed": ["KHR_materials_unlit"],
+            "scene": 0,
+            "scenes": [{"nodes": list(range(len(nodes)))} | self.extras],
+            "nodes": nodes,
+            "meshes": self.meshes,
+            "materials": self._materials,
+            "accessors": self._accessors,
+            "bufferViews": self._views,
+            "buffers": [{"byteLength": self._bytes}],
+        }
+        text = json.dumps(document, separators=(",", ":")).encode()
+        return text + b" " * (-len(text) % 4)
+
+    def _mesh(
+        self, name: str, mode: int, rgb: tuple[int, int, int], attributes: dict[str, int]
+    ) -> None:
+        linear = [round(float(v), 6) for v in LINEAR[np.array(rgb)]]
+        unlit: dict[str, Any] = {"KHR_materials_unlit": {}}
+        look = {"baseColorFactor": [*linear, 1.0], "metallicFactor": 0.0}
+        self._materials.append({"name": name, "pbrMetallicRoughness": look, "extensions": unlit})
+        primitive = {"attributes": attributes, "mode": mode, "material": len(self.meshes)}
+        self.meshes.append({"name": name, "primitives": [primitive]})
+
+    def _view(self, length: int, stride: int | None) -> None:
+        view = {"buffer": 0, "byteOffset": self._bytes, "byteLength": length}
+        view["target"] = ARRAY_BUFFER
+        self._views.append(view if stride is None else {**view, "byteStride": stride})
+        self._bytes += length
+
+    def _accessor(self, count: int, offset: int, more: Any) -> int:
+        accessor = {"bufferView": len(self._views) - 1, "byteOffset": offset, "count": count}
+        self._accessors.append({**accessor, "componentType": FLOAT, "type": "VEC3", **more})
+        return len(self._accessors) - 1
+
+
+def _vertices(xyz: Array, rgb: Array) -> Array:
+    """Rows of VERTEX."""
+    rows = np.empty(len(xyz), VERTEX)
+    rows["position"] = xyz @ GLTF_FROM_MAP.T.astype(np.float32)
+    rows["color"] = LINEAR[rgb]
+    return rows
+
+
+def _box(positions: Array) -> dict[str, list[float]]:
+    """Bounds as they are in float32, which readers check to the bit."""
+    ends = positions.astype(np.float32)
+    return {
+        name: [float(v) for v in side]
+        for name, side in (("min", ends.min(axis=0)), ("max", ends.max(axis=0)))
+    }
+
+
+def _linear_of_srgb() -> Array:
+    """Linear light float32 [256], 0..1, of an 8-bit colour, IEC 61966-2-1."""
+    srgb = np.arange(256) / 255
+    low, high = srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4
+    return np.where(srgb <= 0.04045, low, high).astype(np.float32)
+
+
+LINEAR = _linear_of_srgb()

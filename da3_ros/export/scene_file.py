@@ -1,0 +1,308 @@
+"""Saves a whole scene to a folder and loads it again, so that a recording can be done in parts.
+
+``docs/map.md`` describes the folder. It appears whole or not at all; loading checks all of it
+before anything is changed, and reads arrays and numbers only, never objects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros import __version__
+from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.colmap import image_name
+from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.scene import Shot
+from da3_ros.mapping.submaps import HELD, Snapshot, Submap
+from da3_ros.mapping.trajectory import ROW, Poses
+from da3_ros.mapping.voxel_map import PointCloud
+from da3_ros.types import Array
+
+FORMAT, VERSION = "da3_ros scene", 1
+NAMES = {"scene.json", "poses.npz", "submaps", "images"}
+CAMERA = re.compile(r"[A-Za-z0-9_]*")  # also a folder's name
+CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
+OVERHEAD = 4096  # most bytes of a file of arrays beside what they hold
+MOST_JSON, MOST_IMAGE = 1 << 25, 1 << 26  # bytes
+MOST_POINTS = 10**8  # of a submap
+MOST_WHOLE = 1 << 30  # of other whole numbers: int32 holds as many again to go on with
+MOST_SCALE, FAR = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
+SKEW = 1e-4  # of a rotation whose errors of rounding added up
+
+
+class SceneFileError(RuntimeError):
+    """A folder that holds no scene which can be loaded; one line that names it and the cause."""
+
+
+def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None:
+    """Write a scene to the folder ``path``, in place of an older scene if there is one.
+
+    ``progress`` may raise, which leaves nothing behind. Raises ExportError.
+    """
+    if not len(saved.poses):
+        raise ExportError("the scene is empty: nothing was processed yet")
+    with atomic_folder(path, is_scene) as folder:
+        (folder / "submaps").mkdir()
+        for index, submap in enumerate(saved.submaps):
+            progress("saving", index / len(saved.submaps))
+            if len(submap.cloud):
+                columns: dict[str, Any] = {name: getattr(submap.cloud, name) for name in CLOUD}
+                np.savez(folder / _cloud_name(submap.id), **columns)
+            for shot, data in submap.images.items():
+                file = folder / _image_name(shot)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+        columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
+        np.savez(folder / "poses.npz", **columns)
+        (folder / "scene.json").write_text(json.dumps(_described(saved), indent=1) + "\n")
+
+
+def load_scene(path: Path) -> Snapshot:
+    """Read a scene that ``save_scene`` wrote. Raises SceneFileError."""
+    try:
+        return _load(path)
+    except SceneFileError:
+        raise
+    except Exception as error:  # JSON, zip, inflate, NumPy: each has its own for a damaged file
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SceneFileError(f"the scene in {path} is damaged ({what})") from error
+
+
+def find_scene(path: Path) -> Path:
+    """The scene's folder: ``path``, or ``scene`` in it, as in a replay's output."""
+    inner = path / "scene"  # os.path: a name that no file can have is not there, and no error
+    return inner if not os.path.exists(path / "scene.json") and os.path.isdir(inner) else path
+
+
+def is_scene(folder: Path) -> bool:
+    """Whether a folder holds a scene, of any version, and nothing else."""
+    return {p.name for p in folder.iterdir()} <= NAMES and _is_described(folder)
+
+
+def check_outside_scenes(path: Path) -> None:
+    """Raise ExportError where ``path`` lies inside a saved scene.
+
+    A scene with other things in its folder would not be replaced by a later one; a replaced one
+    would take them along.
+    """
+    for folder in Path(os.path.realpath(path)).parents:  # a circle of links is no error
+        if _is_described(folder):
+            raise ExportError(
+                f"{path} lies in the saved scene {folder}, which holds nothing else: name a place "
+                f"outside, such as {folder.with_name(f'{folder.name}_{path.name}')}"
+            )
+
+
+def _is_described(folder: Path) -> bool:
+    """Whether a folder's description says that it is a scene."""
+    try:
+        return bool(_json(folder)["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        return False
+
+
+def _described(saved: Snapshot) -> dict[str, Any]:
+    """The JSON part."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": __version__,
+        "metric": saved.metric,
+        "unit": saved.unit,
+        "segment": saved.segment,
+        "T_map_world": saved.T_map_world.tolist(),
+        "cameras": list(saved.poses.cameras),
+        "poses": len(saved.poses),
+        "submaps": [
+            {
+                "id": s.id,
+                "segment": s.segment,
+                "part": s.part,
+                "keyframes": s.keyframes,
+                "points": len(s.cloud),
+                "scale": float(s.T_scene_submap.scale),
+                "R": s.T_scene_submap.R.tolist(),
+                "t": s.T_scene_submap.t.tolist(),
+                "images": [[*shot, len(data)] for shot, data in s.images.items()],
+            }
+            for s in saved.submaps
+        ],
+    }
+
+
+def _load(path: Path) -> Snapshot:
+    if not os.path.lexists(path / "scene.json"):
+        raise SceneFileError(f"{path} holds no scene: scene.json is missing")
+    described = _json(path)
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        raise SceneFileError(f"{path} holds no scene: scene.json is not of da3_ros")
+    if described.get("version") != VERSION:
+        raise SceneFileError(
+            f"the scene in {path} has version {described.get('version')}, this da3_ros reads "
+            f"version {VERSION}: export it with the da3_ros that wrote it "
+            f"({described.get('written_by')})"
+        )
+    submaps = tuple(_submap(path, entry) for entry in described["submaps"])
+    ids = [s.id for s in submaps]
+    _check(len(set(ids)) == len(ids), "submap ids")
+    T = np.array(described["T_map_world"], np.float64)
+    _check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_map_world")
+    _check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_map_world")
+    unit, metric = float(described["unit"]), described["metric"]
+    _check(_is_scale(unit) and isinstance(metric, bool), "unit")
+    poses = _poses(path, described, ids)
+    return Snapshot(submaps, poses, _whole(described, "segment"), metric, T, unit)
+
+
+def _submap(path: Path, entry: dict[str, Any]) -> Submap:
+    place = Similarity(
+        float(entry["scale"]), np.array(entry["R"], np.float64), np.array(entry["t"], np.float64)
+    )
+    good = _is_scale(place.scale) and place.R.shape == (3, 3) and place.t.shape == (3,)
+    good = good and _are_poses(np.column_stack((place.R, place.t))[None])
+    _check(good, "a submap's place")
+    submap = Submap(_whole(entry, "id"), _whole(entry, "segment"), place)
+    submap.keyframes = _whole(entry, "keyframes")
+    # Before parts were kept, each segment lay where odometry guessed.
+    submap.part = _whole(entry, "part") if "part" in entry else submap.segment
+    submap.images.update(_images(path, entry))
+    points = _whole(entry, "points", MOST_POINTS)
+    if points:
+        submap.cloud = _cloud(path, _cloud_name(submap.id), points)
+    return submap
+
+
+def _images(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Shot, bytes]]:
+    for camera, stamp_ns, size in entry["images"]:
+        _check(CAMERA.fullmatch(camera) is not None, "a camera's name")
+        shot = (camera, int(stamp_ns))
+        with _opened(path, _image_name(shot), MOST_IMAGE) as file:
+            data = file.read(MOST_IMAGE)
+        _check(len(data) == size, f"the size of {_image_name(shot)}")
+        yield shot, data
+
+
+def _cloud(path: Path, name: str, points: int) -> PointCloud:
+    columns = {}
+    with _arrays(path, name, HELD * points) as data:
+        for column, kind in CLOUD.items():
+            shape = (points, 3) if column in ("xyz", "rgb") else (points,)
+            columns[column] = data[column]
+            _check(columns[column].shape == shape and columns[column].dtype == kind, column)
+    _check(_is_near(columns["xyz"]), f"the points of {name}")
+    return PointCloud(**columns)
+
+
+def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
+    cameras, count = tuple(described["cameras"]), _whole(described, "poses")
+    _check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
+    with _arrays(path, "poses.npz", count * ROW.itemsize) as data:
+        rows = np.zeros(count, ROW)
+        for name in ROW.names or ():
+            same = data[name].shape == rows[name].shape and data[name].dtype == rows[name].dtype
+            _check(same, f"poses: {name}")
+            rows[name] = data[name]
+    _check(bool(np.isin(rows["submap"], ids).all()), "poses: submap")
+    known = (rows["camera"] >= 0) & (rows["camera"] < len(cameras))
+    K, good = rows["K"], bool(known.all() and (rows["size"] > 0).all())
+    _check(good and _is_near(K) and bool((K[:, :2] > 0).all()), "poses: numbers")
+    _check(_are_poses(rows["T"]), "poses: T")
+    return Poses(rows, cameras)
+
+
+def _json(folder: Path) -> Any:
+    with _opened(folder, "scene.json", MOST_JSON) as file:
+        return json.loads(file.read(MOST_JSON))
+
+
+@contextmanager
+def _arrays(folder: Path, name: str, size: int) -> Iterator[Any]:
+    """The arrays of a file that holds ``size`` bytes of them, as it says itself.
+
+    Before NumPy believes a header that asks for all memory, or zlib inflates a bomb.
+    """
+    with _opened(folder, name, size + OVERHEAD) as file:
+        _check(os.fstat(file.fileno()).st_size >= size, f"the size of {name}")
+        with zipfile.ZipFile(file) as members:
+            inflated = sum(member.file_size for member in members.infolist())
+        _check(inflated <= size + OVERHEAD, f"the size of {name}")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as data:
+            yield data
+
+
+@contextmanager
+def _opened(folder: Path, name: str, most: int) -> Iterator[IO[bytes]]:
+    """A regular file inside ``folder`` of at most ``most`` bytes; all reading goes through here.
+
+    A pipe would block its reader for ever, a device may do anything, and a link could lead to any
+    file of this machine. Raises OSError, ValueError, RuntimeError (links in a circle).
+    """
+    path = (folder / name).resolve(strict=True)
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"{name} leads out of the folder: nothing is read outside export_dir")
+    # Before it is opened, for opening a device acts on it; and after, for it may be another now.
+    _check_regular(path.lstat(), name)
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        _check_regular(status, name)
+        _check(status.st_size <= most, f"the size of {name}")
+        yield file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _check_regular(status: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{name} is no regular file")
+
+
+def _check(good: bool, what: str) -> None:
+    if not good:
+        raise ValueError(f"{what} cannot be right")
+
+
+def _whole(entry: dict[str, Any], name: str, most: int = MOST_WHOLE) -> int:
+    value = entry[name]
+    _check(type(value) is int and 0 <= value <= most, name)
+    return int(value)
+
+
+def _is_scale(value: float) -> bool:
+    return 1 / MOST_SCALE <= value <= MOST_SCALE  # False for NaN
+
+
+def _is_near(numbers: NDArray[np.floating]) -> bool:
+    return bool((np.abs(numbers) <= FAR).all())  # False for NaN
+
+
+def _are_poses(T: Array) -> bool:
+    """Whether all [N, 3, 4] are rotations, no reflections, with translations in reach."""
+    if not _is_near(T):
+        return False
+    R = T[:, :, :3]
+    right = np.allclose(R @ R.swapaxes(1, 2), np.eye(3), atol=SKEW)
+    return right and bool((np.linalg.det(R) > 0).all())
+
+
+def _cloud_name(id: int) -> str:
+    return f"submaps/{id:06d}.npz"
+
+
+def _image_name(shot: Shot) -> str:
+    camera, stamp_ns = shot
+    return f"images/{image_name(camera, stamp_ns, 'jpg')}"

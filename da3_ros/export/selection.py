@@ -1,0 +1,173 @@
+"""Which part of a scene is exported, gathered in a file so that no size of scene fills memory."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.mapping.scene import CHUNK, Scene
+from da3_ros.mapping.voxel_map import MOST_CELLS, PointCloud, VoxelMap, voxel_hash
+
+FINEST = float(np.float32(1e-6))  # voxel; float32 is what a service is asked with
+SHARE = 1 << 19  # points that are averaged at once
+MOST_SHARES = 256  # each is an open file
+POINT = np.dtype(
+    [("xyz", "<f4", (3,)), ("rgb", "u1", (3,)), ("confidence", "<f4"), ("count", "<u4")]
+)
+Progress = Callable[[str, float], None]  # what is being done, and its share done, 0..1
+
+
+class ExportError(RuntimeError):
+    """A scene that could not be written; one line that names the path and the cause."""
+
+
+def silent(step: str, share: float) -> None:
+    """A progress callback that does nothing."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a scene is exported; the defaults take all of it."""
+
+    voxel: float = 0.0  # edge of the voxels that points are averaged in; 0: as stored
+    min_confidence: float = 0.0
+    min_observations: int = 1  # of a point; with ``voxel``, of what is averaged
+    max_points: int = 0  # evenly thinned to at most this many; 0: all
+    crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
+    cameras: bool = True
+    guessed: bool = True  # also the parts whose places in the scene are guessed
+
+    def check(self) -> None:
+        """Raise ExportError for numbers that mean nothing."""
+        low, high = self.crop[:3], self.crop[3:]
+        if any(self.crop) and not all(a < b for a, b in zip(low, high, strict=True)):
+            raise ExportError(f"crop is {list(self.crop)}: min x y z must be below max x y z")
+        for name in ("voxel", "min_confidence", "min_observations", "max_points"):
+            if not getattr(self, name) >= 0:
+                raise ExportError(f"{name} is {getattr(self, name)}: at least 0")
+        if self.voxel and not FINEST <= self.voxel < math.inf:
+            raise ExportError(f"voxel is {self.voxel:g}: 0 (none), or at least 1e-06 and finite")
+
+
+class Points:
+    """The points of an export, in the map frame; they lie in a file."""
+
+    def __init__(self, file: IO[bytes], total: int, stride: int) -> None:
+        self._file, self._total, self._stride = file, total, stride
+
+    def __len__(self) -> int:
+        return -(-self._total // self._stride)
+
+    def chunks(self, progress: Progress = silent) -> Iterator[NDArray[np.void]]:
+        """Rows of POINT, at most ``CHUNK`` at once."""
+        step = max(1, CHUNK // self._stride) * self._stride
+        for start in range(0, self._total, step):
+            progress("writing", start / self._total)
+            self._file.seek(start * POINT.itemsize)
+            wanted = min(step, self._total - start) * POINT.itemsize
+            yield np.frombuffer(self._file.read(wanted), POINT)[:: self._stride]
+
+    def box(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Lowest and highest corner [3] of the box that holds all points, of which there are."""
+        corners = [(c["xyz"].min(axis=0), c["xyz"].max(axis=0)) for c in self.chunks()]
+        low, high = zip(*corners, strict=True)
+        return np.min(low, axis=0), np.max(high, axis=0)
+
+
+@contextmanager
+def selected(
+    scene: Scene, selection: Selection, folder: Path, progress: Progress = silent
+) -> Iterator[Points]:
+    """The points of ``scene`` that ``selection`` takes; a nameless file in ``folder`` holds them.
+
+    Raises ExportError.
+    """
+    selection.check()
+    total = 0
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for cloud in _chosen(scene, selection, folder, progress):
+            file.write(_rows(cloud).tobytes())
+            total += len(cloud)
+        most = selection.max_points
+        yield Points(file, total, max(1, -(-total // most)) if most else 1)
+
+
+def _chosen(
+    scene: Scene, selection: Selection, folder: Path, progress: Progress
+) -> Iterator[PointCloud]:
+    # Part by part: where points of two parts come to lie in one voxel is a guess.
+    for part in scene.parts:
+        of_part = scene.of_part(part)
+        clouds = _within(of_part, selection, progress)
+        if selection.voxel > 0:
+            clouds = _averaged(clouds, len(of_part), selection.voxel, folder, progress)
+        for cloud in clouds:
+            if selection.min_observations > 1:
+                cloud = cloud.take(cloud.count >= selection.min_observations)
+            yield cloud
+
+
+def _within(scene: Scene, selection: Selection, progress: Progress) -> Iterator[PointCloud]:
+    """The points in the box and above the confidence, in chunks."""
+    low, high = np.array(selection.crop[:3]), np.array(selection.crop[3:])
+    done, total = 0, max(1, len(scene))
+    for cloud in scene.chunks():
+        progress("selecting", done / total)
+        done += len(cloud)
+        keep = cloud.confidence >= np.float32(selection.min_confidence)
+        if any(selection.crop):
+            keep &= ((cloud.xyz >= low) & (cloud.xyz <= high)).all(axis=1)
+        yield cloud if keep.all() else cloud.take(keep)
+
+
+def _averaged(
+    clouds: Iterator[PointCloud], total: int, voxel: float, folder: Path, progress: Progress
+) -> Iterator[PointCloud]:
+    """The points averaged in voxels, share by share; a voxel is whole in one of the shares."""
+    shares = max(1, min(MOST_SHARES, -(-total // SHARE)))
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(shares)]
+        for cloud in clouds:
+            _check_range(cloud, voxel)
+            share = voxel_hash(cloud.xyz, voxel) % shares
+            order = np.argsort(share, kind="stable")
+            ends = np.searchsorted(share[order], np.arange(1, shares))
+            for file, some in zip(files, np.split(_rows(cloud)[order], ends), strict=True):
+                file.write(some.tobytes())
+        for index, file in enumerate(files):
+            progress("averaging", index / shares)
+            yield _averaged_file(file, voxel)
+            file.close()
+
+
+def _check_range(cloud: PointCloud, voxel: float) -> None:
+    """Raise ExportError for points so far out that their voxels cannot be counted."""
+    far = float(np.abs(cloud.xyz).max(initial=0.0))
+    if far > voxel * MOST_CELLS:
+        raise ExportError(f"voxel is {voxel:g}: too fine for points at {far:g}, name a larger one")
+
+
+def _averaged_file(file: IO[bytes], voxel: float) -> PointCloud:
+    """The cloud of the points in a file, averaged."""
+    voxels = VoxelMap(voxel)
+    file.seek(0)
+    while data := file.read(CHUNK * POINT.itemsize):
+        rows = np.frombuffer(data, POINT)
+        voxels.insert(rows["xyz"], rows["rgb"], rows["confidence"], rows["count"])
+    return voxels.cloud()
+
+
+def _rows(cloud: PointCloud) -> NDArray[np.void]:
+    """The cloud as rows of POINT."""
+    rows = np.empty(len(cloud), POINT)
+    rows["xyz"], rows["rgb"] = cloud.xyz, cloud.rgb
+    rows["confidence"], rows["count"] = cloud.confidence, cloud.count
+    return rows

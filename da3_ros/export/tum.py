@@ -1,0 +1,42 @@
+"""Trajectories in the TUM format: a line per pose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from da3_ros.export.selection import (
+    Points,
+    Progress,
+)
+from da3_ros.geometry.poses import quaternion_from_matrix
+from da3_ros.mapping.scene import Scene
+from da3_ros.types import Array
+
+
+def write_trajectory(file: TextIO, scene: Scene) -> None:
+    """Write the leading camera's poses in the TUM format; a comment begins each further part."""
+    leading = replace(scene, poses=scene.poses.leading())
+    last = 0
+    for part, pose in zip(leading.part_of_poses(), leading.poses, strict=True):
+        if part != last:
+            place = "guessed" if part else "known"
+            file.write(f"# part {part} of the scene, place {place}\n")
+        last = part
+        file.write(tum_line(pose.stamp_ns, scene.T_map_world @ pose.T_world_camera))
+
+
+def write_tum(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
+    with path.open("w") as file:
+        write_trajectory(file, scene)
+
+
+def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
+    """``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps exact.
+
+    Format: TUM RGB-D benchmark. Seconds are written from the integer nanoseconds.
+    """
+    q = quaternion_from_matrix(T_map_camera[:3, :3])
+    numbers = " ".join(f"{v:.9f}" for v in (*T_map_camera[:3, 3], *q))
+    return f"{stamp_ns // 10**9}.{stamp_ns % 10**9:09d} {numbers}\n"

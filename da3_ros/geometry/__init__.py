@@ -1,0 +1,20 @@
+"""Poses, similarity transforms and pinhole projection. Imports nothing but types."""
+
+from da3_ros.geometry.poses import (
+    T_MAP_WORLD,
+    invert_pose,
+    matrix_from_quaternion,
+    quaternion_from_matrix,
+)
+from da3_ros.geometry.projection import backproject, project
+from da3_ros.geometry.similarity import Similarity
+
+__all__ = [
+    "T_MAP_WORLD",
+    "Similarity",
+    "backproject",
+    "invert_pose",
+    "matrix_from_quaternion",
+    "project",
+    "quaternion_from_matrix",
+]

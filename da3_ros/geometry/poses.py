@@ -1,0 +1,59 @@
+"""Small pure functions on poses and pixels, in the conventions of ``types``."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial.transform import Rotation, Slerp
+
+from da3_ros.types import Array
+
+# World (first camera's optical axes) to the ROS map (REP-103: x forward, y left, z up).
+T_MAP_WORLD = np.array(
+    [[0.0, 0.0, 1.0, 0.0], [-1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+)
+
+
+def invert_pose(T: Array) -> Array:
+    """Inverse of a rigid transform [4, 4]."""
+    out = np.eye(4)
+    out[:3, :3] = T[:3, :3].T
+    out[:3, 3] = -T[:3, :3].T @ T[:3, 3]
+    return out
+
+
+def quaternion_from_matrix(R: Array) -> Array:
+    """Unit quaternion [4] (x, y, z, w), w >= 0, of a rotation [3, 3]."""
+    q = Rotation.from_matrix(R).as_quat()
+    return np.asarray(-q if q[3] < 0 else q)
+
+
+def matrix_from_quaternion(q: Array) -> Array:
+    """Rotation [3, 3] of a quaternion [4] (x, y, z, w) of any non-zero length."""
+    return np.asarray(Rotation.from_quat(q).as_matrix())
+
+
+def interpolate(a: Array, b: Array, share: float) -> Array:
+    """Pose [4, 4] between ``a`` (share 0) and ``b`` (share 1): straight line and slerp."""
+    out = np.eye(4)
+    rotations = Rotation.from_matrix(np.stack((a[:3, :3], b[:3, :3])))
+    out[:3, :3] = Slerp([0.0, 1.0], rotations)(share).as_matrix()
+    out[:3, 3] = (1 - share) * a[:3, 3] + share * b[:3, 3]
+    return out
+
+
+def is_pose(T: Array) -> bool:
+    """Whether [4, 4] is a finite rigid motion."""
+    R = T[:3, :3]
+    return bool(
+        np.isfinite(T).all() and np.abs(R @ R.T - np.eye(3)).max() < 1e-3 and np.linalg.det(R) > 0
+    )
+
+
+def carry_on(a: Array, b: Array, share: float) -> Array:
+    """The pose [4, 4] that comes ``share`` of the motion from ``a`` to ``b`` after ``b``."""
+    step = invert_pose(a) @ b
+    out = np.eye(4)
+    turn = Rotation.from_matrix(step[:3, :3]).as_rotvec() * share
+    out[:3, :3] = Rotation.from_rotvec(turn).as_matrix()
+    out[:3, 3] = step[:3, 3] * share
+    return b @ out

@@ -1,0 +1,64 @@
+"""Similarity transforms: a scale, a rotation and a translation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.types import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """x -> scale * R @ x + t."""
+
+    scale: float
+    R: Array  # [3, 3]
+    t: Array  # [3]
+
+    def __matmul__(self, first: Similarity) -> Similarity:
+        """``first``, then this one.
+
+        The rotation is made orthonormal: every loop moves submaps by a product with their poses,
+        and after thirty loops rounding errors would otherwise have destroyed it.
+        """
+        R = orthonormal(self.R @ first.R)
+        return Similarity(self.scale * first.scale, R, self.points(first.t))
+
+    def inverse(self) -> Similarity:
+        """The inverse transform."""
+        return Similarity(1 / self.scale, self.R.T, -self.R.T @ self.t / self.scale)
+
+    def points(self, x: Array) -> Array:
+        """Transform points [..., 3]."""
+        return self.scale * x @ self.R.T + self.t
+
+    def pose(self, T: Array) -> Array:
+        """Transform a rigid pose [4, 4]: its unit changes, its rotation stays a rotation."""
+        out = np.eye(4)
+        out[:3, :3] = self.R @ T[:3, :3]
+        out[:3, 3] = self.points(T[:3, 3])
+        return out
+
+    @staticmethod
+    def between(T_target: Array, T_source: Array, scale: float) -> Similarity:
+        """The similarity of a known scale that maps pose ``T_source`` onto ``T_target``."""
+        R = T_target[:3, :3] @ T_source[:3, :3].T
+        return Similarity(scale, R, T_target[:3, 3] - scale * R @ T_source[:3, 3])
+
+    @staticmethod
+    def from_pose(T: Array) -> Similarity:
+        """A rigid transform [4, 4] as a similarity of scale 1."""
+        return Similarity(1.0, T[:3, :3], T[:3, 3])
+
+
+IDENTITY = Similarity(1.0, np.eye(3), np.zeros(3))
+
+
+def orthonormal(R: Array) -> Array:
+    """The rotation [3, 3] nearest to ``R``, which differs from one by rounding errors only.
+
+    One Newton step of the polar decomposition.
+    """
+    return np.asarray(1.5 * R - 0.5 * R @ R.T @ R)

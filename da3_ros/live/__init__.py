@@ -1,0 +1,1 @@
+"""The live node's stream, without rclpy."""

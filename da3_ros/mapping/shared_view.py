@@ -1,0 +1,58 @@
+"""A view that windows share: its pose and samples of its depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.types import Array, TrackedFrame, View
+
+SAMPLES = 8192  # pixels of all frames together that give their depth
+
+
+MOST_DEPTHS = 3  # frames that give it; poses come from all
+
+
+@dataclass(frozen=True, eq=False)
+class SharedView:
+    """What the scene knows of a frame that windows may share; lengths in scene units."""
+
+    view: View
+    K: Array  # [3, 3] corner rule; the one K of this frame in every window
+    T_world_camera: Array  # [4, 4]
+    pixels: Array  # [M] indices into the flattened depth image
+    depth: Array  # [M] z-depth
+    confidence: Array  # [M]
+    observations: float = 1.0  # windows whose mean this is
+    keyframe: bool = False  # whether it is shared as one, not as one of the newest
+    submap: int = -1  # of the map that it belongs to
+    kept: float = 1.0  # share of the camera's picture that cuts to other sizes have left
+
+    def moved(self, move: Similarity) -> SharedView:
+        """The same where the scene has moved."""
+        T, depth = move.pose(self.T_world_camera), move.scale * self.depth
+        return replace(self, T_world_camera=T, depth=depth)
+
+    @staticmethod
+    def of(view: View, frame: TrackedFrame) -> SharedView:
+        """Of a delivered frame; all that is not finite is left out."""
+        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
+        depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
+        confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
+        return SharedView(view, frame.K, frame.T_world_camera, pixels, depth, confidence)
+
+    def rays(self) -> Array:
+        """Rays [M, 3] of the pixels, z = 1, camera axes."""
+        row, column = np.divmod(self.pixels, self.view.image.shape[1])
+        ones = np.ones(len(self.pixels))
+        return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
+
+
+def sample(valid: Array, count: int) -> Array:
+    """Indices of at most ``count`` valid pixels, evenly spread: repeatable, no random draw."""
+    index = np.flatnonzero(valid)
+    if len(index) <= count:
+        return index
+    return index[np.arange(count) * len(index) // count]

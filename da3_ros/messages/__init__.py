@@ -1,0 +1,1 @@
+"""Contents of ROS messages, made and read without rclpy."""

@@ -1,0 +1,360 @@
+"""Builds the package's messages from core types, with whatever message classes there are.
+
+Replay makes them with ``rosbags``, the live node with rclpy's generated classes: both stand behind
+the small ``MessageLibrary``. Knows message layouts; no middleware, no pipeline, no tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+
+from da3_ros.geometry.poses import T_MAP_WORLD, quaternion_from_matrix
+from da3_ros.geometry.projection import backproject, ros_K
+from da3_ros.messages.library import PACKAGE, MessageLibrary
+from da3_ros.sensors.calibration import pinhole_calibration
+from da3_ros.types import Array, Calibration, FloatImage, Image, TrackedFrame, WindowReport
+
+_FLOAT32 = 7  # sensor_msgs/PointField
+_NAN = float("nan")
+UNKNOWN = 1e6  # variance; filters take 0 and -1 for near certainty
+
+
+# Parts ------------------------------------------------------------------------------------------
+
+
+def time(lib: MessageLibrary, stamp_ns: int) -> Any:
+    """builtin_interfaces/Time of whole nanoseconds, exactly."""
+    seconds, nanoseconds = divmod(int(stamp_ns), 1_000_000_000)
+    return lib.type("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+
+
+def header(lib: MessageLibrary, stamp_ns: int, frame_id: str) -> Any:
+    """std_msgs/Header."""
+    return lib.type("std_msgs/msg/Header")(stamp=time(lib, stamp_ns), frame_id=frame_id)
+
+
+def _vector(lib: MessageLibrary, kind: str, xyz: Iterable[float]) -> Any:
+    x, y, z = (float(v) for v in xyz)
+    return lib.type(f"geometry_msgs/msg/{kind}")(x=x, y=y, z=z)
+
+
+def _rotation(lib: MessageLibrary, R: Array) -> Any:
+    x, y, z, w = (float(v) for v in quaternion_from_matrix(R))
+    return lib.type("geometry_msgs/msg/Quaternion")(x=x, y=y, z=z, w=w)
+
+
+def pose(lib: MessageLibrary, T: Array) -> Any:
+    """geometry_msgs/Pose of ``T_frame_body`` [4, 4]."""
+    return lib.type("geometry_msgs/msg/Pose")(
+        position=_vector(lib, "Point", T[:3, 3]), orientation=_rotation(lib, T[:3, :3])
+    )
+
+
+def _covariance(values: Array | None) -> Array:
+    """Row-major [36]; None: not known, which a variance of UNKNOWN tells fusing filters."""
+    known = UNKNOWN * np.eye(6) if values is None else values
+    return np.asarray(known, np.float64).reshape(36)
+
+
+# Images -----------------------------------------------------------------------------------------
+
+
+def image(lib: MessageLibrary, stamp_ns: int, frame_id: str, pixels: Image | FloatImage) -> Any:
+    """sensor_msgs/Image: uint8 [H, W, 3] as rgb8, uint8 [H, W] as mono8, float32 [H, W] as 32FC1.
+
+    Depth keeps NaN (unknown) and +Inf (sky) as REP-117 and REP-118 say. Raises TypeError for
+    anything else.
+    """
+    encodings = {("uint8", 3): "rgb8", ("uint8", 2): "mono8", ("float32", 2): "32FC1"}
+    encoding = encodings.get((pixels.dtype.name, pixels.ndim))
+    if encoding is None:
+        raise TypeError(f"no image encoding for {pixels.dtype} with {pixels.ndim} dimensions")
+    pixels = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("<"))
+    return lib.type("sensor_msgs/msg/Image")(
+        header=header(lib, stamp_ns, frame_id),
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        encoding=encoding,
+        is_bigendian=0,
+        step=pixels.nbytes // pixels.shape[0],
+        data=lib.bytes(pixels),
+    )
+
+
+def compressed_image(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, rgb: Image, codec: str = "jpeg",
+    quality: int = 95,
+) -> Any:  # fmt: skip
+    """sensor_msgs/CompressedImage of RGB uint8 [H, W, 3], format text as image_transport's.
+
+    ``codec`` is jpeg or png; ``quality`` is JPEG's, 1 to 100.
+    """
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if codec == "jpeg" else []
+    suffix = {"jpeg": ".jpg", "png": ".png"}[codec]
+    _, data = cv2.imencode(suffix, cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
+    return lib.type("sensor_msgs/msg/CompressedImage")(
+        header=header(lib, stamp_ns, frame_id),
+        format=f"rgb8; {codec} compressed bgr8",
+        data=lib.bytes(data),
+    )
+
+
+def camera_info(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, K: Array, width: int, height: int
+) -> Any:
+    """sensor_msgs/CameraInfo of a rectified image from K [3, 3] under the corner rule.
+
+    The message holds the ROS rule (cx - 0.5, cy - 0.5), no distortion, R = I and P = [K | 0].
+    """
+    return calibration_message(lib, stamp_ns, frame_id, pinhole_calibration(K, (width, height)))
+
+
+def calibration_message(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, calibration: Calibration
+) -> Any:
+    """sensor_msgs/CameraInfo that says what ``calibration`` says, field by field."""
+    c = calibration
+    P = np.hstack([c.K, np.zeros((3, 1))]) if c.P is None else c.P
+    return lib.type("sensor_msgs/msg/CameraInfo")(
+        header=header(lib, stamp_ns, frame_id),
+        height=int(c.height),
+        width=int(c.width),
+        distortion_model=c.distortion_model,
+        d=lib.sequence(np.asarray(c.D, np.float64).reshape(-1).tolist(), "d"),
+        k=np.array(c.K, np.float64).reshape(9),
+        r=np.array(c.R, np.float64).reshape(9),
+        p=np.array(P, np.float64).reshape(12),
+        binning_x=int(c.binning_x),
+        binning_y=int(c.binning_y),
+        roi=lib.type("sensor_msgs/msg/RegionOfInterest")(
+            x_offset=int(c.roi_x),
+            y_offset=int(c.roi_y),
+            height=int(c.roi_height),
+            width=int(c.roi_width),
+            do_rectify=bool(c.roi_do_rectify),
+        ),
+    )
+
+
+# Clouds -----------------------------------------------------------------------------------------
+
+
+def depth_cloud(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, depth: FloatImage, K: Array, rgb: Image
+) -> Any:
+    """sensor_msgs/PointCloud2, organised [H, W], in the camera's optical frame.
+
+    The points are ``depth`` float32 [H, W] times the camera_info of ``K`` (corner rule), nothing
+    else; NaN where depth is not finite (sky too: a point has no infinite place). ``rgb`` uint8
+    [H, W, 3].
+    """
+    rays = _rays(depth.shape, *np.asarray(K, np.float64).ravel().tolist())
+    with np.errstate(invalid="ignore"):
+        z = depth + depth * np.float32(0)  # NaN where it is infinite, untouched elsewhere
+        planes = (rays[0] * z, rays[1] * z, z)
+    return _cloud(lib, stamp_ns, frame_id, planes, rgb, dense=False)
+
+
+@functools.lru_cache(maxsize=4)  # cameras; a calibrated one has the same K in every frame
+def _rays(shape: tuple[int, int], *K: float) -> tuple[FloatImage, FloatImage]:
+    """x and y of the points one unit deep behind each pixel, float32 [H, W]."""
+    points = backproject(np.ones(shape, np.float32), np.array(K).reshape(3, 3))
+    return np.ascontiguousarray(points[..., 0]), np.ascontiguousarray(points[..., 1])
+
+
+def point_cloud(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, points: FloatImage, rgb: Image
+) -> Any:
+    """sensor_msgs/PointCloud2, unorganised, of finite points [N, 3] and colours uint8 [N, 3]."""
+    x, y, z = np.asarray(points, np.float32).T
+    return _cloud(lib, stamp_ns, frame_id, (x[None], y[None], z[None]), rgb[None], dense=True)
+
+
+def _cloud(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, planes: tuple[FloatImage, ...], rgb: Image,
+    dense: bool,
+) -> Any:  # fmt: skip
+    """x, y, z [H, W] and colours [H, W, 3] as 16 bytes each: x y z and rgb packed as float32."""
+    height, width = rgb.shape[:2]
+    packed = np.zeros((height, width, 4), "<f4")
+    if packed.size:
+        # 0x00RRGGBB in the bytes of the float, as PCL and RViz read the field "rgb".
+        color = cv2.cvtColor(np.ascontiguousarray(rgb), cv2.COLOR_RGB2BGRA).view("<u4")[..., 0]
+        cv2.merge((*planes, (color & 0xFFFFFF).view("<f4")), packed)
+    field = lib.type("sensor_msgs/msg/PointField")
+    names = ("x", "y", "z", "rgb")
+    return lib.type("sensor_msgs/msg/PointCloud2")(
+        header=header(lib, stamp_ns, frame_id),
+        height=height,
+        width=width,
+        fields=[
+            field(name=name, offset=4 * i, datatype=_FLOAT32, count=1)
+            for i, name in enumerate(names)
+        ],
+        is_bigendian=False,
+        point_step=16,
+        row_step=16 * width,
+        data=lib.bytes(packed),
+        is_dense=dense,
+    )
+
+
+# Poses ------------------------------------------------------------------------------------------
+
+
+def pose_stamped(lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array) -> Any:
+    """geometry_msgs/PoseStamped of ``T_frame_body`` [4, 4]."""
+    return lib.type("geometry_msgs/msg/PoseStamped")(
+        header=header(lib, stamp_ns, frame_id), pose=pose(lib, T)
+    )
+
+
+def pose_with_covariance(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array, covariance: Array | None = None
+) -> Any:
+    """geometry_msgs/PoseWithCovarianceStamped; covariance [6, 6] (REP-103).
+
+    None: the covariance is not known.
+    """
+    return lib.type("geometry_msgs/msg/PoseWithCovarianceStamped")(
+        header=header(lib, stamp_ns, frame_id), pose=_pose_covariance(lib, T, covariance)
+    )
+
+
+def _pose_covariance(lib: MessageLibrary, T: Array, covariance: Array | None) -> Any:
+    return lib.type("geometry_msgs/msg/PoseWithCovariance")(
+        pose=pose(lib, T), covariance=_covariance(covariance)
+    )
+
+
+def odometry(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, child_frame_id: str, T: Array,
+    covariance: Array | None = None,
+) -> Any:  # fmt: skip
+    """nav_msgs/Odometry of ``T_frame_child`` [4, 4]; covariance [6, 6], None: not known.
+
+    Velocities are not known: zeros with the covariance of what is not known.
+    """
+    still = np.zeros(3)
+    motion = lib.type("geometry_msgs/msg/Twist")(
+        linear=_vector(lib, "Vector3", still), angular=_vector(lib, "Vector3", still)
+    )
+    return lib.type("nav_msgs/msg/Odometry")(
+        header=header(lib, stamp_ns, frame_id),
+        child_frame_id=child_frame_id,
+        pose=_pose_covariance(lib, T, covariance),
+        twist=lib.type("geometry_msgs/msg/TwistWithCovariance")(
+            twist=motion, covariance=_covariance(None)
+        ),
+    )
+
+
+def path(
+    lib: MessageLibrary, stamp_ns: int, frame_id: str, poses: Sequence[tuple[int, Array]]
+) -> Any:
+    """nav_msgs/Path of (stamp_ns, ``T_frame_body``) pairs; ``stamp_ns`` is the path's own."""
+    return lib.type("nav_msgs/msg/Path")(
+        header=header(lib, stamp_ns, frame_id),
+        poses=[pose_stamped(lib, stamp, frame_id, T) for stamp, T in poses],
+    )
+
+
+def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -> Any:
+    """tf2_msgs/TFMessage of (stamp_ns, parent, child, ``T_parent_child``)."""
+    transform = lib.type("geometry_msgs/msg/Transform")
+    stamped = lib.type("geometry_msgs/msg/TransformStamped")
+    return lib.type("tf2_msgs/msg/TFMessage")(
+        transforms=[
+            stamped(
+                header=header(lib, stamp_ns, parent),
+                child_frame_id=child,
+                transform=transform(
+                    translation=_vector(lib, "Vector3", T[:3, 3]),
+                    rotation=_rotation(lib, T[:3, :3]),
+                ),
+            )
+            for stamp_ns, parent, child, T in transforms
+        ]
+    )
+
+
+# Our own ----------------------------------------------------------------------------------------
+
+
+def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_map_world: Array = T_MAP_WORLD) -> Any:
+    """da3_ros/FramePose: ``T_map_camera``, k of the published depth (ROS pixel rule as in its
+    camera_info), and the median confidence (NaN if there is none)."""
+    finite = frame.confidence[np.isfinite(frame.confidence)]
+    return lib.type(f"{PACKAGE}/msg/FramePose")(
+        header=header(lib, frame.stamp_ns, frame.frame_id),
+        camera=frame.camera,
+        pose=pose(lib, T_map_world @ frame.T_world_camera),
+        k=ros_K(frame.K).reshape(9),
+        keyframe=bool(frame.keyframe),
+        confidence=float(np.median(finite)) if finite.size else _NAN,
+    )
+
+
+def window(
+    lib: MessageLibrary, report: WindowReport, frames: Sequence[TrackedFrame],
+    map_frame: str = "map", T_map_world: Array = T_MAP_WORLD,
+) -> Any:  # fmt: skip
+    """da3_ros/Window; ``scale`` is metres per network unit of this window, NaN if unknown."""
+    return lib.type(f"{PACKAGE}/msg/Window")(
+        header=header(lib, report.stamp_ns, map_frame),
+        id=int(report.id),
+        frames=[frame_pose(lib, frame, T_map_world) for frame in frames],
+        new_frames=int(report.new_frames),
+        scale_source=report.scale.source,
+        scale=float(report.scale.value * report.unit),
+        scale_sigma=float(report.scale.sigma),
+        aligned=bool(report.aligned),
+        alignment_rms=float(report.alignment_rms),
+        alignment_inliers=float(report.alignment_inliers),
+        loop_closed=bool(report.loop_closed),
+        inference_s=float(report.inference_s),
+        total_s=float(report.total_s),
+    )
+
+
+_STATUS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("state", "model", "license", "device", "precision", "attention", "last_error"), ""
+    ),
+    **dict.fromkeys(("window_size", "frames_received", "frames_processed", "map_points"), 0),
+    **dict.fromkeys(
+        (
+            *("memory_budget_gb", "memory_plan_gb", "memory_peak_gb", "input_hz", "output_hz"),
+            *("latency_median_s", "latency_p95_s", "scale", "scale_sigma", "map_memory_mb"),
+        ),
+        _NAN,
+    ),
+    "scale_source": "none",
+}
+
+
+def status(
+    lib: MessageLibrary, stamp_ns: int, *, process_size: tuple[int, int] = (0, 0),
+    degraded: Sequence[str] = (), drops: Mapping[str, int] | None = None, **fields: Any,
+) -> Any:  # fmt: skip
+    """da3_ros/Status. What is not given is NaN, 0 or empty; ``drops`` counts frames by cause.
+
+    Raises TypeError for a field that the message does not have.
+    """
+    if unknown := sorted(fields.keys() - _STATUS.keys()):
+        raise TypeError(f"Status has no field {unknown[0]!r}")
+    counts = dict(sorted((drops or {}).items()))
+    values = {name: type(default)(fields.get(name, default)) for name, default in _STATUS.items()}
+    return lib.type(f"{PACKAGE}/msg/Status")(
+        header=header(lib, stamp_ns, ""),
+        degraded=list(degraded),
+        process_size=np.array(process_size, np.uint32),
+        drop_causes=list(counts),
+        drop_counts=lib.sequence(counts.values(), "Q"),
+        **values,
+    )

@@ -1,0 +1,66 @@
+"""The robot's own poses out of messages: live ones, and those of a recording. No middleware."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from da3_ros.config import NodeConfig, prior_source
+from da3_ros.geometry.poses import matrix_from_quaternion
+from da3_ros.messages.decode import stamp_ns
+from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.transform_tree import TransformError, TransformTree
+from da3_ros.types import Array
+
+log = logging.getLogger(__name__)
+
+ODOMETRY = "nav_msgs/msg/Odometry"
+ALWAYS_S = 1e9
+
+
+def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) -> PosePrior | None:
+    """What the parameters ask for; None if the robot's own poses are not wanted."""
+    source = prior_source(config.pipeline)
+    if source == "none":
+        return None
+    max_age_s = config.pipeline.pose_prior.max_age_s
+    return PosePrior(source, max_age_s, transforms, config.odom_frame, **options)
+
+
+def add_odometry(prior: PosePrior, message: Any) -> None:
+    """One nav_msgs/Odometry. Raises PriorError for what is no pose."""
+    try:
+        T = rigid(message.pose.pose.position, message.pose.pose.orientation)
+    except ValueError as error:
+        raise PriorError(str(error)) from error
+    prior.add_odometry(message.child_frame_id, T, stamp_ns(message.header.stamp))
+
+
+def add_transforms(
+    tree: TransformTree,
+    message: Any,
+    *,
+    static: bool,
+    bad: Callable[[str], None],
+    owner: str = "",
+) -> None:
+    """One tf2_msgs/TFMessage of the node ``owner``; what cannot be used is told to ``bad``."""
+    topic = "/tf_static" if static else "/tf"
+    for item in message.transforms:
+        parent, child = item.header.frame_id, item.child_frame_id
+        try:
+            T = rigid(item.transform.translation, item.transform.rotation)
+            tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static, owner=owner)
+        except (TransformError, ValueError) as error:
+            bad(f"{topic}: transform ignored: {error}")
+
+
+def rigid(translation: Any, rotation: Any) -> Array:
+    """[4, 4] of a vector and a quaternion message. Raises ValueError for a zero quaternion."""
+    T = np.eye(4)
+    T[:3, :3] = matrix_from_quaternion(np.array([rotation.x, rotation.y, rotation.z, rotation.w]))
+    T[:3, 3] = translation.x, translation.y, translation.z
+    return T

@@ -1,0 +1,227 @@
+"""Which messages a processed frame and the scene become: one list for the live node and replay.
+
+Topic names are relative to the node (``~/``) unless they begin with a slash. Knows no middleware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
+from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.mapping.covariance import turned
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.messages import build
+from da3_ros.messages.library import MessageLibrary
+from da3_ros.types import Array, TrackedFrame
+
+MAX_PATH = 1000  # poses in ~/path
+MAX_DISPLAY = 500_000  # points in ~/map/points
+KEYFRAMES = 1000  # whose poses are kept for the messages of windows that share them
+Published = tuple[str, str, Any]  # topic, type, message
+Edge = tuple[str, str, Array]  # parent, child, T_parent_child
+
+FRAME_TOPICS = {
+    "depth/image": "sensor_msgs/msg/Image",
+    "depth/camera_info": "sensor_msgs/msg/CameraInfo",
+    "rgb/image": "sensor_msgs/msg/Image",
+    "depth/image_color": "sensor_msgs/msg/Image",
+    "confidence/image": "sensor_msgs/msg/Image",
+    "confidence/image_color": "sensor_msgs/msg/Image",
+    "points": "sensor_msgs/msg/PointCloud2",
+    "pose": "geometry_msgs/msg/PoseWithCovarianceStamped",
+    "odom": "nav_msgs/msg/Odometry",
+    "/tf": "tf2_msgs/msg/TFMessage",
+}
+WINDOW_TOPIC = ("window", "da3_ros/msg/Window")
+PATH_TOPIC = ("path", "nav_msgs/msg/Path")
+MAP_TOPIC = ("map/points", "sensor_msgs/msg/PointCloud2")
+
+
+def topics(cameras: Sequence[str], scenes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(name, name without prefix, type) of all topics.
+
+    ``cameras`` prefix those of frames, ``scenes`` those of scenes; an empty name: no prefix.
+    """
+    for name, kind in FRAME_TOPICS.items():
+        if name.startswith("/"):
+            yield name, name, kind
+            continue
+        yield from ((_prefixed(camera, name), name, kind) for camera in cameras)
+    for name, kind in (WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC):
+        yield from ((_prefixed(scene, name), name, kind) for scene in scenes)
+
+
+def _has(frame: TrackedFrame, topic: str) -> bool:
+    """Whether enough is known of a frame; a model that sees each image alone knows no poses."""
+    if topic in ("pose", "odom", "/tf"):
+        return frame.posed
+    if topic in ("depth/camera_info", "points"):
+        return bool(np.isfinite(frame.K).all())
+    return not topic.startswith("confidence/") or frame.posed
+
+
+def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
+    """A covariance [6, 6] in the axes of the map; None: not known."""
+    return None if covariance is None else turned(covariance, T_map_world[:3, :3])
+
+
+def _prefixed(prefix: str, topic: str) -> str:
+    return f"{prefix}/{topic}" if prefix else topic
+
+
+class Outputs:
+    """Builds the messages of one stream; remembers the frames that a window's message lists."""
+
+    def __init__(
+        self,
+        lib: MessageLibrary,
+        config: DepthConfig,
+        *,
+        window_size: int,
+        map_frame: str = "map",
+        odom_frame: str = "odom",
+        timings: bool = True,
+        tf: Callable[[TrackedFrame], list[Edge]] | None = None,
+        scene_prefix: str = "",
+    ) -> None:
+        """``timings=False`` leaves out what differs from run to run (NaN instead).
+
+        ``tf`` says which transforms a frame brings; by default map to odom to the camera.
+        ``scene_prefix`` begins the names of the topics that are about the scene, as the name of a
+        camera begins those that are about its frames.
+        """
+        self.lib = lib
+        self.config = config
+        self.map_frame, self.odom_frame = map_frame, odom_frame
+        self.T_map_world = T_MAP_WORLD
+        self.scene_prefix = scene_prefix
+        self._window_size = window_size
+        self._timings = timings
+        self._tf = tf or self._stand_alone
+        self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
+        self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
+
+    def frame(
+        self, frame: TrackedFrame, wanted: Callable[[str], bool] = lambda topic: True
+    ) -> Iterator[Published]:
+        """Messages of one delivered frame; topics that are not ``wanted`` cost nothing.
+
+        After the last new frame of a window comes the window's own message.
+        """
+        self._remember(frame)
+        for topic, kind in FRAME_TOPICS.items():
+            name = _prefixed(frame.camera, topic)
+            if not _has(frame, topic):
+                continue
+            if topic == "/tf":
+                transforms = self._tf(frame)
+                if transforms:
+                    yield topic, kind, self._transforms(frame.stamp_ns, transforms)
+            elif wanted(name):
+                yield name, kind, self._build(topic, frame)
+        if frame.id == frame.window.view_ids[-1] and wanted(self.of_scene(WINDOW_TOPIC)[0]):
+            known = {**self._keyframes, **self._recent}
+            frames = [known[i] for i in frame.window.view_ids if i in known and known[i].posed]
+            report = frame.window
+            if not self._timings:
+                report = dataclasses.replace(report, inference_s=np.nan, total_s=np.nan)
+            message = build.window(self.lib, report, frames, self.map_frame, self.T_map_world)
+            yield (*self.of_scene(WINDOW_TOPIC), message)
+
+    def _remember(self, frame: TrackedFrame) -> None:
+        """Keep what a window's message says of its frames; windows share keyframes for long."""
+        nothing = np.zeros((0, 0), np.float32)
+        finite = frame.confidence[np.isfinite(frame.confidence)]
+        middle = np.median(finite, keepdims=True) if finite.size else nothing
+        slim = dataclasses.replace(
+            frame, image=np.zeros((0, 0, 3), np.uint8), depth_m=nothing, confidence=middle
+        )
+        for held, most in ((self._recent, self._window_size), (self._keyframes, KEYFRAMES)):
+            if held is self._recent or frame.keyframe:
+                held[frame.id] = slim
+            while len(held) > most:
+                held.popitem(last=False)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no frame of this stream has been seen yet."""
+        return not self._recent
+
+    def reset(self) -> None:
+        """A new stream: forget its frames and where its map lay."""
+        self._recent.clear()
+        self._keyframes.clear()
+        self.T_map_world = T_MAP_WORLD
+
+    def T_map_odom(self, frame: TrackedFrame) -> Array:
+        """[4, 4] what the map was corrected by, which odometry takes no part in."""
+        L = self.T_map_world
+        return L @ invert_pose(frame.T_odom_world) @ invert_pose(L)
+
+    def path(self, poses: Poses, stamp_ns: int) -> Published:
+        """Where the camera has been, evenly thinned."""
+        stride = max(1, -(-len(poses) // MAX_PATH))
+        thinned = poses.take(slice(None, None, stride))
+        chosen = [(p.stamp_ns, self.T_map_world @ p.T_world_camera) for p in thinned]
+        return (*self.of_scene(PATH_TOPIC), build.path(self.lib, stamp_ns, self.map_frame, chosen))
+
+    def map_points(self, scene: Scene, stamp_ns: int) -> Published:
+        """The scene's cloud in the map frame, evenly thinned for display."""
+        cloud = scene.cloud(MAX_DISPLAY)
+        return (
+            *self.of_scene(MAP_TOPIC),
+            build.point_cloud(self.lib, stamp_ns, self.map_frame, cloud.xyz, cloud.rgb),
+        )
+
+    def of_scene(self, topic: tuple[str, str]) -> tuple[str, str]:
+        """Name and type of a topic about the scene, with the scene's prefix."""
+        return _prefixed(self.scene_prefix, topic[0]), topic[1]
+
+    def _build(self, topic: str, frame: TrackedFrame) -> Any:
+        lib, stamp, camera = self.lib, frame.stamp_ns, frame.frame_id
+        if topic == "depth/camera_info":
+            height, width = frame.depth_m.shape
+            return build.camera_info(lib, stamp, camera, frame.K, width, height)
+        if topic == "points":
+            return build.depth_cloud(lib, stamp, camera, frame.depth_m, frame.K, frame.image)
+        L = self.T_map_world
+        if topic == "pose":
+            return build.pose_with_covariance(
+                lib, stamp, self.map_frame, L @ frame.T_world_camera,
+                _levelled(frame.covariance_map, L),
+            )  # fmt: skip
+        if topic == "odom":
+            return build.odometry(
+                lib, stamp, self.odom_frame, camera, L @ frame.T_odom_world @ frame.T_world_camera,
+                _levelled(frame.covariance_odom, L),
+            )  # fmt: skip
+        return build.image(lib, stamp, camera, self._pixels(topic, frame))
+
+    def _transforms(self, stamp_ns: int, edges: list[Edge]) -> Any:
+        return build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
+
+    def _stand_alone(self, frame: TrackedFrame) -> list[Edge]:
+        T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
+        return [
+            (self.map_frame, self.odom_frame, self.T_map_odom(frame)),
+            (self.odom_frame, frame.frame_id, T_odom_camera),
+        ]
+
+    def _pixels(self, topic: str, frame: TrackedFrame) -> Any:
+        if topic == "depth/image_color":
+            return colorize_depth(frame.depth_m, self.config.color_range_m, self.config.color_map)
+        if topic == "confidence/image_color":
+            return colorize_confidence(frame.confidence, self.config.color_map)
+        return {
+            "depth/image": frame.depth_m,
+            "rgb/image": frame.image,
+            "confidence/image": frame.confidence,
+        }[topic]

@@ -1,0 +1,147 @@
+"""Parameters declared as dataclass fields: their texts, limits and conversion."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A parameter that cannot be used; one line that names it, what it was and what it may be."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    items: type | None = None,
+    pattern: str = "",
+) -> Any:
+    """A config field with its description and allowed values.
+
+    ``pattern``: a regular expression for texts that are allowed beside the choices.
+    ``items``: the type of a list of any length; None: a list has as many numbers as its default.
+    """
+    metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
+    metadata["pattern"] = pattern
+    if isinstance(default, tuple):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def group(cls: type, prefix: str) -> Any:
+    """A config field that holds further fields, whose outside names begin with ``prefix``."""
+    return field(default_factory=cls, metadata={"prefix": prefix, "cls": cls})
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter as the outside sees it."""
+
+    name: str
+    value: Any
+    text: str
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    items: type | None = None  # of a list of any length
+    pattern: str = ""  # of texts that are allowed beside the choices
+
+    def check(self) -> None:
+        """Raise ConfigError if the value is outside its range or choices."""
+        free = self.pattern and re.fullmatch(self.pattern, str(self.value))
+        if self.choices and self.value not in self.choices and not free:
+            raise ConfigError(f"{self.name} is {self.value!r}: one of {', '.join(self.choices)}")
+        if isinstance(self.value, float) and math.isnan(self.value):
+            raise ConfigError(f"{self.name} is NaN")
+        if self.low is not None and self.value < self.low:
+            raise ConfigError(f"{self.name} is {self.value}: at least {self.low}")
+        if self.high is not None and self.value > self.high:
+            raise ConfigError(f"{self.name} is {self.value}: at most {self.high}")
+
+
+def parameters(config: Any, prefix: str = "") -> Iterator[Parameter]:
+    """All parameters of a config object by their outside names, in order."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if "prefix" in item.metadata:
+            yield from parameters(value, prefix + item.metadata["prefix"])
+        else:
+            yield Parameter(prefix + item.name, value, **item.metadata)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`` (did you mean ...?)`` with the known name that is most like ``name``, or nothing."""
+    alike = difflib.get_close_matches(name, known, 1)
+    # A right last word in the wrong group, or without its group.
+    alike = alike or [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
+    return f" (did you mean {alike[0]}?)" if alike else ""
+
+
+def build_config(cls: type[T], given: Mapping[str, Any], prefix: str) -> T:
+    chosen: dict[str, Any] = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if "prefix" in item.metadata:
+            inner = item.metadata["prefix"]
+            chosen[item.name] = build_config(item.metadata["cls"], given, prefix + inner)
+        elif prefix + item.name in given:
+            chosen[item.name] = given[prefix + item.name]
+    return cls(**chosen)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested YAML keys to dotted names: {"window": {"size": 8}} -> {"window.size": 8}."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
+    return flat
+
+
+def convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
+    """A list of any length. ROS knows no type of an empty one, which comes as None or as bytes."""
+    allowed = (int, float) if items is float else (str,)
+    empty = value is None or (not isinstance(value, (str, Mapping)) and not len(value))
+    if empty:
+        return ()
+    good = isinstance(value, (list, tuple)) and all(
+        isinstance(v, allowed) and not isinstance(v, bool) for v in value
+    )
+    if not good:
+        kind = "numbers" if items is float else "texts"
+        raise ConfigError(f"{name} is {value!r}: a list of {kind} is wanted")
+    return tuple(float(v) if items is float else v for v in value)
+
+
+def word_of(value: Any, choices: Sequence[str]) -> Any:
+    """``off`` and ``on`` where they are words to choose: YAML reads them as truth values."""
+    word = "on" if value is True else "off" if value is False else value
+    return word if word in choices else value
+
+
+def convert(name: str, value: Any, default: Any) -> Any:
+    """``value`` in the type of the default; whole numbers may stand for floats, nothing else."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        good = isinstance(default, bool) and isinstance(value, bool)
+    elif isinstance(default, float):
+        good = isinstance(value, (int, float))
+        value = float(value) if good else value
+    elif isinstance(default, tuple):
+        good = isinstance(value, (list, tuple)) and len(value) == len(default)
+        value = tuple(float(v) for v in value) if good else value
+    else:
+        good = isinstance(value, type(default))
+    if not good:
+        kind = "list" if isinstance(default, tuple) else type(default).__name__
+        raise ConfigError(f"{name} is {value!r}: a {kind} like {default!r} is wanted")
+    return value

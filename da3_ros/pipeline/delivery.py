@@ -1,0 +1,82 @@
+"""Makes tracked frames and window reports of what the network said. Owns nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.alignment import Alignment
+from da3_ros.pipeline.depth_filter import filter_depth, sky_mask
+from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.types import Prediction, Scale, TrackedFrame, Window, WindowReport
+
+# Where a window lies whose views the network saw each alone.
+UNPLACED = Alignment(IDENTITY, False, float("nan"), float("nan"))
+
+
+def report_of(
+    window: Window,
+    prediction: Prediction,
+    placed: Alignment,
+    scale: Scale,
+    *,
+    segment: int,
+    loop_closed: bool,
+    total_s: float,
+) -> WindowReport:
+    """What happened to a window."""
+    return WindowReport(
+        id=window.id,
+        stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
+        view_ids=tuple(view.id for view in window.views),
+        new_frames=window.new,
+        aligned=placed.accepted,
+        alignment_rms=placed.rms,
+        alignment_inliers=placed.inliers,
+        unit=placed.T_scene_window.scale,
+        scale=scale,
+        loop_closed=loop_closed,
+        segment=segment,
+        focal_ratio=_focal_ratio(window, prediction),
+        inference_s=prediction.inference_s,
+        total_s=total_s,
+    )
+
+
+def tracked(
+    prepared: PreparedView,
+    index: int,
+    prediction: Prediction,
+    placed: Similarity,
+    report: WindowReport,
+    config: DepthConfig,
+) -> TrackedFrame:
+    """View ``index`` of a window that lies at ``placed`` in its segment, its depth filtered."""
+    view, confidence = prepared.view, prediction.confidence[index]
+    depth = prediction.depth[index] * np.float32(placed.scale)
+    sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
+    # A single-image network gives no confidence: that is no reason to doubt its depth.
+    believed = confidence if prediction.posed else np.full_like(confidence, 1e30)
+    return TrackedFrame(
+        id=view.id,
+        stamp_ns=view.stamp_ns,
+        frame_id=view.frame_id,
+        camera=view.camera,
+        image=view.image,
+        depth_m=filter_depth(depth, believed, config, prepared.valid, sky),
+        confidence=confidence,
+        K=prediction.K[index] if view.K is None else view.K,
+        T_world_camera=placed.pose(prediction.T_window_camera[index]),
+        keyframe=False,
+        scale=report.scale,
+        window=report,
+        leads=prepared.leads,
+    )
+
+
+def _focal_ratio(window: Window, prediction: Prediction) -> float:
+    """Focal length as the network sees it over the calibrated one; NaN without calibration."""
+    views = zip(window.views, prediction.K, strict=True)
+    ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
+    return float(np.median(ratios)) if ratios else float("nan")

@@ -1,0 +1,169 @@
+"""Frame in, results out: the one path that the live node, bag replay and the tests share.
+
+Build a window, choose what it shares, infer, place it, update the map, deliver each new frame
+once. Knows no ROS.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from da3_ros.config import PipelineConfig
+from da3_ros.export.export import export_scene
+from da3_ros.export.scene_file import SceneFileError
+from da3_ros.inference import open_networks
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.submaps import Snapshot, SubmapStore
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.pipeline.window_steps import WindowSteps
+from da3_ros.types import Frame, TrackedFrame
+
+log = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """Frames of one camera, or of a rig of several, turned into one scene. Not thread-safe.
+
+    ``counters`` holds frames received and processed, and drops by cause.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        session: Network | None = None,
+        ruler: MetricModel | None = None,
+    ) -> None:
+        if session is None:
+            session, ruler = open_networks(config)
+        self.counters: Counter[str] = Counter()
+        self._steps = WindowSteps(config, session, ruler, self.counters)
+        self.builder, self.inference = self._steps.builder, self._steps.inference
+        self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
+        self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
+        self.config, self.session = config, session
+        self._steps.start_at_origin()
+
+    # Frames --------------------------------------------------------------------------------------
+
+    def push(self, *frames: Frame) -> Iterator[TrackedFrame]:
+        """Take one frame, or those of one instant of several cameras (see ``rig_sync``).
+
+        Yields the frames that became ready, in stamp order of each camera. A stamp up to
+        ``max_late_s`` back, or repeated, is dropped and counted; one farther back is a time jump,
+        which resets window and odometry and keeps the map. A frame that cannot be rectified is
+        dropped with a warning. Where the size of the network's images changes, shared views follow
+        and odometry goes on. The work happens while the result is iterated.
+        """
+        self.counters["received"] += len(frames)
+        timely = [frame for frame in frames if self._in_time(frame)]
+        if not timely:
+            return
+        self.builder.plan_for(timely, self.session)
+        views = self.builder.views(timely)
+        changed = self.builder.changed_format(views)
+        if changed is not None and not self._steps.resize(changed):
+            yield from self.flush()
+            self._steps.hold_pose()
+        added = self.builder.add(views)
+        if not added:
+            return
+        if self.builder.is_full:
+            yield from self._steps.run()
+        else:
+            for prepared in added:
+                self.session.prefetch(prepared.view.image)
+
+    def flush(self) -> Iterator[TrackedFrame]:
+        """Process what waits for a full window; call at the end of a recording."""
+        if self.builder.waiting:
+            yield from self._steps.run()
+
+    def prepare(self, frame: Frame) -> Frame:
+        """The frame with what can be done before it is pushed; any thread may call this.
+
+        What cannot be used comes back as it is: ``push`` says what is wrong with it.
+        """
+        return self.builder.prepare(frame)
+
+    def begin(self, frame: Frame) -> None:
+        """Give the network a prepared frame that will be pushed next; only saves time."""
+        if frame.ready is not None and frame.ready.process_res == self.builder.process_res:
+            self.session.prefetch(frame.ready.image)
+
+    # The scene -----------------------------------------------------------------------------------
+
+    def scene(self) -> Scene:
+        """The points and poses gathered so far, in metres where the scale is known."""
+        return self.map.scene(self.scene_map.T_map_world)
+
+    def poses(self, most: int = 0) -> Poses:
+        """Where the leading camera has been, in metres where the scale is known; ``most`` thins
+        them."""
+        return self.map.path(most)
+
+    def path(self, most: int = 0) -> Poses:
+        """The same of the part of the scene that is shown."""
+        return self.map.path(most, shown=True)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the scene; the suffix chooses the format. Returns the path written."""
+        return export_scene(self.scene(), Path(path)).path
+
+    def reset(self) -> None:
+        """Forget window, odometry and map; keep the loaded network and the counters."""
+        self.scene_map.reset()
+        self._steps.start_at_origin()
+
+    def snapshot(self) -> Snapshot:
+        """The whole scene as it is now, to be saved; cheap, and it does not change later."""
+        return self.scene_map.snapshot(self.odometry.unit)
+
+    def check_unit(self, saved: Snapshot) -> None:
+        """Raise SceneFileError where the saved scene's unit could not be related to new frames."""
+        source = self.config.scale.source
+        if source != "none" and not saved.metric:
+            raise SceneFileError(
+                f"the saved scene is not in metres, but scale.source is {source}: set it to none"
+            )
+
+    def resume(self, saved: Snapshot) -> str:
+        """Go on in a saved scene, in place of this one, with a new segment; says where it begins.
+
+        Raises SceneFileError, and changes nothing, as ``check_unit``.
+        """
+        self.check_unit(saved)
+        source = self.config.scale.source
+        self.scene_map.restore(saved)
+        self._steps.start_at_origin()
+        if source != "fixed":  # whose factor is for the first window that comes
+            self.odometry.unit = saved.unit
+        self._steps.start_segment(self.map.poses().newest())
+        self.odometry.uncertainty.start_segment(known=True)  # odometry begins with what comes
+        where = "new windows begin a segment of their own where the last one ended"
+        if saved.metric and source == "none":
+            where += "; the scene is in metres, their unit is a guess: set scale.source"
+        return where
+
+    @property
+    def map(self) -> SubmapStore:
+        """The submaps with points and trajectory."""
+        return self.scene_map.submaps
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Take over parameters that are read anew for every window."""
+        self.config = config
+        self._steps.reconfigure(config)
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
+        self.session.set_budget(memory_budget_gb)
+        self.builder.fit(self.session)
+
+    def _in_time(self, frame: Frame) -> bool:
+        if self.builder.jumps_back(frame):
+            self._steps.start_at_origin()
+        return self.builder.in_time(frame)

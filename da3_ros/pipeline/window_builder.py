@@ -1,0 +1,208 @@
+"""Gathers views for windows: checks stamps, keeps one image size, waits for enough new views."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.config import PipelineConfig
+from da3_ros.mapping.resizing import Cut
+from da3_ros.pipeline.frame_preparation import FramePreparation
+from da3_ros.pipeline.interfaces import Network
+from da3_ros.sensors.calibration import CalibrationError
+from da3_ros.types import Frame, Image, View
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedView:
+    """A view, and what is kept beside it until its results are delivered."""
+
+    view: View
+    valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
+    full: Image | None = None  # the rectified image at camera resolution, if it is published
+    leads: bool = True  # as in TrackedFrame
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """The image size that all views of a window have, and the camera that decided it."""
+
+    camera: str
+    shape: tuple[int, ...]
+    process_res: int  # of the memory plan at that time
+
+
+class WindowBuilder:
+    """The views that wait for a window. Owns stamps, image format, window limits and view ids.
+
+    Not thread-safe but for ``prepare``.
+    """
+
+    def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
+        self.config, self.counters = config, counters
+        self.image_format: ImageFormat | None = None
+        self._prepare = FramePreparation(len(config.cameras))
+        self._last_stamp: dict[str, int] = {}  # of each camera
+        self._pending: list[list[PreparedView]] = []  # instants
+        self._next_view = 0
+        self._next_instant = 0
+        self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
+        self.process_res = config.inference.process_res
+        self.window_size, self._new = config.window.size, config.window.new
+
+    @property
+    def network_size(self) -> tuple[int, int]:
+        """(width, height) of the images that the network sees; (0, 0) before the first."""
+        shape = (0, 0) if self.image_format is None else self.image_format.shape
+        return shape[1], shape[0]
+
+    @property
+    def waiting(self) -> int:
+        """Images that wait for a full window."""
+        return sum(map(len, self._pending))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough new instants wait for a window."""
+        return len(self._pending) >= self._new
+
+    def restart(self) -> None:
+        """Drop what waits; the next frame may have any stamp and any image size."""
+        self._pending, self._last_stamp, self.image_format = [], {}, None
+
+    def fit(self, network: Network) -> None:
+        """Ask what the memory budget allows for the cameras' images."""
+        window, cameras = self.config.window, max(1, len(self.config.cameras))
+        self.process_res = self.config.inference.process_res
+        self.window_size, self._new = window.size, window.new
+        if self._image_size is None:
+            return
+        limits = network.fit(self._image_size, window.size, window.new * cameras)
+        if limits is not None:
+            self.process_res, self.window_size = limits.process_res, limits.window
+            self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
+
+    def jumps_back(self, frame: Frame) -> bool:
+        """Whether a stamp lies so far back that time itself must have jumped."""
+        last = self._last_stamp.get(frame.camera)
+        back_s = 0.0 if last is None else (last - frame.stamp_ns) / 1e9
+        if back_s <= self.config.max_late_s:
+            return False
+        log.warning("stamps jump back %.3f s: window and odometry start anew", back_s)
+        self.counters["time_jumps"] += 1
+        self.counters["dropped_time_jump"] += self.waiting
+        return True
+
+    def in_time(self, frame: Frame) -> bool:
+        """Whether a frame is newer than its camera's last one."""
+        last = self._last_stamp.get(frame.camera)
+        if last is None or frame.stamp_ns > last:
+            return True
+        self.counters["dropped_late"] += 1
+        return False
+
+    def prepare(self, frame: Frame) -> Frame:
+        """The frame with what can be done before it is added; any thread may call this.
+
+        A frame that cannot be used comes back unchanged: ``views`` reports what is wrong with it.
+        """
+        try:
+            return dataclasses.replace(frame, ready=self._prepare(frame, self.process_res))
+        except (CalibrationError, ValueError):
+            return frame
+
+    def plan_for(self, frames: Sequence[Frame], network: Network) -> None:
+        """Make the memory plan for the images of the camera that decided the format."""
+        camera = None if self.image_format is None else self.image_format.camera
+        frame = next((f for f in frames if camera in (None, f.camera)), None)
+        if frame is not None:
+            self._image_size = (frame.image.shape[1], frame.image.shape[0])
+        self.fit(network)  # also where the size is the same: a measured window changes the plan
+
+    def views(self, frames: Sequence[Frame]) -> list[PreparedView]:
+        """The usable frames of one instant."""
+        found = [p for frame in frames if (p := self._view(frame)) is not None]
+        self._next_instant += 1
+        return [dataclasses.replace(p, leads=i == 0) for i, p in enumerate(found)]
+
+    def changed_format(self, views: Sequence[PreparedView]) -> ImageFormat | None:
+        """The new format, where the camera that decided the windows' size has another one."""
+        old = self.image_format
+        for view in (p.view for p in views):
+            same_plan = old is not None and old.process_res == self.process_res
+            if old is None or (same_plan and old.camera != view.camera):
+                continue
+            if old.shape != view.image.shape:
+                log.warning(
+                    "image size in the network changed from %s to %s",
+                    old.shape[1::-1], view.image.shape[1::-1],
+                )  # fmt: skip
+                return ImageFormat(view.camera, view.image.shape, self.process_res)
+        return None
+
+    def resize(self, cut: Cut, new: ImageFormat) -> None:
+        """Bring the views that wait to a new format."""
+        self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
+        self.image_format = new
+
+    def add(self, views: Sequence[PreparedView]) -> list[PreparedView]:
+        """Take the views of one instant that have the window's format; returns these."""
+        if self.image_format is None and views:
+            first = views[0].view
+            self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
+        instant = [p for p in views if self._has_format(p.view)]
+        for view in (p.view for p in instant):
+            self._last_stamp[view.camera] = view.stamp_ns
+        if instant:
+            self._pending.append(instant)
+        return instant
+
+    def take(self) -> list[PreparedView]:
+        """All views that wait, in stamp order; none wait afterwards."""
+        taken, self._pending = [p for instant in self._pending for p in instant], []
+        return taken
+
+    def _view(self, frame: Frame) -> PreparedView | None:
+        try:
+            ready = frame.ready
+            if ready is None or ready.process_res != self.process_res:  # the plan has changed
+                ready = self._prepare(frame, self.process_res)
+        except (CalibrationError, ValueError) as error:
+            self.counters["dropped_bad_input"] += 1
+            log.warning("frame %d of %s dropped: %s", frame.stamp_ns, frame.frame_id, error)
+            return None
+        view = View(
+            self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
+            frame.T_prior_camera, frame.T_rig_camera, self._next_instant,
+        )  # fmt: skip
+        self._next_view += 1
+        full = ready.full if self.config.depth.size == "input" else None
+        return PreparedView(view, ready.valid, full)
+
+    def _has_format(self, view: View) -> bool:
+        assert self.image_format is not None
+        if view.image.shape == self.image_format.shape:
+            return True
+        self.counters["dropped_other_size"] += 1
+        log.log(
+            logging.WARNING if self.counters["dropped_other_size"] == 1 else logging.DEBUG,
+            "%s: images are %s in the network, those of %s %s: cameras of one window need one "
+            "shape of image; crop them alike, or set window.mode to independent",
+            view.camera, view.image.shape[1::-1], self.image_format.camera,
+            self.image_format.shape[1::-1],
+        )  # fmt: skip
+        return False
+
+
+def _resized(p: PreparedView, cut: Cut) -> PreparedView:
+    valid = None if p.valid is None else cut.mask(p.valid)
+    full = None if p.full is None else cut.full(p.full)
+    return dataclasses.replace(p, view=cut.view(p.view), valid=valid, full=full)

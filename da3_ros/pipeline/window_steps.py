@@ -1,0 +1,169 @@
+"""One window after the other through the steps: infer, place, update the map, deliver.
+
+Owns the four collaborators and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from da3_ros.config import PipelineConfig
+from da3_ros.mapping.covariance import UNMEASURED
+from da3_ros.mapping.resizing import Cut
+from da3_ros.pipeline.delivery import UNPLACED, report_of, tracked
+from da3_ros.pipeline.depth_upsampling import at_size_of
+from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.pipeline.scene_map import SceneMap
+from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
+from da3_ros.pipeline.window_inference import WindowInference
+from da3_ros.pipeline.window_odometry import WindowOdometry
+from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
+
+log = logging.getLogger(__name__)
+
+
+class WindowSteps:
+    """Runs the windows that ``builder`` has gathered. Not thread-safe."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        session: Network,
+        ruler: MetricModel | None,
+        counters: Counter[str],
+    ) -> None:
+        self.config, self.counters = config, counters
+        self.builder = WindowBuilder(config, counters)
+        self.inference = WindowInference(config, session, ruler, counters)
+        error = getattr(session, "motion_error", UNMEASURED)
+        self.odometry = WindowOdometry(config, error, counters)
+        self.scene_map = SceneMap(config)
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Take over parameters that are read anew for every window."""
+        self.config = config
+        for part in (self.builder, self.inference, self.odometry, self.scene_map):
+            part.config = config
+
+    def run(self) -> Iterator[TrackedFrame]:
+        start = time.perf_counter()
+        closed = self._close_loop()
+        new = self.builder.take()
+        room = max(1, self.builder.window_size - len(new))
+        done = self.inference.run(self.odometry.choose(room, new), new)
+        if done is None:
+            return
+        window, shared, prediction = done
+        if not prediction.posed:
+            yield from self._deliver_alone(new, window, prediction, start)
+            return
+        look = self.scene_map.scale.wants_measure(window.id)
+        prediction = self.inference.measured(window, prediction, look=look)
+        prediction = self.odometry.with_prior(window, prediction)
+        unit = self.scene_map.scale.unit_of(prediction)
+        prediction, placed = self.odometry.place(window, shared, prediction, unit)
+        fits = placed.accepted or not shared
+        scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
+        self.scene_map.note_drift(window, prediction, placed)
+        report = report_of(
+            window, prediction, placed, scale, segment=self.odometry.segment,
+            loop_closed=closed, total_s=time.perf_counter() - start,
+        )  # fmt: skip
+        for index, prepared in enumerate(new, len(shared)):
+            frame = tracked(
+                prepared, index, prediction, placed.T_scene_window, report, self.config.depth
+            )
+            descriptor = prediction.descriptor
+            yield self._deliver(prepared, frame, None if descriptor is None else descriptor[index])
+        self.odometry.finish_window()
+        if self.odometry.is_lost:
+            log.warning(
+                "%d windows in a row do not fit: a new segment starts", self.odometry.refused
+            )
+            self.start_segment(self.odometry.newest)
+        elif self.odometry.fits:
+            self.scene_map.look_for_loop(
+                window.id,
+                self.builder.window_size,
+                self.inference.session.infer,
+                self.odometry.aligner,
+            )
+
+    def _deliver(
+        self, prepared: PreparedView, frame: TrackedFrame, descriptor: FloatImage | None
+    ) -> TrackedFrame:
+        """Share a frame with later windows, grow the map by it, and bring it to the world."""
+        anchor = self.odometry.remember(prepared.view, frame)
+        if anchor is not None:
+            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(anchor))
+        submap = self.scene_map.add(frame, anchor, descriptor)
+        if anchor is not None:
+            self.odometry.share(
+                dataclasses.replace(anchor, submap=submap), keyframe=frame.keyframe
+            )
+        self.counters["processed"] += 1
+        frame = self.scene_map.published(frame, self.odometry.uncertainty)
+        if frame.scale.metric and not self.odometry.unit_known:
+            # In a unit that only the windows before had: no metres.
+            frame = dataclasses.replace(frame, depth_m=np.full_like(frame.depth_m, np.nan))
+        return frame if prepared.full is None else at_size_of(frame, prepared.full)
+
+    def _deliver_alone(
+        self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
+    ) -> Iterator[TrackedFrame]:
+        """Frames that the network saw each alone: depth, and no place in any scene."""
+        scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
+        self.scene_map.scale.scale = scale
+        report = report_of(
+            window, prediction, UNPLACED, scale, segment=self.odometry.segment,
+            loop_closed=False, total_s=time.perf_counter() - start,
+        )  # fmt: skip
+        for index, prepared in enumerate(new, len(window.views) - len(new)):
+            frame = tracked(
+                prepared, index, prediction, UNPLACED.T_scene_window, report, self.config.depth
+            )
+            self.counters["processed"] += 1
+            yield frame if prepared.full is None else at_size_of(frame, prepared.full)
+
+    def _close_loop(self) -> bool:
+        """Correct the scene by a loop that was found; odometry and its covariance follow."""
+        correction = self.scene_map.close_loop()
+        if correction is None:
+            return False
+        self.odometry.follow(correction, self.scene_map.scale.T_scene_segment)
+        return True
+
+    def start_at_origin(self) -> None:
+        """A new segment at the scene's origin, with nothing shared; any stamp may follow."""
+        self.builder.restart()
+        self.scene_map.scale.to_origin()
+        self.start_segment({})
+        self.odometry.unit = self.config.scale.factor if self.scene_map.scale.declared else 1.0
+
+    def start_segment(self, newest: dict[str, Array]) -> None:
+        self.scene_map.start_segment(newest)
+        self.odometry.start_segment(newest)
+
+    def resize(self, new: ImageFormat) -> bool:
+        """Bring all that windows may share to a new image size; False where too little is left."""
+        assert self.builder.image_format is not None
+        cut = Cut.of(self.builder.image_format.shape, new.shape)
+        if cut is None or not self.odometry.resize(cut):
+            return False
+        self.scene_map.loops.resize(cut)
+        self.builder.resize(cut, new)
+        self.counters["size_changes"] += 1
+        return True
+
+    def hold_pose(self) -> None:
+        """Go on where the cameras were last; how they have moved since is not known."""
+        log.warning("the shared views cannot be had at the new size: the pose is held")
+        self.counters["poses_held"] += 1
+        self.builder.image_format = None
+        self.start_segment(self.odometry.newest)

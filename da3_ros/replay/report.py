@@ -1,0 +1,109 @@
+"""The report of a replay, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from da3_ros import __version__
+from da3_ros.config import NodeConfig
+from da3_ros.network import MODELS
+from da3_ros.parameter_schema import parameters
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.recordings import Recording
+from da3_ros.replay.results import KnownMotion, ReplayOptions, ReplayScene, ReplaySummary
+from da3_ros.types import Scale
+
+
+def write_report(
+    options: ReplayOptions,
+    settings: NodeConfig,
+    lanes: dict[str, ReplayScene],
+    known: KnownMotion,
+    recording: Recording,
+    folder: Path,
+) -> ReplaySummary:
+    """Write report.json: what was done, the same from run to run."""
+    pipeline = next(iter(lanes.values())).pipeline
+    counts: dict[str, int] = {}
+    for part in (*(lane.pipeline.counters for lane in lanes.values()), recording.counters):
+        counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
+    if known.without_prior:
+        counts["frames_without_prior"] = known.without_prior
+    scene = pipeline.scene()
+    report = {
+        "da3_ros": __version__,
+        "input": options.input.name,
+        "camera": recording.camera,
+        "options": {
+            f.name: getattr(options, f.name)
+            for f in dataclasses.fields(options)
+            if f.name not in ("input", "output", "plan", "resume")
+        },
+        "resumed": None if options.resume is None else options.resume.name,
+        "parameters": {
+            p.name: p.value
+            for p in parameters(settings)
+            if p.name not in ("export_dir", "autostart")  # of the live node alone
+        },
+        "license": MODELS[pipeline.config.inference.model].license,
+        "plan": _plan(pipeline),
+        "counts": dict(sorted(counts.items())),
+        "stopped_at": recording.stopped_at,
+        "map_points": len(pipeline.map),
+        "path_length": _path_length(pipeline),
+        "metric": pipeline.scale.known or pipeline.scale.scale.metric,
+        "scale": _scale(pipeline.scale.scale),
+        "parts": len(scene.parts),
+        "parts_guessed": scene.guessed,
+    }
+    write_json(folder / "report.json", report)
+    return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+
+
+def _scale(scale: Scale) -> dict[str, Any]:
+    """The last window's scale, with null for what is not known."""
+    numbers = {"metres_per_unit": scale.value, "sigma": scale.sigma}
+    return {"source": scale.source} | {
+        name: value if np.isfinite(value) else None for name, value in numbers.items()
+    }
+
+
+def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
+    """What ran. Without the budget and what was measured: those differ from run to run."""
+    plan = getattr(pipeline.session, "plan", None)
+    return None if plan is None else plan.repeatable()
+
+
+def measure_run(
+    summary: ReplaySummary, lanes: dict[str, ReplayScene], start: float
+) -> dict[str, float]:
+    """Times and memory of this run."""
+    windows = sum(lane.results.windows for lane in lanes.values())
+    inference_s = sum(lane.results.inference_s for lane in lanes.values())
+    wall = time.perf_counter() - start
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "wall_s": wall,
+        "frames_per_s": summary.counts["processed"] / wall,
+        "inference_s_per_window": inference_s / max(windows, 1),
+        "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
+        "map_mb": sum(lane.pipeline.map.nbytes for lane in lanes.values()) / 2**20,
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _path_length(pipeline: Pipeline) -> float:
+    scene = pipeline.scene()
+    ways = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
+    return sum(float(np.linalg.norm(np.diff(way, axis=0), axis=1).sum()) for way in ways)

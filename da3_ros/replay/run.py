@@ -1,0 +1,205 @@
+"""Processes a recording from end to end: every frame, in stamp order, repeatably.
+
+The results are collected in a hidden folder beside their place and moved there at the end, so that
+an interrupted run leaves nothing half-written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from da3_ros.config import NodeConfig
+from da3_ros.export.export import ExportError
+from da3_ros.export.paths import beside
+from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
+from da3_ros.inference import (
+    BudgetError,
+    DeviceError,
+    InferenceSession,
+    MetricDepthModel,
+    Plan,
+    Running,
+    open_networks,
+)
+from da3_ros.network import CheckpointError
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.pipeline.interfaces import Network
+from da3_ros.pipeline.multi_camera import open_pipelines
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.recordings import Recording, RecordingError, open_recording
+from da3_ros.recordings.read_ahead import ReadAhead
+from da3_ros.replay.report import measure_run, write_json, write_report
+from da3_ros.replay.results import (
+    KnownMotion,
+    ReplayError,
+    ReplayOptions,
+    ReplayScene,
+    ReplaySummary,
+    ResultBag,
+    SceneResults,
+    log,
+    publish_folder,
+    staging,
+)
+from da3_ros.sensors.rig_sync import Instant, RigSync
+from da3_ros.types import Frame
+
+READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
+
+
+def replay(
+    options: ReplayOptions, settings: NodeConfig, session: Network | None = None
+) -> ReplaySummary:
+    """Process ``options.input`` into ``options.output``.
+
+    ``session`` stands in for the network that ``config`` names. Raises ReplayError; on any error
+    or interruption the output folder is left as it was.
+    """
+    start = time.perf_counter()
+    config = settings.pipeline
+    try:
+        with _open(options, settings) as recording, staging(options.output) as folder:
+            ruler: MetricDepthModel | None = None
+            if session is None:
+                session, ruler = open_networks(config)
+            if options.plan is not None:
+                _use_plan(session, options.plan)
+            known = KnownMotion(recording, settings, options.odometry)
+            pipelines = open_pipelines(config, session, ruler)
+            if options.resume is not None:
+                _resume(pipelines, find_scene(options.resume))
+            with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
+                lanes = {
+                    name: ReplayScene(pipeline, stack.enter_context(
+                        SceneResults(
+                            folder, bag, options.pictures, settings, known, name, beside=i > 0,
+                            resumed=options.resume is not None,
+                        )
+                    ))
+                    for i, (name, pipeline) in enumerate(pipelines.items())
+                }  # fmt: skip
+                for lane in lanes.values():
+                    # What comes lies in the map where the saved scene has it.
+                    lane.results.outputs.T_map_world = lane.pipeline.scene_map.T_map_world
+                _process(recording, known, lanes, options.every if config.cameras else 1)
+                for lane in lanes.values():
+                    if lane.pipeline.counters["processed"]:
+                        lane.results.finish(lane.pipeline)
+            summary = write_report(options, settings, lanes, known, recording, folder)
+            summary.measured = measure_run(summary, lanes, start)
+            write_json(folder / "measured.json", summary.measured)
+            summary.files = sorted(f.name for f in folder.iterdir())
+            publish_folder(folder, options.output)
+    except (
+        RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
+        SceneFileError, OSError,
+    ) as error:  # fmt: skip
+        raise ReplayError(str(error)) from error
+    return summary
+
+
+def _use_plan(session: Network, path: Path) -> None:
+    """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ReplayError(f"--plan {path}: {error}") from error
+    plan = values.get("plan", values) if isinstance(values, dict) else values
+    if not isinstance(session, InferenceSession):
+        raise ReplayError("--plan needs a network")
+    try:
+        session.use_plan(Plan.from_json(json.dumps(plan)))
+    except ValueError as error:
+        raise ReplayError(f"--plan {path}: {error}") from error
+
+
+def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
+    """Go on in a saved scene, or in several where cameras have their own."""
+    for i, (name, pipeline) in enumerate(pipelines.items()):
+        place = beside(folder, name) if i else folder
+        log.info("%s: %s", place, pipeline.resume(load_scene(place)))
+
+
+def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
+    names = settings.pipeline.cameras
+    unknown = sorted(set(options.topics) - set(names))
+    if unknown or (names and options.camera):
+        what = f"{unknown[0]}:=TOPIC" if unknown else str(options.camera)
+        listed = ", ".join(names) or "none"
+        raise ReplayError(
+            f"--camera {what}: with parameter `cameras` ({listed}) name each of them"
+        )
+    return open_recording(
+        options.input,
+        camera=options.camera,
+        cameras={name: options.topics.get(name, name) for name in names},
+        start_s=options.start_s,
+        end_s=options.end_s,
+        every=1 if names else options.every,  # of several cameras every n-th instant
+        rate_hz=options.rate_hz,
+        input_rectified=settings.input.input_rectified,
+        camera_info_timeout_s=settings.input.camera_info_timeout_s,
+    )
+
+
+def _process(
+    recording: Recording, known: KnownMotion, lanes: dict[str, ReplayScene], every: int
+) -> None:
+    first = next(iter(lanes.values()))
+    sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
+    taken: Counter[str] = Counter()  # instants of each lane
+
+    def push(instants: Sequence[Instant[Frame]]) -> None:
+        for instant in instants:
+            lane = instant.frames[0].camera if len(lanes) > 1 else ""
+            if taken[lane] % every == 0:
+                lanes.get(lane, first).push(instant.frames)
+            taken[lane] += 1
+
+    def pipeline_of(frame: Frame) -> Pipeline:
+        return lanes.get(frame.camera, first).pipeline
+
+    config = first.pipeline.config
+    ahead = config.window.new * max(1, len(config.cameras), len(lanes))
+    reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
+
+    def begin(window: Running) -> None:
+        """While a window runs on a device: what comes next goes there too, behind it."""
+        for frame in reader.waiting(ahead if every == 1 else 0):  # others may be skipped
+            pipeline_of(frame).begin(frame)
+
+    progress = tqdm(
+        total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
+    )
+    with logging_redirect_tqdm(), progress, reader, _meanwhile(first.pipeline.session, begin):
+        for frame in reader:
+            push(sync.add(known.add(frame)))
+            progress.update()
+        push(sync.flush())
+        for lane in lanes.values():
+            for result in lane.pipeline.flush():
+                lane.take(result)
+    if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
+        raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
+
+
+@contextlib.contextmanager
+def _meanwhile(session: Network, begin: Callable[[Running], None]) -> Iterator[None]:
+    """Have ``begin`` called whenever a window runs, on devices that work beside us."""
+    if not isinstance(session, InferenceSession):
+        yield
+        return
+    session.meanwhile = begin
+    try:
+        yield
+    finally:
+        session.meanwhile = None

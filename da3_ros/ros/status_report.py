@@ -1,0 +1,177 @@
+"""What the node says of itself: ``~/status`` for machines, ``/diagnostics`` for people."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from da3_ros.inference import InferenceSession
+from da3_ros.inference.planner import GIB
+from da3_ros.live.health import STALE_S, Facts, judge
+from da3_ros.live.stream import Stream
+from da3_ros.mapping.scene import REFERENCE
+from da3_ros.messages import build
+from da3_ros.network import MODELS
+
+if TYPE_CHECKING:
+    from da3_ros.ros.node import Da3Node
+
+
+def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
+    """da3_ros/Status; what is not known is NaN, 0 or empty."""
+    if stream is None:
+        return build.status(node.library, node.now_ns(), state=state, last_error=node.last_error)
+    config = stream.config.pipeline
+    gaps = node.input.lost if node.input is not None else 0
+    lost = {"lost_on_the_way": gaps} if gaps else {}
+    median, p95 = stream.latency()
+    scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
+    scale = stream.last_report.scale if stream.last_report else None
+    return build.status(
+        node.library,
+        node.now_ns(),
+        state=state,
+        model=config.inference.model,
+        license=MODELS[config.inference.model].license,
+        window_size=stream.pipeline.builder.window_size,
+        process_size=stream.process_size,
+        **_inference(stream),
+        degraded=_degraded(stream),
+        frames_received=stream.received,
+        frames_processed=stream.processed,
+        drops=stream.drop_counts() | lost,
+        input_hz=stream.arrived.rate_hz(),
+        output_hz=stream.published.rate_hz(),
+        latency_median_s=median,
+        latency_p95_s=p95,
+        scale_source=config.scale.source,
+        scale=scale.value if scale else math.nan,
+        scale_sigma=scale.sigma if scale else math.nan,
+        map_points=sum(len(scene.map) for scene in scenes),
+        map_memory_mb=sum(
+            scene.map.nbytes + scene.loops.nbytes + scene.odometry.uncertainty.nbytes
+            for scene in scenes
+        )
+        / 2**20,
+        last_error=node.last_error,
+    )
+
+
+def _inference(stream: Stream) -> dict[str, Any]:
+    """What runs where, and what memory was allowed, planned and taken (GiB)."""
+    session = stream.pipeline.session
+    if not isinstance(session, InferenceSession):
+        return {}
+    plan = session.plan
+    return {
+        "device": str(session.device),
+        "precision": session.precision_name,
+        "attention": session.attention,
+        "memory_budget_gb": session.budget / GIB,
+        "memory_plan_gb": plan.predicted / GIB if plan else math.nan,
+        "memory_peak_gb": session.peak / GIB,
+    }
+
+
+def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticArray:
+    """One DiagnosticStatus; ``health.judge`` says what is OK, WARN and ERROR."""
+    message = status(node, stream, state)
+    drops = dict(zip(message.drop_causes, message.drop_counts, strict=True))
+    level, text = judge(_facts(node, stream, state, drops))
+    values = {
+        name: getattr(message, name)
+        for name in message.get_fields_and_field_types()
+        if name not in ("header", "drop_causes", "drop_counts")
+    }
+    values.update({f"dropped_{cause}": count for cause, count in drops.items()})
+    values["publish_failed"] = stream.publish_failed if stream else 0
+    values.update(_joining(stream) | _times(stream, node.now_ns()))
+    values["input_stamp_age_s"] = node.input.stamp_age_s if node.input is not None else math.nan
+    out = DiagnosticArray()
+    out.header = message.header
+    out.status = [
+        DiagnosticStatus(
+            level=bytes([level]),
+            name=f"{node.get_fully_qualified_name()}: stream",
+            message=text,
+            hardware_id=message.device or "none",
+            values=[KeyValue(key=k, value=_text(v)) for k, v in values.items()],
+        )
+    ]
+    return out
+
+
+def _joining(stream: Stream | None) -> dict[str, Any]:
+    """How the newest window joined the scene."""
+    report = stream.last_report if stream else None
+    if stream is None or report is None:
+        return {}
+    scenes = [lane.pipeline.map for lane in stream.lanes.values()]
+    parts = [scene.parts for scene in scenes]
+    return {
+        "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+        "poses_held": sum(lane.pipeline.counters["poses_held"] for lane in stream.lanes.values()),
+        "parts": sum(map(len, parts)),
+        "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
+        "alignment_rms": report.alignment_rms,
+        "alignment_inliers": report.alignment_inliers,
+        "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
+        "loops_closed": stream.pipeline.loops.closed,
+    }
+
+
+def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
+    """Ages of the newest image and result, and the stages of a frame's way."""
+    if stream is None:
+        return {}
+    ages = {
+        "input_age_s": stream.arrived.age_s(now_ns), "output_age_s": stream.published.age_s(now_ns)
+    }  # fmt: skip
+    return ages | {"warm_up_s": stream.warm_up_s} | stream.stages.summary()
+
+
+def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
+    """What the judgement needs, out of node and stream."""
+    if stream is None:
+        return Facts(state, configured=False, failure=node.failure)
+    now, silent = time.monotonic(), stream.published.silent_s()
+    refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
+    beside = {"windows_refused": refused, "publish_failed": stream.publish_failed}
+    growing = stream.growth.update(drops | beside, now)
+    source = stream.config.pipeline.scale.source
+    yet = "" if source == "none" else f" yet ({source})"
+    unknown = f"the scale is unknown{yet}: lengths are not metres"
+    if source == "fixed":
+        unknown = "scale.factor holds for the first segment only: lengths are not metres"
+    return Facts(
+        state,
+        enabled=node.enabled,
+        last_error=node.last_error,
+        failure=node.failure,
+        input_age_s=stream.arrived.silent_s(),
+        output_age_s=stream.arrived.since_first_s() if silent is None else silent,
+        growing=tuple(cause for cause in growing if cause not in beside),
+        refused="windows_refused" in growing,
+        unpublished="publish_failed" in growing,
+        degraded=_degraded(stream),
+        scale="" if stream.pipeline.scale.scale.metric else unknown,
+        stamp_age_s=node.input.stamp_age_s if node.input is not None else math.nan,
+        silent=node.input.silent(STALE_S) if node.input is not None else (),
+    )
+
+
+def _degraded(stream: Stream) -> tuple[str, ...]:
+    """What of the results the memory budget costs right now."""
+    session = stream.pipeline.session
+    if not isinstance(session, InferenceSession) or session.plan is None:
+        return ()
+    relief = (f"out of memory before, {session.relief} steps down",) if session.relief else ()
+    over = (session.over_budget,) if session.over_budget else ()
+    return (*session.plan.reduced, *relief, *over)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,165 @@
+"""Which camera_info belongs to which image: the rule of the interface, without ROS and clocks.
+
+Used by the live node and by the reading of recordings; the caller passes the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from da3_ros.sensors.calibration import CalibrationError, check_calibration, image_size
+from da3_ros.types import Calibration
+
+Item = TypeVar("Item")
+Source = tuple[str, int, int]  # frame_id, width, height of an image
+KINDS = 64  # decisions that are kept; a driver gone mad may invent sizes for ever
+
+
+@dataclass
+class _Choice:
+    """What was decided for one kind of image, and what has been said about it."""
+
+    since_ns: int  # when its first image came
+    made: bool = False
+    calibration: Calibration | None = None
+    change_told: bool = False
+
+
+class CameraInfoKeeper(Generic[Item]):
+    """Pairs images with the newest valid camera_info of the same frame_id and size.
+
+    Binning and region of interest are taken into account. Images wait, in order, until one has
+    come, ``timeout_s`` has passed since the first image of their kind (same frame_id and size), or
+    ``max_waiting`` images wait; then they go on without one and the network's own K is used. The
+    choice holds until ``reset``: a later or changed camera_info is reported once and changes
+    nothing in mid-stream. Images of another frame_id or size are decided about anew.
+
+    ``now_ns`` is any clock that only goes forward in normal running: the images' stamps in replay,
+    the steady clock live. Not thread-safe.
+    """
+
+    def __init__(self, topic: str, timeout_s: float = 2.0, max_waiting: int = 64) -> None:
+        self.topic = topic
+        self._timeout_ns = round(timeout_s * 1e9)
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[Item, Source]] = deque()
+        self._infos: dict[str, Calibration] = {}  # newest valid one by frame_id
+        self._choices: dict[Source, _Choice] = {}
+        self._fault = ""  # what was wrong with the newest unusable one
+        self._notices: list[str] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many images wait for a decision."""
+        return len(self._waiting)
+
+    def add_info(self, calibration: Calibration, frame_id: str) -> None:
+        """A camera_info has come."""
+        if fault := _fault(calibration, image_size(calibration)):
+            if not self._fault:
+                self._notices.append(f"{self.topic}: {fault}")
+            self._fault = fault
+            return
+        if frame_id not in self._infos and len(self._infos) >= KINDS:
+            del self._infos[next(iter(self._infos))]
+        self._infos[frame_id] = calibration
+        for source, choice in self._choices.items():
+            if choice.made and source[0] == frame_id:
+                self._report_change(source, choice, calibration)
+
+    def add_image(self, item: Item, frame_id: str, width: int, height: int, now_ns: int) -> None:
+        """An image has come; ``ready`` hands it back, in order, once it is decided about."""
+        source = (frame_id, width, height)
+        if source not in self._choices and len(self._choices) >= KINDS:
+            waiting = {kind for _, kind in self._waiting}
+            self._choices.pop(next((k for k in self._choices if k not in waiting), source), None)
+        self._choices.setdefault(source, _Choice(now_ns))
+        self._waiting.append((item, source))
+
+    def ready(self, now_ns: int, final: bool = False) -> list[tuple[Item, Calibration | None]]:
+        """Images that need wait no longer, each with its calibration or None.
+
+        ``final``: nothing more will come, so no image waits.
+        """
+        out: list[tuple[Item, Calibration | None]] = []
+        while self._waiting:
+            item, source = self._waiting[0]
+            choice = self._choices[source]
+            if not choice.made and not self._decide(source, choice, now_ns, final):
+                break
+            self._waiting.popleft()
+            out.append((item, choice.calibration))
+        return out
+
+    def reset(self) -> int:
+        """A new stream: forget the choices and waiting images, keep what camera_info said.
+
+        Returns how many images waited: they are given up.
+        """
+        waited = len(self._waiting)
+        self._waiting.clear()
+        self._choices.clear()
+        self._fault = ""
+        return waited
+
+    def notices(self) -> list[str]:
+        """One-line warnings since the last call; each matter is told once."""
+        out, self._notices = self._notices, []
+        return out
+
+    def _decide(self, source: Source, choice: _Choice, now_ns: int, final: bool) -> bool:
+        info = self._infos.get(source[0])
+        if info is not None and not _fault(info, source[1:]):
+            choice.made, choice.calibration = True, info
+            return True
+        waited_ns = now_ns - choice.since_ns
+        # A clock that runs backwards (a looping recording) must not make images wait for ever.
+        timed_out = not 0 <= waited_ns < self._timeout_ns
+        if timed_out or final or len(self._waiting) > self._max_waiting:
+            choice.made = True
+            self._notices.append(self._why_without(source))
+            return True
+        return False
+
+    def _why_without(self, source: Source) -> str:
+        frame_id, width, height = source
+        lead = f"{self.topic}: no camera_info for the {width}x{height} images of '{frame_id}'"
+        tail = "going on with the network's own intrinsics until a reset"
+        if frame_id in self._infos:
+            return f"{lead}: {_fault(self._infos[frame_id], source[1:])}; {tail}"
+        if self._infos:
+            names = ", ".join(f"'{name}'" for name in sorted(self._infos))
+            return f"{lead}: it came with frame_id {names}, make both the same; {tail}"
+        return f"{lead}: {self._fault or 'none has come, is it published?'}; {tail}"
+
+    def _report_change(self, source: Source, choice: _Choice, new: Calibration) -> None:
+        if choice.change_told or _fault(new, source[1:]) or _same(choice.calibration, new):
+            return
+        choice.change_told = True
+        what = "came late" if choice.calibration is None else "has changed"
+        self._notices.append(
+            f"{self.topic}: camera_info of '{source[0]}' {what}; it is used after a reset, "
+            "never switched in mid-stream"
+        )
+
+
+def _fault(c: Calibration, size: tuple[int, int]) -> str:
+    """Why a calibration cannot serve images of (width, height), or an empty text."""
+    try:
+        check_calibration(c, size)
+    except CalibrationError as error:
+        return str(error)
+    return ""
+
+
+def _same(a: Calibration | None, b: Calibration) -> bool:
+    if a is None:
+        return False
+    return all(
+        np.array_equal(x, y) if isinstance(y, np.ndarray) else x == y
+        for x, y in zip(vars(a).values(), vars(b).values(), strict=True)
+    )

@@ -1,0 +1,129 @@
+"""Poses that the robot knows by itself: at the stamp of a frame, checked, and in what unit.
+
+Odometry and TF come in at their own times. A frame gets the pose at its own stamp, interpolated,
+or carried on for a moment where the odometry is late, or none. Knows no ROS and no network.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+
+from da3_ros.geometry.poses import carry_on, interpolate, is_pose
+from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
+from da3_ros.types import Array, ScaleMeasurement
+
+CARRY_NS = 100_000_000  # of motion that a late prior is carried on by
+
+
+class PriorError(LookupError):
+    """No pose for a frame; one line says why."""
+
+
+class PoseHistory:
+    """Poses of a base in its odometry's world, in the order of their stamps.
+
+    Of a recording that is read as a whole (``keep_s`` infinite) all are kept; live, a stamp that
+    jumps back starts a new history.
+    """
+
+    def __init__(self, keep_s: float = 30.0) -> None:
+        live = math.isfinite(keep_s)
+        self.keep_ns = int(keep_s * 1e9) if live else 2**62
+        self._jump_ns = int(JUMP_S * 1e9) if live else 2**62
+        self._poses: list[tuple[int, Array]] = []
+
+    def add(self, stamp_ns: int, T: Array) -> None:
+        """One pose [4, 4]. Raises PriorError for what is no pose."""
+        if not is_pose(T):
+            raise PriorError("a pose of the odometry is not finite or no rigid motion")
+        if self._poses and stamp_ns < self._poses[-1][0] - self._jump_ns:
+            self._poses.clear()  # the future that is held never comes
+        at = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
+        repeated = at < len(self._poses) and self._poses[at][0] == stamp_ns
+        self._poses[at : at + repeated] = [(stamp_ns, T)]  # repeated stamps fill no memory
+        while self._poses[0][0] < self._poses[-1][0] - self.keep_ns:
+            self._poses.pop(0)
+
+    def at(self, stamp_ns: int, max_age_ns: int) -> Array:
+        """The pose [4, 4] at a stamp. Raises PriorError where none is near enough."""
+        if not self._poses:
+            raise PriorError("no odometry yet")
+        after = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
+        if after < len(self._poses) and self._poses[after][0] == stamp_ns:
+            return self._poses[after][1]
+        if after == 0:
+            raise PriorError("the frame is older than the odometry")
+        if after == len(self._poses):
+            return self._carried(stamp_ns, max_age_ns)
+        (t0, T0), (t1, T1) = self._poses[after - 1 : after + 1]
+        if t1 - t0 > max_age_ns:
+            raise PriorError(f"the odometry has a gap of {(t1 - t0) / 1e9:.2f} s here")
+        return interpolate(T0, T1, (stamp_ns - t0) / (t1 - t0))
+
+    def _carried(self, stamp_ns: int, max_age_ns: int) -> Array:
+        newest, T = self._poses[-1]
+        late = stamp_ns - newest
+        if late > max_age_ns:
+            raise PriorError(f"the odometry is {late / 1e9:.2f} s old")
+        before = bisect_left(self._poses, newest - CARRY_NS, key=lambda item: item[0])
+        first, T_first = self._poses[min(before, len(self._poses) - 1)]
+        if first == newest:
+            return T
+        return carry_on(T_first, T, late / (newest - first))
+
+
+class PosePrior:
+    """Where the robot says the camera is: by odometry and the mount, or by its transforms."""
+
+    def __init__(
+        self,
+        source: str,
+        max_age_s: float,
+        transforms: TransformTree,
+        odom_frame: str,
+        keep_s: float = 30.0,
+    ) -> None:
+        """``source``: odometry or tf. ``transforms``: others' transforms, for the mount or all."""
+        self.source, self.odom_frame = source, odom_frame
+        self.max_age_ns = int(max_age_s * 1e9)
+        self.transforms = transforms
+        self.base_frame = ""
+        self._history = PoseHistory(keep_s)
+        self._lock = threading.Lock()  # callbacks add while a worker asks
+
+    def add_odometry(self, base_frame: str, T_odom_base: Array, stamp_ns: int) -> None:
+        """One message. Raises PriorError for what is no pose."""
+        with self._lock:
+            self.base_frame = base_frame
+            self._history.add(stamp_ns, T_odom_base)
+
+    def camera(self, frame_id: str, stamp_ns: int) -> Array:
+        """``T_prior_camera`` [4, 4] of an optical frame at a stamp. Raises PriorError."""
+        try:
+            if self.source == "tf":
+                return self._by_tf(frame_id, stamp_ns)
+            with self._lock:
+                T_odom_base = self._history.at(stamp_ns, self.max_age_ns)
+            mount = self.transforms.lookup(self.base_frame, frame_id, stamp_ns)
+        except TransformError as error:
+            raise PriorError(str(error)) from error
+        return T_odom_base @ mount
+
+    def _by_tf(self, frame_id: str, stamp_ns: int) -> Array:
+        newest = self.transforms.newest(self.odom_frame, frame_id)
+        if newest is None or stamp_ns <= newest:
+            return self.transforms.lookup(self.odom_frame, frame_id, stamp_ns)
+        late = stamp_ns - newest
+        if late > self.max_age_ns:
+            raise PriorError(f"{self.odom_frame} to {frame_id} is {late / 1e9:.2f} s old")
+        T = self.transforms.lookup(self.odom_frame, frame_id, newest)
+        try:
+            T_first = self.transforms.lookup(self.odom_frame, frame_id, newest - CARRY_NS)
+        except TransformError:
+            return T
+        return carry_on(T_first, T, late / CARRY_NS)
+
+
+UNKNOWN = ScaleMeasurement(math.nan, math.nan)

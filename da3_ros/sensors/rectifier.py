@@ -1,0 +1,142 @@
+"""From an image as the camera gave it and its calibration to a pinhole image with a corner-rule K.
+
+The one place where the ROS pixel rule (pixel ``i`` centred on ``i``) meets the corner rule of the
+core (pixel ``i`` covers ``[i, i + 1)``), and where binning and regions of interest are undone.
+Knows NumPy, OpenCV and ``types``; nothing of ROS, the network or the pipeline.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry.projection import Size, corner_K
+from da3_ros.sensors.calibration import (
+    check_calibration,
+    image_calibration,
+    rectification_rotation,
+)
+from da3_ros.sensors.distortion import column, is_distorted, ray_limit
+from da3_ros.types import Array, Calibration, Image
+
+Mask = NDArray[np.bool_]
+Maps = tuple[NDArray[Any], NDArray[Any]]  # CV_16SC2 and its CV_16UC1 fractions
+
+
+@dataclass(frozen=True, eq=False)
+class Rectified:
+    """A pinhole image. ``image`` is the input array itself where nothing had to be remapped."""
+
+    image: Image  # [H, W, 3], black where ``valid`` is False
+    K: Array  # [3, 3] corner rule
+    valid: Mask | None = None  # [H, W], False without a source; None: every pixel has one
+
+
+# Pixel rules ------------------------------------------------------------------------------------
+
+
+# Calibrations -----------------------------------------------------------------------------------
+
+
+# Checks -----------------------------------------------------------------------------------------
+
+
+# Rays and maps ----------------------------------------------------------------------------------
+
+
+def _maps(c: Calibration, P: Array) -> tuple[Maps, Mask]:
+    """Fixed-point remap tables of an image calibration, and which pixels have a source [H, W]."""
+    size, R = (c.width, c.height), rectification_rotation(c)
+    D = column(c.D) if c.D.size else np.zeros((4, 1))
+    if c.distortion_model == "equidistant" and is_distorted(c):
+        x, y = cv2.fisheye.initUndistortRectifyMap(c.K, D, R, P, size, cv2.CV_32FC1)
+    else:
+        x, y = cv2.initUndistortRectifyMap(c.K, D, R, P, size, cv2.CV_32FC1)
+    u, v = np.meshgrid(np.arange(c.width), np.arange(c.height))
+    rays = np.stack([u, v, np.ones_like(u)], -1) @ np.linalg.inv(P).T @ R
+    ahead = rays[..., 2] > 1e-6
+    radius = np.hypot(rays[..., 0], rays[..., 1]) / np.where(ahead, rays[..., 2], 1.0)
+    within = (x >= -0.5) & (x <= c.width - 0.5) & (y >= -0.5) & (y <= c.height - 0.5)
+    valid = within & ahead & (radius <= (ray_limit(c) if is_distorted(c) else np.inf))
+    x, y = np.where(valid, x, 0.0), np.where(valid, y, 0.0)
+    x, y = cv2.convertMaps(x.astype(np.float32), y.astype(np.float32), cv2.CV_16SC2)
+    return (x, y), valid
+
+
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """All that one calibration and size need per image."""
+
+    K: Array
+    maps: Maps | None = None
+    hole: Mask | None = None  # [H, W] pixels without a source, None: there are none
+    valid: Mask | None = None
+
+
+def _recipe(c: Calibration, size: Size, rectified: bool) -> _Recipe:
+    check_calibration(c, size)
+    c = replace(image_calibration(c), width=size[0], height=size[1])
+    P = c.K if c.P is None else c.P[:, :3]
+    if rectified:
+        return _Recipe(corner_K(P))
+    if not is_distorted(c) and np.array_equal(rectification_rotation(c), np.eye(3)):
+        return _Recipe(corner_K(c.K))
+    maps, valid = _maps(c, np.ascontiguousarray(P))
+    if valid.all():
+        return _Recipe(corner_K(P), maps)
+    return _Recipe(corner_K(P), maps, ~valid, valid)
+
+
+class Rectifier:
+    """Rectifies the images of a camera as image_proc would, keeping the maps between images.
+
+    Maps are kept by the calibration's value, not its identity, for the last ``kept`` calibrations;
+    a recalibrated camera or a new resolution gets new ones by itself. Any thread may call it.
+    """
+
+    def __init__(self, kept: int = 2) -> None:
+        self._kept = kept
+        self._recipes: OrderedDict[tuple[object, ...], _Recipe] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, image: Image, calibration: Calibration, rectified: bool) -> Rectified:
+        """Rectify ``image`` uint8 [H, W, 3] (or [H, W]).
+
+        ``rectified`` says that it already is: then P holds (K where P is missing) and D is
+        ignored. Without distortion and rotation nothing is remapped and K holds. Raises
+        CalibrationError.
+        """
+        size = (image.shape[1], image.shape[0])
+        with self._lock:
+            recipe = self._find(calibration, size, rectified)
+        if recipe.maps is not None:
+            remapped = cv2.remap(
+                image, *recipe.maps, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+            )
+            image = np.asarray(remapped, np.uint8)
+            if recipe.hole is not None:
+                image[recipe.hole] = 0
+        return Rectified(image, recipe.K.copy(), recipe.valid)
+
+    def _find(self, c: Calibration, size: Size, rectified: bool) -> _Recipe:
+        key = (*_key(c), size, rectified)
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            recipe = self._recipes[key] = _recipe(c, size, rectified)
+            while len(self._recipes) > self._kept:
+                self._recipes.popitem(last=False)
+        self._recipes.move_to_end(key)
+        return recipe
+
+
+def _key(c: Calibration) -> tuple[object, ...]:
+    arrays = (np.asarray(a, np.float64).tobytes() for a in (c.K, c.D, c.R))
+    P = b"" if c.P is None else np.asarray(c.P, np.float64).tobytes()
+    cut = (c.binning_x, c.binning_y, c.roi_x, c.roi_y, c.roi_width, c.roi_height)
+    return (c.width, c.height, c.distortion_model, *arrays, P, *cut)

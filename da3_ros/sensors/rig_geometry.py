@@ -1,0 +1,61 @@
+"""Where a rig's cameras are: from parameters or from the robot's transforms. Knows no ROS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from da3_ros.config import POSE_NUMBERS, PipelineConfig
+from da3_ros.geometry.poses import matrix_from_quaternion
+from da3_ros.sensors.transform_tree import TransformError, TransformTree
+from da3_ros.types import Array
+
+
+class RigGeometry:
+    """Answers for each frame where on the rig its camera is.
+
+    ``rig.poses`` goes before transforms. With transforms the rig's frame is the optical frame of
+    whichever camera was asked about first; a mount that moves is taken at the frame's stamp.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        transforms: TransformTree,
+        warn: Callable[[str], None],
+    ) -> None:
+        """``warn`` is told once of every camera whose place is wanted and not known."""
+        self._wanted = config.scale.source == "rig"
+        self._given = poses_of(config)
+        self._transforms = transforms
+        self._warn = warn
+        self._reference = ""
+        self._told: set[str] = set()
+
+    def camera(self, name: str, frame_id: str, stamp_ns: int) -> Array | None:
+        """``T_rig_camera`` [4, 4] in metres, or None if it is not needed or not known."""
+        if not self._wanted or name in self._given:
+            return self._given.get(name)
+        self._reference = self._reference or frame_id
+        try:
+            return self._transforms.lookup(self._reference, frame_id, stamp_ns)
+        except TransformError as error:
+            if name not in self._told:
+                self._told.add(name)
+                self._warn(
+                    f"where camera {name} is on the rig is not known: {error}; publish it on "
+                    "/tf_static or set rig.poses"
+                )
+            return None
+
+
+def poses_of(config: PipelineConfig) -> dict[str, Array]:
+    """``T_rig_camera`` [4, 4] of each camera by ``rig.poses``; empty without."""
+    out: dict[str, Array] = {}
+    numbers = np.array(config.rig.poses).reshape(-1, POSE_NUMBERS)
+    for name, (x, y, z, *q) in zip(config.cameras, numbers, strict=False):
+        out[name] = np.eye(4)
+        out[name][:3, :3] = matrix_from_quaternion(np.array(q))
+        out[name][:3, 3] = x, y, z
+    return out
