@@ -27,8 +27,8 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
-from faults.fuzz import Fuzzer, try_decoder
 from growth import judge
+from support.fuzz import Fuzzer, try_decoder
 
 from da3_ros.messages import build
 from da3_ros.messages.decode import stamp_ns

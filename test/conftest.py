@@ -1,11 +1,9 @@
 """Shared by all tests: where recordings are, and what to skip."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data"
 
 

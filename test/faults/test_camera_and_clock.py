@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros import ros_testing as rt
-from ros.test_node import IMAGE, LIB, Rig, camera_frames, set_parameter, values_of
+from support import ros_testing as rt
+from support.node_process import IMAGE, LIB, Rig, camera_frames, set_parameter, values_of
 
 from da3_ros.messages import build
 

@@ -1,15 +1,10 @@
 """An exception anywhere in the node costs at most the frames it hit, and is told in one line."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros.test_node import Rig, camera_frames, values_of
-
-BROKEN = str(Path(__file__).with_name("broken_node.py"))
-
+from support.node_process import BROKEN, Rig, camera_frames, values_of
 
 FAULTS = "decode:2,infer:2,build:2,publish:4,callback:8,memory:5,status:3"
 

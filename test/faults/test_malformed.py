@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faults.fuzz import Fuzzer, one_line, try_decoder
+from support.fuzz import Fuzzer, one_line, try_decoder
 
 from da3_ros.inference import preprocess
 from da3_ros.messages import build

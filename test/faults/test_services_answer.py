@@ -6,9 +6,21 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros.test_lifecycle import CLEANUP, CONFIGURE, DEACTIVATE, change
-from ros.test_node import IMAGE, LIB, Rig, camera_frames
-from ros.test_services import EXPORT, FILE, call_async, feed, waiting_rig
+from support.node_process import (
+    CLEANUP,
+    CONFIGURE,
+    DEACTIVATE,
+    EXPORT,
+    FILE,
+    IMAGE,
+    LIB,
+    Rig,
+    call_async,
+    camera_frames,
+    change,
+    feed,
+    waiting_rig,
+)
 
 from da3_ros.messages import build
 
@@ -147,7 +159,7 @@ def test_what_nobody_foresaw_is_answered_and_the_next_call_works(tmp_path):
 
 
 def broken_node():
-    from faults.test_exceptions import BROKEN
+    from support.node_process import BROKEN
 
     return BROKEN
 

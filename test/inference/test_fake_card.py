@@ -9,7 +9,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from network.tiny import tiny_metric_spec, tiny_nested_spec
+from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from da3_ros.inference import InferenceConfig, InferenceSession, MetricDepthModel, devices

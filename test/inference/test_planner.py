@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from network.tiny import tiny_metric_spec
+from support.tiny_networks import tiny_metric_spec
 
 from da3_ros.cli.plan_table import AbsentCuda
 from da3_ros.inference import memory_footprint as module

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from network.tiny import tiny_metric_spec, tiny_nested_spec
+from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 
 from da3_ros.cli.plan_table import AbsentCuda
 from da3_ros.config import InferenceConfig, config_from_parameters

@@ -1,10 +1,9 @@
 """Published covariances against real errors: exact walks with noise, many times over."""
 
 import dataclasses
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import bench_covariance as bench
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -25,9 +24,6 @@ from da3_ros.mapping.covariance import (
 from da3_ros.mapping.window_noise import WindowNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-import bench_covariance as bench
 
 RUNS, FRAMES = 16, 30
 

@@ -6,39 +6,12 @@ import cv2
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.scenes import K, frame, pose, store
 
-from da3_ros.config import MapConfig
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping import submaps
-from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
-from da3_ros.types import Scale, TrackedFrame, WindowReport
-
-K = np.array([[20.0, 0, 8], [0, 20, 6], [0, 0, 1]])
-REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
-
-
-def pose(x=0.0, y=0.0, turn_deg=0.0):
-    T = np.eye(4)
-    T[:3, :3] = Rotation.from_euler("y", turn_deg, degrees=True).as_matrix()
-    T[:3, 3] = x, y, 0
-    return T
-
-
-def frame(i, T, *, keyframe=True, depth=2.0, camera="", seed=0):
-    """A 16 x 12 picture of a rough wall; one pixel is sky and one is not known."""
-    rng = np.random.default_rng(seed)
-    z = (depth * rng.uniform(0.8, 1.2, (12, 16))).astype(np.float32)
-    z[0, 0], z[0, 1] = np.inf, np.nan
-    image = rng.integers(0, 256, (12, 16, 3)).astype(np.uint8)
-    confidence = rng.uniform(1, 5, (12, 16)).astype(np.float32)
-    return TrackedFrame(
-        i, 1000 + i, "optical", camera, image, z, confidence, K, T, keyframe, Scale(), REPORT
-    )
-
-
-def store(**limits):
-    return SubmapStore(MapConfig(**{"voxel_m": 1e-3, "keep_images": False, **limits}))
+from da3_ros.mapping.submaps import KEYFRAMES
 
 
 def world_points(f):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from network.oracle import pair
+from support.oracle import pair
 
 from da3_ros.network import build_network, initialize_randomly
 

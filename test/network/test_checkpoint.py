@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from network.tiny import tiny_metric_spec, tiny_nested_spec
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 
 from da3_ros.network import (
     MODELS,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from network.oracle import pair, relative_error
-from network.test_oracle import given_poses
+from support.oracle import given_poses, pair, relative_error
 
 from da3_ros.network.camera import invert_rigid
 from da3_ros.network.conditioning import SHORTEST_UNIT, normalize_extrinsics, normalize_poses

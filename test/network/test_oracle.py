@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from network.oracle import pair, randomize, reference_network, relative_error, spec_of
+from support.oracle import given_poses, pair, randomize, reference_network, relative_error, spec_of
 
 BOUND = 1e-4
 SIZES = {"square": (518, 518), "wide": (112, 210), "tall": (210, 112), "small square": (98, 98)}
@@ -31,20 +31,6 @@ def assert_equal(found, record, label):
     for output, error in found.items():
         record(f"oracle/{label}/{output}", f"{error:.1e}")
         assert error < BOUND, (label, output, error)
-
-
-def given_poses(n, seed):
-    """Plausible world-to-camera poses and intrinsics, half turns among them."""
-    g = torch.Generator().manual_seed(seed)
-    q = torch.nn.functional.normalize(torch.randn(n, 4, generator=g), dim=-1)
-    q[-1] = torch.tensor([0.0, 1.0, 0.0, 1e-4])
-    from da3_ros.network.camera import matrix_from_quaternion
-
-    T = torch.eye(4).repeat(n, 1, 1)
-    T[:, :3, :3] = matrix_from_quaternion(q)
-    T[:, :3, 3] = torch.randn(n, 3, generator=g)
-    K = torch.tensor([[100.0, 0, 70], [0, 110, 50], [0, 0, 1]]).repeat(n, 1, 1)
-    return T[None], K[None]
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from network.oracle import (
+from support.oracle import (
+    given_poses,
     monocular_reference,
     nested_reference,
     packaged_network,
     randomize,
     relative_error,
 )
-from network.test_oracle import given_poses
-from network.tiny import tiny_metric_spec, tiny_nested_spec
+from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 
 from da3_ros.network import MODELS
 from da3_ros.network.build import network_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from network.oracle import pair, relative_error
+from support.oracle import pair, relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -1,18 +1,17 @@
 """Memory budgets and the warm-up of the live node, as a real process over DDS."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from ros.test_node import LIB, Rig, camera_frames, set_parameter, values_of
-from test_overlap import as_messages, stream_of
+from support.node_process import LIB, NODES, Rig, camera_frames, set_parameter, values_of
+from support.streams import as_messages, stream_of
 
 from da3_ros.inference import BudgetError
 from da3_ros.inference import session as module
 from da3_ros.live.health import WARN
 from da3_ros.synthetic import SyntheticCamera
 
-BUSY = str(Path(__file__).with_name("busy_node.py"))
+BUSY = str(NODES / "busy_node.py")
 
 
 def test_a_budget_is_refused_in_mid_window_with_the_planners_line(tmp_path):

@@ -5,17 +5,25 @@ import signal
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros import ros_testing as rt
-from ros.live_node import DEPTH, LiveNode
-from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, Transition, change
-from ros.test_node import Rig, camera_frames
-from ros.test_services import call_async
+from support import ros_testing as rt
+from support.live_node import DEPTH, LiveNode
+from support.node_process import (
+    ACTIVATE,
+    CLEANUP,
+    CONFIGURE,
+    DEACTIVATE,
+    NODES,
+    Rig,
+    Transition,
+    call_async,
+    camera_frames,
+    change,
+)
 
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.ros import node as module
@@ -147,7 +155,7 @@ def test_shutdown_waits_for_the_window_too(live):
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
-    node = str(Path(__file__).with_name("slow_node.py"))
+    node = str(NODES / "slow_node.py")
     camera, frames = camera_frames(1)
     with Rig(node=node, environment={"DA3_TEST_GO": str(tmp_path / "go")}) as rig:
         rig.ready()
@@ -173,7 +181,7 @@ def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
 
 def test_a_long_window_is_waited_for_while_images_stream_in(tmp_path):
     """The 8 s of a slow machine, in a process of its own, with a camera that never rests."""
-    node = str(Path(__file__).with_name("slow_node.py"))
+    node = str(NODES / "slow_node.py")
     camera, frames = camera_frames(200)
     with Rig(node=node, environment={"DA3_TEST_GO": str(tmp_path / "go")}) as rig:
         rig.ready()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from ros import ros_testing as rt
+from support import ros_testing as rt
 
 from da3_ros.network.checkpoint import shipped_folder
 

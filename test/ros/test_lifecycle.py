@@ -7,18 +7,17 @@ import pytest
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
 from lifecycle_msgs.msg import Transition
-from ros.test_node import Rig, camera_frames, set_parameter
-
-CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
-ACTIVATE, DEACTIVATE = Transition.TRANSITION_ACTIVATE, Transition.TRANSITION_DEACTIVATE
-
-
-def change(rig, transition):
-    answer = rig.call(
-        "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
-        transition=Transition(id=transition),
-    )  # fmt: skip
-    assert answer.success, rig.process.output()
+from support.node_process import (
+    ACTIVATE,
+    CLEANUP,
+    CONFIGURE,
+    DEACTIVATE,
+    Rig,
+    camera_frames,
+    change,
+    set_parameter,
+    state_is,
+)
 
 
 def held_mb(rig):
@@ -27,10 +26,6 @@ def held_mb(rig):
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024
     raise AssertionError("no RssAnon")
-
-
-def state_is(rig, name):
-    rig.until(lambda: rig.status and rig.status[-1].state == name)
 
 
 def test_another_model_is_cleanup_and_configure_and_leaves_nothing_behind():

@@ -10,10 +10,10 @@ pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS s
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile
-from ros import ros_testing as rt
-from ros.live_node import LiveNode
-from ros.test_lifecycle import ACTIVATE, CONFIGURE
-from ros.test_tf_live import matrix
+from support import ros_testing as rt
+from support.live_node import LiveNode
+from support.node_process import ACTIVATE, CONFIGURE
+from support.robot import matrix
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import BudgetError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ros_testing import (
+from support.ros_testing import (
     BEST_EFFORT,
     PROFILE,
     PROFILE_VARIABLES,

@@ -10,7 +10,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ros import ros_testing as rt
+from support import ros_testing as rt
+from support.node_process import (
+    FRAME,
+    IMAGE,
+    LIB,
+    NODE,
+    QUICK,
+    SIZE,
+    Rig,
+    arguments,
+    camera_frames,
+    depth_of,
+    set_parameter,
+    values_of,
+)
 
 from da3_ros.cli.arguments import load_config
 from da3_ros.messages import build
@@ -18,99 +32,7 @@ from da3_ros.recordings import open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
-from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.synthetic import SyntheticCamera
-
-NODE = "da3_ros.ros.node"
-SIZE = (140, 112)
-QUICK = {"model": "da3-tiny", "checkpoint": "random", "process_res": 140, "window.size": 3}
-LIB = RclpyLibrary()
-IMAGE = "/camera/image_raw"
-FRAME = "camera_optical"
-
-
-def arguments(image=IMAGE, **parameters):
-    values = {**QUICK, **parameters}
-    flat = [f"{name}:={value}" for name, value in values.items()]
-    return ["-r", f"image:={image}", *(part for p in flat for part in ("-p", p))]
-
-
-def camera_frames(n=6, **options):
-    camera = SyntheticCamera(seed=2, size=SIZE, walk="straight", frames=n, **options)
-    return camera, list(camera)
-
-
-class Rig:
-    """A node process, and a node of the test that is its camera and its audience."""
-
-    def __init__(self, *, qos=rt.RELIABLE, node=NODE, environment=None, **parameters):
-        self.domain = rt.domain()
-        env = rt.environment(self.domain, **(environment or {}))
-        self.process = rt.start(node, *arguments(**parameters), env=env)
-        self._session = rt.session(self.domain)
-        self._qos = qos
-
-    def __enter__(self):
-        self.process.__enter__()
-        self.node = self._session.__enter__()
-        self.images = self.node.create_publisher(
-            LIB.type("sensor_msgs/msg/Image"), IMAGE, self._qos
-        )
-        self.infos = self.node.create_publisher(
-            LIB.type("sensor_msgs/msg/CameraInfo"), "/camera/camera_info", rt.RELIABLE
-        )
-        self.status = rt.collect(self.node, "da3_ros/msg/Status", "/da3/status", rt.LATCHED)
-        return self
-
-    def __exit__(self, *error):
-        self._session.__exit__(*error)
-        self.process.__exit__(*error)
-
-    def listen(self, topic, kind, qos=rt.RELIABLE):
-        return rt.collect(self.node, kind, topic, qos)
-
-    def until(self, condition, timeout_s=rt.PATIENCE_S):
-        assert rt.spin_until(self.node, condition, timeout_s), self.process.output()
-
-    def ready(self, *topics):
-        """Until the node listens to the camera, as reliably as it sends, and the test to the node.
-
-        A publisher cannot see when its subscriber has seen it too, hence the second at the end.
-        """
-        self.until(lambda: rt.matched(self.images) and rt.matched(self.infos))
-        wanted = self._qos.reliability
-
-        def settled():
-            offers = self.node.get_subscriptions_info_by_topic(IMAGE)
-            return offers and all(o.qos_profile.reliability == wanted for o in offers)
-
-        self.until(settled)
-        rt.spin_until(self.node, lambda: False, 1.0)
-        for subscription in self.node.subscriptions:
-            if subscription.topic_name.startswith("/da3/"):
-                self.until(lambda s=subscription: rt.matched(s))
-
-    def show(self, camera, frame):
-        """One frame as a camera driver sends it."""
-        info = build.calibration_message(LIB, frame.stamp_ns, FRAME, camera.calibration)
-        self.infos.publish(info)
-        self.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
-
-    def call(self, kind, name, **fields):
-        package, _, cls = kind.split("/")
-        module = __import__(f"{package}.srv", fromlist=[cls])
-        service = getattr(module, cls)
-        client = self.node.create_client(service, name)
-        self.until(client.service_is_ready)
-        future = client.call_async(service.Request(**fields))
-        self.until(future.done)
-        return future.result()
-
-    def drops(self):
-        if not self.status:
-            return {}
-        last = self.status[-1]
-        return dict(zip(last.drop_causes, last.drop_counts, strict=True))
 
 
 def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
@@ -131,10 +53,6 @@ def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
         "/camera_1: bad", "window 1", "window 2",
     ]  # fmt: skip
     assert node.last_error == "window 2 dropped"
-
-
-def depth_of(message):
-    return np.frombuffer(bytes(message.data), "<f4").reshape(message.height, message.width)
 
 
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
@@ -349,21 +267,6 @@ def test_configure_without_checkpoint_fails_with_the_remedies_and_the_node_stays
         rig.ready()
         rig.show(camera, frames[0])
         rig.until(lambda: rig.status[-1].frames_processed == 1)
-
-
-def values_of(diagnostics):
-    """Key to value of a diagnostics message's only status."""
-    return {v.key: v.value for v in diagnostics.status[0].values}
-
-
-def set_parameter(rig, name, value):
-    from rclpy.parameter import Parameter
-
-    message = Parameter(name, value=value).to_parameter_msg()
-    answer = rig.call(
-        "rcl_interfaces/srv/SetParameters", "/da3/set_parameters", parameters=[message]
-    )
-    return answer.results[0]
 
 
 def test_parameters_are_described_and_refused_with_the_reason():

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from ros import ros_testing as rt
+from support import ros_testing as rt
 
 from da3_ros.inference import BudgetError
 from da3_ros.live.worker import WorkerStoppedError

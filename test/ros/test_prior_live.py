@@ -1,8 +1,8 @@
 """The live node with a robot's odometry, over DDS."""
 
-from ros import ros_testing as rt
-from ros.test_node import FRAME, LIB
-from ros.test_tf_live import Robot, run
+from support import ros_testing as rt
+from support.node_process import FRAME, LIB
+from support.robot import Robot, run
 
 from da3_ros.messages import build
 

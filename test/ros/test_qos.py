@@ -7,9 +7,17 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
-from ros import ros_testing as rt
-from ros.test_lifecycle import ACTIVATE, CLEANUP, CONFIGURE, DEACTIVATE, change, state_is
-from ros.test_node import IMAGE, Rig
+from support import ros_testing as rt
+from support.node_process import (
+    ACTIVATE,
+    CLEANUP,
+    CONFIGURE,
+    DEACTIVATE,
+    IMAGE,
+    Rig,
+    change,
+    state_is,
+)
 
 from da3_ros.live.log_throttle import MOST, Throttle
 from da3_ros.ros.qos import (

@@ -1,34 +1,15 @@
 """Scenes written, saved and loaded through the live node's services, while its stream goes on."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from ros import ros_testing as rt
-from ros.test_node import Rig, camera_frames
+from support import ros_testing as rt
+from support.node_process import EXPORT, FILE, Rig, call_async, camera_frames, feed, waiting_rig
 
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.submaps import Snapshot, Submap, held
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
-
-EXPORT, FILE = "da3_ros/srv/ExportScene", "da3_ros/srv/SceneFile"
-
-
-def feed(rig, camera, frames, got):
-    for frame in frames:
-        count = len(got)
-        rig.show(camera, frame)
-        rig.until(lambda n=count: len(got) > n)
-
-
-def call_async(rig, kind, name, **fields):
-    package, _, cls = kind.split("/")
-    service = getattr(__import__(f"{package}.srv", fromlist=[cls]), cls)
-    client = rig.node.create_client(service, name)
-    rig.until(client.service_is_ready)
-    return client.call_async(service.Request(**fields))
 
 
 def large_scene(points):
@@ -40,13 +21,6 @@ def large_scene(points):
     place = Similarity(1.0, np.eye(3), np.zeros(3))
     pose = Pose(5, np.eye(4), np.diag([100.0, 100, 1]), (140, 112), True)
     return Snapshot((Submap(0, 0, place, cloud),), Poses.of([pose]), 0, False, np.eye(4))
-
-
-def waiting_rig(tmp_path):
-    """A node that writes PLY files when the file ``go`` is there."""
-    node = str(Path(__file__).with_name("waiting_node.py"))
-    environment = {"DA3_TEST_GO": str(tmp_path / "go")}
-    return Rig(export_dir=str(tmp_path), node=node, environment=environment)
 
 
 def test_the_stream_goes_on_while_a_scene_is_written_as_it_was(tmp_path):

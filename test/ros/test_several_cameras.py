@@ -4,10 +4,9 @@ import dataclasses
 import time
 
 import numpy as np
-from ros import ros_testing as rt
-from ros.test_node import LIB, NODE, QUICK, SIZE
-from ros.test_services import EXPORT, FILE, call_async
 from scipy.spatial.transform import Rotation
+from support import ros_testing as rt
+from support.node_process import EXPORT, FILE, LIB, NODE, QUICK, SIZE, call_async
 
 from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene

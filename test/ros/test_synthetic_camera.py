@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from ros_testing import (
+from support.ros_testing import (
     BEST_EFFORT,
     LATCHED,
     PATIENCE_S,

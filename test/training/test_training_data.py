@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from training_toy import generator, pool
+from support.training_toy import generator, pool
 
 from training.data import (
     FIRST_TRAINING_SEED,

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from training_toy import SPEC, generator, network, pool
+from support.training_toy import SPEC, generator, network, pool
 
 from da3_ros.network import MODELS, build_network, load_checkpoint
 from training import evaluate as ev
@@ -124,7 +124,7 @@ def test_noise_curve_names_the_errors_of_the_poses_themselves(report):
 def test_shipped_weights_are_the_average_in_half_precision(tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "toy", SPEC)
     config = Config(steps=4, tokens=40, rooms=2, clips=1, frames=4)
-    from training_toy import PHASES
+    from support.training_toy import PHASES
 
     trainer = Trainer(config, torch.device("cpu"), network=build_network("toy"), phases=PHASES)
     trainer.advance()

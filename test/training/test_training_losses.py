@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from training_toy import generator, pool
+from support.training_toy import generator, pool
 
 from da3_ros.network.camera import quaternion_from_matrix
 from da3_ros.network.head import Dense

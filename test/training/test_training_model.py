@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from training_toy import SPEC, generator, network, pool
+from support.training_toy import SPEC, generator, network, pool
 
 from da3_ros.network import build_network
 from training.data import Bucket, conditioning_extrinsics, draw_batch, noisy_poses

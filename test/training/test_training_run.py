@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training_toy import PHASES, generator, network, pool
+from support.training_toy import PHASES, generator, network, pool
 
 from da3_ros.network import save_checkpoint
 from training.data import Bucket, draw_batch

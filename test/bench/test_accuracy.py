@@ -1,0 +1,163 @@
+"""The accuracy tool on rendered walks written as public data sets, with the truth as network."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.sequence_writers import write_euroc, write_seven_scenes, write_tum
+
+from da3_ros.cli.main import main
+from da3_ros.config import config_from_parameters
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import Noise, TruthSession
+
+pytest.importorskip("evo")
+TOOL = Path(__file__).parents[2] / "bench" / "accuracy.py"
+SIZE = (140, 112)
+CONFIG = config_from_parameters({"process_res": 140, "window.size": 5, "map.voxel_m": 0.02})
+WRITERS = {"tum": write_tum, "7-scenes": write_seven_scenes, "euroc": write_euroc}
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    spec = importlib.util.spec_from_file_location("accuracy", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["accuracy"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="handheld", frames=16)
+    return camera, list(camera)
+
+
+@pytest.fixture(params=list(WRITERS))
+def folder(request, walk, tmp_path):
+    WRITERS[request.param](tmp_path / request.param, *walk)
+    return tmp_path / request.param
+
+
+def session_for(sequence, frames, noise=None):
+    """The truth, under the stamps that the sequence gives its images."""
+    stamped = [
+        dataclasses.replace(frame, stamp_ns=item.stamp_ns)
+        for frame, item in zip(frames, sequence.items, strict=True)
+    ]
+    return TruthSession(stamped, noise=noise)
+
+
+def test_a_written_sequence_is_read_back(accuracy, folder, walk):
+    sequence = accuracy.open_sequence(folder)
+    _, frames = walk
+    assert len(sequence.items) == len(frames)
+    for item, frame in zip(sequence.items, frames, strict=True):
+        T = sequence.pose(item.stamp_ns)
+        np.testing.assert_allclose(T, frame.T_world_camera, atol=1e-6)
+        depth = sequence.depth(item)
+        if folder.name == "euroc":
+            assert depth is None
+        else:
+            np.testing.assert_allclose(depth, frame.depth, atol=6e-4)
+    np.testing.assert_allclose(sequence.calibration.K, walk[0].calibration.K)
+
+
+def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
+    bag, folder = tmp_path / "bag", tmp_path / "tum"
+    size = ["--width", "140", "--height", "112", "--frames", "4", "--seed", "3"]
+    assert main(["synth-bag", str(bag), *size]) == 0
+    command = [
+        sys.executable, TOOL.with_name("bag_to_tum.py"), bag, folder, "--truth", "/truth/odom",
+        "--depth", "/truth/depth/image",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sequence = accuracy.open_sequence(folder)
+    true = list(SyntheticCamera(3, SIZE, frames=4))
+    assert len(sequence.items) == 4
+    for item, frame in zip(sequence.items, true, strict=True):
+        inside = np.linalg.inv(true[0].T_world_camera) @ frame.T_world_camera
+        start = np.linalg.inv(sequence.pose(sequence.items[0].stamp_ns))
+        np.testing.assert_allclose(start @ sequence.pose(item.stamp_ns), inside, atol=1e-5)
+        np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)
+
+
+def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
+    command = [
+        sys.executable, TOOL.with_name("bag_to_tum.py"), recordings / "redkitchen_24", tmp_path,
+        "--camera", "/camera/image_raw/compressed", "--truth", "/ground_truth/odom",
+        "--depth", "/camera/depth/image_raw",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sequence = accuracy.open_sequence(tmp_path)
+    assert len(sequence.items) == 24
+    assert sequence.calibration.K[0, 0] == pytest.approx(525)
+    depth = sequence.depth(sequence.items[0])
+    assert depth.shape == (480, 640)
+    assert 0.5 < np.nanmedian(depth) < 4
+
+
+def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
+    sequence = accuracy.open_sequence(folder)
+    session = session_for(sequence, walk[1])
+    found = accuracy.measure(sequence, CONFIG, session=session)
+    assert found.frames == len(walk[1])
+    assert found.ate_sim3_m < 2e-3
+    assert found.rpe_m < 2e-3
+    assert found.rpe_deg < 0.1
+    unit = float(np.exp(np.random.default_rng(0).normal(0, 0.5)))
+    assert found.scale == pytest.approx(1 / unit, rel=5e-3)
+    assert found.ate_se3_m > 5 * found.ate_sim3_m  # the scale is wrong, and SE(3) shows it
+    if folder.name == "euroc":
+        assert np.isnan(found.abs_rel)
+    else:
+        assert found.abs_rel < 2e-3
+        assert found.delta1 == 1
+        assert found.cloud_accuracy_m < 0.02
+        assert found.cloud_completeness_m < 0.1
+
+
+def test_noise_is_measured(accuracy, walk, tmp_path):
+    write_tum(tmp_path / "tum", *walk)
+    sequence = accuracy.open_sequence(tmp_path / "tum")
+    noise = Noise(smooth=0.04, translation=0.01)
+    found = accuracy.measure(sequence, CONFIG, session=session_for(sequence, walk[1], noise))
+    assert found.abs_rel == pytest.approx(0.032, rel=0.3)  # mean size of normal errors
+    assert 0.01 < found.ate_sim3_m < 0.1
+
+
+def test_poses_far_apart_or_past_the_end_are_not_invented(accuracy, walk, tmp_path):
+    write_tum(tmp_path / "tum", *walk)
+    sequence = accuracy.open_sequence(tmp_path / "tum")
+    first, second = sequence.stamps_ns[:2]
+    assert sequence.pose(int(first) - 1) is None
+    assert sequence.pose(int(first + second) // 2) is None  # 0.1 s apart
+
+
+def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
+    write_seven_scenes(tmp_path / "seq-01", *walk)
+    command = [
+        sys.executable, TOOL, tmp_path / "seq-01", "--every", "4", "--out", tmp_path / "out.json",
+        "-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=84",
+        "-p", "device:=cpu",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "ATE SE(3) m" in done.stdout
+    (found,) = json.loads((tmp_path / "out.json").read_text())
+    assert found["frames"] == 4
+    assert found["ate_sim3_m"] >= 0
+
+
+def test_a_folder_of_no_format_is_named_with_what_is_looked_for(accuracy, tmp_path):
+    with pytest.raises(accuracy.FormatError, match="EuRoC"):
+        accuracy.open_sequence(tmp_path)

@@ -1,0 +1,166 @@
+"""The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script, *arguments, tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, ROOT / "bench" / script, *arguments, "--out", out]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_network_against_the_reference(tmp_path):
+    pytest.importorskip("depth_anything_3")
+    report, text = run(
+        "bench_network.py", "--models", "da3-tiny", "--sizes", "2x84x56", "--repeats", "1",
+        "--device", "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    variants = {row["variant"] for row in report["rows"]}
+    assert {"reference fp32", "ours fp32", "ours bf16, per new frame"} <= variants
+    assert report["machine"]["matmul_tflops"]["fp32"] > 0
+    assert report["machine"]["torch"]
+    assert all(row["blocks"] == 8 for row in report["rows"])
+    assert "ours bf16" in text
+
+
+def test_every_precision_and_window_is_compiled(tmp_path):
+    """Three precisions and two kinds of windows of one model at once, and no limit is met."""
+    report, _ = run(
+        "bench_network.py", "--models", "da3-tiny", "--sizes", "4x28x28", "--repeats", "1",
+        "--precision", "fp32", "bf16", "fp16", "--compile", "--backend", "eager", "--device",
+        "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    variants = {row["variant"] for row in report["rows"]}
+    assert {f"ours {p} compiled" for p in ("fp32", "bf16", "fp16")} <= variants
+    assert {f"ours {p} compiled, per new frame" for p in ("fp32", "bf16", "fp16")} <= variants
+
+
+def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import bench_network
+
+    seen = {}
+    oracle = pytest.importorskip("network.oracle")
+    monkeypatch.setattr(oracle, "DepthAnything3", lambda spec: seen.update(spec=spec) or stop())
+
+    def stop():
+        raise InterruptedError
+
+    for name, blocks in (("da3-large", 24), ("da3-giant", 40)):
+        with pytest.raises(InterruptedError):
+            bench_network.networks(name)
+        assert seen["spec"].blocks == blocks
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        ("budgets", ("--models", "da3-tiny", "--gibs", "0.001", "1")),
+        ("windows", ("--model", "da3-tiny", "--sizes", "1", "3")),
+    ],
+)
+def test_sessions(what, arguments, tmp_path):
+    report, _ = run(
+        "bench_session.py", what, *arguments, "--process-res", "84", "--image", "84x56",
+        "--repeats", "1", "--device", "cpu", tmp_path=tmp_path,
+    )  # fmt: skip
+    rows = report["rows"]
+    assert report["machine"]["cores"] >= 1
+    assert report["command"].startswith(f"python bench/bench_session.py {what} --model")
+    assert len(rows) == 2
+    if what == "budgets":
+        assert "raise memory_budget_gb" in rows.pop(0)["refused"]
+    assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)
+
+
+def test_messages_go_out_while_a_window_runs(tmp_path):
+    report, _ = run(
+        "bench_overlap.py", "--model", "da3-tiny", "--process-res", "84", "--window", "3",
+        "--frames", "9", "--device", "cpu", "--trace", tmp_path / "trace.json", tmp_path=tmp_path,
+    )  # fmt: skip
+    threads = {row["span"]: row["thread"] for row in report["live"]["spans"]}
+    assert {"read image", "prefix", "queue window", "window", "publish"} <= set(threads)
+    assert threads["publish"] != threads["window"]
+    threads = {row["span"]: row["thread"] for row in report["replay"]["spans"]}
+    assert threads["prepare"] != threads["window"]
+    assert report["replay"]["frames"] == 9
+    assert "traceEvents" in (tmp_path / "trace.json").read_text()
+
+
+def test_shares_of_a_windows_time_add_up(tmp_path):
+    report, _ = run(
+        "bench_shares.py", "--sizes", "2x84x56", "--precision", "fp32", "int8", "--device", "cpu",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    for row in report["rows"]:
+        assert {"attention", "matrix products", "convolutions"} <= set(row["shares"])
+        assert 0.99 < sum(row["shares"].values()) < 1.01
+
+
+def test_yardstick_sees_the_same_image(tmp_path):
+    pytest.importorskip("transformers", reason="a yardstick only; pip install transformers")
+    report, _ = run(
+        "bench_yardstick.py", "--process-res", "56", "--repeats", "1", "--device", "cpu",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    assert len({row["image"] for row in report["rows"]}) == 1
+    assert report["rows"][0]["times_the_first"] == 1
+
+
+def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
+    report, _ = run("bench_precision.py", "--rooms", "1", tmp_path=tmp_path)
+    rows = {row["mixed_precision"]: row for row in report["rows"]}
+    assert rows["off"]["depth_p95_percent"] < 0.001
+    assert rows["bfloat16"]["depth_median_percent"] < rows["int8"]["depth_median_percent"] < 1
+    assert all(row["abs_rel"] < 0.3 for row in rows.values())
+
+
+def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
+    rows, _ = run(
+        "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
+        "--cases", "all", "outliers 40 %", tmp_path=tmp_path,
+    )  # fmt: skip
+    for case in ("all", "outliers 40 %"):
+        place = {row["method"]: row["place_m"] for row in rows if row["noise"] == case}
+        turn = {row["method"]: row["turn_deg"] for row in rows if row["noise"] == case}
+        assert place["ours"] < 1.5 * place["oracle"]
+        assert turn["ours"] < 1.5 * turn["oracle"]
+        for other in ("least squares", "chain", "centres"):
+            assert place["ours"] < place[other]
+            assert turn["ours"] < turn[other]
+
+
+def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
+    rows, _ = run(
+        "bench_alignment.py", "keyframes", "--frames", "150", "--walks", "spot", tmp_path=tmp_path
+    )
+    by_count = {row["keyframes"]: row for row in rows}
+    assert by_count[2]["place_m"] < by_count[0]["place_m"]
+    assert by_count[2]["turn_deg"] < 0.7 * by_count[0]["turn_deg"]
+
+
+def test_cost_of_a_join(tmp_path):
+    rows, _ = run("bench_alignment.py", "cost", "--frames", "14", tmp_path=tmp_path)
+    assert all(row["median_ms"] > 0 for row in rows)
+
+
+def test_what_the_map_and_its_exports_cost(tmp_path):
+    report, text = run(
+        "bench_map.py", "--points", "20000", "--keyframes", "4", "--jobs", "colmap", "ply:0.5",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    assert report["growth"]["points"] > 100_000
+    assert [row["job"] for row in report["exports"]] == ["colmap", "ply:0.5"]
+    assert all(row["file_mb"] > 0 for row in report["exports"])
+    assert "last: ratio" in text

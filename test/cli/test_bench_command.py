@@ -1,0 +1,115 @@
+"""`da3_ros bench`: what it measures, says and writes, with the smallest model."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.tiny_networks import tiny_metric_spec
+
+from da3_ros.cli.main import main
+from da3_ros.network import MODELS
+
+TINY = ["-p", "model:=da3-tiny", "-p", "process_res:=56", "-p", "device:=cpu"]
+ROOT = Path(__file__).parents[2]
+
+
+def bench(tmp_path, *arguments):
+    file = tmp_path / "bench.json"
+    assert main(["bench", *TINY, "--size", "160x120", "--json", str(file), *arguments]) == 0
+    return json.loads(file.read_text())
+
+
+def test_table_and_file_say_the_same(tmp_path, capsys):
+    report = bench(tmp_path, "--frames", "7", "-p", "window.size:=4", "-p", "window.new:=2")
+    table = capsys.readouterr().out
+    assert (report["views"], report["new"]) == (4, 2)
+    assert report["network_image"] == [56, 42]
+    assert len(report["window_ms"]) == 4, "as many windows as hold seven new frames"
+    ms, memory = report["milliseconds"], report["memory_gib"]
+    assert ms["window"]["p50"] <= ms["window"]["p95"] <= ms["window"]["p99"]
+    assert ms["new_frame"]["p50"] == pytest.approx(ms["window"]["p50"] / 2)
+    assert report["frames_per_s"] == pytest.approx(1e3 / ms["new_frame"]["p50"])
+    assert min(ms["loading"], ms["first_window"], ms["window_of_unseen_views"]) > 0
+    assert 0 < memory["peak"] <= memory["budget"]
+    assert 0 < memory["planned"] <= memory["budget"]
+    for shown in (
+        "da3-tiny", "160x120, 56x42 in the network", "4 views, 2 of them new", report["precision"],
+        f"{ms['new_frame']['p95']:.1f}", f"{report['frames_per_s']:.2f}", "cold start",
+    ):  # fmt: skip
+        assert shown in table
+
+
+def test_parameters_of_a_file_decide_what_runs(tmp_path):
+    config = tmp_path / "robot.yaml"
+    config.write_text(
+        "/**:\n  ros__parameters:\n    mixed_precision: 'off'\n    cameras: [front, left]\n"
+        "    checkpoint: random\n    window: {size: 6, new: 1}\n"
+    )
+    report = bench(tmp_path, "--frames", "1", "--config", str(config))
+    assert report["precision"] == "float32"
+    assert report["checkpoint"] == "random"
+    assert (report["views"], report["new"]) == (6, 2), "a new view of each camera"
+    assert report["parameters"]["window.size"] == 6
+
+
+def test_looks_of_the_metric_model_are_timed_and_counted(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    metric = ("source:=metric_model", "metric_checkpoint:=random", "metric_every:=2")
+    report = bench(tmp_path, "--frames", "1", *(x for m in metric for x in ("-p", f"scale.{m}")))
+    ms = report["milliseconds"]
+    assert ms["metric_look"] > 0
+    assert 1e3 / report["frames_per_s"] == pytest.approx(
+        ms["window"]["p50"] + ms["metric_look"] / 2
+    )
+    assert "every 2 windows" in capsys.readouterr().out
+
+
+def test_a_model_of_single_images_gets_new_ones_only(tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    alone = ("model:=da3metric-large", "checkpoint:=random", "window.new:=2")
+    report = bench(tmp_path, "--frames", "4", *(x for a in alone for x in ("-p", a)))
+    assert (report["views"], report["new"]) == (2, 2)
+    assert len(report["window_ms"]) == 2
+
+
+def test_without_weights_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("da3_ros.network.hub.cached", lambda repo: None)
+    assert main(["bench", "-p", "model:=da3-large", "-p", "device:=cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "not in the local hub cache" in said
+    assert "-p checkpoint:=random" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--frames", "0"], 2, "--frames is 0"),
+        (["--size", "640"], 2, "write WIDTHxHEIGHT"),
+        (["--size", "4000x10"], 1, "too thin"),
+        (["--json", "no/such/folder/b.json"], 1, "folder does not exist"),
+        (["-p", "windows.size:=3"], 2, "unknown parameter"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_one_line(capsys, caplog, arguments, code, words):
+    assert main(["bench", *TINY, *arguments]) == code
+    (said,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("da3_ros:")]
+    assert words in said
+
+
+def test_ctrl_c_ends_it_without_a_file(tmp_path):
+    command = [sys.executable, "-u", "-m", "da3_ros", "bench", *TINY, "--frames", "1000000"]
+    file = tmp_path / "bench.json"
+    with subprocess.Popen(
+        [*command, "--json", str(file)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stderr:
+            if "loaded from" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not file.exists()

@@ -1,0 +1,199 @@
+"""The metric model beside a session."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from support.tiny_networks import tiny_metric_spec
+
+from da3_ros.config import InferenceConfig, config_from_parameters
+from da3_ros.inference import BudgetError, InferenceSession, MetricDepthModel, open_networks
+from da3_ros.inference.planner import GIB, CompanionModel
+from da3_ros.inference.preprocess import normalize
+from da3_ros.network import MODELS, CheckpointError, initialize_randomly
+from da3_ros.network.build import network_of
+from da3_ros.network.monocular import MonocularOutput
+from da3_ros.types import Prediction, View, Window
+
+CONFIG = InferenceConfig(device="cpu", mixed_precision="off", process_res=84)
+K = np.array([[90.0, 0, 42], [0, 110.0, 28], [0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def network():
+    network = network_of(tiny_metric_spec()).eval()
+    initialize_randomly(network, 3)
+    return network
+
+
+def window(count=3, new=2, K=K):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (count, 56, 84, 3), np.uint8)
+    return Window(0, tuple(View(i, i, image, K) for i, image in enumerate(images)), new)
+
+
+def truth(network, window, sky_at=None):
+    """A prediction in an unknown unit whose metres are exactly what the metric model says."""
+    images = torch.from_numpy(np.stack([v.image for v in window.views]))
+    with torch.inference_mode():
+        canonical = network(normalize(images)[None], fill_sky=False).depth[0].numpy()
+    metres = canonical * 100.0 / 300.0  # mean focal length 100 pixels
+    count = len(window.views)
+    return Prediction(
+        depth=(metres / 2.5).astype(np.float32),
+        confidence=np.full(metres.shape, 2.0, np.float32),
+        T_window_camera=np.tile(np.eye(4), (count, 1, 1)),
+        K=np.tile(np.diag([50.0, 50, 1]), (count, 1, 1)),
+    )
+
+
+class NoSky(torch.nn.Module):
+    """The network with a sky map of its own."""
+
+    def __init__(self, inner, value):
+        super().__init__()
+        self.inner, self.value = inner, value
+
+    def forward(self, images, fill_sky):
+        out = self.inner(images, fill_sky=fill_sky)
+        return out._replace(sky=torch.full_like(out.sky, self.value))
+
+
+def ruler_of(network, sky):
+    ruler = MetricDepthModel(CONFIG, network=network)
+    ruler.network = NoSky(network, sky)
+    return ruler
+
+
+def test_the_unit_of_a_window_is_found_by_the_calibrated_focal_length(network):
+    seen = window()
+    out = ruler_of(network, 0.0).measure(seen, truth(network, seen))
+    assert out.measure.value == pytest.approx(2.5, rel=1e-4)
+    assert out.measure.sigma < 1e-3
+    assert np.isnan(out.sky[0]).all()  # not looked at
+    assert (out.sky[1:] == 0).all()
+
+
+def test_without_calibration_the_predicted_focal_length_is_used_with_a_warning(network, caplog):
+    seen = window(K=None)
+    prediction = truth(network, seen)
+    out = ruler_of(network, 0.0).measure(seen, prediction)
+    assert out.measure.value == pytest.approx(1.25, rel=1e-4)  # 50 pixels instead of 100
+    assert any("focal length that was guessed" in r.message for r in caplog.records)
+
+
+def test_nothing_but_sky_gives_no_number(network):
+    seen = window()
+    out = ruler_of(network, 1.0).measure(seen, truth(network, seen))
+    assert np.isnan(out.measure.value)
+    assert (out.sky[1:] == 1).all()
+
+
+def test_the_budget_holds_for_both_networks():
+    beside = CompanionModel("da3metric-large", torch.float32, 1 << 30)
+    values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
+    config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
+    alone, both = InferenceSession(config), InferenceSession(config, beside=beside)
+    plans = [s.fit((640, 480), 4, 1) for s in (alone, both)]
+    assert plans[1].fixed - plans[0].fixed == beside.weights
+    # The metric model, one frame at a time, needs more room to work in than da3-tiny.
+    assert plans[1].activations > 1.5 * plans[0].activations
+    assert plans[1].predicted <= plans[1].budget == 20 * GIB
+    with pytest.raises(BudgetError, match=r"1\.00 of it for the weights of da3metric-large"):
+        both.set_budget(1.05)
+    assert both.plan == plans[1]
+
+
+def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    values = {
+        "model": "da3-tiny", "checkpoint": "random", "device": "cpu", "process_res": 84,
+        "scale.source": "metric_model", "scale.metric_checkpoint": "random",
+        "memory_budget_gb": 2.0,
+    }  # fmt: skip
+    session, ruler = open_networks(config_from_parameters(values))
+    plan = session.fit((640, 480), 4, 1)
+    weights = sum(p.nbytes for p in ruler.network.parameters())
+    assert plan.fixed >= weights
+    assert session.budget == 2 * GIB
+
+
+def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):
+    seen, ruler = window(), ruler_of(network, 0.0)
+    prediction = truth(network, seen)
+    sizes, left = [], [1]
+    plain = ruler.network.forward
+
+    def fail(images, fill_sky):
+        sizes.append(tuple(images.shape[-2:]))
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("injected")
+        return plain(images, fill_sky)
+
+    monkeypatch.setattr(ruler.network, "forward", fail)
+    found = ruler.measure(seen, prediction)
+    assert sizes == [(56, 84), (28, 42)]
+    assert np.isfinite(found.measure.value)
+    assert found.sky.shape == prediction.depth.shape
+    left[0] = 4
+    for _ in range(2):
+        assert ruler.measure(seen, prediction) is prediction
+    assert caplog.text.count("did not look at window 0") == 1
+
+
+def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
+    class Flat(torch.nn.Module):
+        """Says depth 3 of everything, whatever the size."""
+
+        def forward(self, images, fill_sky):
+            shape = (1, images.shape[1], *images.shape[-2:])
+            return MonocularOutput(torch.full(shape, 3.0), torch.zeros(shape))
+
+    seen, ruler = window(), MetricDepthModel(CONFIG, network=network)
+    ruler.network = Flat()
+    ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
+    full, half = (ruler._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
+    assert full == pytest.approx(3 * 100 / 300)
+    assert half == pytest.approx(full / 2)
+
+
+def test_a_missing_metric_checkpoint_is_told_before_anything_runs(tmp_path):
+    values = {
+        "model": "da3-tiny",
+        "checkpoint": "random",
+        "device": "cpu",
+        "scale.source": "metric_model",
+        "scale.metric_checkpoint": str(tmp_path),
+    }
+    with pytest.raises(CheckpointError, match=r"scale\.source is metric_model"):
+        open_networks(config_from_parameters(values))
+
+
+def test_other_sources_load_no_second_network():
+    values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
+    assert open_networks(config_from_parameters(values))[1] is None
+
+
+def test_the_pipeline_asks_the_ruler(network):
+    from da3_ros.pipeline.pipeline import Pipeline
+    from da3_ros.synthetic import SyntheticCamera
+    from da3_ros.synthetic.truth import TruthSession
+    from da3_ros.types import Frame
+
+    camera = SyntheticCamera(seed=3, size=(84, 56), walk="straight", frames=6)
+    frames = list(camera)
+    config = config_from_parameters(
+        {"process_res": 84, "scale.source": "metric_model", "scale.metric_every": 1}
+    )
+    ruler = ruler_of(network, 0.0)
+    pipeline = Pipeline(config, TruthSession(frames), ruler)
+    results = [
+        r
+        for f in frames
+        for r in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+    ]
+    # Random weights measure badly; the point is that measures arrive, as doubtful as they are.
+    assert len(pipeline.scale._keeper._filter) == len(results)
+    assert dataclasses.is_dataclass(results[-1].scale)

@@ -1,0 +1,132 @@
+"""What a stream does about budgets and before the first frame, without a middleware."""
+
+import dataclasses
+import math
+
+import pytest
+from support.streams import as_messages, stream_of
+
+from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.inference import BudgetError
+from da3_ros.inference import session as module
+from da3_ros.inference.planner import GIB, least_memory
+from da3_ros.synthetic import SyntheticCamera
+
+
+def changed(stream, **values):
+    old = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu", "process_res": 112,
+           "window.size": 4, "mixed_precision": "off"}  # fmt: skip
+    names = {name.replace("__", "."): value for name, value in values.items()}
+    return config_from_parameters({**old, **names}, NodeConfig).pipeline
+
+
+def test_a_budget_that_no_longer_fits_stays_the_old_one_and_the_rest_is_taken(monkeypatch):
+    stream, _ = stream_of()
+    stream.warm_up()
+    budget = stream.pipeline.session.budget
+
+    def refuse(*args):
+        raise BudgetError("nothing fits; raise memory_budget_gb")
+
+    monkeypatch.setattr(module, "make_plan", refuse)
+    wanted = changed(stream, memory_budget_gb=1.0, depth__min_confidence=2.0)
+    with pytest.raises(BudgetError, match=r"^memory_budget_gb: nothing fits.*the old plan stays$"):
+        stream.reconfigure(wanted)
+    assert stream.pipeline.session.budget == budget
+    assert stream.config.pipeline.inference.memory_budget_gb == 0.0
+    assert stream.pipeline.config.inference.memory_budget_gb == 0.0
+    assert stream.pipeline.config.depth.min_confidence == 2.0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
+    """Not ``known``: the session finds out only when that camera's pipeline asks."""
+    shapes = {"left": (112, 84), "right": (224, 56)}
+    stream, host = stream_of(cameras=list(shapes), **{"window.mode": "independent"})
+    host.warn = lambda text, every_s=0.0, about="": None
+    for name, size in shapes.items():
+        camera = SyntheticCamera(seed=2, size=size, walk="straight", frames=1)
+        for pending in as_messages(camera, host.lib):
+            stream.put(dataclasses.replace(pending, camera=name))
+            assert stream.step()
+    session = stream.pipeline.session
+    least = {r.image: least_memory(session.on, r, session._factor) for r in session._plans}
+    between = sum(least.values()) / 2 / GIB
+    assert max(least, key=least.get) == (112, 84)  # the first camera's
+    if known:
+        with pytest.raises(BudgetError, match="raise memory_budget_gb"):
+            stream.check_budget(between)
+    else:
+        stream.lanes = dict(reversed(stream.lanes.items()))  # the one it fits is asked first
+        session._asked = session._asked[:1]
+    plan, budget = session.plan, session.budget
+    inference = dataclasses.replace(stream.config.pipeline.inference, memory_budget_gb=between)
+    wanted = dataclasses.replace(stream.config.pipeline, inference=inference)
+    with pytest.raises(BudgetError, match="the old plan stays"):
+        stream.reconfigure(wanted)
+    assert (session.plan, session.budget) == (plan, budget)
+    assert stream.config.pipeline.inference.memory_budget_gb == 0.0
+    for lane in stream.lanes.values():
+        lane.pipeline.builder.fit(session)
+        assert (lane.pipeline.builder.process_res, lane.pipeline.builder.window_size) == (112, 4)
+
+
+def test_a_warm_up_is_no_window_of_the_stream():
+    stream, host = stream_of()
+    stream.warm_up()
+    assert stream.warm_up_s > 0
+    assert stream.pipeline.session.plan.window == 4
+    assert host.sent == []
+    assert stream.processed == stream.received == 0
+    assert stream.drop_counts() == {}
+    assert not stream.pipeline.counters
+
+
+def test_a_warm_up_that_nothing_fits_is_said_and_frames_may_still_come():
+    stream, host = stream_of(memory_budget_gb=0.01)
+    said = []
+    host.warn = lambda text, every_s=0.0: said.append(text)
+    stream.warm_up()
+    assert len(said) == 1
+    assert said[0].startswith("no warm-up: da3-tiny does not fit into 0.01 GiB")
+
+
+def test_a_warm_up_ends_where_the_node_leaves():
+    stream, _ = stream_of()
+    stream.warm_up(lambda: True)
+    assert math.isnan(stream.warm_up_s)
+
+
+@pytest.mark.parametrize(("mode", "new"), [("joint", 4), ("independent", 2)])
+def test_the_warm_up_of_a_rig_plans_what_its_windows_ask_for(mode, new):
+    stream, host = stream_of(
+        cameras=["left", "right"], **{"window.mode": mode, "window.size": 6, "window.new": 2}
+    )
+    host.warn = lambda text, every_s=0.0: None
+    stream.warm_up()
+    session = stream.pipeline.session
+    assert (session.plan.window, session.plan.new) == (6, new)
+    camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=2)
+    for pending in as_messages(camera, host.lib):
+        for name in ("left", "right"):
+            stream.put(dataclasses.replace(pending, camera=name))
+    while stream.step():
+        pass
+    assert stream.processed == 4
+    assert (session.plan.window, session.plan.new) == (6, new)
+
+
+def test_the_metric_model_is_warmed_too(monkeypatch):
+    from support.tiny_networks import tiny_metric_spec
+
+    from da3_ros.network import MODELS
+
+    monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
+    looks = []
+    stream, _ = stream_of(**{"scale.source": "metric_model", "scale.metric_checkpoint": "random"})
+    plain = stream.pipeline.inference.ruler.measure
+    monkeypatch.setattr(
+        stream.pipeline.inference.ruler, "measure", lambda *a: looks.append(a) or plain(*a)
+    )
+    stream.warm_up()
+    assert len(looks) == 1

@@ -1,0 +1,106 @@
+"""A recording in two parts, the scene saved in between, is one scene."""
+
+import numpy as np
+import pytest
+from support.pipelines import odometry_of, settings, to_frame
+
+from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera, distance_to_surface
+from da3_ros.synthetic.truth import TruthSession
+
+METRIC = {"scale.source": "odometry", "map.voxel_m": 0.03}
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="straight", frames=60)
+    return camera, list(camera)
+
+
+def run(walk, pipeline, begin, end):
+    camera, frames = walk
+    priors = list(odometry_of(camera, frames, noise_m=0.002))
+    done = []
+    for i in range(begin, end):
+        frame = to_frame(camera, frames[i], T_prior_camera=priors[i])
+        done += list(pipeline.push(frame))
+    return done + list(pipeline.flush())
+
+
+def test_a_walk_in_two_parts_is_one_scene_in_metres(walk, tmp_path):
+    camera, frames = walk
+    first = Pipeline(settings(**METRIC), TruthSession(frames))
+    run(walk, first, 0, 35)
+    save_scene(first.snapshot(), tmp_path / "scene")
+    second = Pipeline(settings(**METRIC), TruthSession(frames, seed=7))
+    said = second.resume(load_scene(tmp_path / "scene"))
+    assert "where the last one ended" in said
+    before = len(second.map)
+    # The last frame again: the new segment begins at its pose.
+    again = run(walk, second, 34, 60)
+    assert len(second.map) > before
+    T = frames[0].T_world_camera
+    points = second.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    assert np.percentile(np.asarray(distance_to_surface(camera.room, points)), 95) < 0.1
+    true = {f.stamp_ns: (invert_pose(T) @ f.T_world_camera)[:3, 3] for f in frames}
+    for pose in second.poses():
+        np.testing.assert_allclose(pose.T_world_camera[:3, 3], true[pose.stamp_ns], atol=0.1)
+    metric = [r for r in again if r.scale.metric]
+    assert len(second.poses()) == len(first.poses()) + len(metric) > 40
+    assert {s.segment for s in second.map.submaps.values()} == {0, 1}
+
+
+def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
+    frames = walk[1]
+    first = Pipeline(settings(), TruthSession(frames))
+    run(walk, first, 0, 10)
+    second = Pipeline(settings(), TruthSession(frames))
+    second.resume(first.snapshot())
+    (begin,) = run(walk, second, 9, 10)
+    end = list(first.poses())[-1].T_world_camera
+    np.testing.assert_allclose(begin.T_world_camera, end, atol=1e-6)
+    assert not begin.scale.metric
+
+
+def test_a_scene_of_unknown_unit_is_refused_where_metres_are_wanted(walk):
+    frames = walk[1]
+    first = Pipeline(settings(), TruthSession(frames))
+    run(walk, first, 0, 5)
+    second = Pipeline(settings(**METRIC), TruthSession(frames))
+    run(walk, second, 0, 40)
+    points = len(second.map)
+    with pytest.raises(SceneFileError, match=r"not in metres, but scale\.source is odometry"):
+        second.resume(first.snapshot())
+    assert len(second.map) == points
+    assert second.scale.known
+
+
+def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
+    frames = walk[1]
+    first = Pipeline(settings(**METRIC), TruthSession(frames))
+    run(walk, first, 0, 35)
+    assert first.snapshot().metric
+    second = Pipeline(settings(), TruthSession(frames))
+    assert "their unit is a guess" in second.resume(first.snapshot())
+    assert len(second.map) == len(first.map)
+    run(walk, second, 35, 37)
+    assert len(second.map) > len(first.map)
+    assert len(second.poses()) == len(first.poses()) + 2
+
+
+def test_a_fixed_factor_is_for_the_first_window_after_a_load(walk):
+    """Not the unit of the last window before: that is of another window."""
+    frames = walk[1]
+    first = Pipeline(settings(**METRIC), TruthSession(frames))
+    run(walk, first, 0, 35)
+    session = TruthSession(frames, seed=7)
+    unit = float(np.exp(np.random.default_rng(7).normal(0, 0.5)))  # of that session's first window
+    values = {"scale.source": "fixed", "scale.factor": 1 / unit}
+    second = Pipeline(settings(**values), session)
+    second.resume(first.snapshot())
+    results = run(walk, second, 34, 38)
+    assert all(r.scale.metric for r in results)
+    for r, f in zip(results, frames[34:38], strict=True):
+        assert np.nanmedian(r.depth_m / f.depth) == pytest.approx(1, rel=0.01)

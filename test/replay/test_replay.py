@@ -1,0 +1,359 @@
+"""Replay from a recording to files, read back by others than those that wrote them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from support.file_readers import messages, pose_matrix
+
+from da3_ros.cli.arguments import load_config
+from da3_ros.cli.main import main
+from da3_ros.export.scene_file import load_scene
+from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+
+SIZE = (140, 112)
+FRAMES = 9
+QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=140",
+         "-p", "window.size:=4", "-p", "window.new:=2"]  # fmt: skip
+ROOT = Path(__file__).parents[2]
+RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
+           "measured.json", "scene"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def camera():
+    return SyntheticCamera(seed=2, size=SIZE, walk="straight", frames=FRAMES)
+
+
+@pytest.fixture(scope="module")
+def bag(camera, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bags") / "room"
+    write_synthetic_bag(path, camera)
+    return path
+
+
+@pytest.fixture(scope="module")
+def true_run(camera, bag, tmp_path_factory):
+    """A replay with exact windows instead of a network: the files can be held against the room."""
+    output = tmp_path_factory.mktemp("replay") / "out"
+    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    summary = replay(ReplayOptions(bag, output), settings, TruthSession(camera))
+    return output, summary
+
+
+def run_cli(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "da3_ros", *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **options,
+    )  # fmt: skip
+
+
+def test_replay_writes_every_documented_file_and_no_other(true_run):
+    output, summary = true_run
+    assert {p.name for p in output.iterdir()} == RESULTS == set(summary.files)
+    assert summary.counts["processed"] == FRAMES
+
+
+def test_every_frame_has_every_topic_with_its_exact_stamp(true_run, camera):
+    output, _ = true_run
+    stamps = [f.stamp_ns for f in camera]
+    for topic in ("depth/image", "depth/camera_info", "rgb/image", "depth/image_color",
+                  "confidence/image", "confidence/image_color", "points", "pose",
+                  "odom"):  # fmt: skip
+        found = [m.header.stamp for m in messages(output, f"/da3/{topic}")]
+        assert [s.sec * 10**9 + s.nanosec for s in found] == stamps, topic
+    windows = messages(output, "/da3/window")
+    assert sum(w.new_frames for w in windows) == FRAMES
+    assert len(windows[-1].frames) == 4
+    assert windows[-1].new_frames == FRAMES % 2
+    assert windows[-1].frames[-1].header.frame_id == "camera_optical"
+    assert np.isnan(windows[0].scale)
+
+
+def cloud_points(message):
+    data = np.frombuffer(bytes(message.data), "<f4").reshape(message.height, message.width, 4)
+    return data[..., :3]
+
+
+def test_cloud_is_depth_times_camera_info_and_depth_is_the_rooms(true_run, camera):
+    output, _ = true_run
+    depths = messages(output, "/da3/depth/image")
+    infos = messages(output, "/da3/depth/camera_info")
+    clouds = messages(output, "/da3/points")
+    unit = None
+    for depth, info, cloud, frame in zip(depths, infos, clouds, camera, strict=True):
+        assert (info.width, info.height) == (depth.width, depth.height) == SIZE
+        assert depth.encoding == "32FC1"
+        z = np.frombuffer(bytes(depth.data), "<f4").reshape(depth.height, depth.width)
+        points = cloud_points(cloud)
+        np.testing.assert_array_equal(np.isnan(points[..., 2]), ~np.isfinite(z))
+        P = np.asarray(info.p).reshape(3, 4)
+        known = np.isfinite(z)
+        pixels = points[known] @ P[:, :3].T
+        rows, columns = np.nonzero(known)
+        # ROS pixel rule: the point of pixel (row, column) projects to exactly (column, row).
+        np.testing.assert_allclose(pixels[:, 0] / pixels[:, 2], columns, atol=2e-3)
+        np.testing.assert_allclose(pixels[:, 1] / pixels[:, 2], rows, atol=2e-3)
+        unit = unit or float(np.median(z[known] / frame.depth[known]))
+        np.testing.assert_allclose(z[known] / unit, frame.depth[known], rtol=3e-3)
+
+
+def test_poses_trajectory_and_tf_agree_with_each_other_and_the_walk(true_run, camera):
+    output, _ = true_run
+    frames = list(camera)
+    poses = [pose_matrix(m.pose.pose) for m in messages(output, "/da3/pose")]
+    lines = (output / "trajectory.tum").read_text().splitlines()
+    transforms = messages(output, "/tf")
+    true = [T_MAP_WORLD @ invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    unit = np.linalg.norm(poses[-1][:3, 3]) / np.linalg.norm(true[-1][:3, 3])
+    for T, line, tf, expected, frame in zip(poses, lines, transforms, true, frames, strict=True):
+        np.testing.assert_allclose(T[:3, :3], expected[:3, :3], atol=1e-3)
+        np.testing.assert_allclose(T[:3, 3] / unit, expected[:3, 3], atol=5e-3)
+        stamp, *numbers = line.split()
+        assert stamp.replace(".", "") == str(frame.stamp_ns)
+        np.testing.assert_allclose([float(v) for v in numbers[:3]], T[:3, 3], atol=1e-8)
+        by_child = {t.child_frame_id: t for t in tf.transforms}
+        move = by_child["camera_optical"].transform.translation
+        np.testing.assert_allclose([move.x, move.y, move.z], T[:3, 3], atol=1e-9)
+        assert by_child["odom"].header.frame_id == "map"
+
+
+def test_scene_files_hold_the_same_points_in_their_own_axes(true_run):
+    output, _ = true_run
+    report = json.loads((output / "report.json").read_text())
+    ply = trimesh.load(output / "scene.ply")
+    glb = trimesh.load(output / "scene.glb").geometry["points"]
+    assert len(ply.vertices) == len(glb.vertices) == report["map_points"]
+    x, y, z = np.asarray(ply.vertices).T
+    np.testing.assert_allclose(np.asarray(glb.vertices), np.stack((-y, z, -x), axis=1), atol=1e-5)
+
+
+def test_unknown_scale_is_said_in_the_report(true_run):
+    report = json.loads((true_run[0] / "report.json").read_text())
+    assert report["metric"] is False
+    assert report["license"] == "Apache-2.0"
+    assert report["parameters"]["window.new"] == 2
+
+
+def same_bytes(a, b, but):
+    """Two outputs are alike, file by file."""
+    names = [{p.relative_to(x) for p in x.rglob("*") if p.is_file()} for x in (a, b)]
+    assert names[0] == names[1]
+    assert Path("scene/submaps/000000.npz") in names[0]
+    for name in names[0] - {Path(name) for name in but}:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+
+
+def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
+    for name in ("a", "b"):
+        done = run_cli("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
+        assert done.returncode == 0, done.stderr
+    names = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png"}
+    same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
+
+
+def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run_cli("replay", bag, "--output", first, *QUICK).returncode == 0
+    small = ("-p", "memory_budget_gb:=0.01")
+    refused = run_cli("replay", bag, "--output", again, *QUICK, *small)
+    assert refused.returncode == 1
+    assert "raise memory_budget_gb" in refused.stderr
+    plan = ("--plan", first / "report.json")
+    done = run_cli("replay", bag, "--output", again, *QUICK, *small, *plan)
+    assert done.returncode == 0, done.stderr
+    same_bytes(first, again, {"measured.json", "report.json"})
+    plans = [json.loads((x / "report.json").read_text())["plan"] for x in (first, again)]
+    assert plans[0] == plans[1]
+
+
+def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
+    wrong = tmp_path / "plan.json"
+    wrong.write_text("{}")
+    done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK, "--plan", wrong)
+    assert done.returncode == 1
+    assert "not a plan" in done.stderr.splitlines()[-1]
+
+
+def test_start_end_and_every_choose_frames(bag, tmp_path, camera):
+    done = run_cli(
+        "replay", bag, "--output", tmp_path, "--start", "0.2", "--end", "0.7", "--every", "2",
+        *QUICK,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stamps = [line.split()[0] for line in (tmp_path / "trajectory.tum").read_text().splitlines()]
+    expected = [f.stamp_ns for f in camera][2:8:2]
+    assert [int(s.replace(".", "")) for s in stamps] == expected
+
+
+def test_a_missing_topic_lists_what_there_is_and_writes_nothing(bag, tmp_path):
+    output = tmp_path / "out"
+    done = run_cli("replay", bag, "--output", output, "--camera", "/nowhere", *QUICK)
+    assert done.returncode == 1
+    assert "/camera/image_raw" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+
+
+def mcap_file(bag):
+    (file,) = bag.glob("*.mcap")
+    return file
+
+
+def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
+    whole = mcap_file(bag).read_bytes()
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(whole[: int(len(whole) * 0.6)])
+    done = run_cli("replay", cut, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 3, done.stderr
+    lines = (tmp_path / "out" / "trajectory.tum").read_text().splitlines()
+    assert 0 < len(lines) < FRAMES
+    assert "damaged" in done.stdout
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["stopped_at"]
+
+
+def test_a_truncated_database_is_one_error_and_nothing_is_written(camera, tmp_path):
+    write_synthetic_bag(tmp_path / "db", camera, storage="sqlite3")
+    (file,) = (tmp_path / "db").glob("*.db3")
+    file.write_bytes(file.read_bytes()[:20000])
+    output = tmp_path / "out"
+    done = run_cli("replay", tmp_path / "db", "--output", output, *QUICK)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, kill):
+    output = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "da3_ros", "replay", str(bag), "--output", str(output),
+         "-p", "model:=da3-small", "-p", "checkpoint:=random"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("out/.replay-*/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(kill)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "nothing was written" in errors
+    assert not output.exists()
+
+
+def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
+    (tmp_path / "scene.glb").write_text("earlier")
+    done = run_cli("replay", bag, "--output", tmp_path, "-p", "checkpoint:=/no/such/folder")
+    assert done.returncode == 1
+    assert "/no/such/folder lacks" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["scene.glb"]
+    assert (tmp_path / "scene.glb").read_text() == "earlier"
+
+
+def test_a_wrong_parameter_is_a_usage_error_that_names_it(bag, tmp_path, capsys):
+    code = main(["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "window.sise:=2"])
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "window.sise' (did you mean window.size?)" in said
+    assert said.count("\n") == 1
+
+
+def test_output_that_is_a_file_is_refused(bag, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ReplayError, match="is a file"):
+        replay(ReplayOptions(bag, tmp_path / "out"), load_config(None, QUICK[1::2]))
+
+
+def test_help_lists_every_parameter():
+    done = run_cli("replay", "--help")
+    for name in ("window.size", "checkpoint", "map.voxel_m", "input_rectified"):
+        assert name in done.stdout
+
+
+def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
+    done = run_cli("replay", recordings / "redkitchen_raw_4", "--output", tmp_path, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "trajectory.tum").read_text().splitlines()) == 4
+    assert len(trimesh.load(tmp_path / "scene.ply").vertices) > 100
+
+
+def test_a_folder_of_images_goes_through(camera, tmp_path):
+    import cv2
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, frame in enumerate(camera):
+        cv2.imwrite(str(folder / f"frame_{i}.png"), frame.image[..., ::-1])
+    done = run_cli("replay", folder, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "out" / "trajectory.tum").read_text().splitlines()) == FRAMES
+    shutil.rmtree(folder)
+
+
+def test_peak_memory_does_not_grow_with_the_recording(camera, tmp_path):
+    """Ten times the frames: what is held at the end stays within a few frames' worth."""
+    peaks = []
+    for frames in (40, 160):
+        long = SyntheticCamera(seed=2, size=(56, 42), walk="straight", frames=frames)
+        write_synthetic_bag(tmp_path / str(frames), long)
+        done = run_cli(
+            "replay", tmp_path / str(frames), "--output", tmp_path / f"out{frames}", *QUICK,
+            "-p", "process_res:=56", env={**os.environ, "OMP_NUM_THREADS": "2"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        measured = json.loads((tmp_path / f"out{frames}" / "measured.json").read_text())
+        peaks.append(measured["peak_rss_mb"])
+    assert peaks[1] < peaks[0] + 40
+
+
+def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
+    assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    first = ReplayOptions(bag, tmp_path / "one", end_s=0.45)
+    replay(first, settings, TruthSession(camera))
+    second = ReplayOptions(bag, tmp_path / "two", start_s=0.45, resume=tmp_path / "one")
+    replay(second, settings, TruthSession(camera, seed=1))
+    lines = [(tmp_path / x / "trajectory.tum").read_text().splitlines() for x in ("one", "two")]
+    assert len(lines[1]) == FRAMES + 1
+    assert lines[1][len(lines[0])] == "# part 1 of the scene, place guessed"
+    assert lines[1][: len(lines[0])] == lines[0]
+    scenes = [load_scene(tmp_path / x / "scene") for x in ("one", "two")]
+    assert {s.segment for s in scenes[1].submaps} == {0, 1}
+    points = [sum(len(s.cloud) for s in scene.submaps) for scene in scenes]
+    assert points[1] > points[0] > 1000
+    assert json.loads((tmp_path / "two" / "report.json").read_text())["resumed"] == "one"
+    # On in place: the old scene is read whole before the new one takes its place.
+    third = ReplayOptions(bag, tmp_path / "two", start_s=0.65, resume=tmp_path / "two")
+    replay(third, settings, TruthSession(camera))
+    assert len(load_scene(tmp_path / "two" / "scene").submaps) == 3
+
+
+def test_what_cannot_be_gone_on_in_is_said_and_nothing_is_written(bag, tmp_path):
+    done = run_cli(
+        "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK
+    )
+    assert done.returncode == 1
+    assert "scene.json is missing" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out" / "scene").mkdir(parents=True)
+    (tmp_path / "out" / "scene" / "thesis.txt").write_text("mine")
+    done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 1
+    assert "holds other things" in done.stderr.splitlines()[-1]
+    assert [p.name for p in (tmp_path / "out").rglob("*")] == ["scene", "thesis.txt"]
