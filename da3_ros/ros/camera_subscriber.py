@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rcl_interfaces.msg import ParameterDescriptor
@@ -15,6 +16,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
 from da3_ros.config import InputConfig
+from da3_ros.live.health import STALE_S
 from da3_ros.live.missing_input_hints import (
     CAMERA_INFO,
     Awaited,
@@ -55,6 +57,15 @@ class Host(Protocol):
     def warn(self, text: str, every_s: float = 0.0) -> None: ...
 
 
+@dataclass(frozen=True)
+class ImageFacts:
+    """What an active node knows of its cameras' topics."""
+
+    lost: int  # images that never came, as far as gaps between stamps tell
+    stamp_age_s: float  # of the newest stamp when it came, the worst camera's; NaN: no image yet
+    silent: tuple[str, ...]  # topics without an image for ``STALE_S``
+
+
 class CameraInputs:
     """The inputs of all cameras."""
 
@@ -93,6 +104,10 @@ class CameraInputs:
         """
         ages = [one.stamp_age_s for one in self._all if not math.isnan(one.stamp_age_s)]
         return max(ages, key=abs, default=math.nan)
+
+    def facts(self) -> ImageFacts:
+        """What the status says of the images."""
+        return ImageFacts(self.lost, self.stamp_age_s, self.silent(STALE_S))
 
     def silent(self, after_s: float) -> tuple[str, ...]:
         """Image topics on which nothing has come for so long, or ever."""

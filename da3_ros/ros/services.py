@@ -31,6 +31,7 @@ from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
 from da3_ros.mapping.submaps import Snapshot
+from da3_ros.ros.stream_runner import StreamRunner
 from da3_ros.srv import ExportScene, SceneFile
 
 # Requests of one service that wait for the executor; with more, the oldest are lost unanswered.
@@ -43,8 +44,7 @@ EXPECTED = (ExportError, SceneFileError, PathError, WorkerStoppedError)
 class Host(Protocol):
     """What the services need of the node."""
 
-    stream: Stream | None
-    worker: Worker | None
+    runner: StreamRunner | None
     enabled: bool
     executor: Any
 
@@ -101,13 +101,13 @@ class Services:
         The one place that answers: an exception that passed here would leave the caller waiting
         for ever, so none does.
         """
-        stream = self._node.stream
-        if stream is None:
+        runner = self._node.runner
+        if runner is None:
             response.message = "the node is not configured: there is no scene"
             return response
         self.waiting += 1
         try:
-            await work(stream, request, response)
+            await work(runner.stream, request, response)
             response.success, response.message = True, one_line(response.message)
         except EXPECTED as error:
             response.success, response.message = False, one_line(str(error))
@@ -208,9 +208,10 @@ class Services:
 
     def _worker_of(self, stream: Stream) -> Worker:
         """The worker that owns ``stream``; while a file was read, the node may have lost both."""
-        if self._node.stream is not stream or self._node.worker is None:
+        runner = self._node.runner
+        if runner is None or runner.stream is not stream:
             raise WorkerStoppedError("the node was cleaned up meanwhile")
-        return self._node.worker
+        return runner.worker
 
     def _on(self, worker: Worker, job: Callable[[], Any]) -> Any:
         """An awaitable for a job on another thread; its end wakes the executor."""

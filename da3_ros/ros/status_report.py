@@ -4,36 +4,52 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.planner import GIB
-from da3_ros.live.health import STALE_S, Facts, judge
+from da3_ros.live.health import Facts, judge
 from da3_ros.live.stream import Stream
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.messages import build
+from da3_ros.messages.library import MessageLibrary
 from da3_ros.network import MODELS
-
-if TYPE_CHECKING:
-    from da3_ros.ros.node import Da3Node
+from da3_ros.ros.camera_subscriber import ImageFacts
 
 
-def status(node: Da3Node, stream: Stream | None, state: str) -> Any:
+@dataclass(frozen=True)
+class NodeFacts:
+    """What the node itself contributes to its status."""
+
+    name: str  # fully qualified
+    library: MessageLibrary
+    now_ns: int  # ROS clock
+    state: str  # of the lifecycle
+    enabled: bool  # by ~/enable
+    last_error: str
+    failure: str  # why the last lifecycle transition failed; empty: it did not
+    images: ImageFacts | None  # None: not active
+
+
+def status(node: NodeFacts, stream: Stream | None) -> Any:
     """da3_ros/Status; what is not known is NaN, 0 or empty."""
     if stream is None:
-        return build.status(node.library, node.now_ns(), state=state, last_error=node.last_error)
+        return build.status(
+            node.library, node.now_ns, state=node.state, last_error=node.last_error
+        )
     config = stream.config.pipeline
-    gaps = node.input.lost if node.input is not None else 0
+    gaps = node.images.lost if node.images is not None else 0
     lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
     scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
         node.library,
-        node.now_ns(),
-        state=state,
+        node.now_ns,
+        state=node.state,
         model=config.inference.model,
         license=MODELS[config.inference.model].license,
         window_size=stream.pipeline.builder.window_size,
@@ -76,11 +92,11 @@ def _inference(stream: Stream) -> dict[str, Any]:
     }
 
 
-def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticArray:
+def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     """One DiagnosticStatus; ``health.judge`` says what is OK, WARN and ERROR."""
-    message = status(node, stream, state)
+    message = status(node, stream)
     drops = dict(zip(message.drop_causes, message.drop_counts, strict=True))
-    level, text = judge(_facts(node, stream, state, drops))
+    level, text = judge(_facts(node, stream, drops))
     values = {
         name: getattr(message, name)
         for name in message.get_fields_and_field_types()
@@ -88,14 +104,14 @@ def diagnostics(node: Da3Node, stream: Stream | None, state: str) -> DiagnosticA
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
-    values.update(_joining(stream) | _times(stream, node.now_ns()))
-    values["input_stamp_age_s"] = node.input.stamp_age_s if node.input is not None else math.nan
+    values.update(_joining(stream) | _times(stream, node.now_ns))
+    values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
     out = DiagnosticArray()
     out.header = message.header
     out.status = [
         DiagnosticStatus(
             level=bytes([level]),
-            name=f"{node.get_fully_qualified_name()}: stream",
+            name=f"{node.name}: stream",
             message=text,
             hardware_id=message.device or "none",
             values=[KeyValue(key=k, value=_text(v)) for k, v in values.items()],
@@ -133,10 +149,10 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
     return ages | {"warm_up_s": stream.warm_up_s} | stream.stages.summary()
 
 
-def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, int]) -> Facts:
+def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Facts:
     """What the judgement needs, out of node and stream."""
     if stream is None:
-        return Facts(state, configured=False, failure=node.failure)
+        return Facts(node.state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
     beside = {"windows_refused": refused, "publish_failed": stream.publish_failed}
@@ -147,7 +163,7 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
     if source == "fixed":
         unknown = "scale.factor holds for the first segment only: lengths are not metres"
     return Facts(
-        state,
+        node.state,
         enabled=node.enabled,
         last_error=node.last_error,
         failure=node.failure,
@@ -158,8 +174,8 @@ def _facts(node: Da3Node, stream: Stream | None, state: str, drops: dict[str, in
         unpublished="publish_failed" in growing,
         degraded=_degraded(stream),
         scale="" if stream.pipeline.scale.scale.metric else unknown,
-        stamp_age_s=node.input.stamp_age_s if node.input is not None else math.nan,
-        silent=node.input.silent(STALE_S) if node.input is not None else (),
+        stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
+        silent=() if node.images is None else node.images.silent,
     )
 
 

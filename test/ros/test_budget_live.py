@@ -1,6 +1,5 @@
 """Memory budgets and the warm-up of the live node, as a real process over DDS."""
 
-from types import SimpleNamespace
 
 import pytest
 from support.node_process import LIB, NODES, Rig, camera_frames, set_parameter, values_of
@@ -52,12 +51,9 @@ def test_windows_over_their_budget_are_told_by_status_and_diagnostics(monkeypatc
 
     camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=6)
     stream, host = stream_of(memory_budget_gb=1.0)
-    node = SimpleNamespace(
-        library=LIB, now_ns=host.now_ns, input=None, last_error="", failure="", enabled=True,
-        get_fully_qualified_name=lambda: "/da3",
-    )  # fmt: skip
+    node = report.NodeFacts("/da3", LIB, host.now_ns(), "active", True, "", "", None)
     run(stream, camera, host)
-    assert list(report.status(node, stream, "active").degraded) == []
+    assert list(report.status(node, stream).degraded) == []
 
     def refuse(*args):
         raise BudgetError("it needs 2.00 GiB at the least")
@@ -67,13 +63,13 @@ def test_windows_over_their_budget_are_told_by_status_and_diagnostics(monkeypatc
         patch.setattr(module, "make_plan", refuse)
         run(stream, camera, host)
     said = "it needs 2.00 GiB at the least; the old plan stays"
-    assert list(report.status(node, stream, "active").degraded) == [said]
-    (told,) = report.diagnostics(node, stream, "active").status
+    assert list(report.status(node, stream).degraded) == [said]
+    (told,) = report.diagnostics(node, stream).status
     assert told.level == bytes([WARN])
     assert f"memory is short: {said}" in told.message
 
     stream.pipeline.set_budget(3.0)  # there it fits
-    assert list(report.status(node, stream, "active").degraded) == []
+    assert list(report.status(node, stream).degraded) == []
 
 
 def run(stream, camera, host):

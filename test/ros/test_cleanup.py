@@ -26,7 +26,7 @@ from support.node_process import (
 )
 
 from da3_ros.inference import InferenceConfig, InferenceSession
-from da3_ros.ros import node as module
+from da3_ros.ros import stream_runner as module
 from da3_ros.synthetic.truth import TruthSession
 
 HELD_S = 60.0  # a guard: a window that a test forgot ends by itself
@@ -92,8 +92,8 @@ def test_a_cleanup_that_gives_up_leaves_a_node_that_works(live, monkeypatch):
     assert live.change(DEACTIVATE)
     assert not live.change(CLEANUP)
     assert live.state() == "inactive"
-    assert "cleanup failed: the window under way" in live.da3.last_error
-    assert "\n" not in live.da3.last_error
+    assert "cleanup failed: the window under way" in live.da3.log.last_error
+    assert "\n" not in live.da3.log.last_error
     assert len(live.publishers()) == 1
     assert live.change(ACTIVATE)  # it goes on with the very network, worker and publishers
     network.go.set()
@@ -132,7 +132,7 @@ def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
         network = live.networks[-1]
         live.until(network.begun.is_set)
         cleanup = live.ask(CLEANUP)
-        live.until(lambda: live.da3.worker.leaving)
+        live.until(lambda: live.da3.runner.leaving)
         network.go.set()
         live.until(cleanup.done)
         assert cleanup.result().success

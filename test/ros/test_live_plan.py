@@ -75,7 +75,7 @@ def test_a_budget_that_is_refused_late_is_not_kept_and_disturbs_no_other_change(
         rosout = rt.collect(live.node, "rcl_interfaces/msg/Log", "/rosout", ALL_SAID)
         statuses = rt.collect(live.node, "da3_ros/msg/Status", "/da3/status", rt.LATCHED)
         assert live.change(CONFIGURE)
-        stream, checked = live.da3.stream, []
+        stream, checked = live.da3.runner.stream, []
         monkeypatch.setattr(stream, "check_budget", checked.append)
         set_budget(live, LATE_GB)
         set_parameter(live, "depth.min_confidence", 1.5)
@@ -87,7 +87,7 @@ def test_a_budget_that_is_refused_late_is_not_kept_and_disturbs_no_other_change(
         assert stream.config.pipeline.inference.memory_budget_gb == 2.0
         set_budget(live, 3.0)
         live.until(lambda: stream.config.pipeline.inference.memory_budget_gb == 3.0)
-        live.until(lambda: live.da3._budget_job is None)  # it was looked at
+        live.until(lambda: not live.da3.parameter_changes.pending)  # it was looked at
         assert live.da3.get_parameter("memory_budget_gb").value == 3.0
         live.until(lambda: [m for m in rosout if "nothing fits" in m.msg])
         said = [m.msg for m in rosout if "nothing fits" in m.msg]
@@ -111,7 +111,7 @@ def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
             live.show()
             live.until(lambda n=n: len(odometry) > n)
         shapes = live.networks[-1].shapes
-        cloud = live.da3.stream.pipeline.map.cloud().xyz
+        cloud = live.da3.runner.stream.pipeline.map.cloud().xyz
     assert [rt.stamp_ns(m) for m in odometry] == [f.stamp_ns for f in frames]
     assert {shape[1] for shape in shapes[:8]} == {shape[1] for shape in shapes[16:]} == {140}
     assert {shape[1] for shape in shapes[8:16]} == {84}

@@ -36,13 +36,13 @@ from da3_ros.synthetic import SyntheticCamera
 
 
 def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
-    from da3_ros.ros.node import RosLog
+    from da3_ros.ros.node_log import NodeLog
 
     said = []
     logger = SimpleNamespace(error=said.append, warning=said.append, info=said.append)
-    node = SimpleNamespace(get_logger=lambda: logger, last_error="")
+    log = NodeLog(logger)
     room = logging.Logger("room")
-    room.addHandler(RosLog(node))
+    room.addHandler(log)
     for n in range(3):
         room.warning("window %d does not fit", n)
         room.warning("%s: bad", f"/camera_{n % 2}")
@@ -52,7 +52,7 @@ def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
         "window 0 does not fit", "/camera_0: bad", "window 0 dropped", "window 0",
         "/camera_1: bad", "window 1", "window 2",
     ]  # fmt: skip
-    assert node.last_error == "window 2 dropped"
+    assert log.last_error == "window 2 dropped"
 
 
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):

@@ -82,7 +82,7 @@ def da3():
     rt.rclpy.init(context=context, domain_id=rt.domain())
     node = Da3Node(context=context, parameter_overrides=[Parameter("autostart", value=False)])
     yield node
-    node.stream = node.worker = None
+    node.runner = None
     node.destroy_node()
     rt.rclpy.shutdown(context=context)
 
@@ -95,10 +95,10 @@ def change(node, name, value):
 
 
 class Broken:
-    """A stream that cannot check a budget, and its worker."""
+    """The runner of a stream that cannot check a budget."""
 
     def __init__(self):
-        self.applied = []
+        self.stream, self.applied = self, []
 
     def check_budget(self, memory_budget_gb):
         raise RuntimeError("nobody foresaw it")
@@ -112,7 +112,7 @@ class Broken:
 
 
 def test_a_budget_whose_check_breaks_is_refused_and_not_raised(da3):
-    da3.stream = da3.worker = Broken()
+    da3.runner = Broken()
     answer = change(da3, "memory_budget_gb", 1.0)
     assert not answer.successful
     assert answer.reason.endswith("cannot be checked: RuntimeError: nobody foresaw it")
@@ -120,29 +120,46 @@ def test_a_budget_whose_check_breaks_is_refused_and_not_raised(da3):
 
 
 def test_a_budget_is_checked_only_when_it_changes(da3):
-    da3.stream = da3.worker = Broken()
+    da3.runner = Broken()
     assert change(da3, "depth.min_confidence", 1.5).successful
-    assert da3.stream.applied == [(1.5, False)]
+    assert da3.runner.applied == [(1.5, False)]
+
+
+@pytest.fixture
+def runner():
+    """A runner without work, and the errors that it logs."""
+    from da3_ros.ros.node_log import NodeLog
+    from da3_ros.ros.stream_runner import StreamRunner
+
+    logged = []
+    log = NodeLog(SimpleNamespace(error=logged.append))
+    stream = SimpleNamespace(step=lambda: False)
+    runner = StreamRunner(stream, log)
+    yield runner, logged
+    runner.stop(1.0, 1.0)
+
+
+def failing(error):
+    def job():
+        raise error
+
+    return job
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [(BudgetError("nothing fits"), "nothing fits"), (KeyError("x"), "KeyError: 'x'")],
 )
-def test_a_change_that_the_worker_could_not_make_is_told(da3, monkeypatch, error, said):
-    log, job = [], Future()
-    monkeypatch.setattr(da3, "get_logger", lambda: SimpleNamespace(error=log.append))
-    da3.worker = SimpleNamespace(stopping=False)
-    job.set_exception(error)
-    da3._on_applied(job)
-    assert log == [said]
-    assert da3.last_error == said
+def test_a_change_that_the_worker_could_not_make_is_told(runner, error, said):
+    runner, logged = runner
+    done = runner.submit(failing(error))
+    assert done.exception(10.0) is error
+    runner.stop(10.0, 1.0)  # its callbacks are over then
+    assert logged == [said]
 
 
-def test_what_an_ending_worker_leaves_is_not_told(da3, monkeypatch):
-    log, job = [], Future()
-    monkeypatch.setattr(da3, "get_logger", lambda: SimpleNamespace(error=log.append))
-    job.set_exception(WorkerStoppedError())
-    da3._on_applied(job)
-    assert not log
-    assert da3.last_error == ""
+def test_what_an_ending_worker_leaves_is_not_told(runner):
+    runner, logged = runner
+    runner.worker.stop(1.0)
+    assert isinstance(runner.submit(lambda: None).exception(10.0), WorkerStoppedError)
+    assert not logged

@@ -1,0 +1,93 @@
+"""Changes of parameters while the node runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from da3_ros.inference import BudgetError
+from da3_ros.live.stream import Stream
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.ros import parameters
+from da3_ros.ros.node_log import NodeLog
+from da3_ros.ros.stream_runner import StreamRunner
+
+BUDGET = "memory_budget_gb"
+
+
+class ParameterChanges:
+    """Accepts what takes effect, refuses the rest with the reason."""
+
+    def __init__(
+        self, node: Node, current: Callable[[], StreamRunner | None], log: NodeLog
+    ) -> None:
+        self._node, self._current, self._log = node, current, log
+        self._budget_job: Future[Any] | None = None  # of the newest change that was accepted
+        self._restoring_budget = False
+        node.add_on_set_parameters_callback(self._on_change)
+
+    def forget(self) -> None:
+        """The stream has ended."""
+        self._budget_job = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether an accepted budget has not been looked at again since the worker took it."""
+        return self._budget_job is not None
+
+    def restore_budget(self) -> None:
+        """Set the old budget again where an accepted one turned out not to fit."""
+        runner = self._current()
+        if runner is None or self._budget_job is None or not self._budget_job.done():
+            return
+        self._budget_job = None
+        in_force = runner.stream.config.pipeline.inference.memory_budget_gb
+        if self._node.get_parameter(BUDGET).value != in_force:
+            self._restoring_budget = True
+            try:
+                self._node.set_parameters([Parameter(BUDGET, value=in_force)])
+            finally:
+                self._restoring_budget = False
+
+    def _on_change(self, changes: list[Parameter]) -> SetParametersResult:
+        if self._restoring_budget:
+            return parameters.accept()  # it is in force already
+        names = [change.name for change in changes if change.name in parameters.NAMES]
+        if not names:
+            return parameters.accept()  # rclpy's own, such as the QoS overrides it declares
+        fixed = [name for name in names if not parameters.is_dynamic(name)]
+        runner = self._current()
+        if fixed and runner is not None:
+            return parameters.refuse(
+                f"{fixed[0]} cannot change while the node is configured: "
+                "deactivate and clean up first"
+            )
+        try:
+            config = parameters.read(self._node, changes)
+        except ConfigError as error:
+            return parameters.refuse(str(error))
+        if runner is None:
+            return parameters.accept()
+        stream, budget = runner.stream, BUDGET in names
+        asked_gb = config.pipeline.inference.memory_budget_gb
+        if budget and (reason := self._cannot_take(stream, asked_gb)):
+            return parameters.refuse(reason)
+        job = runner.submit(lambda: stream.reconfigure(config.pipeline, budget=budget))
+        self._budget_job = job if budget else self._budget_job
+        return parameters.accept()
+
+    def _cannot_take(self, stream: Stream, memory_budget_gb: float) -> str:
+        """Why a budget is refused, in one line; empty: it fits."""
+        try:
+            stream.check_budget(memory_budget_gb)
+        except BudgetError as error:
+            return f"{BUDGET}: {error}"
+        except Exception as error:  # passed on, it would leave the caller without an answer
+            self._log.callback_failed(error)
+            return f"{BUDGET} cannot be checked: {type(error).__name__}: {error}"
+        return ""
