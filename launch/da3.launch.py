@@ -20,7 +20,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from da3_ros.ros.launch_helpers import image_profile, interpreter
+from da3_ros.ros import launch_helpers
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -162,7 +162,7 @@ def generate_launch_description():
 
 def make_nodes(context):
     """The actions, once the arguments are known."""
-    values = {a.name: LaunchConfiguration(a.name).perform(context) for a in ARGUMENTS}
+    values = launch_helpers.values_of(context, ARGUMENTS)
     given = {
         name: ParameterValue(LaunchConfiguration(name), value_type=kind)
         for name, kind in PARAMETERS.items()
@@ -170,17 +170,14 @@ def make_nodes(context):
     }
     nodes = [republish(values)] if values["republish"] else []
     nodes.append(da3_node(values, given))
-    if values["rviz"].lower() == "true":
-        nodes.append(rviz(values, given))
+    if launch_helpers.is_on(values["rviz"]):
+        nodes.append(Node(remappings=DISPLAYED, **launch_helpers.rviz(values, SHARE, given)))
     return nodes
 
 
 def da3_node(values, given):
     """The live node; raises RuntimeError if there is no such parameter file."""
-    params_file = os.path.expanduser(values["params_file"])
-    if not os.path.isfile(params_file):
-        # launch_ros would only warn, and the node would run on its defaults.
-        raise RuntimeError(f"params_file: {params_file} is not a file")
+    params_file = launch_helpers.parameter_file(values)
     preset = os.path.join(SHARE, "config", f"{values['preset']}.yaml")
     files = [preset, params_file] if values["preset"] else [params_file]
     if params_file == DEFAULTS:
@@ -188,17 +185,9 @@ def da3_node(values, given):
     if values["republish"]:
         values = {**values, "image_topic": decoded(values)}
     return Node(
-        package="da3_ros",
-        executable="da3_node",
-        # Both are needed for the full name under which `given` is written.
-        name="da3",
-        namespace=values["namespace"],
         parameters=[*files, *([given] if given else [])],
         remappings=[(ours, values[a]) for ours, a in REMAPPINGS.items() if values[a]],
-        ros_arguments=["--log-level", values["log_level"]],
-        additional_env=image_profile(os.environ),
-        output="screen",
-        **interpreter(values["python"]),
+        **launch_helpers.live_node(values),
     )
 
 
@@ -219,17 +208,4 @@ def republish(values):
         parameters=[{"in_transport": kind, "out_transport": "raw"}],
         remappings=[(f"in/{kind}", f"{topic}/{kind}"), ("out", decoded(values))],
         output="screen",
-    )
-
-
-def rviz(values, given):
-    """RViz with our displays, in the node's namespace and with its clock."""
-    clock = {name: value for name, value in given.items() if name == "use_sim_time"}
-    return Node(
-        package="rviz2",
-        executable="rviz2",
-        namespace=values["namespace"],
-        arguments=["-d", os.path.join(SHARE, "rviz", "da3.rviz")],
-        parameters=[clock] if clock else [],
-        remappings=DISPLAYED,
     )

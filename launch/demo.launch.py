@@ -13,7 +13,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from da3_ros.ros.launch_helpers import image_profile, interpreter
+from da3_ros.ros import launch_helpers
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -83,7 +83,7 @@ def generate_launch_description():
 
 def make_camera(context):
     """The synthetic camera's action, once the arguments are known."""
-    values = {a.name: LaunchConfiguration(a.name).perform(context) for a in ARGUMENTS}
+    values = launch_helpers.values_of(context, ARGUMENTS)
     parameters = {
         name: ParameterValue(LaunchConfiguration(name), value_type=kind)
         for name, kind in CAMERA.items()
@@ -94,13 +94,10 @@ def make_camera(context):
         width=504, height=378, max_speed_m_s=0.4, wait_for_subscribers=1, pace_topic=ANSWER
     )
     camera = Node(
-        package="da3_ros",
         executable="da3_synthetic_camera",
         name="synthetic_camera",
         parameters=[parameters],
         remappings=[("image_raw", IMAGE)],
-        additional_env=image_profile(os.environ),
-        output="screen",
-        **interpreter(values["python"]),
+        **launch_helpers.our_process(values),
     )
     return [camera]

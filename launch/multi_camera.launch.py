@@ -13,7 +13,8 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from da3_ros.ros.launch_helpers import image_profile, interpreter
+from da3_ros.ros import launch_helpers
+from da3_ros.ros.launch_helpers import is_on
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -142,7 +143,7 @@ def generate_launch_description():
 
 def make_nodes(context):
     """The actions, once the arguments are known."""
-    values = {a.name: LaunchConfiguration(a.name).perform(context) for a in ARGUMENTS}
+    values = launch_helpers.values_of(context, ARGUMENTS)
     cameras = [name.strip() for name in values["cameras"].split(",") if name.strip()]
     if not cameras:
         raise RuntimeError("cameras: give names with commas between them, as in front,left")
@@ -161,30 +162,18 @@ def make_nodes(context):
 
 def da3_node(values, cameras, given):
     """The live node; raises RuntimeError if there is no such parameter file."""
-    params_file = os.path.expanduser(values["params_file"])
-    if not os.path.isfile(params_file):
-        # launch_ros would only warn, and the node would run on its defaults.
-        raise RuntimeError(f"params_file: {params_file} is not a file")
+    params_file = launch_helpers.parameter_file(values)
     topic = "{camera}/image_raw" if is_on(values["synthetic"]) else values["image_topic"]
     return Node(
-        package="da3_ros",
-        executable="da3_node",
-        # Both are needed for the full name under which `given` is written.
-        name="da3",
-        namespace=values["namespace"],
         parameters=[params_file, {"cameras": cameras, **given}],
         remappings=[(f"{c}/image", topic.replace("{camera}", c)) for c in cameras if topic],
-        ros_arguments=["--log-level", values["log_level"]],
-        additional_env=image_profile(os.environ),
-        output="screen",
-        **interpreter(values["python"]),
+        **launch_helpers.live_node(values),
     )
 
 
 def synthetic_rig(values, cameras):
     """Rendered cameras beside each other, and their transforms."""
     return Node(
-        package="da3_ros",
         executable="da3_synthetic_camera",
         name="synthetic_camera",
         namespace=values["namespace"],
@@ -199,31 +188,19 @@ def synthetic_rig(values, cameras):
                 "wait_for_subscribers": 1,
             }
         ],
-        additional_env=image_profile(os.environ),
-        output="screen",
-        **interpreter(values["python"]),
+        **launch_helpers.our_process(values),
     )
 
 
 def rviz(values, first, given):
-    """RViz with our displays of the first camera, in the node's namespace and with its clock."""
-    clock = {name: value for name, value in given.items() if name == "use_sim_time"}
+    """RViz with our displays of the first camera."""
     alone = values["window_mode"] == "independent"
     scene = ["map/points", "path"]
     own = [*DISPLAYED, *(scene if alone else [])]
     return Node(
-        package="rviz2",
-        executable="rviz2",
-        namespace=values["namespace"],
-        arguments=["-d", os.path.join(SHARE, "rviz", "da3.rviz")],
-        parameters=[clock] if clock else [],
         remappings=[
             *((f"/da3/{topic}", f"da3/{first}/{topic}") for topic in own),
             *((f"/da3/{topic}", f"da3/{topic}") for topic in scene if not alone),
         ],
+        **launch_helpers.rviz(values, SHARE, given),
     )
-
-
-def is_on(value):
-    """Whether a switch is on."""
-    return value.lower() == "true"

@@ -16,7 +16,7 @@ from launch.actions import (
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 
-from da3_ros.ros.launch_helpers import image_profile
+from da3_ros.ros import launch_helpers
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -114,13 +114,14 @@ def generate_launch_description():
 
 def make_player(context):
     """`ros2 bag play`, once the arguments are known; raises RuntimeError without a bag."""
-    values = {a.name: LaunchConfiguration(a.name).perform(context) for a in ARGUMENTS}
+    values = launch_helpers.values_of(context, ARGUMENTS)
     bag = os.path.expanduser(values["bag"])
     if not os.path.exists(bag):
         raise RuntimeError(f"bag: {bag or 'none given'} does not exist, give bag:=FOLDER")
     command = ["ros2", "bag", "play", bag, "--clock", "100"]
     for name in ("rate", "delay", "start_offset"):
         command += [f"--{name.replace('_', '-')}", values[name]]
-    if values["loop"].lower() == "true":
+    if launch_helpers.is_on(values["loop"]):
         command.append("--loop")
-    return [ExecuteProcess(cmd=command, additional_env=image_profile(os.environ), output="screen")]
+    environment = launch_helpers.image_profile(os.environ)
+    return [ExecuteProcess(cmd=command, additional_env=environment, output="screen")]
