@@ -30,7 +30,7 @@ import torch
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.preprocess import normalize
-from da3_ros.mapping.loop_closure import whitened
+from da3_ros.mapping.loop_closure import seen_through, whitening
 from da3_ros.network import build_network, load_checkpoint
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
@@ -319,7 +319,7 @@ def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
     """Of each keyframe of the second time round, whether a true match is among five."""
     chosen = np.arange(0, len(walk.truth), 4)
     x = walk.descriptors[kind][chosen]
-    x = whitened(x) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
+    x = seen_through(x, whitening(x)) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
     first = round(len(chosen) / 1.25)
     old, new = np.arange(first // 2), np.arange(first, len(chosen))
     T = np.array([walk.truth[i].T_world_camera for i in chosen])

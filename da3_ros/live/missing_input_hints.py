@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
-CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
+from da3_ros.live.qos_rules import refused_policies
+from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic
+
 PROFILE = Path("config") / "fastdds_images.xml"
 
 _SUFFIX = "/compressed"
@@ -94,11 +95,6 @@ def describe_surroundings(environ: Mapping[str, str], middleware: str = "") -> s
     return ", ".join(settings + ([rmw] if rmw else []))
 
 
-def sibling(image_topic: str, name: str = "camera_info") -> str:
-    """The topic ``name`` beside an image topic, raw or compressed."""
-    return f"{image_topic.removesuffix(_SUFFIX).rpartition('/')[0]}/{name}"
-
-
 def look_around(node: Any, awaited: Sequence[Awaited]) -> Graph:
     """The graph as an rclpy node sees it, without the node itself.
 
@@ -136,7 +132,7 @@ def _finding(item: Awaited, graph: Graph, chosen: str) -> str:
     if there:
         return _finding_there(item, there, graph)
     if item.type == CAMERA_INFO and chosen:
-        beside = sibling(chosen)
+        beside = info_topic(chosen)
         if any(p.type == CAMERA_INFO for p in graph.publishers.get(beside, ())):
             return f"nobody publishes it; {beside} will be used once the image is {chosen}"
     candidates = _candidates(item, graph)
@@ -170,12 +166,10 @@ def _finding_there(item: Awaited, there: Sequence[Publisher], graph: Graph) -> s
 
 def _conflict(item: Awaited, publisher: Publisher) -> str:
     """What a publisher offers that a subscription as ours refuses, or an empty text."""
-    parts = []
-    if item.reliability == "reliable" and publisher.reliability == "best_effort":
-        parts.append("best_effort, we ask for reliable")
-    if item.durability == "transient_local" and publisher.durability == "volatile":
-        parts.append("volatile, we ask for transient_local")
-    return " and ".join(parts)
+    return " and ".join(
+        f"{getattr(publisher, policy)}, we ask for {getattr(item, policy)}"
+        for policy in refused_policies(publisher, item)
+    )
 
 
 def _qos_remedy(item: Awaited, publishers: Sequence[Publisher]) -> str:

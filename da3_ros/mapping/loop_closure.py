@@ -456,11 +456,6 @@ class Looks:
         return np.asarray((self._white[:-1] * self._white[1:]).sum(axis=1))
 
 
-def whitened(descriptors: Array) -> Array:
-    """Unit rows [M, d]: less of what all have in common, more of what tells them apart."""
-    return seen_through(descriptors, whitening(descriptors))
-
-
 def whitening(descriptors: Array) -> tuple[Array, Array]:
     """Mean [D] and axes [D, d], scaled, in which descriptors [M, D] vary alike."""
     x = np.asarray(descriptors, dtype=np.float64)

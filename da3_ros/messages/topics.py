@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
-
-
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 

@@ -44,11 +44,6 @@ def normalize_poses(T_world_camera: Tensor) -> Conditioning:
     return Conditioning(extrinsics, unit.float(), median < SHORTEST_UNIT)
 
 
-def normalize_extrinsics(extrinsics: Tensor) -> Conditioning:
-    """The same for world-to-camera poses [B, N, 3 or 4, 4], the reference's convention."""
-    return normalize_poses(_homogeneous(invert_rigid(extrinsics)))
-
-
 def _with_last_one(unit: Tensor) -> Tensor:
     """[B] -> [B, 1, 4, 1] that divides a translation column and leaves its 1."""
     column = unit[:, None].repeat(1, 4)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from da3_ros.network.backbone import Backbone, Prefix
 from da3_ros.network.camera import CameraDecoder, CameraEncoder
-from da3_ros.network.head import DualDptHead
+from da3_ros.network.head import DptPyramid, DualDptHead
 from da3_ros.network.ray_pose import cameras_from_rays
 from da3_ros.network.specs import PATCH, ModelSpec
 
@@ -37,20 +37,12 @@ class Output(NamedTuple):
     appearance: Tensor | None = None  # [B, N, D] what views look like, where a session adds it
 
 
-class DepthAnything3(nn.Module):
-    """Depth Anything 3, any-view series (arXiv 2511.10647).
+class ChunkedNetwork(nn.Module):
+    """A backbone and a head whose working memory is bounded by passing a part at a time."""
 
-    Parameter names are those of the official checkpoints without the leading ``model.``.
-    """
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.spec = spec
-        self.backbone = Backbone(spec)
-        self.head = DualDptHead(spec)
-        self.cam_enc = CameraEncoder(spec)
-        self.cam_dec = CameraDecoder(spec)
-        self.chunks = Chunks()
+    backbone: Backbone
+    head: DptPyramid
+    chunks: Chunks
 
     def set_chunks(self, chunks: Chunks) -> None:
         """Choose how much passes at a time."""
@@ -61,6 +53,24 @@ class DepthAnything3(nn.Module):
         """Drop the position tables of the sizes seen so far; they are made again when needed."""
         self.backbone.pretrained.forget_tables()
         self.head.forget_tables()
+
+
+class DepthAnything3(ChunkedNetwork):
+    """Depth Anything 3, any-view series (arXiv 2511.10647).
+
+    Parameter names are those of the official checkpoints without the leading ``model.``.
+    """
+
+    head: DualDptHead
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.backbone = Backbone(spec)
+        self.head = DualDptHead(spec)
+        self.cam_enc = CameraEncoder(spec)
+        self.cam_dec = CameraDecoder(spec)
+        self.chunks = Chunks()
 
     def forward(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from da3_ros.network.backbone import Backbone
 from da3_ros.network.dpt_head import DptHead
 from da3_ros.network.metric import fill_sky as fill
-from da3_ros.network.model import Chunks, image_size
+from da3_ros.network.model import ChunkedNetwork, Chunks, image_size
 from da3_ros.network.specs import ModelSpec
 
 
@@ -21,11 +21,13 @@ class MonocularOutput(NamedTuple):
     sky: Tensor  # [B, N, H, W] from 0 upwards; metric.is_sky says what counts as sky
 
 
-class MonocularDepth(nn.Module):
+class MonocularDepth(ChunkedNetwork):
     """Depth Anything 3, monocular series (arXiv 2511.10647).
 
     Parameter names are those of the official checkpoints without the leading ``model.``.
     """
+
+    head: DptHead
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -33,16 +35,6 @@ class MonocularDepth(nn.Module):
         self.backbone = Backbone(spec)
         self.head = DptHead(spec)
         self.chunks = Chunks()
-
-    def set_chunks(self, chunks: Chunks) -> None:
-        """Choose how much passes at a time."""
-        self.chunks = chunks
-        self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
-
-    def forget_tables(self) -> None:
-        """Drop the position tables of the sizes seen so far; they are made again when needed."""
-        self.backbone.pretrained.forget_tables()
-        self.head.forget_tables()
 
     def forward(self, images: Tensor, *, fill_sky: bool = True) -> MonocularOutput:
         """Run the network, ``chunks.head_frames`` frames at a time.

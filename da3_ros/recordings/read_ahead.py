@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from da3_ros.recordings.base import Recording
 from da3_ros.types import Frame
@@ -47,12 +46,7 @@ class ReadAhead:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._stop = True
             self._changed.notify_all()

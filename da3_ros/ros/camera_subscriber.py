@@ -18,7 +18,6 @@ from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 from da3_ros.config import InputConfig
 from da3_ros.live.health import STALE_S
 from da3_ros.live.missing_input_hints import (
-    CAMERA_INFO,
     Awaited,
     GapMeter,
     WaitingReport,
@@ -31,7 +30,7 @@ from da3_ros.live.rate_limit import RateLimit
 from da3_ros.live.stream import RawFrame
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import ImageError, image_size, stamp_ns
-from da3_ros.messages.topics import info_topic, says_rectified
+from da3_ros.messages.topics import CAMERA_INFO, info_topic, says_rectified
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
 

@@ -17,6 +17,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from da3_ros.live.log_throttle import Throttle
 from da3_ros.live.missing_input_hints import Publisher as Endpoint
+from da3_ros.live.qos_rules import refused_policies
 from da3_ros.parameter_schema import ConfigError
 
 try:
@@ -42,16 +43,6 @@ _MORE = {"reliability": "reliable", "durability": "transient_local"}
 _LESS = {"reliability": "best_effort", "durability": "volatile"}
 
 
-def refused(offer: Endpoint, request: Endpoint) -> list[str]:
-    """The policies in which a publisher offers less than a subscription asks for."""
-    out = []
-    if (offer.reliability, request.reliability) == ("best_effort", "reliable"):
-        out.append("reliability")
-    if (offer.durability, request.durability) == ("volatile", "transient_local"):
-        out.append("durability")
-    return out
-
-
 def unheard_text(
     topic: str,
     ours: Endpoint,
@@ -60,7 +51,7 @@ def unheard_text(
     policies: Iterable[str] = (),
 ) -> str:
     """We subscribe and cannot hear a publisher; ``policies``: others that the event named."""
-    findings = [(other, refused(other, ours)) for other in others]
+    findings = [(other, refused_policies(other, ours)) for other in others]
     remedy = remedy or _remedy(topic, "subscription", "raise that there", _LESS, findings)
     return _text(topic, "cannot hear", "offers", "we ask for", ours, remedy, findings, policies)
 
@@ -69,7 +60,7 @@ def unserved_text(
     topic: str, ours: Endpoint, others: Sequence[Endpoint], policies: Iterable[str] = ()
 ) -> str:
     """We publish and a subscription cannot hear us; ``policies``: others that the event named."""
-    findings = [(other, refused(ours, other)) for other in others]
+    findings = [(other, refused_policies(ours, other)) for other in others]
     remedy = _remedy(topic, "publisher", "lower that there", _MORE, findings)
     return _text(topic, "cannot serve", "asks for", "we offer", ours, remedy, findings, policies)
 
@@ -166,7 +157,7 @@ class Endpoints:
         # The profile is read when something is said: rclpy writes the overrides into it.
         refusal = Refusal(
             lambda: _others(node, node.get_publishers_info_by_topic(name)),
-            lambda peer: refused(peer, _ours(qos)),
+            lambda peer: refused_policies(peer, _ours(qos)),
             lambda peers, policies: unheard_text(name, _ours(qos), peers, remedy, policies),
         )
         with _named(f"qos_overrides.{name}.subscription"):
@@ -188,7 +179,7 @@ class Endpoints:
         node, name = self._node, self._node.resolve_topic_name(topic)
         refusal = Refusal(
             lambda: _others(node, node.get_subscriptions_info_by_topic(name)),
-            lambda peer: refused(_ours(qos), peer),
+            lambda peer: refused_policies(_ours(qos), peer),
             lambda peers, policies: unserved_text(name, _ours(qos), peers, policies),
         )
         with _named(f"qos_overrides.{name}.publisher"):

@@ -48,6 +48,7 @@ from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.process_exit import leave
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.calibration import check_calibration
+from da3_ros.synthetic import WALKS
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.types import Array, Calibration, FloatImage, Image
 
@@ -91,8 +92,7 @@ class CameraConfig:
     noise_sigma: float = option(0.0, "noise of the image, grey levels of 255", low=0.0, high=100.0)
     exposure_drift: float = option(0.0, "largest relative change of brightness", low=0.0, high=0.9)
     seed: int = option(7, "of room, walk and noise", low=0, high=2**31 - 1)
-    walk: str = option("loop", "how the camera moves", choices=(
-        "loop", "straight", "spot", "handheld", "still", "strafe"))  # fmt: skip
+    walk: str = option("loop", "how the camera moves", choices=WALKS)
     max_speed_m_s: float = option(0.8, "bound on the speed of the walk", low=0.0, high=10.0)
     max_turn_deg_s: float = option(40.0, "bound on its turning", low=0.0, high=360.0)
     wait_for_subscribers: int = option(
@@ -187,7 +187,6 @@ class SyntheticCameraNode(Node):
     def _advertise(self) -> None:
         c, lib = self.config, self._lib
         self._outputs = [self._advertise_camera(name) for name in c.cameras or ("",)]
-        self._image = self._outputs[0].image
         self._truth_depth = self._publisher("sensor_msgs/msg/Image", "~/truth/depth/image")
         self._truth_pose = self._publisher("geometry_msgs/msg/PoseStamped", "~/truth/pose")
         self._truth_odom = self._publisher("nav_msgs/msg/Odometry", "~/truth/odom")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from da3_ros.geometry.projection import Size, ros_K
@@ -85,23 +83,6 @@ def image_calibration(c: Calibration) -> Calibration:
         D=c.D,
         R=c.R,
         P=fold(c.P) if c.P is not None and _has_projection(c) else None,
-    )
-
-
-def resize_calibration(c: Calibration, to_size: Size) -> Calibration:
-    """The calibration of ``c``'s image after it was resized to (width, height).
-
-    Binning and roi are folded in. ROS rule: ``cx' = (cx + 0.5) s - 0.5`` in K and P; P[3] and
-    P[7] scale with the focal row.
-    """
-    c = image_calibration(c)
-    sx, sy = to_size[0] / c.width, to_size[1] / c.height
-    return replace(
-        c,
-        width=to_size[0],
-        height=to_size[1],
-        K=_scale_ros(c.K, sx, sy),
-        P=None if c.P is None else _scale_ros(c.P, sx, sy),
     )
 
 

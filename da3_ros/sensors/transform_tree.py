@@ -119,11 +119,6 @@ class TransformTree:
                 return False
             return abs(stamp_ns - edge.stamps[-1]) > edge.patience_s * 1e9
 
-    def is_static(self, child: str) -> bool:
-        """Whether the transform to ``child`` is static."""
-        edge = self._edges.get(child.lstrip("/"))
-        return edge is not None and edge.static
-
     def frames(self) -> set[str]:
         """All frame names known."""
         with self._lock:
@@ -143,10 +138,7 @@ class TransformTree:
         """
         target, source = target.lstrip("/"), source.lstrip("/")
         with self._lock:
-            up_target, up_source = self._ancestors(target), self._ancestors(source)
-            common = next((frame for frame in up_source if frame in up_target), None)
-            if common is None:
-                raise TransformError(self._apart(target, source))
+            up_target, up_source, common = self._ways_up(target, source)
             path = up_source[: up_source.index(common)] + up_target[: up_target.index(common)]
             moving = [self._edges[f].stamps[-1] for f in path if not self._edges[f].static]
         return min(moving, default=None)
@@ -159,13 +151,21 @@ class TransformTree:
         """
         target, source = target.lstrip("/"), source.lstrip("/")
         with self._lock:
-            up_target, up_source = self._ancestors(target), self._ancestors(source)
-            common = next((frame for frame in up_source if frame in up_target), None)
-            if common is None:
-                raise TransformError(self._apart(target, source))
+            up_target, up_source, common = self._ways_up(target, source)
             T_common_source = self._climb(up_source, common, stamp_ns)
             T_common_target = self._climb(up_target, common, stamp_ns)
         return invert_pose(T_common_target) @ T_common_source
+
+    def _ways_up(self, target: str, source: str) -> tuple[list[str], list[str], str]:
+        """The ancestors of both frames, and the nearest that they share; holds the lock.
+
+        Raises TransformError for frames that are not connected.
+        """
+        up_target, up_source = self._ancestors(target), self._ancestors(source)
+        common = next((frame for frame in up_source if frame in up_target), None)
+        if common is None:
+            raise TransformError(self._apart(target, source))
+        return up_target, up_source, common
 
     def _silent(self, edge: _Edge) -> bool:
         return self._clock() - edge.heard_s > edge.patience_s

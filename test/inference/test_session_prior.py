@@ -10,7 +10,7 @@ from da3_ros.config import InferenceConfig
 from da3_ros.inference import InferenceSession
 from da3_ros.inference.prediction import camera_to_world
 from da3_ros.inference.preprocess import normalize
-from da3_ros.network.conditioning import normalize_extrinsics
+from da3_ros.network.conditioning import normalize_poses
 from da3_ros.types import View, Window
 
 K = np.array([[60.0, 0, 42], [0, 62.0, 28], [0, 0, 1]])
@@ -47,7 +47,7 @@ def test_given_poses_pass_the_camera_encoder_as_in_the_reference(case):
     with torch.inference_mode():
         out = session.network(
             normalize(torch.from_numpy(images))[None],
-            normalize_extrinsics(torch.from_numpy(w2c)[None]).extrinsics,
+            normalize_poses(torch.from_numpy(prior)[None]).extrinsics,
             torch.from_numpy(K).float().expand(1, 4, 3, 3),
             ref_view="first",
         )

@@ -17,7 +17,6 @@ from da3_ros.live.missing_input_hints import (
     describe_surroundings,
     look_around,
     profile_file,
-    sibling,
     waiting_text,
 )
 
@@ -202,18 +201,6 @@ def test_empty_graph_points_to_domain_and_discovery():
 
 def test_no_domain_set_means_zero():
     assert describe_surroundings({}) == "ROS_DOMAIN_ID=0"
-
-
-@pytest.mark.parametrize(
-    ("image", "info"),
-    [
-        ("/cam/image_raw", "/cam/camera_info"),
-        ("/cam/image_raw/compressed", "/cam/camera_info"),
-        ("/image", "/camera_info"),
-    ],
-)
-def test_camera_info_is_the_sibling_of_either_transport(image, info):
-    assert sibling(image) == info
 
 
 # The graph

@@ -44,7 +44,7 @@ def test_a_small_change_of_one_block_would_be_noticed(stored):
 
 def test_nothing_that_belongs_to_the_weights_is_left_to_fill_in():
     card = shipped_folder("da3-tiny") / "README.md"
-    files = (card, ROOT / "README.md", ROOT / "test" / "test_end_to_end.py")
+    files = (card, ROOT / "README.md", ROOT / "test" / "end_to_end" / "test_end_to_end.py")
     assert [f.name for f in files if "TODO" in f.read_text()] == []
 
 

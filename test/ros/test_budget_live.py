@@ -1,6 +1,5 @@
 """Memory budgets and the warm-up of the live node, as a real process over DDS."""
 
-
 import pytest
 from support.node_process import LIB, NODES, Rig, camera_frames, set_parameter, values_of
 from support.streams import as_messages, stream_of

@@ -20,13 +20,13 @@ from support.node_process import (
 )
 
 from da3_ros.live.log_throttle import MOST, Throttle
+from da3_ros.live.qos_rules import refused_policies
 from da3_ros.ros.qos import (
     LOOKS,
     UNNAMED,
     Endpoint,
     Endpoints,
     Refusal,
-    refused,
     unheard_text,
     unserved_text,
 )
@@ -42,10 +42,10 @@ def test_what_is_refused():
         Endpoint("/b", "T", durability="transient_local"),
     )
     plain = Endpoint("/c", "T")
-    assert refused(best, plain) == ["reliability"]
-    assert refused(plain, best) == []
-    assert refused(plain, latched) == ["durability"]
-    assert refused(best, latched) == ["reliability", "durability"]
+    assert refused_policies(best, plain) == ["reliability"]
+    assert refused_policies(plain, best) == []
+    assert refused_policies(plain, latched) == ["durability"]
+    assert refused_policies(best, latched) == ["reliability", "durability"]
 
 
 def test_texts_name_both_sides_and_the_remedy():
@@ -67,7 +67,7 @@ def refusal(peers):
     """Of a reliable subscription; ``peers`` may change between two looks."""
     return Refusal(
         lambda: peers,
-        lambda peer: refused(peer, PLAIN),
+        lambda peer: refused_policies(peer, PLAIN),
         lambda found, policies: ", ".join([*(peer.node for peer in found), *policies]),
     )
 
