@@ -68,6 +68,7 @@ def test_a_written_sequence_is_read_back(accuracy, folder, walk):
     np.testing.assert_allclose(sequence.calibration.K, walk[0].calibration.K)
 
 
+@pytest.mark.process
 def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
     bag, folder = tmp_path / "bag", tmp_path / "tum"
     size = ["--width", "140", "--height", "112", "--frames", "4", "--seed", "3"]
@@ -87,6 +88,7 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
         np.testing.assert_allclose(sequence.depth(item), frame.depth, atol=6e-4)
 
 
+@pytest.mark.process
 def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
     done = programs.run(
         TOOL.with_name("bag_to_tum.py"), recordings / "redkitchen_24", tmp_path,
@@ -139,6 +141,7 @@ def test_poses_far_apart_or_past_the_end_are_not_invented(accuracy, walk, tmp_pa
     assert sequence.pose(int(first + second) // 2) is None  # 0.1 s apart
 
 
+@pytest.mark.process
 def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     write_seven_scenes(tmp_path / "seq-01", *walk)
     done = programs.run(

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support import programs
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

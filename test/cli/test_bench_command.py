@@ -99,6 +99,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(capsys, caplog, arguments, 
     assert words in said
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_it_without_a_file(tmp_path):
     command = [sys.executable, "-u", "-m", "da3_ros", "bench", *TINY, "--frames", "1000000"]
     file = tmp_path / "bench.json"

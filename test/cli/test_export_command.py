@@ -99,6 +99,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.process
 def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     code = (
         "import sys; from da3_ros.cli.main import main; "

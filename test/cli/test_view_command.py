@@ -201,6 +201,7 @@ def test_pictures_that_cannot_be_made(replayed, capsys, arguments, code, words):
     assert said.count("\n") == 1
 
 
+@pytest.mark.process
 def test_viewing_needs_neither_torch_nor_ros(replayed, tmp_path):
     code = (
         "import sys; from da3_ros.cli.main import main; "

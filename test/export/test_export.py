@@ -154,6 +154,7 @@ def validator():
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("most", [0, 77])
 def test_the_khronos_validator_finds_nothing_in_a_glb(tmp_path, validator, most):
     path = export_scene(make_scene(), tmp_path / "scene.glb", Selection(max_points=most)).path

@@ -10,6 +10,8 @@ from support.node_process import IMAGE, LIB, Rig, camera_frames, set_parameter, 
 
 from da3_ros.messages import build
 
+pytestmark = pytest.mark.process
+
 START_NS = 1_700_000_000_000_000_000
 
 

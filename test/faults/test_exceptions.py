@@ -6,6 +6,8 @@ pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS s
 
 from support.node_process import BROKEN, Rig, camera_frames, values_of
 
+pytestmark = pytest.mark.process
+
 FAULTS = "decode:2,infer:2,build:2,publish:4,callback:8,memory:5,status:3"
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from da3_ros.network.checkpoint import shipped_folder
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 ENDLESS_EXPORT = textwrap.dedent("""
     import sys

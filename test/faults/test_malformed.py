@@ -74,6 +74,7 @@ def ros():
     return pytest.importorskip("support.node_process", reason="needs ROS 2")
 
 
+@pytest.mark.process
 def test_live_node_survives_and_counts_every_frame(ros):
     camera, frames = ros.camera_frames(4, rate_hz=2)
     with ros.Rig(camera_info_timeout_s=0.0) as rig:
@@ -103,6 +104,7 @@ def test_live_node_survives_and_counts_every_frame(ros):
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.process
 def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypatch):
     from da3_ros.config import InputConfig
     from da3_ros.ros import camera_subscriber as camera_input

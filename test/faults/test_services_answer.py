@@ -25,6 +25,8 @@ from support.node_process import (
 
 from da3_ros.messages import build
 
+pytestmark = pytest.mark.process
+
 TRIGGER = "std_srvs/srv/Trigger"
 SOON_S = 30.0  # a guard against waiting for ever; answers take milliseconds
 LONG = 300 * "n"

@@ -12,6 +12,7 @@ from da3_ros.types import Frame
 SIZES = ((140, 112), (140, 64), (64, 64), (33, 25), (140, 14), (140, 7), (2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_frame_of_any_size_comes_out_or_is_counted(seed):
     values = {"model": "da3-tiny", "checkpoint": "random", "process_res": 70, "window.size": 3}

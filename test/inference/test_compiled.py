@@ -115,6 +115,7 @@ def test_any_stream_is_compiled_and_right():
     assert all(p.run is not None for p in session.compiler._programs.values())
 
 
+@pytest.mark.slow
 def test_a_pipelines_own_windows_are_those_that_the_warm_up_compiled(caplog):
     camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=20)
     values = {
@@ -153,6 +154,7 @@ def test_inductors_code_says_what_plain_code_says(caplog):
     assert "uncompiled" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_warm_session_compiles_nothing_in_its_steady_state():
     counting = Counting()
     session = session_of(counting)
@@ -166,6 +168,7 @@ def test_a_warm_session_compiles_nothing_in_its_steady_state():
     assert counting.programs == before
 
 
+@pytest.mark.slow
 def test_a_wrong_program_is_not_used_and_said_once(caplog):
     def wrong(graph, inputs):
         def run(*args):
@@ -181,6 +184,7 @@ def test_a_wrong_program_is_not_used_and_said_once(caplog):
     assert caplog.text.count("torch.compile does not work here") == 1
 
 
+@pytest.mark.slow
 def test_a_shape_that_fails_after_others_worked_costs_only_itself(caplog):
     counting = Counting()
 
@@ -232,6 +236,7 @@ def test_out_of_memory_of_a_checked_program_passes():
         compiler.call(double, torch.float32, 0, torch.ones(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "left"), [("reduce-overhead", 0), ("default", 2)])
 def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
     session, some = session_of(Counting()), views(3)
@@ -400,6 +405,7 @@ def test_beyond_the_bound_the_least_recently_used_program_leaves(monkeypatch, ca
     assert caplog.text.count("the least recently used one is dropped") == 1
 
 
+@pytest.mark.slow
 def test_a_windows_compiling_is_not_measured(monkeypatch):
     session, some = session_of(Counting()), views(4)
     session.fit((56, 42), 4, 1)

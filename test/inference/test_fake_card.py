@@ -182,6 +182,7 @@ def on_card():
     assert all(isinstance(x, FakeTensor) and x.device.type == "cuda" for x in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["off", "bfloat16"])
 @pytest.mark.parametrize("poses", [False, True])
 def test_windows_stay_on_the_card_in_the_right_types(card, precision, poses):
@@ -198,6 +199,7 @@ def test_windows_stay_on_the_card_in_the_right_types(card, precision, poses):
     assert next(session.network.parameters()).device.type == "cuda"
 
 
+@pytest.mark.slow
 def test_every_other_method_runs_on_a_card(card, monkeypatch):
     session = open_session()
     plan = session.fit((84, 56), 4, 1)
@@ -234,6 +236,7 @@ def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
     assert session.relief == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3metric-large", "da3nested-giant-large"])
 def test_the_other_kinds_of_networks_stay_on_the_card(card, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):

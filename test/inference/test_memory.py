@@ -113,6 +113,7 @@ def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
     np.testing.assert_allclose(part.T_window_camera, whole.T_window_camera, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["encode", "fuse", "decode", "download"])
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
@@ -174,6 +175,7 @@ def test_after_calm_it_climbs_back(monkeypatch):
     assert reliefs == [2, 2, 1, 1, 1, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
     session = make_session(process_res=504)
     plenty = session.fit((640, 480), 8, 1)
@@ -241,6 +243,7 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
     assert not released
 
 
+@pytest.mark.slow
 def test_a_shape_that_does_not_fit_does_not_run_by_another_ones_plan():
     session = make_session(process_res=504)
     session.fit((640, 480), 8, 1)
@@ -282,6 +285,7 @@ def state_of(session):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newest", SHAPES)
 def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
     session = session_of_two()
@@ -298,6 +302,7 @@ def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
         assert session.fit(image, 8, 1).predicted <= session.budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["another shape", "another window"])
 def test_a_budget_is_not_judged_by_what_no_camera_asks_for_any_more(change):
     session = session_of_two()
@@ -371,6 +376,7 @@ def budget_between(session):
     return sum(needed.values()) / 2 / GIB, max(needed, key=needed.get)
 
 
+@pytest.mark.slow
 def test_16_bits_that_one_camera_needs_are_all_cameras_until_it_no_longer_does(loads):
     session = session_of_two(mixed_precision="auto")
     budget, needs = budget_between(session)
@@ -478,6 +484,7 @@ def test_the_self_check_passes_16_bits_and_finds_a_broken_network():
     assert "depth off by nan" in check.fault(session.network)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "/nowhere/compiler")
     torch._dynamo.reset()
@@ -775,6 +782,7 @@ def cached(monkeypatch):
     return session
 
 
+@pytest.mark.slow
 def test_a_lowered_budget_shrinks_the_image_once(cached):
     run_some(cached, 3)
     full = cached.plan
@@ -842,6 +850,7 @@ def test_budgets_can_be_checked_while_a_window_runs():
     assert not asking.is_alive()
 
 
+@pytest.mark.slow
 def test_16_bits_that_were_wrong_are_not_taken_to_save_memory(monkeypatch, caplog):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "native_half", lambda self: torch.bfloat16)
@@ -854,6 +863,7 @@ def test_16_bits_that_were_wrong_are_not_taken_to_save_memory(monkeypatch, caplo
     assert caplog.text.count("is not close to fp32") == 1  # at the start, and not tried again
 
 
+@pytest.mark.slow
 def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)

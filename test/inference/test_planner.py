@@ -127,6 +127,7 @@ def test_lossless_steps_come_before_lossy_ones(cpu):
     assert all(a.predicted > b.predicted for a, b in itertools.pairwise(seen))
 
 
+@pytest.mark.slow
 def test_then_16_bits_then_smaller_images_then_fewer_views(cpu):
     wanted = request(spare_precision=torch.bfloat16)
     budget = make_plan(cpu, wanted, 100 * GIB).predicted
@@ -165,6 +166,7 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
         make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [
     {}, {"spare_precision": torch.bfloat16}, {"process_res": 112, "window": 2},
     {"process_res": 112, "window": 2, "spare_precision": torch.bfloat16}, {"poses": True},
@@ -206,6 +208,7 @@ def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
         Plan.from_json(json.dumps(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3-tiny", "da3-small", "da3-giant", "da3metric-large"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
@@ -222,6 +225,7 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
     assert [footprint(shape) for shape in shapes] == found
 
 
+@pytest.mark.slow
 def test_two_threads_may_ask_at_once():
     shape = Shape("da3-tiny", 4, 2, 168, 252, torch.float32, SMALLEST)
     shapes = [shape, dataclasses.replace(shape, chunks=Chunks())]

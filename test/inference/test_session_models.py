@@ -152,6 +152,7 @@ def test_what_sees_a_frame_alone_runs_once_in_a_sliding_window(small, monkeypatc
     assert encoded == [3, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])
 def test_16_bits_pass_the_self_check_and_a_broken_network_does_not(small, model):
     session = session_of(model, mixed_precision="bfloat16")
@@ -206,6 +207,7 @@ def test_a_nested_checkpoint_is_read_as_official_files_are(small, tmp_path):
     assert len(ours) < len(theirs)  # the ray branch is not kept
 
 
+@pytest.mark.slow
 def test_all_models_are_planned_in_full_size():
     device = open_device("cpu")
     for name in MODELS:

@@ -127,6 +127,7 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     assert not stream.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [1, 2])
 @pytest.mark.parametrize("failing", [(), (2,), (2, 3)])
 def test_images_taken_while_a_window_runs_are_counted(

@@ -51,6 +51,7 @@ def test_without_a_limit_everything_passes():
     assert len(admitted(limit, [0.0] * 1000)) == 1000
 
 
+@pytest.mark.process
 def test_node_drops_counts_and_tells_a_flood_and_stays_in_order():
     pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
     from support import ros_testing as rt

@@ -154,6 +154,7 @@ def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
     assert np.degrees(np.abs(error[1:4])).max() < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
     [FULL, Noise(0.02, 0.02, 0.01, 0.5, 0.02), Noise(0.01, 0.03, 0.0, 0.02, 0.001)],
@@ -207,6 +208,7 @@ def in_unit(prediction, unit):
     return dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HONEST)
 def test_honest_windows_pass_whatever_their_unit(frames, kind):
     joiner, noise, rng = WindowAligner(), HONEST[kind], np.random.default_rng(0)
@@ -243,6 +245,7 @@ def broken(prediction, kind, factor, other):
     return dataclasses.replace(prediction, depth=depth, T_window_camera=poses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.7, 1.4])
 @pytest.mark.parametrize(
     "kind", ["left half", "upper half", "turned views", "moved views", "glued"]
@@ -262,6 +265,7 @@ def test_windows_with_a_broken_half_are_refused(frames, kind, factor):
     assert fine.accepted
 
 
+@pytest.mark.slow
 def test_a_network_with_large_noise_is_not_refused_for_good(frames):
     """What is usual is learned; what is broken on top of it is still refused."""
     wild, joiner, passed = Noise(0.05, 0.15, 0.05, 3.0, 0.05), WindowAligner(), []
@@ -336,6 +340,7 @@ MIXED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXED)
 def test_near_views_are_no_worse_for_what_is_far(kind):
     """A place is as sure as the whole scene is large, however near one camera looks."""

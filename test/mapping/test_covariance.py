@@ -42,6 +42,7 @@ def published(walk, noise, seed, **values):
     return results, bench.errors(results, frames, unit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(bench.NOISES))
 def test_nees_of_published_poses_is_one_within_its_bounds(walk, name):
     found = []
@@ -236,6 +237,7 @@ def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
     assert dataclasses.astuple(EXACT) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_da3_tiny_is_not_overconfident():
     """Rooms that it was not trained on; it makes the same errors again in every window."""
     options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=24)

@@ -33,6 +33,7 @@ def assert_equal(found, record, label):
         assert error < BOUND, (label, output, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tiny_equals_the_reference_for_every_strategy_and_one_to_six_views(seed, record_property):
     ours, theirs = pair("da3-tiny", seed)
@@ -42,6 +43,7 @@ def test_tiny_equals_the_reference_for_every_strategy_and_one_to_six_views(seed,
             assert_equal(found, record_property, f"tiny/{n}/{strategy}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_equals_the_reference_for_every_strategy(seed, record_property):
     ours, theirs = pair("da3-small", seed, packaged=True)
@@ -51,6 +53,7 @@ def test_small_equals_the_reference_for_every_strategy(seed, record_property):
             assert_equal(found, record_property, f"da3-small/{n}/{strategy}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3-small", "da3-base"])
 @pytest.mark.parametrize("shape", ["wide", "tall"])
 def test_full_model_equals_the_reference(model, shape, record_property):
@@ -59,11 +62,13 @@ def test_full_model_equals_the_reference(model, shape, record_property):
     assert_equal(found, record_property, f"{model}/{shape}")
 
 
+@pytest.mark.slow
 def test_small_equals_the_reference_at_the_stored_position_size(record_property):
     ours, theirs = pair("da3-small", seed=4, packaged=True)
     assert_equal(errors(ours, theirs, images(1, SIZES["square"], 6)), record_property, "small/518")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3-large", "da3-giant"])
 def test_shortened_model_equals_the_reference(model, record_property):
     ours, theirs = pair(model, seed=5)

@@ -79,6 +79,7 @@ def test_a_window_leaves_what_it_was_given_as_it_was(network, images):
         assert all(torch.equal(a, b) for a, b in zip(prefix, before, strict=True))
 
 
+@pytest.mark.slow
 @one_network
 @torch.inference_mode()
 def test_other_wanted_frames_are_no_new_program(network, images):
@@ -146,6 +147,7 @@ def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtyp
     assert len(out.depth.unique()) > 0.9 * out.depth.numel()
 
 
+@pytest.mark.slow
 @one_network
 @torch.inference_mode()
 def test_the_compiler_meets_no_graph_break_and_compiles_each_shape_once(network, images):

@@ -7,6 +7,7 @@ looked at and verified. What forbids to close the scene is that no two of them s
 import dataclasses
 
 import numpy as np
+import pytest
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
@@ -92,6 +93,7 @@ def run(truth, session):
     return pipeline
 
 
+@pytest.mark.slow
 def test_tiles_that_look_alike_are_found_and_never_made_one():
     truth = wall()
     for seed in range(5):

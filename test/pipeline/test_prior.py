@@ -219,6 +219,7 @@ def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
     assert all(r.covariance_odom is None for r in results[10:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["none", "odometry"])
 def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
     """A window's motion tells its unit only roughly; the depth that it shares tells it better."""

@@ -80,6 +80,7 @@ def test_also_when_the_rig_stands():
     assert np.abs(error).max() < 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_networks_noise_is_averaged_and_told_honestly(rig, seed):
     _, results, true = run(rig, noise=NOISE, seed=seed)

@@ -255,6 +255,7 @@ def parameters_of(rt, node, name, names):
     return dict(zip(names, map(parameter_value_to_python, future.result().values), strict=True))
 
 
+@pytest.mark.process
 def test_node_becomes_active_on_the_file_and_single_parameters_win(ros_testing):
     rt = ros_testing
     domain = rt.domain()
@@ -280,6 +281,7 @@ def test_node_becomes_active_on_the_file_and_single_parameters_win(ros_testing):
     assert values == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("users", ["/**", "/da3", "da3", "/**/da3"])
 def test_full_name_behind_a_file_wins_where_a_plain_parameter_may_not(
     users, ros_testing, tmp_path

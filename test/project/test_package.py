@@ -103,6 +103,7 @@ def python(code: str, cwd: Path, path: str | None = None) -> list[str]:
 WHERE = "import {0}; print({0}.__file__)"
 
 
+@pytest.mark.process
 def test_clone_and_overlay_are_one_package_at_the_root_of_the_clone():
     code = ";".join(WHERE.format(m) for m in ("da3_ros.types", "da3_ros.msg", "da3_ros.srv"))
     types, msg, srv = python(code, ROOT, overlay_path())
@@ -110,6 +111,7 @@ def test_clone_and_overlay_are_one_package_at_the_root_of_the_clone():
     assert Path(msg).parents[2] == Path(srv).parents[2] == Path(overlay_path())
 
 
+@pytest.mark.process
 def test_overlay_alone_is_enough_anywhere_else(tmp_path):
     code = ";".join(WHERE.format(m) for m in ("da3_ros.types", "da3_ros.msg"))
     files = python(code, tmp_path, overlay_path())
@@ -157,6 +159,7 @@ def pip_target(tmp_path_factory):
     return target
 
 
+@pytest.mark.process
 def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
     (types,) = python(WHERE.format("da3_ros.types"), tmp_path, str(pip_target))
     assert Path(types).parents[1] == pip_target
@@ -165,10 +168,12 @@ def test_pip_installs_the_core_with_its_message_texts(pip_target, tmp_path):
         assert copy.read_text() == file.read_text()
 
 
+@pytest.mark.process
 def test_pip_installs_every_module_and_every_checkpoint_file(pip_target):
     assert [str(f) for f in modules_and_checkpoints() if not (pip_target / f).is_file()] == []
 
 
+@pytest.mark.process
 def test_pip_installs_a_command_that_runs_without_ros(pip_target, tmp_path):
     code = (
         "from importlib.metadata import distribution; import sys;"
@@ -290,6 +295,7 @@ def test_changed_inputs_repeat_only_what_depends_on_them(set_up, monkeypatch):
     assert done[4:] == ["packages", "underlay", "colcon"]
 
 
+@pytest.mark.process
 def test_sourcing_the_environment_brings_the_command(tmp_path):
     """What the README promises: after `source tools/env.sh`, `da3_ros` works from anywhere."""
     script = f"source '{ROOT}/tools/env.sh' && da3_ros --version"

@@ -161,6 +161,7 @@ def same_bytes(a, b, but):
         assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
 
+@pytest.mark.process
 def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     for name in ("a", "b"):
         done = run_anew("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
@@ -170,6 +171,7 @@ def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
 
 
+@pytest.mark.process
 def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     assert run_cli("replay", bag, "--output", first, *QUICK).returncode == 0
@@ -185,6 +187,7 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     assert plans[0] == plans[1]
 
 
+@pytest.mark.process
 def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
     wrong = tmp_path / "plan.json"
     wrong.write_text("{}")
@@ -193,6 +196,7 @@ def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
     assert "not a plan" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.process
 def test_start_end_and_every_choose_frames(bag, tmp_path, camera):
     done = run_cli(
         "replay", bag, "--output", tmp_path, "--start", "0.2", "--end", "0.7", "--every", "2",
@@ -204,6 +208,7 @@ def test_start_end_and_every_choose_frames(bag, tmp_path, camera):
     assert [int(s.replace(".", "")) for s in stamps] == expected
 
 
+@pytest.mark.process
 def test_a_missing_topic_lists_what_there_is_and_writes_nothing(bag, tmp_path):
     output = tmp_path / "out"
     done = run_cli("replay", bag, "--output", output, "--camera", "/nowhere", *QUICK)
@@ -218,6 +223,7 @@ def mcap_file(bag):
     return file
 
 
+@pytest.mark.process
 def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
     whole = mcap_file(bag).read_bytes()
     cut = tmp_path / "cut.mcap"
@@ -230,6 +236,7 @@ def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["stopped_at"]
 
 
+@pytest.mark.process
 def test_a_truncated_database_is_one_error_and_nothing_is_written(camera, tmp_path):
     write_synthetic_bag(tmp_path / "db", camera, storage="sqlite3")
     (file,) = (tmp_path / "db").glob("*.db3")
@@ -241,6 +248,7 @@ def test_a_truncated_database_is_one_error_and_nothing_is_written(camera, tmp_pa
     assert not output.exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, kill):
     output = tmp_path / "out"
@@ -260,6 +268,7 @@ def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, ki
     assert not output.exists()
 
 
+@pytest.mark.process
 def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
     (tmp_path / "scene.glb").write_text("earlier")
     done = run_cli("replay", bag, "--output", tmp_path, "-p", "checkpoint:=/no/such/folder")
@@ -283,12 +292,14 @@ def test_output_that_is_a_file_is_refused(bag, tmp_path):
         replay(ReplayOptions(bag, tmp_path / "out"), load_config(None, QUICK[1::2]))
 
 
+@pytest.mark.process
 def test_help_lists_every_parameter():
     done = run_cli("replay", "--help")
     for name in ("window.size", "checkpoint", "map.voxel_m", "input_rectified"):
         assert name in done.stdout
 
 
+@pytest.mark.process
 def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
     done = run_cli("replay", recordings / "redkitchen_raw_4", "--output", tmp_path, *QUICK)
     assert done.returncode == 0, done.stderr
@@ -296,6 +307,7 @@ def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
     assert len(trimesh.load(tmp_path / "scene.ply").vertices) > 100
 
 
+@pytest.mark.process
 def test_a_folder_of_images_goes_through(camera, tmp_path):
     import cv2
 
@@ -309,6 +321,7 @@ def test_a_folder_of_images_goes_through(camera, tmp_path):
     shutil.rmtree(folder)
 
 
+@pytest.mark.process
 def test_peak_memory_does_not_grow_with_the_recording(camera, tmp_path):
     """Ten times the frames: what is held at the end stays within a few frames' worth."""
     peaks = []
@@ -347,6 +360,7 @@ def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
     assert len(load_scene(tmp_path / "two" / "scene").submaps) == 3
 
 
+@pytest.mark.process
 def test_what_cannot_be_gone_on_in_is_said_and_nothing_is_written(bag, tmp_path):
     done = run_cli(
         "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK

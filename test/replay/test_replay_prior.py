@@ -37,6 +37,7 @@ PRIORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_a_bags_own_poses_make_metres(room, tmp_path, prior):
     values = {"scale.source": "odometry", **prior}

@@ -9,6 +9,8 @@ from da3_ros.inference import session as module
 from da3_ros.live.health import WARN
 from da3_ros.synthetic import SyntheticCamera
 
+pytestmark = pytest.mark.process
+
 BUSY = str(NODES / "busy_node.py")
 
 

@@ -29,6 +29,8 @@ from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.ros import stream_runner as module
 from da3_ros.synthetic.truth import TruthSession
 
+pytestmark = pytest.mark.process
+
 HELD_S = 60.0  # a guard: a window that a test forgot ends by itself
 
 

@@ -8,6 +8,8 @@ from support import ros_testing as rt
 
 from da3_ros.network.checkpoint import shipped_folder
 
+pytestmark = pytest.mark.process
+
 FILES = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
 
 

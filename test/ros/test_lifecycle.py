@@ -19,6 +19,8 @@ from support.node_process import (
     state_is,
 )
 
+pytestmark = pytest.mark.process
+
 
 def held_mb(rig):
     """Memory of the node's process that is its own, MB."""

@@ -20,6 +20,8 @@ from da3_ros.inference import BudgetError
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
 from da3_ros.synthetic.truth import TruthSession
 
+pytestmark = pytest.mark.process
+
 SMALL_GB = 0.5
 ALL_SAID = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 LATE_GB = 0.25  # fits when it is checked, and not when it is applied

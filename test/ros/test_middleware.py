@@ -5,7 +5,6 @@ The profile is in the publisher's process alone, as with a camera driver; the su
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +25,12 @@ from support.ros_testing import (
 )
 
 FAST = "rmw_fastrtps_cpp"
-pytestmark = pytest.mark.skipif(
-    rclpy.get_rmw_implementation_identifier() != FAST, reason=f"the profile is for {FAST}"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        rclpy.get_rmw_implementation_identifier() != FAST, reason=f"the profile is for {FAST}"
+    ),
+]
 
 
 def listen(domain_id, count):
@@ -83,5 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -11,6 +11,8 @@ from da3_ros.live.worker import WorkerStoppedError
 from da3_ros.ros import parameters
 from da3_ros.ros.qos import Endpoints
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def node_of():

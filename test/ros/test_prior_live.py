@@ -1,10 +1,13 @@
 """The live node with a robot's odometry, over DDS."""
 
+import pytest
 from support import ros_testing as rt
 from support.node_process import FRAME, LIB
 from support.robot import Robot, run
 
 from da3_ros.messages import build
+
+pytestmark = pytest.mark.process
 
 PRIOR = {"pose_prior.source": "odometry", "scale.source": "odometry"}
 

@@ -138,6 +138,7 @@ def test_every_endpoint_of_the_node_goes_through_endpoints():
     assert makers <= {"qos.py", "demo.py", "synthetic_camera.py"}
 
 
+@pytest.mark.process
 def test_node_tells_both_sides_and_obeys_overrides():
     override = {"qos_overrides./da3/depth/image.publisher.reliability": "best_effort"}
     with Rig(qos=rt.BEST_EFFORT, image_reliability="reliable", **override) as rig:
@@ -153,6 +154,7 @@ def test_node_tells_both_sides_and_obeys_overrides():
         assert offer.qos_profile.reliability.name == "BEST_EFFORT"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", ["best_efort", "1"])
 def test_a_wrong_override_of_an_input_is_one_line_and_the_node_stays_inactive(value):
     name = f"qos_overrides.{IMAGE}.subscription"
@@ -163,6 +165,7 @@ def test_a_wrong_override_of_an_input_is_one_line_and_the_node_stays_inactive(va
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.process
 def test_a_wrong_override_of_the_nodes_own_topics_ends_it_with_one_line():
     name = "qos_overrides./da3/status.publisher"
     with Rig(**{f"{name}.reliability": "best_efort"}) as rig:
@@ -171,6 +174,7 @@ def test_a_wrong_override_of_the_nodes_own_topics_ends_it_with_one_line():
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.process
 def test_every_topic_is_overridden_and_still_is_after_cleanup_and_configure():
     override = {
         "qos_overrides./diagnostics.publisher.reliability": "best_effort",

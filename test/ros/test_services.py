@@ -11,6 +11,8 @@ from da3_ros.mapping.submaps import Snapshot, Submap, held
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 
+pytestmark = pytest.mark.process
+
 
 def large_scene(points):
     """A scene of one submap and one pose."""

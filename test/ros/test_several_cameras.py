@@ -4,6 +4,7 @@ import dataclasses
 import time
 
 import numpy as np
+import pytest
 from scipy.spatial.transform import Rotation
 from support import ros_testing as rt
 from support.node_process import EXPORT, FILE, LIB, NODE, QUICK, SIZE, call_async
@@ -16,6 +17,8 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
+
+pytestmark = pytest.mark.process
 
 NAMES = ("front", "left")
 DEPTH = "sensor_msgs/msg/Image"

@@ -28,6 +28,8 @@ from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.synthetic import WALKS, SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 
+pytestmark = pytest.mark.process
+
 MODULE = "da3_ros.ros.synthetic_camera"
 TRUTH = "/synthetic_camera/truth"
 SMALL = {"width": 96, "height": 72, "rate_hz": 20.0, "wait_for_subscribers": 1}

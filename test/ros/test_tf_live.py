@@ -3,12 +3,15 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from scipy.spatial.transform import Rotation
 from support import ros_testing as rt
 from support.node_process import FRAME, LIB, NODE, arguments, camera_frames
 from support.robot import Robot, matrix, run
 
 from da3_ros.messages import build
+
+pytestmark = pytest.mark.process
 
 ROBOT = {"base_frame": "base_link", "scale.source": "fixed"}
 

@@ -225,6 +225,7 @@ def test_noise_has_no_period_and_octaves_below_a_pixel_are_gone():
     assert cover.max() == 0.0
 
 
+@pytest.mark.slow
 def test_a_matcher_finds_correspondences_ten_centimetres_apart():
     counts = []
     for seed in (31, 32, 33, 34):
@@ -254,6 +255,7 @@ def test_a_matcher_finds_correspondences_ten_centimetres_apart():
 # Distances --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_distance_to_surface_equals_the_nearest_of_many_surface_samples():
     room = make_room(2)
     rng = np.random.default_rng(0)

@@ -23,6 +23,7 @@ def toy_trainer(**changes):
     return Trainer(TOY, torch.device("cpu"), network=network(), phases=PHASES, **changes)
 
 
+@pytest.mark.slow
 def test_stopping_and_going_on_changes_nothing(tmp_path):
     whole, first, second = toy_trainer(), toy_trainer(), toy_trainer()
     curve = [whole.advance()["loss"] for _ in range(6)]
@@ -62,6 +63,7 @@ def test_a_run_can_begin_with_trained_weights(tmp_path):
     assert trainer.schedule.trust(0) == 1.0  # the head's confidence is trained
 
 
+@pytest.mark.slow
 def test_one_batch_is_learned():
     torch.manual_seed(0)
     batch = draw_batch(pool(), Bucket(2, 56, 70), 2, 0.5, generator(2))
