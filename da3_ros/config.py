@@ -358,8 +358,8 @@ class TfConfig:
 
     publish: str = option(
         "auto",
-        "published transforms; auto: odom to base_frame, else odom to the camera, else map to odom, "
-        "else none",
+        "published transforms; auto: odom to base_frame, else odom to the camera, else map to "
+        "odom, else none",
         choices=("auto", "base", "camera", "map_only", "none"),
     )
 
