@@ -36,7 +36,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference import InferenceSession
+from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
 from da3_ros.mapping.shared_view import MOST_DEPTHS, SAMPLES, SharedView, sample
@@ -345,7 +345,7 @@ def keyframe_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-class Cached:
+class Cached(Session):
     """A network that is asked only once about the same views."""
 
     def __init__(self, session: InferenceSession) -> None:

@@ -140,6 +140,19 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class MotionError:
+    """What a network may be off by in the same way in every window, between two cameras.
+
+    Standard deviations of the length of the error: per rotation between them, per way between them
+    over the depth, and at the least (rad; places follow by the depth).
+    """
+
+    rotation: float = 0.0
+    way: float = 0.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
 class Scale:
     """How network units relate to metres, and who says so."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from da3_ros.config import InferenceConfig
-from da3_ros.inference.compiled import Compiler
+from da3_ros.inference.compiled import CHECKS, Compiler
 from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.download import Download
+from da3_ros.inference.interfaces import Running, Session, SessionStatus
 from da3_ros.inference.loading import load_checked, load_network
 from da3_ros.inference.memory_governor import CALM, FREE_SHARE, OOM_FALLBACKS, WindowTooLargeError
 from da3_ros.inference.planner import (
@@ -37,6 +39,7 @@ from da3_ros.inference.planner import (
 from da3_ros.inference.prediction import appearance, focal_px, known_K, to_prediction
 from da3_ros.inference.prefix_cache import KeptPrefixes, Prefix
 from da3_ros.inference.preprocess import normalize, smaller, to_size
+from da3_ros.inference.random_windows import usual_window
 from da3_ros.inference.self_check import pose_fault
 from da3_ros.network import MODELS, Network, metric
 from da3_ros.network.conditioning import normalize_poses
@@ -51,15 +54,7 @@ log = logging.getLogger(__name__)
 MOST_PLANS = 16  # that are kept at a time: of cameras whose images have different shapes
 
 
-@dataclass(frozen=True)
-class Running:
-    """A window on a device that works beside us."""
-
-    done: Callable[[], bool]  # does not wait
-    ends: float  # when it probably will be, by ``time.perf_counter``; with a new shape unknown
-
-
-class InferenceSession:
+class InferenceSession(Session):
     """Holds one loaded network. Not thread-safe: one worker owns it.
 
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
@@ -97,7 +92,7 @@ class InferenceSession:
         self.attention = self.on.attention(self.precision)
         self._trusts_less = self.precision == wanted  # no 16 bits were found wrong here
         self._wanted = self.precision  # what a plan may leave only for want of memory
-        self.plan: Plan | None = None
+        self._plan: Plan | None = None
         self.pinned = False  # a plan that was given stays
         self.over_budget = ""  # why a window that took more than the budget changed nothing
         self.relief = 0  # index into RELIEFS
@@ -113,14 +108,7 @@ class InferenceSession:
         self._guessed = False  # whether that is of a rehearsal, not of a camera
         self._plans: dict[Request, Plan] = {}  # of this budget, by what was asked for
         self._kept = KeptPrefixes()
-        # Called while a window runs, on a device that works beside us.
-        self.meanwhile: Callable[[Running], None] | None = None
         self._device_s: deque[float] = deque(maxlen=5)  # how long we waited for the newest windows
-
-    @property
-    def precision_name(self) -> str:
-        """The type of matrix products, as in the plan."""
-        return str(self.precision).removeprefix("torch.")
 
     @property
     def takes_poses(self) -> bool:
@@ -138,7 +126,29 @@ class InferenceSession:
             raise DeviceError("torch.compile does not know our int8: set compile to off")
         return mode
 
+    def status(self) -> SessionStatus:
+        """What runs where, now."""
+        plan = self.plan
+        degraded: tuple[str, ...] = ()
+        if plan is not None:
+            relief = f"out of memory before, {self.relief} steps down" if self.relief else ""
+            degraded = (*plan.reduced, *filter(None, (relief, self.over_budget)))
+        return SessionStatus(
+            device=str(self.device),
+            precision=str(self.precision).removeprefix("torch."),
+            attention=self.attention,
+            memory_budget_gb=self.budget / GIB,
+            memory_plan_gb=plan.predicted / GIB if plan else math.nan,
+            memory_peak_gb=self.peak / GIB,
+            degraded=degraded,
+        )
+
     # The plan
+
+    @property
+    def plan(self) -> Plan | None:
+        """What runs in the memory budget; None before ``fit``, ``use_plan`` or a window."""
+        return self._plan
 
     @property
     def _request(self) -> Request | None:
@@ -167,7 +177,7 @@ class InferenceSession:
         known = self._plans.get(request)
         if known is not None and known.dtype == self.precision:
             if known is not self.plan:  # cameras in turns: nothing of the other one's is let go
-                self.plan = known
+                self._plan = known
                 self._set_pieces()
             return known
         self._adopt(self._make(request, self.budget))
@@ -231,7 +241,7 @@ class InferenceSession:
             self.budget, self.relief = budget, relief
             if plan is not None:
                 self._adopt(plan)
-            self.plan, self._plans, self.over_budget = plan, plans, over_budget
+            self._plan, self._plans, self.over_budget = plan, plans, over_budget
             raise
 
     def _check(self, budget: int) -> None:
@@ -288,7 +298,7 @@ class InferenceSession:
         """
         if plan.dtype != self.precision and not self._change_precision(plan.dtype):
             return self._adopt_without_spare(plan)
-        before, self.plan = self.plan, plan
+        before, self._plan = self._plan, plan
         if before is None or before.reduced != plan.reduced:
             for text in plan.reduced:
                 log.warning("the memory budget allows only %s", text)
@@ -356,20 +366,42 @@ class InferenceSession:
         self._after_calm()
         return replace(prediction, inference_s=time.perf_counter() - start)
 
+    def warm_up(
+        self,
+        window: int,
+        new: int,
+        *,
+        image: tuple[int, int] = (4, 3),
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> tuple[Window, Prediction] | None:
+        """Plan for images of the shape of ``image`` and run the usual window of that plan.
+
+        Without a camera's image yet its shape is a guess. Returns and raises as ``Session``.
+        """
+        given = usual_window(self.fit(image, window, new), poses=self.takes_poses)
+        done = None
+        for _ in range(CHECKS.get(self.compile_mode, 1)):
+            if stopping():
+                return None
+            done = given, self.rehearse(given)
+            if not self.compile_mode:
+                break  # the further ones are for the compiler
+        return done
+
     def rehearse(self, window: Window) -> Prediction:
         """Run a window that is of no stream: nothing of it is kept, measured or waited beside.
 
         Its first view counts as seen before, as most views of a stream are. What is compiled at
         all is compiled at once. Raises as ``infer``.
         """
-        meanwhile, self.meanwhile = self.meanwhile, None
+        hook, self.on_window_running = self.on_window_running, None
         self._rehearsing = self.compiler.at_once = True
         relief = self.relief
         try:
             self.prefetch(window.views[0].image)
             return self._infer(window)
         finally:
-            self.meanwhile, self._calm = meanwhile, 0
+            self.on_window_running, self._calm = hook, 0
             self._rehearsing = self.compiler.at_once = False
             self.relief = relief  # what a start's crowd took is there again when frames come
             self._set_pieces()
@@ -423,10 +455,10 @@ class InferenceSession:
     def _wait_for(self, download: Download[Any]) -> Any:
         """The results; others may use the time until they are there."""
         begun = time.perf_counter()
-        if self.meanwhile is not None and download.queued:
+        if self.on_window_running is not None and download.queued:
             # The shortest of the newest: who counts on it is early rather than late.
             usual = min(self._device_s, default=0.0)
-            self.meanwhile(Running(download.done, begun + usual))
+            self.on_window_running(Running(download.done, begun + usual))
         out = download.wait()
         self._device_s.append(time.perf_counter() - begun)
         return out

@@ -12,12 +12,10 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig, PipelineConfig
-from da3_ros.inference import BudgetError, InferenceSession, Running, WindowTooLargeError
-from da3_ros.inference.warm_up import warm_up
+from da3_ros.inference import BudgetError, Running, Session, WindowTooLargeError
 from da3_ros.live.counters import ThreadSafeCounter
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.publish_thread import Publisher
@@ -26,7 +24,6 @@ from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.decode import ImageError, decode
 from da3_ros.messages.library import MessageLibrary
 from da3_ros.messages.odometry_tf import open_prior
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.pose_prior import PriorError
@@ -64,7 +61,7 @@ class Stream:
         lib: MessageLibrary,
         host: Host,
         transforms: TransformTree,
-        session: Network | None = None,
+        session: Session | None = None,
     ) -> None:
         self.config, self.host = config, host
         self.prior = open_prior(config, transforms)
@@ -92,9 +89,8 @@ class Stream:
         self.publisher: Publisher | None = None  # frames go out on its thread, if there is one
         self._next: NextWindow | None = None  # what was taken while a window ran
         self._preparing_s = 0.0  # how long that took lately
-        network = self._first.pipeline.session
-        if isinstance(network, InferenceSession):
-            network.meanwhile = self._begin_next
+        self._session = self._first.pipeline.session  # of all lanes
+        self._session.on_window_running = self._begin_next
 
     def put(self, pending: RawFrame) -> None:
         """A new image; called from callbacks."""
@@ -138,26 +134,19 @@ class Stream:
         The images' shape is a guess, 4:3: of another one some tables and kernels stay cold. A
         compiled network takes several windows; between two it ends if it is ``leaving``.
         """
-        pipeline, start = self._first.pipeline, time.perf_counter()
-        if not isinstance(pipeline.session, InferenceSession):
-            return
-        window, cameras = pipeline.config.window, max(1, len(pipeline.config.cameras))
+        start = time.perf_counter()
         try:
-            done = warm_up(pipeline.session, window.size, window.new * cameras, stopping=leaving)
-            if done is not None and pipeline.inference.ruler is not None:
-                pipeline.inference.ruler.measure(*done)
+            done = self._first.pipeline.inference.warm_up(leaving)
         except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
-        if done is not None:
+        if done:
             self.warm_up_s = time.perf_counter() - start
             log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits; needs no worker, and waits for no window."""
-        session = self._first.pipeline.session
-        if isinstance(session, InferenceSession):
-            session.check_budget(memory_budget_gb)
+        self._session.check_budget(memory_budget_gb)
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
@@ -182,7 +171,9 @@ class Stream:
         if config.inference.memory_budget_gb == before.memory_budget_gb:
             return
         try:
-            with self._undone_if_refused():  # for the first cameras too, where the last one does
+            with (
+                self._session.undone_if_refused()
+            ):  # for the first cameras too, where the last one does
                 for lane in self.lanes.values():
                     lane.pipeline.set_budget(config.inference.memory_budget_gb)
         except BudgetError as error:
@@ -191,12 +182,6 @@ class Stream:
             for lane in self.lanes.values():
                 lane.reconfigure(alone(kept))
             raise BudgetError(f"memory_budget_gb: {error}; the old plan stays") from error
-
-    def _undone_if_refused(self) -> AbstractContextManager[None]:
-        session = self._first.pipeline.session
-        if isinstance(session, InferenceSession):
-            return session.undone_if_refused()
-        return nullcontext()
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The scenes as they are now: the first camera's, then those of cameras with their own.

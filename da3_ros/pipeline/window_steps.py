@@ -18,7 +18,6 @@ from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.delivery import UNPLACED, report_of, tracked
 from da3_ros.pipeline.depth_upsampling import at_size_of
-from da3_ros.pipeline.interfaces import MetricModel, Network
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference
@@ -32,16 +31,12 @@ class WindowSteps:
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
 
     def __init__(
-        self,
-        config: PipelineConfig,
-        session: Network,
-        ruler: MetricModel | None,
-        counters: Counter[str],
+        self, config: PipelineConfig, inference: WindowInference, counters: Counter[str]
     ) -> None:
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
-        self.inference = WindowInference(config, session, ruler, counters)
-        error = getattr(session, "motion_error", UNMEASURED)
+        self.inference = inference
+        error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters)
         self.scene_map = SceneMap(config)
 

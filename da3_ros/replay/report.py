@@ -78,7 +78,7 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     """What ran. Without the budget and what was measured: those differ from run to run."""
-    plan = getattr(pipeline.session, "plan", None)
+    plan = pipeline.session.plan
     return None if plan is None else plan.repeatable()
 
 

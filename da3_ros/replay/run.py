@@ -24,15 +24,14 @@ from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
 from da3_ros.inference import (
     BudgetError,
     DeviceError,
-    InferenceSession,
-    MetricDepthModel,
+    MetricModel,
     Plan,
     Running,
+    Session,
     open_networks,
 )
 from da3_ros.network import CheckpointError
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.pipeline.multi_camera import open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
@@ -57,7 +56,7 @@ READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
 
 
 def replay(
-    options: ReplayOptions, settings: NodeConfig, session: Network | None = None
+    options: ReplayOptions, settings: NodeConfig, session: Session | None = None
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
@@ -68,13 +67,13 @@ def replay(
     config = settings.pipeline
     try:
         with _open(options, settings) as recording, staging(options.output) as folder:
-            ruler: MetricDepthModel | None = None
+            metric_model: MetricModel | None = None
             if session is None:
-                session, ruler = open_networks(config)
+                session, metric_model = open_networks(config)
             if options.plan is not None:
                 _use_plan(session, options.plan)
             known = KnownMotion(recording, settings, options.odometry)
-            pipelines = open_pipelines(config, session, ruler)
+            pipelines = open_pipelines(config, session, metric_model)
             if options.resume is not None:
                 _resume(pipelines, find_scene(options.resume))
             with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
@@ -107,15 +106,13 @@ def replay(
     return summary
 
 
-def _use_plan(session: Network, path: Path) -> None:
+def _use_plan(session: Session, path: Path) -> None:
     """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
     plan = values.get("plan", values) if isinstance(values, dict) else values
-    if not isinstance(session, InferenceSession):
-        raise ReplayError("--plan needs a network")
     try:
         session.use_plan(Plan.from_json(json.dumps(plan)))
     except ValueError as error:
@@ -180,7 +177,7 @@ def _process(
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
-    with logging_redirect_tqdm(), progress, reader, _meanwhile(first.pipeline.session, begin):
+    with logging_redirect_tqdm(), progress, reader, _while_running(first.pipeline.session, begin):
         for frame in reader:
             push(sync.add(known.add(frame)))
             progress.update()
@@ -193,13 +190,10 @@ def _process(
 
 
 @contextlib.contextmanager
-def _meanwhile(session: Network, begin: Callable[[Running], None]) -> Iterator[None]:
+def _while_running(session: Session, begin: Callable[[Running], None]) -> Iterator[None]:
     """Have ``begin`` called whenever a window runs, on devices that work beside us."""
-    if not isinstance(session, InferenceSession):
-        yield
-        return
-    session.meanwhile = begin
+    session.on_window_running = begin
     try:
         yield
     finally:
-        session.meanwhile = None
+        session.on_window_running = None

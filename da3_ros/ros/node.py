@@ -115,7 +115,7 @@ class Da3Node(LifecycleNode):
             lambda text: self.warn(text, SAME_S),
         )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
-        device = getattr(stream.pipeline.session, "device", "?")
+        device = stream.pipeline.session.status().device or "?"
         self.log.info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:

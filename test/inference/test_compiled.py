@@ -18,7 +18,6 @@ from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import compiled as module
 from da3_ros.inference.compiled import BOUND, IN_A_ROW, Compiler, difference
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network.model import Output
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -108,7 +107,7 @@ def test_a_pipelines_own_windows_are_those_that_the_warm_up_compiled(caplog):
     for backend in (Counting(), None):
         session = session_of(backend)
         if backend is not None:
-            warm_up(session, 6, 1, image=(56, 42))
+            session.warm_up(6, 1, image=(56, 42))
         pipeline = Pipeline(config_from_parameters(values, PipelineConfig), session)
         frames = [Frame(f.stamp_ns, f.image, calibration=camera.calibration) for f in camera]
         found.append([t for f in frames for t in pipeline.push(f)])
@@ -139,7 +138,7 @@ def test_inductors_code_says_what_plain_code_says(caplog):
 def test_a_warm_session_compiles_nothing_in_its_steady_state():
     counting = Counting()
     session = session_of(counting)
-    warm_up(session, 4, 1, image=(56, 42))
+    session.warm_up(4, 1, image=(56, 42))
     before = counting.programs
     assert before == session.compiler.compiled >= 2
     for _ in range(4):  # a bag that loops: the sizes of the growing window come again and again

@@ -5,6 +5,7 @@ host, or of the wrong type, fails here as it would on a card.
 """
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.self_check import SelfCheck
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network import MODELS
 from da3_ros.types import View, Window
 
@@ -204,9 +204,9 @@ def test_every_other_method_runs_on_a_card(card, monkeypatch):
     assert plan.device == "cuda"
     session.check_budget(2.0)
     session.set_budget(4.0)
-    assert warm_up(session, 4, 1) is not None
+    assert session.warm_up(4, 1) is not None
     session.use_plan(plan)
-    session.plan = plan.__class__(**{**vars(plan), "prefix_on_host": True})
+    session.use_plan(dataclasses.replace(plan, prefix_on_host=True))
     for _ in range(2):
         session.infer(window(4))
     for relief in (1, 2, 3):
@@ -252,11 +252,11 @@ def same_place(*tensors):
     return len({x.device.type for x in tensors}) == 1
 
 
-def test_the_ruler_looks_on_the_same_card(card, monkeypatch):
+def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
-    ruler = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
-    assert ruler.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
-    out = ruler._run([v.image for v in window(2).views])
+    metric_model = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
+    assert metric_model.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
+    out = metric_model._run([v.image for v in window(2).views])
     assert out.depth.device.type == out.sky.device.type == "cuda"
 
 

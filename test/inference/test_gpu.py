@@ -12,7 +12,6 @@ import torch._dynamo
 from da3_ros.inference import InferenceConfig, InferenceSession, devices
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import slide
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 
 pytestmark = pytest.mark.gpu
@@ -90,7 +89,7 @@ def test_compiled_windows_say_what_plain_ones_say(mode, precision, depth, pose, 
     compiled = session_of(compile="on", performance_mode=mode, mixed_precision=precision)
     plain = session_of()
     exact()
-    warm_up(compiled, 6, 1, image=IMAGE)
+    compiled.warm_up(6, 1, image=IMAGE)
     warm = compiled.compiler.compiled
     assert warm >= 2
     for window in windows(16):
@@ -108,7 +107,7 @@ def test_cuda_graphs_capture_encode_and_decode():
 
     session = session_of(compile="on", performance_mode="max")
     counters.clear()
-    warm_up(session, 4, 1, image=IMAGE)
+    session.warm_up(4, 1, image=IMAGE)
     for window in windows(8, 4):
         session.infer(window)
     assert session.compile_mode == "reduce-overhead"
@@ -187,6 +186,6 @@ def test_every_card_can_be_chosen_by_its_number():
 
 def test_a_warm_up_takes_what_the_first_frame_would():
     session = session_of("da3-small", process_res=504)
-    warm_up(session, 8, 1, image=(640, 480))
+    session.warm_up(8, 1, image=(640, 480))
     seconds = [p.inference_s for p in slide(session, 8, 1, 5)]
     assert seconds[1] < 20 * min(seconds)  # the first one encodes a whole window: its own shape

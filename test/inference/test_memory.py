@@ -24,7 +24,6 @@ from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.inference.planner import GIB, least_memory, make_plan
 from da3_ros.inference.self_check import SelfCheck
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 
 SIZE = (84, 112)
@@ -315,7 +314,7 @@ def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session = InferenceSession(
         InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
     )
-    warm_up(session, 4, 1)
+    session.warm_up(4, 1)
     least = least_of(session, (4, 3))
     with pytest.raises(BudgetError):  # it is all that is known
         session.check_budget(0.99 * least / GIB)
@@ -893,7 +892,7 @@ def test_a_warm_up_leaves_no_trace(poses):
         )
         for _ in range(2)
     )
-    given, answer = warm_up(session, 4, 1, image=(112, 84))
+    given, answer = session.warm_up(4, 1, image=(112, 84))
     assert answer.depth.shape == (4, 84, 112)
     assert len(given.views) == session.plan.window
     assert len(session._kept) == session.peak == session.relief == 0
@@ -913,7 +912,7 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
         session.network, "decode",
         lambda p, *a, **k: decoded.append((p[0].shape[1], len(k["frames"]))) or decode(p, *a, **k),
     )  # fmt: skip
-    warm_up(session, 6, 2)
+    session.warm_up(6, 2)
     assert encoded == [1, 2]  # a frame that waits, and the new ones; not a window of them
     assert decoded == [(6, 5)]
 
@@ -927,7 +926,7 @@ def test_a_warm_up_without_memory_leaves_no_smaller_images_behind(monkeypatch):
 
     monkeypatch.setattr(session.network, "decode", fail)
     with pytest.raises(WindowTooLargeError):
-        warm_up(session, 4, 1, image=(112, 84))
+        session.warm_up(4, 1, image=(112, 84))
     monkeypatch.setattr(session.network, "decode", decode)
     assert session.relief == 0
     assert session._chunks == session.plan.chunks
@@ -935,4 +934,4 @@ def test_a_warm_up_without_memory_leaves_no_smaller_images_behind(monkeypatch):
 
 def test_a_warm_up_ends_when_the_node_does():
     session = make_session()
-    assert warm_up(session, 4, 1, stopping=lambda: True) is None
+    assert session.warm_up(4, 1, stopping=lambda: True) is None

@@ -219,13 +219,13 @@ def test_all_models_are_planned_in_full_size():
         make_plan(AbsentCuda(), request, int(3.5 * GIB))
 
 
-def test_nested_needs_no_ruler_beside_it(small):
+def test_nested_needs_no_metric_model_beside_it(small):
     values = {
         "model": NESTED, "checkpoint": "random", "device": "cpu", "process_res": 84,
         "scale.source": "metric_model",
     }  # fmt: skip
-    session, ruler = open_networks(config_from_parameters(values))
-    assert ruler is None
+    session, metric_model = open_networks(config_from_parameters(values))
+    assert metric_model is None
     prediction = session.infer(Window(0, views(2), 1))
     assert prediction.measure is not None
 

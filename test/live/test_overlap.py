@@ -208,7 +208,7 @@ def test_the_usual_time_of_a_window_is_told(camera, beside_us):
     session = InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112))
     pipeline = Pipeline(config_from_parameters({**VALUES}, NodeConfig).pipeline, session)
     told = []
-    session.meanwhile = lambda running: told.append(running.ends - time.perf_counter())
+    session.on_window_running = lambda running: told.append(running.ends - time.perf_counter())
     for frame in frames_of(camera):
         list(pipeline.push(frame))
     assert told[0] <= 0  # nothing is known of the first

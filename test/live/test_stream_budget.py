@@ -124,9 +124,9 @@ def test_the_metric_model_is_warmed_too(monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     looks = []
     stream, _ = stream_of(**{"scale.source": "metric_model", "scale.metric_checkpoint": "random"})
-    plain = stream.pipeline.inference.ruler.measure
+    plain = stream.pipeline.inference.metric_model.measure
     monkeypatch.setattr(
-        stream.pipeline.inference.ruler, "measure", lambda *a: looks.append(a) or plain(*a)
+        stream.pipeline.inference.metric_model, "measure", lambda *a: looks.append(a) or plain(*a)
     )
     stream.warm_up()
     assert len(looks) == 1

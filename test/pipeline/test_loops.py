@@ -98,9 +98,9 @@ def closed(ring):
     return run(ring, Seeing(ring))
 
 
-def run(truth, session, ruler=None, patient=True, **values):
+def run(truth, session, metric_model=None, patient=True, **values):
     settings = {"process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2}
-    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, ruler)
+    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, metric_model)
     pipeline.loops.patient = patient
     K = truth[0].K.copy()
     K[:2, 2] -= 0.5
