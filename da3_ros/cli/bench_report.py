@@ -31,7 +31,6 @@ from da3_ros.inference import (
     open_networks,
 )
 from da3_ros.inference.benchmark import WARM_UP, Speed, measure_speed
-from da3_ros.inference.memory_governor import OOM_FALLBACKS
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
 from da3_ros.network import MODELS, CheckpointError
@@ -130,10 +129,10 @@ def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> 
         "frames_per_s": _rate(config, speed, look_s),
         "window_ms": [1e3 * s for s in speed.window_s],
         "memory_gib": {
-            "peak": session.peak / GIB,
+            "peak": session.status().memory_peak_gb,
             "planned": speed.planned.predicted / GIB,
             "planned_after_measuring": (session.plan or speed.planned).predicted / GIB,
-            "budget": session.budget / GIB,
+            "budget": session.status().memory_budget_gb,
         },
     }  # fmt: skip
 
@@ -187,12 +186,13 @@ def _what_ran(
         "cameras": list(config.cameras),
         "metric_every": config.scale.metric_every,
         "parameters": {p.name: p.value for p in parameters(config)},
-        "reduced": [*plan.reduced, *_relief(session)],
+        "reduced": [*plan.reduced, *_fallback(session)],
     }
 
 
-def _relief(session: InferenceSession) -> list[str]:
-    return [f"out of memory: {OOM_FALLBACKS[session.relief].text}"] if session.relief else []
+def _fallback(session: InferenceSession) -> list[str]:
+    fallback = session.memory.fallback
+    return [f"out of memory: {fallback.current.text}"] if fallback.level else []
 
 
 def _times(speed: Speed, opened: Opened, look_s: float | None) -> dict[str, Any]:

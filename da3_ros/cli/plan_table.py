@@ -115,7 +115,7 @@ def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
     session = InferenceSession(config, poses=False)
     session.warm_up(question.window, question.new, image=question.image)
     speed = measure_speed(session, TIMED, warm_up=WARM_UP)
-    return [f"{session.peak / GIB:.2f}", f"{speed.frames_per_s:.2f}"]
+    return [f"{session.status().memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"]
 
 
 def as_text(rows: list[list[str]]) -> str:

@@ -13,10 +13,17 @@ import torch
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from da3_ros.inference import InferenceConfig, InferenceSession, MetricDepthModel, devices
+from da3_ros.inference import (
+    InferenceConfig,
+    InferenceSession,
+    MetricDepthModel,
+    devices,
+    window_decoder,
+)
 from da3_ros.inference import download as transfer
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
+from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.self_check import SelfCheck
 from da3_ros.network import MODELS
@@ -210,13 +217,13 @@ def test_every_other_method_runs_on_a_card(card, monkeypatch):
     for _ in range(2):
         session.infer(window(4))
     for relief in (1, 2, 3):
-        session.relief = relief
-        session._set_pieces()
+        session.memory.step_down(0, 3)
+        assert session.memory.fallback.level == relief
         session.infer(window(3))
-    session._change_precision(torch.float32)
+    session.loaded.change_precision(torch.float32)
     session.infer(window(2))
     on_card()
-    assert session.attention == "flash"
+    assert session.loaded.attention == "flash"
 
 
 def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
@@ -231,21 +238,24 @@ def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
 
     monkeypatch.setattr(session.network, "decode", fail)
     assert session.infer(window(3)).depth.shape == (3, 56, 84)
-    assert session.relief == 1
+    assert session.memory.fallback.level == 1
 
 
 @pytest.mark.parametrize("model", ["da3metric-large", "da3nested-giant-large"])
 def test_the_other_kinds_of_networks_stay_on_the_card(card, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)
-    monkeypatch.setattr(module, "to_metres", lambda out, canonical, focal, fill_sky: out._replace(
-        sky=canonical.sky, scale=focal[:, 0], scale_spread=focal[:, 0]
-    ) if same_place(out.depth, canonical.depth, focal) else None)  # fmt: skip
+    monkeypatch.setattr(window_decoder, "to_metres", as_metres)
     session = open_session(model)
-    session._warned = True  # whether a focal length is a number cannot be asked of a fake
+    session._decoder._warned = True  # whether a focal length is a number cannot be asked of a fake
     session.fit((84, 56), 3, 1)
     assert session.infer(window(3, wanted=(1, 2))).depth.shape == (3, 56, 84)
     on_card()
+
+
+def as_metres(out, canonical, focal, fill_sky):
+    assert same_place(out.depth, canonical.depth, focal)
+    return out._replace(sky=canonical.sky, scale=focal[:, 0], scale_spread=focal[:, 0])
 
 
 def same_place(*tensors):
@@ -263,7 +273,7 @@ def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
 def test_a_tensor_left_on_the_host_is_found(card, monkeypatch):
     """That this file can fail: fake tensors do tell devices apart."""
     session = open_session()
-    monkeypatch.setattr(InferenceSession, "_upload", lambda self, x: x)
+    monkeypatch.setattr(LoadedNetwork, "upload", lambda self, x: x)
     with pytest.raises(Exception, match=r"device"):
         session.infer(window(3, wanted=(1, 2)))
 

@@ -116,7 +116,7 @@ def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
     plan = session.fit((640, 480), 4, 1)
     weights = sum(p.nbytes for p in metric_model.network.parameters())
     assert plan.fixed >= weights
-    assert session.budget == 2 * GIB
+    assert session.memory.budget == 2 * GIB
 
 
 def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):

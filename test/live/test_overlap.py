@@ -14,6 +14,7 @@ from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import session as module
 from da3_ros.inference.download import Download
+from da3_ros.inference.image_encoder import ImageEncoder
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import RecordingError
 from da3_ros.recordings.read_ahead import ReadAhead
@@ -53,9 +54,9 @@ def camera():
 def story(monkeypatch):
     """What the session does, in order: begins of prefixes and ends of windows."""
     told = []
-    encode, finish = InferenceSession._encode, module.to_prediction
+    encode, finish = ImageEncoder.encode, module.to_prediction
     monkeypatch.setattr(
-        InferenceSession, "_encode",
+        ImageEncoder, "encode",
         lambda self, images, size: told.append(f"prefix {len(images)}")
         or encode(self, images, size),
     )  # fmt: skip
