@@ -39,7 +39,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SAMPLES, SharedView, sample
+from da3_ros.mapping.shared_view import SAMPLES, SharedView, sample
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,
@@ -426,7 +426,7 @@ def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
     place = true_place(known)
     anchors = []
     for i, view in enumerate(views):
-        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES // MOST_DEPTHS)
+        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES)
         depth = place.scale * stored.depth[i].reshape(-1)[pixels]
         T = place.pose(stored.T_window_camera[i])
         anchors.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))

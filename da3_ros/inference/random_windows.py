@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from da3_ros.inference.interfaces import Session
-from da3_ros.inference.planner import JOINING, Plan
+from da3_ros.inference.planner import Plan
+from da3_ros.inference.wanted_views import usual_wanted
 from da3_ros.types import Prediction, View, Window
 
 
@@ -23,13 +24,6 @@ def slide(
     assert session.plan is not None
     for window in random_windows(session.plan, views, new, windows, unseen=unseen):
         yield session.infer(window)
-
-
-def usual_wanted(views: int, new: int) -> tuple[int, ...]:
-    """Whose depth is wanted in a window: of new views, and of those that join it to the scene."""
-    shared = views - new
-    joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
-    return (*sorted(joining), *range(shared, views))
 
 
 def random_windows(

@@ -9,10 +9,7 @@ import numpy as np
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array, TrackedFrame, View
 
-SAMPLES = 8192  # pixels of all frames together that give their depth
-
-
-MOST_DEPTHS = 3  # frames that give it; poses come from all
+SAMPLES = 2730  # pixels of a view that give its depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +35,7 @@ class SharedView:
     @staticmethod
     def of(view: View, frame: TrackedFrame) -> SharedView:
         """Of a delivered frame; all that is not finite is left out."""
-        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
+        pixels = sample(np.isfinite(frame.depth_m), SAMPLES)
         depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
         return SharedView(view, frame.K, frame.T_world_camera, pixels, depth, confidence)

@@ -12,8 +12,9 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.inference.interfaces import MetricModel, Session
+from da3_ros.inference.wanted_views import wanted_views
 from da3_ros.mapping.rig_scale import RigScaleEstimator
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SharedView
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, choose
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window
@@ -92,7 +93,10 @@ class WindowInference:
         self._next_window += 1
         while True:
             views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
-            wanted = (*aligned_by(shared), *range(len(shared), len(views)))
+            wanted = wanted_views(
+                [anchor.keyframe for anchor in shared], [v.camera for v in views[: len(shared)]],
+                len(new),
+            )  # fmt: skip
             window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
             try:
                 return window, shared, self.session.infer(window)
@@ -117,19 +121,6 @@ class WindowInference:
             else:
                 log.info("pose_prior: the network gets poses")
         return given
-
-
-def aligned_by(shared: Sequence[SharedView]) -> list[int]:
-    """Indices of the shared views whose depth aligns a window.
-
-    Keyframes and the newest view, then the newest of other cameras, the first and the middle one.
-    """
-    last = len(shared) - 1
-    keyframes = [i for i, anchor in enumerate(shared) if anchor.keyframe]
-    newest = {anchor.view.camera: i for i, anchor in enumerate(shared)}  # of each camera
-    others = sorted(set(newest.values()) - {last}, reverse=True)
-    order = [*keyframes[: MOST_DEPTHS - 1], last, *others, 0, last // 2] if shared else []
-    return sorted(list(dict.fromkeys(order))[:MOST_DEPTHS])
 
 
 def _fault(prediction: Prediction, window: Window) -> str:
