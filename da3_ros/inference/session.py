@@ -111,35 +111,23 @@ class InferenceSession(Session):
         return self.memory.plan
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
-        """Plan for camera images of (width, height) and windows of ``window`` views, ``new`` new.
-
-        Raises BudgetError when nothing fits.
-        """
+        """As ``MemoryGovernor.fit``."""
         return self.memory.fit(image, window, new)
 
     def use_plan(self, plan: Plan) -> None:
-        """Run as ``plan`` says, whatever memory is free: two runs with one plan are equal.
-
-        Raises ValueError for another model's plan, DeviceError for a precision that is not here.
-        """
+        """As ``MemoryGovernor.use_plan``."""
         self.memory.use_plan(plan)
 
     def check_budget(self, memory_budget_gb: float) -> None:
-        """Raise BudgetError if nothing fits into this budget; changes nothing.
-
-        Any thread may ask, while a window runs too. No plan is made, which may take seconds.
-        """
+        """As ``MemoryGovernor.check_budget``; any thread may ask, while a window runs too."""
         self.memory.check_budget(memory_budget_gb)
 
     def set_budget(self, memory_budget_gb: float) -> None:
-        """Take a new budget, 0 for 90 % of what was free at the start, and plan anew.
-
-        Raises BudgetError, and changes nothing, when nothing fits for the images of one camera.
-        """
+        """As ``MemoryGovernor.set_budget``."""
         self.memory.set_budget(memory_budget_gb)
 
     def undone_if_refused(self) -> AbstractContextManager[None]:
-        """After a BudgetError within, the budget and all plans are those from before."""
+        """As ``MemoryGovernor.undone_if_refused``."""
         return self.memory.undone_if_refused()
 
     # Windows -------------------------------------------------------------------------------------
