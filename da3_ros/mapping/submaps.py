@@ -21,6 +21,7 @@ from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.scene import (
     CHUNK,
     REFERENCE,
@@ -31,7 +32,7 @@ from da3_ros.mapping.scene import (
 )
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
-from da3_ros.types import Array, Image, TrackedFrame
+from da3_ros.types import Array, Image
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ class Submap:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A whole scene as it was at one moment, in metres where they are known; shares memory."""
+    """A whole scene as it was at one moment; shares memory.
+
+    Its unit is the metre where metres are known: a scene that is loaded goes on in it.
+    """
 
     submaps: tuple[Submap, ...]
     poses: Poses  # in the frames of their submaps
@@ -164,13 +168,10 @@ class SubmapStore:
         at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
         return self._begins[at - 1][1] if at else REFERENCE
 
-    def add(self, frame: TrackedFrame) -> int:
-        """Take a delivered frame's pose, and a keyframe's points and image; returns the submap.
-
-        Frames are in scene units.
-        """
+    def add(self, frame: SceneFrame) -> int:
+        """Take a frame's pose, and a keyframe's points and image; returns the submap."""
         submap = self._submap_for(frame)
-        T = moved_back(submap.T_scene_submap, frame.T_world_camera)
+        T = moved_back(submap.T_scene_submap, frame.T_scene_camera)
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
         self.trajectory.add(frame, T, submap.id)
@@ -179,7 +180,7 @@ class SubmapStore:
             self._keep_image(submap, frame)
             self._insert(submap, frame, T)
             self.revision = next(_REVISIONS)
-            self._bound(frame.T_world_camera[:3, 3])
+            self._bound(frame.T_scene_camera[:3, 3])
         return submap.id
 
     def move(self, places: Mapping[int, Similarity]) -> None:
@@ -259,7 +260,7 @@ class SubmapStore:
         return self._growing if submap is self.newest else None
 
     def poses(self) -> Poses:
-        """Of all cameras, in metres where they are known."""
+        """Of all cameras in the world, in metres where they are known."""
         return self.trajectory.poses().moved(self._places())
 
     def path(self, most: int = 0, *, shown: bool = False) -> Poses:
@@ -275,7 +276,7 @@ class SubmapStore:
         return poses.take(slice(None, None, stride)).moved(self._places())
 
     def cloud(self) -> PointCloud:
-        """All points in scene units."""
+        """All points in the scene's coordinates and unit."""
         scene = self.snapshot(np.eye(4)).scene()
         clouds = [replace(c, T_world_submap=_scaled(c.T_world_submap, 1 / self.metres))
                   for c in scene.clouds]  # fmt: skip
@@ -284,11 +285,12 @@ class SubmapStore:
     def _places(self) -> dict[int, Similarity]:
         return {id: _scaled(s.T_scene_submap, self.metres) for id, s in self.submaps.items()}
 
-    def _submap_for(self, frame: TrackedFrame) -> Submap:
+    def _submap_for(self, frame: SceneFrame) -> Submap:
         submap = self.newest
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self._close()
-            submap = Submap(self._next, self._segment, _place_of(frame.T_world_camera))
+            begin = Similarity.from_pose(frame.T_scene_camera)
+            submap = Submap(self._next, self._segment, begin)
             submap.part = self.part
             self._note_part(submap)
             self.submaps[submap.id] = submap
@@ -325,15 +327,15 @@ class SubmapStore:
     def _with_points(self) -> Iterator[Submap]:
         return (s for s in list(self.submaps.values()) if len(s.cloud))
 
-    def _keep_image(self, submap: Submap, frame: TrackedFrame) -> None:
+    def _keep_image(self, submap: Submap, frame: SceneFrame) -> None:
         if self.limits.keep_images:
             data = jpeg(frame.image)
             submap.images[frame.camera, frame.stamp_ns] = data
             self._image_bytes += len(data)
 
-    def _insert(self, submap: Submap, frame: TrackedFrame, T_submap_camera: Array) -> None:
-        known = np.isfinite(frame.depth_m)
-        points = backproject(frame.depth_m, frame.K)[known]
+    def _insert(self, submap: Submap, frame: SceneFrame, T_submap_camera: Array) -> None:
+        known = np.isfinite(frame.depth)
+        points = backproject(frame.depth, frame.K)[known]
         radius = self._radius()
         if radius:
             near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
@@ -456,11 +458,6 @@ def moved_back(S: Similarity, T: Array) -> Array:
     out[:3, :3] = S.R.T @ T[:3, :3]
     out[:3, 3] = S.R.T @ (T[:3, 3] - S.t) / S.scale
     return out
-
-
-def _place_of(T: Array) -> Similarity:
-    """A frame whose origin is a pose [4, 4] of the scene."""
-    return Similarity.from_pose(T)
 
 
 def _scaled(S: Similarity, factor: float) -> Similarity:

@@ -176,7 +176,7 @@ def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
 
     def listen(self, anchors, prediction, indices, scale=None):
         fit = join(self, anchors, prediction, indices, scale)
-        told.append((scale, fit.T_scene_window.scale))
+        told.append((scale, fit.T_ref_window.scale))
         return fit
 
     monkeypatch.setattr(WindowAligner, "join", listen)
