@@ -37,7 +37,7 @@ class SceneMap:
         self.scale = SceneScale(config.scale)
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
-        self.T_map_world = T_MAP_WORLD  # of exports; a robot's base may level it
+        self._unplace_map()
 
     def forget(self) -> None:
         """Begin with an empty map."""
@@ -48,7 +48,17 @@ class SceneMap:
     def reset(self) -> None:
         """Begin with an empty map at the default place."""
         self.forget()
-        self.T_map_world = T_MAP_WORLD
+        self._unplace_map()
+
+    def place_map(self, T_map_world: Array | None) -> None:
+        """Decide where the map lies, once in a scene; None: it stays at the default place."""
+        self.map_placed = True
+        if T_map_world is not None:
+            self.T_map_world = T_map_world
+
+    def _unplace_map(self) -> None:
+        self.T_map_world = T_MAP_WORLD  # [4, 4]; all who need it ask here
+        self.map_placed = False  # whether it is decided
 
     def start_segment(self, newest: dict[str, Array]) -> None:
         """A new segment of odometry begins, at these poses of the last one (empty: at the origin).
@@ -77,7 +87,7 @@ class SceneMap:
         self.forget()
         self.scale.resume(saved.metric and self.config.scale.source != "none")
         self.submaps.restore(saved)
-        self.T_map_world = saved.T_map_world
+        self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
         """The whole scene as it is now; cheap, and it does not change later."""

@@ -44,7 +44,7 @@ SAME_S = 5.0  # between two warnings about the same
 class Host(Protocol):
     """Where images go; called from the executor's thread."""
 
-    def take(self, pending: RawFrame) -> None:
+    def take(self, raw: RawFrame) -> None:
         """An image that is paired with its calibration."""
 
     def drop(self, cause: str, text: str) -> None:

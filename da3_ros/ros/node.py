@@ -109,7 +109,7 @@ class Da3Node(LifecycleNode):
         stream = Stream(config, self.library, self, transforms)
         self.runner = StreamRunner(stream, self.log)
         self.runner.submit(lambda: stream.warm_up(self._leaving))
-        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.lanes))
+        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.scene_streams))
         self.tf_input = TfInput(
             self.endpoints, transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),
@@ -220,14 +220,14 @@ class Da3Node(LifecycleNode):
 
     # What the cameras' inputs need -------------------------------------------------------------
 
-    def take(self, pending: RawFrame) -> None:
+    def take(self, raw: RawFrame) -> None:
         """An image that is paired with its calibration."""
         if self.runner is None:
             return
         if not self.enabled:
             self.discard("paused", 1)
             return
-        self.runner.stream.put(pending)
+        self.runner.stream.put(raw)
         self.runner.worker.notify()
 
     def drop(self, cause: str, text: str) -> None:
@@ -238,8 +238,7 @@ class Da3Node(LifecycleNode):
     def discard(self, cause: str, images: int) -> None:
         """So many images are not used, as was asked for."""
         if self.runner is not None:
-            self.runner.stream.received += images
-            self.runner.stream.drops.add(cause, images)
+            self.runner.stream.discard(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     gaps = node.images.lost if node.images is not None else 0
     lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
-    scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
+    scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
         node.library,
@@ -107,11 +107,11 @@ def _joining(stream: Stream | None) -> dict[str, Any]:
     report = stream.last_report if stream else None
     if stream is None or report is None:
         return {}
-    scenes = [lane.pipeline.map for lane in stream.lanes.values()]
+    scenes = [pipeline.map for pipeline in stream.pipelines]
     parts = [scene.parts for scene in scenes]
     return {
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
-        "poses_held": sum(lane.pipeline.counters["poses_held"] for lane in stream.lanes.values()),
+        "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
         "parts": sum(map(len, parts)),
         "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
         "alignment_rms": report.alignment_rms,
@@ -136,7 +136,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
     if stream is None:
         return Facts(node.state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
-    refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
+    refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
     beside = {"windows_refused": refused, "publish_failed": stream.publish_failed}
     growing = stream.growth.update(drops | beside, now)
     source = stream.config.pipeline.scale.source

@@ -95,11 +95,11 @@ def test_live_frames_that_come_while_a_window_runs_are_begun_with(
         return self.asked > 3
 
     monkeypatch.setattr(Slow, "done", done)
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     stream.put(frames[0])
     assert stream.step()
     assert story == ["prefix 1", "prefix 1", "window"]
-    (chosen,) = stream._next.instants
+    (chosen,) = stream._chooser.ahead.instants
     assert chosen[0].stamp_ns == frames[2].stamp_ns  # the newest, not the first that came
     stream.step()
     assert story[3:] == ["prefix 1", "window"]  # the next one's again; its own was there
@@ -117,12 +117,12 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     stream, host = stream_of()
     frames = list(as_messages(camera, host.lib))
     monkeypatch.setattr(
-        Slow, "done", lambda self: stream.put(frames[1]) if not stream._next else True
+        Slow, "done", lambda self: stream.put(frames[1]) if not stream._chooser.ahead else True
     )
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     stream.put(frames[0])
     stream.step()
-    assert stream._next is not None
+    assert stream._chooser.ahead is not None
     stream.reset()
     assert stream.drop_counts()["cleared"] == 1
     assert not stream.step()
@@ -142,7 +142,7 @@ def test_images_taken_while_a_window_runs_are_counted(
         if self.asked == 1:
             for pending in itertools.islice(coming, new):
                 stream.put(pending)
-        return stream._next is not None
+        return stream._chooser.ahead is not None
 
     def prediction(*args, **options):
         if next(windows) in failing:
@@ -151,7 +151,7 @@ def test_images_taken_while_a_window_runs_are_counted(
 
     monkeypatch.setattr(Slow, "done", done)
     monkeypatch.setattr(module, "to_prediction", prediction)
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     for pending in itertools.islice(coming, new):
         stream.put(pending)
     for n in range(1, 4):
@@ -159,7 +159,7 @@ def test_images_taken_while_a_window_runs_are_counted(
             stream.step()
         except RuntimeError:
             assert n in failing
-        assert sum(map(len, stream._next.instants)) == new  # taken, and in no count yet
+        assert sum(map(len, stream._chooser.ahead.instants)) == new  # taken, and in no count yet
         failed = new * len([number for number in failing if number <= n])
         assert stream.drop_counts() == ({"failed": failed} if failed else {})
         assert stream.received == stream.processed + failed + new

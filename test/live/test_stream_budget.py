@@ -60,7 +60,8 @@ def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
         with pytest.raises(BudgetError, match="raise memory_budget_gb"):
             stream.check_budget(between)
     else:
-        stream.lanes = dict(reversed(stream.lanes.items()))  # the one it fits is asked first
+        # The one it fits is asked first.
+        stream.scene_streams = dict(reversed(stream.scene_streams.items()))
         session.memory.requests.asked = session.memory.requests.asked[:1]
     plan, budget = session.plan, session.memory.budget
     inference = dataclasses.replace(stream.config.pipeline.inference, memory_budget_gb=between)
@@ -69,9 +70,9 @@ def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
         stream.reconfigure(wanted)
     assert (session.plan, session.memory.budget) == (plan, budget)
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
-    for lane in stream.lanes.values():
-        lane.pipeline.builder.fit(session)
-        assert (lane.pipeline.builder.process_res, lane.pipeline.builder.window_size) == (112, 4)
+    for pipeline in stream.pipelines:
+        pipeline.builder.fit(session)
+        assert (pipeline.builder.process_res, pipeline.builder.window_size) == (112, 4)
 
 
 def test_a_warm_up_is_no_window_of_the_stream():

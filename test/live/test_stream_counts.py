@@ -113,7 +113,7 @@ def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypat
         raise RuntimeError("in decode")
 
     with monkeypatch.context() as patch:
-        patch.setattr("da3_ros.live.stream.decode", broken)
+        patch.setattr("da3_ros.live.window_chooser.decode", broken)
         put(stream, camera, list(camera)[:3])
         assert step(stream)
     assert stream.drop_counts() == {"failed": 3}
