@@ -27,7 +27,8 @@ from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import SceneFrame
-from da3_ros.mapping.submaps import Snapshot, Submap, SubmapStore, held
+from da3_ros.mapping.submap_points import Submap, held
+from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
