@@ -30,7 +30,7 @@ from da3_ros.recordings.base import (
     in_stamp_order,
 )
 from da3_ros.recordings.camera_topics import Camera, choose_camera
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -214,8 +214,8 @@ class BagRecording(Recording):
     def _paired(self) -> Iterator[tuple[int, _Image]]:
         """(stamp_ns, image) as recorded; images wait for their camera_info, in order."""
         by_topic = {source.topic: source for source in self._sources}
-        keepers: dict[str, CameraInfoKeeper[_Image]] = {
-            s.topic: CameraInfoKeeper(s.info_topic, self._timeout_s)
+        keepers: dict[str, CameraInfoMatcher[_Image]] = {
+            s.topic: CameraInfoMatcher(s.info_topic, self._timeout_s)
             for s in self._sources
             if s.info_topic is not None
         }
@@ -232,7 +232,7 @@ class BagRecording(Recording):
             yield from _ready(waiting, keepers.values(), image.stamp_ns)
         yield from _ready(waiting, keepers.values(), 0, final=True)
 
-    def _wait(self, keeper: CameraInfoKeeper[_Image] | None, image: _Image) -> bool:
+    def _wait(self, keeper: CameraInfoMatcher[_Image] | None, image: _Image) -> bool:
         """Hand an image to its keeper; False if it is no image."""
         if keeper is None:
             image.decided = True
@@ -258,7 +258,7 @@ def _stamp(message: Any, log_ns: int) -> int:
 
 def _ready(
     waiting: deque[_Image],
-    keepers: Iterable[CameraInfoKeeper[_Image]],
+    keepers: Iterable[CameraInfoMatcher[_Image]],
     now_ns: int,
     final: bool = False,
 ) -> Iterator[tuple[int, _Image]]:

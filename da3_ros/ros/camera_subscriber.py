@@ -32,7 +32,7 @@ from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import ImageError, image_size, stamp_ns
 from da3_ros.messages.topics import CAMERA_INFO, info_topic, says_rectified
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 
 DEPTH = 5
 WAITING_BYTES = 256 << 20  # of images that wait for a camera_info
@@ -150,7 +150,7 @@ class CameraInput:
             if config.input_rectified == "auto"
             else config.input_rectified == "true"
         )
-        self._keeper: CameraInfoKeeper[Any] = CameraInfoKeeper(
+        self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
         self.images = self.infos = 0
@@ -187,7 +187,7 @@ class CameraInput:
 
     def reset(self) -> None:
         """A new stream: which calibration belongs to it is decided anew."""
-        waited = self._keeper.reset()
+        waited = self._matcher.reset()
         if waited:
             self._host.discard("cleared", waited)
 
@@ -233,7 +233,7 @@ class CameraInput:
         except (ImageError, ValueError) as error:
             self._host.warn(f"{self.info_topic}: {error}", every_s=SAME_S)
             return
-        self._keeper.add_info(calibration, message.header.frame_id)
+        self._matcher.add_info(calibration, message.header.frame_id)
         self._hand_on()
 
     def _on_image(self, message: Any) -> None:
@@ -250,9 +250,9 @@ class CameraInput:
             self._host.drop("bad_image", f"{self.image_topic}: image dropped: {error}")
             return
         now = time.monotonic_ns()
-        self._keeper.add_image(message, message.header.frame_id, width, height, now)
+        self._matcher.add_image(message, message.header.frame_id, width, height, now)
         # Large images do not wait for a calibration until memory is gone.
-        self._hand_on(final=self._keeper.waiting * len(message.data) > WAITING_BYTES)
+        self._hand_on(final=self._matcher.waiting * len(message.data) > WAITING_BYTES)
 
     def _look_at_stamp(self, message: Any) -> None:
         stamp = stamp_ns(message.header.stamp)
@@ -284,7 +284,7 @@ class CameraInput:
         return waiting_text(awaited, look_around(self.node, awaited), surroundings)
 
     def _hand_on(self, final: bool = False) -> None:
-        for message, calibration in self._keeper.ready(time.monotonic_ns(), final):
+        for message, calibration in self._matcher.ready(time.monotonic_ns(), final):
             self._host.take(
                 RawFrame(
                     stamp_ns=stamp_ns(message.header.stamp),
@@ -296,7 +296,7 @@ class CameraInput:
                     camera=self.camera,
                 )
             )
-        for notice in self._keeper.notices():
+        for notice in self._matcher.notices():
             self.node.get_logger().warning(notice)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Adds to a frame what the robot knows of it: its own pose, and the camera's place on the rig.
+"""Adds to a frame the camera's pose by the robot (prior), and its pose on the rig.
 
-The same step live and in a replay. It comes after frames were synchronised, decoded and prepared,
-right before they are pushed: odometry may come later than images. Knows no ROS and no network.
+The same step live and in a replay. It follows synchronising, decoding and preparing, right before
+frames are pushed, because odometry may arrive later than images. No ROS, no network.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from da3_ros.sensors.rig_geometry import RigGeometry
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Array, Frame
 
-SAME_S = 5.0  # between two warnings about the prior
+WARNING_PERIOD_S = 5.0  # between two warnings about the prior
 
 
 class FrameAnnotator:
-    """Asks the prior and the rig's geometry about frames; ``without_prior`` counts in vain."""
+    """Adds prior and rig poses to frames; ``without_prior`` counts frames without a prior pose."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class FrameAnnotator:
         prior: PosePrior | None,
         warn: Callable[..., None],
     ) -> None:
-        """``prior``: None where the robot's own poses are not wanted.
+        """prior: None if the robot's own poses are not used.
 
-        ``warn`` takes a line, and as ``every_s`` how often it may be repeated.
+        warn: takes a line, and ``every_s``, the shortest time between two equal warnings.
         """
         self.transforms, self.prior = transforms, prior
         self.without_prior = 0
@@ -38,7 +38,8 @@ class FrameAnnotator:
         self._warn = warn
 
     def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
-        """The frames of one instant with ``T_prior_camera`` and ``T_rig_camera`` as known."""
+        """Returns the frames of one instant with ``T_prior_camera`` and ``T_rig_camera`` if
+        known."""
         return [
             dataclasses.replace(
                 frame,
@@ -55,5 +56,5 @@ class FrameAnnotator:
             return self.prior.camera(frame.frame_id, frame.stamp_ns)
         except PriorError as error:
             self.without_prior += 1
-            self._warn(f"no pose from {self.prior.source}: {error}", every_s=SAME_S)
+            self._warn(f"no pose from {self.prior.source}: {error}", every_s=WARNING_PERIOD_S)
             return None

@@ -12,7 +12,7 @@ from da3_ros.live.scene_stream import RawFrame
 from da3_ros.live.stream import Stream
 from da3_ros.messages import build
 from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.sensors.pose_prior import PoseHistory
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
@@ -178,7 +178,7 @@ def test_counts_are_read_while_another_thread_adds_causes(camera):
 
 
 def test_images_that_waited_for_camera_info_are_reported():
-    keeper = CameraInfoKeeper("/camera_info", timeout_s=2.0)
+    keeper = CameraInfoMatcher("/camera_info", timeout_s=2.0)
     for n in range(3):
         keeper.add_image(n, "optical", 56, 42, n)
     assert keeper.reset() == 3

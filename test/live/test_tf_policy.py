@@ -148,5 +148,5 @@ def test_an_owner_of_odom_keeps_the_map_to_himself():
 
 def test_a_localiser_that_lags_is_an_error_and_no_guess():
     others = tree(MOUNT, LOCALISER)
-    with pytest.raises(TransformError, match="after what is known"):
+    with pytest.raises(TransformError, match="after the known history"):
         edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))
