@@ -19,7 +19,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import NodeConfig
 from da3_ros.export.export import ExportError
-from da3_ros.export.paths import beside
+from da3_ros.export.paths import path_for_camera
 from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
 from da3_ros.inference import (
     BudgetError,
@@ -130,7 +130,7 @@ def _use_plan(session: Session, path: Path) -> None:
 def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
     """Go on in a saved scene, or in several where cameras have their own."""
     for i, (name, pipeline) in enumerate(pipelines.items()):
-        place = beside(folder, name) if i else folder
+        place = path_for_camera(folder, name) if i else folder
         log.info("%s: %s", place, pipeline.resume(load_scene(place)))
 
 

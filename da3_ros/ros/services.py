@@ -26,7 +26,7 @@ from da3_ros.export.export import (
     format_of,
     size_of,
 )
-from da3_ros.export.paths import PathError, beside, resolve_inside
+from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load_scene, save_scene
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
@@ -149,8 +149,8 @@ class Services:
         check_outside_scenes(path)
         (_, first), *others = scenes.items()
         for name, saved in others:
-            progress = self._progress(f"export of {beside(path, name)}")
-            export_scene(saved.scene(), beside(path, name), selection, form, progress)
+            progress = self._progress(f"export of {path_for_camera(path, name)}")
+            export_scene(saved.scene(), path_for_camera(path, name), selection, form, progress)
         progress = self._progress(f"export of {path}")
         return export_scene(first.scene(), path, selection, form, progress)
 
@@ -161,7 +161,7 @@ class Services:
         def save() -> None:
             check_outside_scenes(path)
             for i, (name, saved) in enumerate(scenes.items()):
-                place = beside(path, name) if i else path
+                place = path_for_camera(path, name) if i else path
                 save_scene(saved, place, self._progress(f"saving {place}"))
 
         await self._on(self._files, save)
@@ -177,7 +177,11 @@ class Services:
 
         def load() -> dict[str, Snapshot]:
             first, *others = stream.scene_streams
-            there = {name: beside(path, name) for name in others if beside(path, name).is_dir()}
+            there = {
+                name: path_for_camera(path, name)
+                for name in others
+                if path_for_camera(path, name).is_dir()
+            }
             return {name: load_scene(place) for name, place in {first: path, **there}.items()}
 
         scenes = await self._on(self._files, load)

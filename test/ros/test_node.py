@@ -187,8 +187,8 @@ def test_services_export_reset_and_pause(tmp_path):
         assert 0 < some.points <= 50
         (root / "file").write_text("")
         for path, words in (
-            ("../out.ply", "leaves export_dir"),
-            ("/etc/out.ply", "leaves export_dir"),
+            ("../out.ply", "is outside export_dir"),
+            ("/etc/out.ply", "is outside export_dir"),
             ("file/out.ply", "cannot be written"),
             ("scene.obj", "unknown format"),
         ):
