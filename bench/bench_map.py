@@ -27,7 +27,7 @@ from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import SceneFrame
-from da3_ros.mapping.submap_points import Submap, held
+from da3_ros.mapping.submap_points import Submap, compact
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
@@ -90,7 +90,7 @@ def made_scene(points: int) -> Snapshot:
             np.ones(n, np.int32),
         )
         place = Similarity(1.0, np.eye(3), np.array([20.0 * i, 0, 0]))
-        submaps.append(Submap(i, 0, place, held(cloud)))
+        submaps.append(Submap(i, 0, place, compact(cloud)))
     K = np.array([[400.0, 0, 252], [0, 400, 189], [0, 0, 1]])
     poses = Poses.of([Pose(i, _at(0.01 * i), K, SIZE, i % 10 == 0) for i in range(2000)])
     return Snapshot(tuple(submaps), poses, 0, True, np.eye(4))

@@ -144,15 +144,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class MotionError:
-    """What a network may be off by in the same way in every window, between two cameras.
+    """Systematic error of a network's relative pose of two cameras: the same in every window.
 
-    Standard deviations of the length of the error: per rotation between them, per way between them
-    over the depth, and at the least (rad; places follow by the depth).
+    Standard deviations of the error's length (rad for rotation; times the depth for position).
     """
 
-    rotation: float = 0.0
-    way: float = 0.0
-    least: float = 0.0
+    rotation: float = 0.0  # per radian of rotation between the cameras
+    distance: float = 0.0  # per distance between the cameras over the depth
+    least: float = 0.0  # the smallest error of any pair
 
 
 @dataclass(frozen=True)

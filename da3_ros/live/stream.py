@@ -58,7 +58,7 @@ class Stream:
         self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn)
         pipelines = open_pipelines(config.pipeline, session)
         for pipeline in pipelines.values():
-            pipeline.loops.patient = False  # frames do not wait for the graph
+            pipeline.loops.wait_for_solver = False  # frames do not wait for the graph
         self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,

@@ -1,7 +1,7 @@
-"""Frames on their way into the scene: placed in their segment, then in the scene.
+"""Processed frames inside the pipeline: in segment coordinates, then in scene coordinates.
 
-Neither is in metres. What goes out, in the world and in metres where these are known, is
-``types.TrackedFrame``.
+Neither is in metres. The published frame, in world coordinates and in metres where the scale is
+known, is ``types.TrackedFrame``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class SegmentFrame:
     depth: FloatImage  # [h, w] z-depth in segment units, NaN unknown, +Inf sky
     confidence: FloatImage  # [h, w]
     K: Array  # [3, 3] corner rule, pixels of ``depth``
-    T_segment_camera: Array  # [4, 4]; NaN of a view that the network saw alone
+    T_segment_camera: Array  # [4, 4]; NaN from a single-image network
     scale: Scale
     window: WindowReport
-    leads: bool = True  # of several cameras the first one that saw this instant
+    leads: bool = True  # whether it is the first camera's frame of its instant
     keyframe: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class SceneFrame:
-    """What the map takes of a frame, in the scene's coordinates and unit."""
+    """The part of a frame that goes into the map, in the scene's coordinates and unit."""
 
     stamp_ns: int
     camera: str
     image: Image  # [h, w, 3] RGB, rectified, at the depth's size
-    depth: FloatImage  # [h, w] z-depth in scene units; what is not finite makes no point
+    depth: FloatImage  # [h, w] z-depth in scene units; values that are not finite give no point
     confidence: FloatImage  # [h, w]
     K: Array  # [3, 3] corner rule, pixels of ``depth``
     T_scene_camera: Array  # [4, 4]

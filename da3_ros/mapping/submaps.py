@@ -1,7 +1,7 @@
-"""The accumulated scene in submaps: stretches of keyframes, each with its points in its own frame.
+"""The accumulated scene in submaps: runs of keyframes with their points in the submap's frame.
 
-A submap has a place in the scene that a pose graph may change: its points and its poses go along.
-What is held is bounded by number, memory and distance (``submap_points``).
+A submap has a place in the scene, which a pose graph may change: its points and poses move with
+it. Number, memory and distance of points are limited (``submap_points``).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
-KEYFRAMES = 16  # that make a submap: short enough that windows have hardly drifted within it
-MOST_VOXELS = 500_000  # of a growing submap; with more, the next one begins early
+KEYFRAMES = 16  # keyframes of a submap; few, so that drift within it is small
+MAX_VOXELS = 500_000  # voxels of a growing submap; with more, the next one begins early
 _REVISIONS = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A whole scene as it was at one moment; shares memory.
+    """A whole scene at one moment; shares memory with the store.
 
-    Its unit is the metre where metres are known: a scene that is loaded goes on in it.
+    Its unit is the metre if the scale is known.
     """
 
     submaps: tuple[Submap, ...]
     poses: Poses  # in the frames of their submaps
-    segment: int  # the one that was being added to
+    segment: int  # the current one
     metric: bool
     T_map_world: Array
     unit: float = 1.0  # scene units per network unit of the newest window
 
     def scene(self) -> Scene:
-        """What is shown and exported of it."""
+        """Returns the scene to show and export."""
         places = {s.id: s.T_scene_submap for s in self.submaps}
         clouds = tuple(
             SubmapCloud(s.cloud, places[s.id], s.part) for s in self.submaps if len(s.cloud)
@@ -62,23 +62,23 @@ class Snapshot:
 
 
 class SubmapStore:
-    """All that is remembered of a scene, within ``limits``, which may be replaced at any time.
+    """Submaps and trajectory of a scene, within ``limits``, which may be replaced at any time.
 
-    Lengths are in scene units; ``metres`` says what one is in metres, where that is known. The
-    oldest leave first when there is too much, and at once what lies beyond the radius.
+    Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
+    points are dropped first; points beyond the radius are dropped at once.
     """
 
     def __init__(self, limits: MapConfig) -> None:
         self.limits = limits
-        self.metres = 1.0
+        self.scene_scale = 1.0
         self.trajectory = Trajectory()
         self.submaps: dict[int, Submap] = {}
         self._points = SubmapPoints(self.submaps)
         self._next = self._segment = 0
-        self.part = REFERENCE  # what comes belongs to
-        self._begins: list[tuple[int, int]] = []  # first submap of each stretch of one part
-        self.revision = next(_REVISIONS)  # another one after every change that can be seen
-        self._forget_at = 64  # submaps
+        self.part = REFERENCE  # part of new frames
+        self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
+        self.revision = next(_REVISIONS)  # changes with every visible change
+        self._forget_at = 64  # number of submaps at which empty ones are removed
 
     def __len__(self) -> int:
         return len(self._points)
@@ -95,34 +95,34 @@ class SubmapStore:
 
     @property
     def place_known(self) -> bool:
-        """Whether it is measured where what comes lies in the map."""
+        """Whether the place of new frames in the map is known."""
         return self.part == REFERENCE
 
     @property
     def parts(self) -> set[int]:
-        """The parts of the scene, the one that is being added to among them."""
+        """The parts of the scene, including the current one."""
         return {s.part for s in list(self.submaps.values())} | {self.part}
 
     def begin_guessed(self) -> None:
-        """What comes first lies at a guessed place: the map's frame is older than this store."""
+        """Marks the first part as guessed: the map's frame is older than this store."""
         self.part = REFERENCE + 1
 
     def start_segment(self) -> None:
-        """What comes now is not joined to what was before: a new submap, and a part of its own."""
+        """Begins a segment that is not aligned to the last one: a new submap and a new part."""
         self._points.close()
         if any(s.segment == self._segment for s in self.submaps.values()):
             self._segment += 1
         if any(s.part == self.part for s in self.submaps.values()):
-            # Never a number that was used: loops may know submaps that have left the map.
+            # Never a used number: loops may refer to submaps that were removed from the map.
             self.part = 1 + max(self.part, *(part for _, part in self._begins))
 
-    def join_parts(self, tied: Iterable[tuple[int, int]]) -> None:
-        """Loops tie these pairs of submaps: their parts become one, the older of both."""
+    def merge_parts(self, tied: Iterable[tuple[int, int]]) -> None:
+        """Merges the parts of pairs of submaps that loops connect; the older part remains."""
         for pair in tied:
             older, newer = sorted(map(self._part_of, pair))
             if older == newer:
                 continue
-            log.info("part %d of the scene has found its place in part %d", newer, older)
+            log.info("part %d of the scene was joined to part %d by a loop", newer, older)
             self.revision = next(_REVISIONS)
             for submap in self.submaps.values():
                 submap.part = older if submap.part == newer else submap.part
@@ -130,14 +130,14 @@ class SubmapStore:
             self.part = older if self.part == newer else self.part
 
     def _part_of(self, submap: int) -> int:
-        """Of a submap by its id, also of one that has left the map."""
+        """Returns the part of a submap by its id, also of a removed one."""
         at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
         return self._begins[at - 1][1] if at else REFERENCE
 
     def add(self, frame: SceneFrame) -> int:
-        """Take a frame's pose, and a keyframe's points and image; returns the submap."""
+        """Adds a frame's pose, and a keyframe's points and image; returns the submap's id."""
         submap = self._submap_for(frame)
-        T = moved_back(submap.T_scene_submap, frame.T_scene_camera)
+        T = relative_pose(submap.T_scene_submap, frame.T_scene_camera)
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
         self.trajectory.add(frame, T, submap.id)
@@ -147,22 +147,22 @@ class SubmapStore:
                 self._points.keep_image(submap, frame)
             self._points.insert(frame, T, self._radius())
             self.revision = next(_REVISIONS)
-            self._bound(frame.T_scene_camera[:3, 3])
+            self._enforce_limits(frame.T_scene_camera[:3, 3])
         return submap.id
 
     def move(self, places: Mapping[int, Similarity]) -> None:
-        """Submaps lie elsewhere now; their points and poses go with them."""
+        """Sets new places of submaps; their points and poses move with them."""
         self.revision = next(_REVISIONS)
         for id, T_scene_submap in places.items():
             self.submaps[id].T_scene_submap = T_scene_submap
 
     def regrid(self) -> None:
-        """Voxels of the edge that ``limits`` and ``metres`` give now; brings no new detail."""
+        """Averages all points in voxels of the edge length by ``limits`` and ``scene_scale``."""
         self.revision = next(_REVISIONS)
         self._points.regrid(self._voxel)
 
     def restore(self, saved: Snapshot) -> None:
-        """Take over a saved scene, in an empty store; what comes now is a segment of its own."""
+        """Takes over a saved scene in an empty store; new frames begin a new segment."""
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={})
@@ -174,54 +174,56 @@ class SubmapStore:
         self._segment = saved.segment + 1
         self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
         if len(self.trajectory):
-            self._bound(self.poses().rows["T"][-1, :, 3])
+            self._enforce_limits(self.poses().rows["T"][-1, :, 3])
 
     def snapshot(
         self, T_map_world: Array = T_MAP_WORLD, metric: bool = False, unit: float = 1.0
     ) -> Snapshot:
-        """Everything as it is now; cheap, and what the map does later does not change it."""
+        """Returns the scene as it is now; cheap, and not changed by later frames."""
         places, submaps = self._places(), []
         for s in self.submaps.values():
             cloud, images = self._points.cloud_of(s), dict(s.images)
             submaps.append(replace(s, cloud=cloud, T_scene_submap=places[s.id], images=images))
-        scale = unit * self.metres
+        scale = unit * self.scene_scale
         poses, segment = self.trajectory.poses(), self._segment
         return Snapshot(tuple(submaps), poses, segment, metric, T_map_world, scale)
 
     def scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """What is shown and exported, in metres where they are known."""
+        """Returns the scene to show and export, in metres if the scale is known."""
         return self.snapshot(T_map_world).scene()
 
     @property
     def shown_part(self) -> int:
-        """The part to display: the one that is added to, or the last one while it is empty.
+        """The part to display: the current one, or the last one while that is empty.
 
-        Another part's points would lie in the same frame at a place that is a guess.
+        Points of another part would be shown at a guessed place in the same frame.
         """
         newest = max(self.submaps, default=-1)
         return self.submaps[newest].part if newest >= 0 else self.part
 
     def thinned(self, most: int, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """An even choice of at most ``most`` points of the part that is shown, for display; costs
-        by what is chosen."""
+        """Returns an even choice of at most ``most`` points of the shown part, for display.
+
+        The cost is proportional to the chosen points.
+        """
         places, clouds, before = self._places(), [], 0
         shown = [s for s in self.submaps.values() if s.part == self.shown_part]
-        sizes = [self._points.size_of(s) for s in shown]
+        sizes = [self._points.point_count(s) for s in shown]
         stride = max(1, -(-sum(sizes) // most))
         for s, size in zip(shown, sizes, strict=True):
-            cloud = self._points.some_of(s, slice(-before % stride, None, stride))
+            cloud = self._points.cloud_slice(s, slice(-before % stride, None, stride))
             clouds.append(SubmapCloud(cloud, places[s.id], s.part))
             before += size
         return Scene(tuple(clouds), Poses.of([]), T_map_world)
 
     def poses(self) -> Poses:
-        """Of all cameras in the world, in metres where they are known."""
+        """Returns the poses of all cameras in the world, in metres if the scale is known."""
         return self.trajectory.poses().moved(self._places())
 
     def path(self, most: int = 0, *, shown: bool = False) -> Poses:
-        """Where the leading camera has been, or an even choice of at most ``most`` poses.
+        """Returns the poses of the leading camera, or an even choice of at most ``most``.
 
-        shown: in the part that is shown alone.
+        shown: of the shown part only.
         """
         poses = self.trajectory.poses().leading()
         if shown and len(self.parts) > 1:
@@ -231,14 +233,14 @@ class SubmapStore:
         return poses.take(slice(None, None, stride)).moved(self._places())
 
     def cloud(self) -> PointCloud:
-        """All points in the scene's coordinates and unit."""
+        """Returns all points in the scene's coordinates and unit."""
         scene = self.snapshot(np.eye(4)).scene()
-        clouds = [replace(c, T_world_submap=_scaled(c.T_world_submap, 1 / self.metres))
+        clouds = [replace(c, T_world_submap=_scaled(c.T_world_submap, 1 / self.scene_scale))
                   for c in scene.clouds]  # fmt: skip
         return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _places(self) -> dict[int, Similarity]:
-        return {id: _scaled(s.T_scene_submap, self.metres) for id, s in self.submaps.items()}
+        return {id: _scaled(s.T_scene_submap, self.scene_scale) for id, s in self.submaps.items()}
 
     def _submap_for(self, frame: SceneFrame) -> Submap:
         submap = self.newest
@@ -258,24 +260,24 @@ class SubmapStore:
             self._begins.append((submap.id, submap.part))
 
     def _is_full(self, submap: Submap) -> bool:
-        return submap.keyframes >= KEYFRAMES or self._points.size_of(submap) > MOST_VOXELS
+        return submap.keyframes >= KEYFRAMES or self._points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:
-        return self.limits.voxel_m / self.metres / submap.T_scene_submap.scale
+        return self.limits.voxel_m / self.scene_scale / submap.T_scene_submap.scale
 
     def _radius(self) -> float:
         """``radius_m`` in scene units; 0: none."""
-        return self.limits.radius_m / self.metres
+        return self.limits.radius_m / self.scene_scale
 
-    def _bound(self, camera: Array) -> None:
-        """Let go of what is too much, or too far from the camera [3]."""
+    def _enforce_limits(self, camera: Array) -> None:
+        """Drops points and images beyond the limits, or too far from the camera [3]."""
         room = self.limits.memory_mb * 2**20
-        self._points.sweep(camera, self._radius())
-        self._points.bound(self.limits.max_points, room, self.trajectory.nbytes)
+        self._points.drop_distant(camera, self._radius())
+        self._points.enforce_limits(self.limits.max_points, room, self.trajectory.nbytes)
         self._forget_empty()
 
     def _forget_empty(self) -> None:
-        """Submaps without points and poses are nothing; poses thin out with time."""
+        """Removes submaps without points and poses; thinning removes poses over time."""
         if len(self.submaps) < self._forget_at:
             return
         used = {int(i) for i in np.unique(self.trajectory.poses().rows["submap"])}
@@ -286,8 +288,8 @@ class SubmapStore:
         self._forget_at = 2 * len(self.submaps) + 64
 
 
-def moved_back(S: Similarity, T: Array) -> Array:
-    """A rigid pose [4, 4] of the scene in the frame that lies at ``S`` in it."""
+def relative_pose(S: Similarity, T: Array) -> Array:
+    """Returns a rigid pose [4, 4] of the scene relative to the frame at ``S`` in it."""
     out = np.eye(4)
     out[:3, :3] = S.R.T @ T[:3, :3]
     out[:3, 3] = S.R.T @ (T[:3, 3] - S.t) / S.scale

@@ -15,7 +15,7 @@ import numpy as np
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
-from da3_ros.mapping.covariance import turned
+from da3_ros.mapping.covariance import rotated_covariance
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.messages import build
@@ -70,7 +70,7 @@ def _has(frame: TrackedFrame, topic: str) -> bool:
 
 def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
     """A covariance [6, 6] in the axes of the map; None: not known."""
-    return None if covariance is None else turned(covariance, T_map_world[:3, :3])
+    return None if covariance is None else rotated_covariance(covariance, T_map_world[:3, :3])
 
 
 def _prefixed(prefix: str, topic: str) -> str:

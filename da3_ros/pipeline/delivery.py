@@ -1,4 +1,4 @@
-"""Makes frames and window reports of what the network said. Owns nothing."""
+"""Makes frames and window reports from predictions. Functions only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from da3_ros.types import (
     WindowReport,
 )
 
-# Where a window lies whose views the network saw each alone.
+# The alignment of a window of a single-image network.
 UNPLACED = Alignment(IDENTITY, False, float("nan"), float("nan"))
 
 
@@ -34,7 +34,7 @@ def report_of(
     loop_closed: bool,
     total_s: float,
 ) -> WindowReport:
-    """What happened to a window."""
+    """Returns the report of a window."""
     return WindowReport(
         id=window.id,
         stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
@@ -61,19 +61,19 @@ def segment_frame(
     report: WindowReport,
     config: DepthConfig,
 ) -> SegmentFrame:
-    """View ``index`` of a window that was placed in its segment, its depth filtered."""
+    """Returns the frame of view ``index`` in segment coordinates, with filtered depth."""
     view, confidence = prepared.view, prediction.confidence[index]
     depth = prediction.depth[index] * np.float32(T_segment_window.scale)
     sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
-    # A single-image network gives no confidence: that is no reason to doubt its depth.
-    believed = confidence if prediction.posed else np.full_like(confidence, 1e30)
+    # A single-image network gives no confidence: none of its depth is filtered by it.
+    trusted = confidence if prediction.posed else np.full_like(confidence, 1e30)
     return SegmentFrame(
         id=view.id,
         stamp_ns=view.stamp_ns,
         frame_id=view.frame_id,
         camera=view.camera,
         image=view.image,
-        depth=filter_depth(depth, believed, config, prepared.valid, sky),
+        depth=filter_depth(depth, trusted, config, prepared.valid, sky),
         confidence=confidence,
         K=prediction.K[index] if view.K is None else view.K,
         T_segment_camera=T_segment_window.pose(prediction.T_window_camera[index]),
@@ -86,7 +86,7 @@ def segment_frame(
 def tracked_frame(
     frame: SegmentFrame, depth_m: FloatImage, T_world_camera: Array, T_odom_world: Array
 ) -> TrackedFrame:
-    """A frame as it goes out, without covariances."""
+    """Returns the frame to publish, without covariances."""
     return TrackedFrame(
         id=frame.id,
         stamp_ns=frame.stamp_ns,
@@ -106,7 +106,7 @@ def tracked_frame(
 
 
 def _focal_ratio(window: Window, prediction: Prediction) -> float:
-    """Focal length as the network sees it over the calibrated one; NaN without calibration."""
+    """Returns the predicted over the calibrated focal length; NaN without calibration."""
     views = zip(window.views, prediction.K, strict=True)
     ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
     return float(np.median(ratios)) if ratios else float("nan")

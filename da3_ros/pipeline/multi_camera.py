@@ -1,4 +1,4 @@
-"""Which pipelines the cameras go through: all through one, or each through one of its own."""
+"""Opens the pipelines of several cameras: one for all, or one for each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from da3_ros.pipeline.pipeline import Pipeline
 def open_pipelines(
     config: PipelineConfig, session: Session | None = None, metric_model: MetricModel | None = None
 ) -> dict[str, Pipeline]:
-    """One pipeline named "", or with ``window.mode: independent`` one per camera by its name.
+    """Returns one pipeline named "", or one per camera by name with ``window.mode: independent``.
 
-    All run on one network. ``session`` stands in for the one that ``config`` names.
+    All use one network. ``session`` replaces the one that ``config`` names.
     """
     if session is None:
         session, metric_model = open_networks(config)
@@ -30,7 +30,7 @@ def is_independent(config: PipelineConfig) -> bool:
 
 
 def alone(config: PipelineConfig) -> PipelineConfig:
-    """``config`` of a pipeline that sees one of several cameras."""
+    """Returns the configuration of a pipeline for one of several cameras."""
     if not is_independent(config):
         return config
     rig = dataclasses.replace(config.rig, poses=())

@@ -195,5 +195,5 @@ def test_the_pipeline_asks_the_ruler(network):
         for r in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
     ]
     # Random weights measure badly; the point is that measures arrive, as doubtful as they are.
-    assert len(pipeline.scale._keeper._filter) == len(results)
+    assert len(pipeline.scale._scale_filter._measurement_filter) == len(results)
     assert dataclasses.is_dataclass(results[-1].scale)

@@ -154,7 +154,7 @@ def test_a_cap_below_one_frame_holds_too():
 
 def test_nothing_is_held_beyond_the_radius_in_metres():
     held = store(radius_m=12.0)
-    held.metres = 2.0  # six units of the scene
+    held.scene_scale = 2.0  # six units of the scene
     for i in range(300):
         T = pose(0.05 * i)
         held.add(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
@@ -209,7 +209,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     for i in range(KEYFRAMES + 2):
         held.add(frame(i, pose(0.01 * i), seed=i))
     points, seen = len(held), held.cloud().count.sum()
-    held.metres = 0.1  # so that a voxel is half a unit
+    held.scene_scale = 0.1  # so that a voxel is half a unit
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
@@ -251,9 +251,9 @@ def test_the_number_of_a_part_that_has_left_the_map_is_not_used_again():
     gone = held.add(frame(1, pose(1.0)))
     held.start_segment()
     back = held.add(frame(2, pose(2.0)))
-    held.join_parts([(0, back)])
+    held.merge_parts([(0, back)])
     del held.submaps[gone]
     held.start_segment()
     held.add(frame(3, pose(3.0)))
-    held.join_parts([(0, gone)])
+    held.merge_parts([(0, gone)])
     assert not held.place_known

@@ -113,14 +113,14 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_world_camera
     scene = pipeline.scene()
-    points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.scale.scene_scale @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_world_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.metres == pipeline.scale.metres
+    assert pipeline.map.scene_scale == pipeline.scale.scene_scale
 
 
 def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
@@ -160,26 +160,26 @@ def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.trajectory), pipeline.scale.metres
+    poses, before = len(pipeline.map.trajectory), pipeline.scale.scene_scale
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
-    assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
+    assert pipeline.scale.scene_scale == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
     assert len(pipeline.map.trajectory) == poses + len(again) - unknown
 
 
 def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     told = []
-    join = WindowAligner.join
+    align = WindowAligner.align
 
-    def listen(self, anchors, prediction, indices, scale=None):
-        fit = join(self, anchors, prediction, indices, scale)
+    def listen(self, shared_views, prediction, indices, scale=None):
+        fit = align(self, shared_views, prediction, indices, scale)
         told.append((scale, fit.T_ref_window.scale))
         return fit
 
-    monkeypatch.setattr(WindowAligner, "join", listen)
+    monkeypatch.setattr(WindowAligner, "align", listen)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
     run(walk, config, metric_model=TrueRuler(walk[1], sigma=0.01))
     assert told[0][0] is None  # nobody knows the scene's unit yet

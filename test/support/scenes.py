@@ -34,7 +34,7 @@ def store(**limits):
 def full_store():
     """Two segments, a closed submap, an open one, two cameras, images, metres known."""
     held = store(keep_images=True)
-    held.metres = 0.5
+    held.scene_scale = 0.5
     for i in range(KEYFRAMES + 3):
         held.add(frame(i, pose(0.3 * i), seed=i, camera="front" if i % 2 else ""))
     held.start_segment()
