@@ -171,7 +171,9 @@ def make_nodes(context):
     nodes = [republish(values)] if values["republish"] else []
     nodes.append(da3_node(values, given))
     if launch_helpers.is_on(values["rviz"]):
-        nodes.append(Node(remappings=DISPLAYED, **launch_helpers.rviz(values, SHARE, given)))
+        nodes.append(
+            Node(remappings=DISPLAYED, **launch_helpers.rviz_options(values, SHARE, given))
+        )
     return nodes
 
 
@@ -187,7 +189,7 @@ def da3_node(values, given):
     return Node(
         parameters=[*files, *([given] if given else [])],
         remappings=[(ours, values[a]) for ours, a in REMAPPINGS.items() if values[a]],
-        **launch_helpers.live_node(values),
+        **launch_helpers.node_options(values),
     )
 
 

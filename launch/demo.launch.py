@@ -98,6 +98,6 @@ def make_camera(context):
         name="synthetic_camera",
         parameters=[parameters],
         remappings=[("image_raw", IMAGE)],
-        **launch_helpers.our_process(values),
+        **launch_helpers.process_options(values),
     )
     return [camera]

@@ -167,7 +167,7 @@ def da3_node(values, cameras, given):
     return Node(
         parameters=[params_file, {"cameras": cameras, **given}],
         remappings=[(f"{c}/image", topic.replace("{camera}", c)) for c in cameras if topic],
-        **launch_helpers.live_node(values),
+        **launch_helpers.node_options(values),
     )
 
 
@@ -188,7 +188,7 @@ def synthetic_rig(values, cameras):
                 "wait_for_subscribers": 1,
             }
         ],
-        **launch_helpers.our_process(values),
+        **launch_helpers.process_options(values),
     )
 
 
@@ -202,5 +202,5 @@ def rviz(values, first, given):
             *((f"/da3/{topic}", f"da3/{first}/{topic}") for topic in own),
             *((f"/da3/{topic}", f"da3/{topic}") for topic in scene if not alone),
         ],
-        **launch_helpers.rviz(values, SHARE, given),
+        **launch_helpers.rviz_options(values, SHARE, given),
     )

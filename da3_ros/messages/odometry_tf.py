@@ -44,10 +44,10 @@ def add_transforms(
     message: Any,
     *,
     static: bool,
-    bad: Callable[[str], None],
+    warn: Callable[[str], None],
     owner: str = "",
 ) -> None:
-    """One tf2_msgs/TFMessage of the node ``owner``; what cannot be used is told to ``bad``."""
+    """One tf2_msgs/TFMessage of the node ``owner``; what cannot be used is told to ``warn``."""
     topic = "/tf_static" if static else "/tf"
     for item in message.transforms:
         parent, child = item.header.frame_id, item.child_frame_id
@@ -55,7 +55,7 @@ def add_transforms(
             T = rigid(item.transform.translation, item.transform.rotation)
             tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static, owner=owner)
         except (TransformError, ValueError) as error:
-            bad(f"{topic}: transform ignored: {error}")
+            warn(f"{topic}: transform ignored: {error}")
 
 
 def rigid(translation: Any, rotation: Any) -> Array:

@@ -6,7 +6,7 @@ IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 
-def says_rectified(topic: str) -> bool:
+def is_rectified_topic(topic: str) -> bool:
     """The interface's rule for ``input_rectified: auto``: the topic's name contains ``rect``."""
     return "rect" in topic
 

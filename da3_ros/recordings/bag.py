@@ -20,7 +20,7 @@ from da3_ros.messages.decode import (
     is_grey,
     stamp_ns,
 )
-from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, says_rectified
+from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, is_rectified_topic
 from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.recordings.base import (
     REORDER_DEPTH,
@@ -184,7 +184,7 @@ class BagRecording(Recording):
             except RecordingError as error:
                 hint = f" (camera {name}: give its topic with --camera {name}:=TOPIC)"
                 raise RecordingError(f"{error}{hint if name else ''}") from error
-            says = says_rectified(found) if rectified is None else rectified
+            says = is_rectified_topic(found) if rectified is None else rectified
             sources.append(_Source(name, found, self._find_info_topic(found), says))
         for other, source in itertools.combinations(sources, 2):
             if other.topic == source.topic:

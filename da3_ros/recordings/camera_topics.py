@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from da3_ros.messages.topics import says_rectified
+from da3_ros.messages.topics import is_rectified_topic
 from da3_ros.recordings.base import RecordingError
 
 
@@ -34,7 +34,7 @@ class Camera:
     @property
     def rectified(self) -> bool:
         """Whether the topic's name says that its images are rectified."""
-        return says_rectified(self.topic)
+        return is_rectified_topic(self.topic)
 
     def describe(self) -> str:
         """One line."""

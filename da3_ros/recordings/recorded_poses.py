@@ -44,7 +44,7 @@ def transforms_of(recording: Recording) -> TransformTree:
     for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
         for _, message in recording.messages(name):
             static = name.endswith("tf_static")
-            add_transforms(tree, message, static=static, bad=log.warning)
+            add_transforms(tree, message, static=static, warn=log.warning)
     return tree
 
 
