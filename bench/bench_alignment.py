@@ -36,10 +36,10 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference import InferenceSession
+from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SAMPLES, SharedView, sample
+from da3_ros.mapping.shared_view import SAMPLES, SharedView, sample
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,
@@ -90,7 +90,7 @@ class Centres:
 
     def join(self, anchors, prediction, indices, scale=None):
         """As WindowAligner; the first windows (fewer than three centres) get the rotations."""
-        known = np.array([a.T_world_camera for a in anchors])
+        known = np.array([a.T_ref_camera for a in anchors])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
             return WindowAligner().join(anchors, prediction, indices)
@@ -108,7 +108,7 @@ class LeastSquares:
             ours = prediction.depth[i].reshape(-1)[anchor.pixels].astype(np.float64)
             good = np.isfinite(ours) & np.isfinite(anchor.depth)
             rays = anchor.rays()[good]
-            T, S = anchor.T_world_camera, prediction.T_window_camera[i]
+            T, S = anchor.T_ref_camera, prediction.T_window_camera[i]
             target.append(anchor.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
             source.append(ours[good, None] * rays @ S[:3, :3].T + S[:3, 3])
         points = np.concatenate(source)
@@ -133,8 +133,8 @@ class Chain(LeastSquares):
         if found is not None:
             self._last = {
                 a.view.id: (
-                    found.T_scene_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
-                    found.T_scene_window.pose(prediction.T_window_camera[i]),
+                    found.T_ref_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
+                    found.T_ref_window.pose(prediction.T_window_camera[i]),
                 )
                 for a, i in zip(anchors, indices, strict=True)
             }
@@ -144,7 +144,7 @@ class Chain(LeastSquares):
         if anchor.view.id not in self._last:
             return anchor
         depth, T = self._last[anchor.view.id]
-        return dataclasses.replace(anchor, depth=depth.astype(np.float64), T_world_camera=T)
+        return dataclasses.replace(anchor, depth=depth.astype(np.float64), T_ref_camera=T)
 
 
 class Oracle(WindowAligner):
@@ -189,7 +189,7 @@ class Told(WindowAligner):
             known = (self._scene / self.session.unit * error, self.SIGMA)
         found = super().join(anchors, prediction, indices, known)
         if self._scene is None and found is not None:
-            self._scene = found.T_scene_window.scale * self.session.unit
+            self._scene = found.T_ref_window.scale * self.session.unit
         return found
 
 
@@ -249,7 +249,7 @@ class Recorder:
         found = self.joiner.join(*arguments, **values)
         self.seconds.append(time.perf_counter() - start)
         if found is not None:
-            place, T = found.T_scene_window, self.session.T_window_world
+            place, T = found.T_ref_window, self.session.T_window_world
             unit = place.scale * self.session.unit
             R = place.R @ T[:3, :3]
             t = place.points(self.session.unit * T[:3, 3])
@@ -345,7 +345,7 @@ def keyframe_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-class Cached:
+class Cached(Session):
     """A network that is asked only once about the same views."""
 
     def __init__(self, session: InferenceSession) -> None:
@@ -426,7 +426,7 @@ def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
     place = true_place(known)
     anchors = []
     for i, view in enumerate(views):
-        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES // MOST_DEPTHS)
+        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES)
         depth = place.scale * stored.depth[i].reshape(-1)[pixels]
         T = place.pose(stored.T_window_camera[i])
         anchors.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
@@ -444,7 +444,7 @@ def true_place(session: TruthSession) -> Similarity:
 def nees(joiner: WindowAligner, anchors, prediction, truth: Similarity) -> float:
     """Of one join, over its seven degrees of freedom."""
     found = joiner.join(anchors, prediction, range(len(anchors)))
-    fit, about = found.T_scene_window, found.about
+    fit, about = found.T_ref_window, found.about
     turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
     place = fit.points(about) - truth.points(about)
     error = np.array([np.log(fit.scale / truth.scale), *turn, *place])

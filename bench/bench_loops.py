@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from da3_ros.config import PipelineConfig, config_from_parameters
-from da3_ros.inference import InferenceSession
+from da3_ros.inference import InferenceSession, Session
 from da3_ros.inference.preprocess import normalize
 from da3_ros.mapping.loop_closure import seen_through, whitening
 from da3_ros.network import build_network, load_checkpoint
@@ -251,7 +251,7 @@ def recall_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict
     return found
 
 
-class Looking:
+class Looking(Session):
     """da3-tiny, and which pairs it was shown."""
 
     def __init__(self, walk: Walk, settings: PipelineConfig) -> None:

@@ -4,6 +4,9 @@ Conventions, used everywhere in the ROS-free core
 -------------------------------------------------
 * Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
   camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
+* A name says its coordinate frame, and docs/architecture.md what each one is: ``window``,
+  ``segment``, ``vo``, ``scene``, ``world``, ``odom``, ``map``. ``ref`` is the one that the caller
+  works in.
 * Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
   unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
 * ``K`` is float64 [3, 3] under the *corner* rule: pixel ``i`` covers ``[i, i + 1)``, so the centre
@@ -140,6 +143,19 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class MotionError:
+    """What a network may be off by in the same way in every window, between two cameras.
+
+    Standard deviations of the length of the error: per rotation between them, per way between them
+    over the depth, and at the least (rad; places follow by the depth).
+    """
+
+    rotation: float = 0.0
+    way: float = 0.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True)
 class Scale:
     """How network units relate to metres, and who says so."""
 
@@ -162,9 +178,9 @@ class WindowReport:
     view_ids: tuple[int, ...]  # of all its views, the new ones last
     new_frames: int
     aligned: bool  # False: the fit was refused and motion was extrapolated
-    alignment_rms: float  # scene units, over the inliers; NaN for the first window
+    alignment_rms: float  # segment units, over the inliers; NaN for the first window
     alignment_inliers: float  # share 0..1; NaN for the first window
-    unit: float  # scene units per network unit of this window
+    unit: float  # segment units per network unit of this window
     scale: Scale = field(default_factory=Scale)
     loop_closed: bool = False
     segment: int = 0  # windows of one are joined; what lies between two segments is guessed
@@ -175,7 +191,7 @@ class WindowReport:
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrame:
-    """A processed frame, delivered once, in stamp order. World = the scene's one world frame."""
+    """A processed frame, delivered once, in stamp order; in the scene's one world frame."""
 
     id: int
     stamp_ns: int

@@ -31,10 +31,8 @@ from da3_ros.inference import (
     open_networks,
 )
 from da3_ros.inference.benchmark import WARM_UP, Speed, measure_speed
-from da3_ros.inference.memory_governor import OOM_FALLBACKS
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
 
@@ -62,7 +60,7 @@ class Opened:
     """The networks, ready to run, and what it took."""
 
     session: InferenceSession
-    ruler: MetricDepthModel | None
+    metric_model: MetricDepthModel | None
     loading_s: float
     warm_up_s: float  # as the node does it before its first frame
 
@@ -92,7 +90,7 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
 
 def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
     start = time.perf_counter()
-    session, ruler = open_networks(config)
+    session, metric_model = open_networks(config)
     joint = config.window.mode == "joint"
     cameras = max(1, len(config.cameras)) if joint else 1
     try:
@@ -100,8 +98,8 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
     except ValueError as error:
         raise BenchError(f"--size: {error}") from error
     loaded = time.perf_counter()
-    warm_up(session, config.window.size, config.window.new * cameras, image=image)
-    return Opened(session, ruler, loaded - start, time.perf_counter() - loaded)
+    session.warm_up(config.window.size, config.window.new * cameras, image=image)
+    return Opened(session, metric_model, loaded - start, time.perf_counter() - loaded)
 
 
 def _without_weights(config: PipelineConfig) -> str:
@@ -131,24 +129,24 @@ def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> 
         "frames_per_s": _rate(config, speed, look_s),
         "window_ms": [1e3 * s for s in speed.window_s],
         "memory_gib": {
-            "peak": session.peak / GIB,
+            "peak": session.status().memory_peak_gb,
             "planned": speed.planned.predicted / GIB,
             "planned_after_measuring": (session.plan or speed.planned).predicted / GIB,
-            "budget": session.budget / GIB,
+            "budget": session.status().memory_budget_gb,
         },
     }  # fmt: skip
 
 
 def _look(opened: Opened, speed: Speed) -> float | None:
     """Seconds of a look of the metric model at the new frames of a window, if it is in use."""
-    session, ruler = opened.session, opened.ruler
-    if ruler is None or session.plan is None:
+    session, metric_model = opened.session, opened.metric_model
+    if metric_model is None or session.plan is None:
         return None
     seconds = []
     for window in random_windows(session.plan, speed.views, speed.new, 1 + UNSEEN):
         prediction = session.infer(window)
         start = time.perf_counter()
-        ruler.measure(window, prediction)
+        metric_model.measure(window, prediction)
         seconds.append(time.perf_counter() - start)
     return sorted(seconds[1:])[UNSEEN // 2]
 
@@ -174,12 +172,12 @@ def _machine(session: InferenceSession) -> dict[str, Any]:
 def _what_ran(
     config: PipelineConfig, options: BenchOptions, session: InferenceSession, speed: Speed
 ) -> dict[str, Any]:
-    plan = session.plan or speed.planned
+    plan, status = session.plan or speed.planned, session.status()
     return {
         "model": config.inference.model,
         "checkpoint": config.inference.checkpoint,
-        "precision": session.precision_name,
-        "attention": session.attention,
+        "precision": status.precision,
+        "attention": status.attention,
         "compile": session.compile_mode or "off",
         "image": list(options.image),
         "network_image": [plan.width, plan.height],
@@ -188,12 +186,13 @@ def _what_ran(
         "cameras": list(config.cameras),
         "metric_every": config.scale.metric_every,
         "parameters": {p.name: p.value for p in parameters(config)},
-        "reduced": [*plan.reduced, *_relief(session)],
+        "reduced": [*plan.reduced, *_fallback(session)],
     }
 
 
-def _relief(session: InferenceSession) -> list[str]:
-    return [f"out of memory: {OOM_FALLBACKS[session.relief].text}"] if session.relief else []
+def _fallback(session: InferenceSession) -> list[str]:
+    fallback = session.memory.fallback
+    return [f"out of memory: {fallback.current.text}"] if fallback.level else []
 
 
 def _times(speed: Speed, opened: Opened, look_s: float | None) -> dict[str, Any]:

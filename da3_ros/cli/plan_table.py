@@ -18,7 +18,6 @@ from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
 from da3_ros.inference.memory_governor import FREE_SHARE
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import InferenceSession
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network.model import Chunks
 
 WARM_UP, TIMED = 2, 3  # windows of a measurement
@@ -114,9 +113,9 @@ def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
         question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
     )
     session = InferenceSession(config, poses=False)
-    warm_up(session, question.window, question.new, image=question.image)
+    session.warm_up(question.window, question.new, image=question.image)
     speed = measure_speed(session, TIMED, warm_up=WARM_UP)
-    return [f"{session.peak / GIB:.2f}", f"{speed.frames_per_s:.2f}"]
+    return [f"{session.status().memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"]
 
 
 def as_text(rows: list[list[str]]) -> str:

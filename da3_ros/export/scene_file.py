@@ -25,7 +25,8 @@ from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Shot
-from da3_ros.mapping.submaps import HELD, Snapshot, Submap
+from da3_ros.mapping.submap_points import HELD, Submap
+from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.inference.compiled import IN_A_ROW
+from da3_ros.inference.interfaces import Session
 from da3_ros.inference.planner import Plan
 from da3_ros.inference.random_windows import slide
-from da3_ros.inference.session import InferenceSession
 
 WARM_UP = 1 + IN_A_ROW  # windows before any that count: all views are new in the first
 MOST_PLANS = 3  # how often the warm-up begins anew because a measured window changed the plan
@@ -41,7 +41,7 @@ class Speed:
 
 
 def measure_speed(
-    session: InferenceSession,
+    session: Session,
     windows: int,
     *,
     views: int | None = None,
@@ -74,7 +74,7 @@ def measure_speed(
 
 
 def _run(
-    session: InferenceSession,
+    session: Session,
     plan: Plan,
     views: int | None,
     windows: int,

@@ -19,18 +19,18 @@ def open_networks(config: PipelineConfig) -> tuple[InferenceSession, MetricDepth
     A nested model measures its own windows. Raises ConfigError, CheckpointError or DeviceError.
     """
     inference, spec = config.inference, _checked_model(config)
-    ruler = None
+    metric_model = None
     if config.scale.source == "metric_model" and not spec.metric:
         # First: the session then knows what is taken, and a missing file is told at once.
-        ruler = MetricDepthModel(inference, config.scale.metric_checkpoint)
+        metric_model = MetricDepthModel(inference, config.scale.metric_checkpoint)
     independent = config.window.mode == "independent"
     session = InferenceSession(
         inference,
         poses=config.pose_prior.source != "none",
         streams=max(1, len(config.cameras)) if independent else 1,
-        beside=ruler.beside if ruler else None,
+        beside=metric_model.beside if metric_model else None,
     )
-    return session, ruler
+    return session, metric_model
 
 
 def _checked_model(config: PipelineConfig) -> ModelSpec:

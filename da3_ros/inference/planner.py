@@ -19,12 +19,12 @@ import torch
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
+from da3_ros.inference.wanted_views import usual_wanted
 from da3_ros.network import MODELS
 from da3_ros.network.model import Chunks
 from da3_ros.network.specs import PATCH
 
 GIB = 2**30
-JOINING = 3  # shared frames whose depth joins a window to the scene
 SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
 LEAST_RES, LEAST_WINDOW = 224, 2
 UNMEASURED = 1.2  # of predicted activations, until a pass was measured: work space, fragments
@@ -304,7 +304,7 @@ def predict(
     request: Request, views: int, size: tuple[int, int], dtype: torch.dtype, chunks: Chunks
 ) -> Footprint:
     """What a window of ``views`` at ``size`` (height, width) takes by the network's own shapes."""
-    wanted = min(views, request.new + JOINING)
+    wanted = len(usual_wanted(views, min(views, request.new)))
     return footprint(Shape(request.model, views, wanted, *size, dtype, chunks, request.poses))
 
 

@@ -22,6 +22,14 @@ class _Kept:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class KeepRule:
+    """How prefixes are kept."""
+
+    most: int  # images in all
+    on_host: bool
+
+
 class KeptPrefixes:
     """By the image's address: the image alone decides. The longest unused leave first."""
 

@@ -1,4 +1,4 @@
-"""A sliding window of random pictures, to measure time and memory with: they need no meaning."""
+"""Windows of random pictures, to warm up and to measure with: they need no meaning."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from da3_ros.inference.planner import JOINING, Plan
-from da3_ros.inference.session import InferenceSession
+from da3_ros.inference.interfaces import Session
+from da3_ros.inference.planner import Plan
+from da3_ros.inference.wanted_views import usual_wanted
 from da3_ros.types import Prediction, View, Window
 
 
 def slide(
-    session: InferenceSession, views: int, new: int, windows: int, *, unseen: bool = False
+    session: Session, views: int, new: int, windows: int, *, unseen: bool = False
 ) -> Iterator[Prediction]:
     """Predictions of ``windows`` windows of ``views`` views, ``new`` of them new each time.
 
@@ -23,13 +24,6 @@ def slide(
     assert session.plan is not None
     for window in random_windows(session.plan, views, new, windows, unseen=unseen):
         yield session.infer(window)
-
-
-def usual_wanted(views: int, new: int) -> tuple[int, ...]:
-    """Whose depth is wanted in a window: of new views, and of those that join it to the scene."""
-    shared = views - new
-    joining = {0, (shared - 1) // 2, shared - 1} if shared >= JOINING else set(range(shared))
-    return (*sorted(joining), *range(shared, views))
 
 
 def random_windows(
@@ -48,3 +42,23 @@ def random_windows(
         ]
         held = [*held[len(fresh) :], *fresh]
         yield Window(number, tuple(held), new, wanted)
+
+
+def usual_window(plan: Plan, *, poses: bool) -> Window:
+    """A window as most of a stream are, of random pictures; the shared views all of one picture.
+
+    poses: whether it brings known poses and intrinsics.
+    """
+    rng = np.random.default_rng(0)
+    old, *fresh = rng.integers(0, 256, (1 + plan.new, plan.height, plan.width, 3)).astype(np.uint8)
+    K = np.array([[plan.width, 0, plan.width / 2], [0, plan.width, plan.height / 2], [0, 0, 1.0]])
+    pictures = [old] * (plan.window - plan.new) + fresh
+    T = np.tile(np.eye(4), (plan.window, 1, 1))
+    T[:, 0, 3] = np.arange(plan.window)
+    return Window(
+        id=0,
+        views=tuple(View(i, i, picture, K) for i, picture in enumerate(pictures)),
+        new=plan.new,
+        wanted=usual_wanted(plan.window, plan.new),
+        T_prior_camera=T if poses else None,
+    )

@@ -1,4 +1,6 @@
-"""Places a window in the scene: a Sim(3) from the frames that the scene knows already.
+"""Places a window among views that are known already: a Sim(3) from the views it shares.
+
+``ref`` is the coordinate frame of these shared views: a segment, or ``vo`` (see ``shared_view``).
 
 A shared frame was seen before from the very same pixels, so that everything about it can be
 compared without any search. Each gives three measurements of where the window lies:
@@ -47,13 +49,13 @@ SETTLED = 1e-5  # a smaller step, relative or in radians, is the last one
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A window's place in the scene and how well it fits."""
+    """A window's place among the views it shares, and how well it fits."""
 
-    T_scene_window: Similarity
+    T_ref_window: Similarity
     accepted: bool
-    rms: float  # scene units, over the inliers
+    rms: float  # units of ref, over the inliers
     inliers: float  # share 0..1
-    # [7, 7] of (log scale; rotation in the scene, rad; where ``about`` comes to lie, scene units)
+    # [7, 7] of (log scale; rotation in ref, rad; where ``about`` comes to lie, units of ref)
     covariance: Array | None = None
     about: Array | None = None  # [3] in the window: the middle of the shared cameras
     # [N, 7, 7] by how much an error of what shared view n measures moves the fit, units as above
@@ -134,15 +136,15 @@ class _Measured:
     """What N shared frames say of a window's place."""
 
     log_scale: Array  # [N], NaN where there is no depth
-    R: Array  # [N, 3, 3] scene from window
-    scene: Array  # [N, 3] camera centres in the scene
+    R: Array  # [N, 3, 3] ref from window
+    ref: Array  # [N, 3] camera centres in ref
     window: Array  # [N, 3] camera centres in the window
     weight: Array  # [N] share of a measurement's variance that is the new window's own
-    unit: float  # scene units: median depth, in which centres are as uncertain as everywhere
+    unit: float  # units of ref: median depth, in which centres are as uncertain as everywhere
 
 
 class WindowAligner:
-    """Joins windows of one segment to the scene; remembers only how well they did."""
+    """Aligns windows to the views they share; remembers only how well they fitted."""
 
     def __init__(self) -> None:
         self.spread = Spread()
@@ -160,11 +162,11 @@ class WindowAligner:
         indices: Sequence[int],
         scale: tuple[float, float] | None = None,
     ) -> Alignment | None:
-        """Place ``prediction`` by the frames it shares with the scene.
+        """Place ``prediction`` in ``ref`` by the views it shares.
 
         indices: where in the window each anchor stands. A frame whose depth is NaN there gives
         its pose alone.
-        scale: scene units per network unit and its relative standard deviation (0: exact, the fit
+        scale: units of ref per network unit and its relative standard deviation (0: exact, the fit
         is an SE(3)), where they are known; None: a free Sim(3).
 
         Returns None when neither a frame's depth nor ``scale`` tells the scale.
@@ -257,7 +259,7 @@ def _measure(
     anchors: Sequence[SharedView], prediction: Prediction, indices: Sequence[int]
 ) -> _Measured:
     poses = prediction.T_window_camera[list(indices)]
-    known = np.array([a.T_world_camera for a in anchors])
+    known = np.array([a.T_ref_camera for a in anchors])
     seen = np.array([a.observations for a in anchors], dtype=float)
     depths = [np.median(a.depth) for a in anchors if len(a.depth)]
     return _Measured(
@@ -265,7 +267,7 @@ def _measure(
             [_log_scale(a, prediction, i) for a, i in zip(anchors, indices, strict=True)]
         ),
         R=known[:, :3, :3] @ poses[:, :3, :3].transpose(0, 2, 1),
-        scene=known[:, :3, 3],
+        ref=known[:, :3, 3],
         window=poses[:, :3, 3],
         weight=seen / (seen + 1),
         unit=float(np.median(depths)) if depths else 1.0,
@@ -273,7 +275,7 @@ def _measure(
 
 
 def _log_scale(anchor: SharedView, prediction: Prediction, index: int) -> float:
-    """Log of scene depth over window depth, NaN where too few pixels know both."""
+    """Log of known depth over window depth, NaN where too few pixels know both."""
     ours = prediction.depth[index].reshape(-1)[anchor.pixels]
     sure = prediction.confidence[index].reshape(-1)[anchor.pixels]
     good = np.isfinite(ours) & (ours > 0) & np.isfinite(sure)
@@ -333,7 +335,7 @@ def _start(
     log_scale = float(np.median(known)) if scale is None else float(np.log(scale[0]))
     turns = np.einsum("iab,jab->ij", measured.R, measured.R)
     R = measured.R[int(np.argmax(np.sort(turns, axis=1).sum(axis=1)))]
-    offset = measured.scene - np.exp(log_scale) * (measured.window - about) @ R.T
+    offset = measured.ref - np.exp(log_scale) * (measured.window - about) @ R.T
     return log_scale, R, np.median(offset, axis=0)
 
 
@@ -346,7 +348,7 @@ def _linearize(
     residual = np.empty((count, 7))
     residual[:, 0] = measured.log_scale - log_scale
     residual[:, 1:4] = Rotation.from_matrix(measured.R @ R.T).as_rotvec()
-    residual[:, 4:] = (measured.scene - place) / measured.unit - arm
+    residual[:, 4:] = (measured.ref - place) / measured.unit - arm
     jacobian = np.tile(np.eye(7), (count, 1, 1))
     jacobian[:, 4:, 0] = arm
     # The cross product of a small rotation with the arm, by the rotation.
@@ -410,7 +412,7 @@ def _pose_off(fit: Similarity, anchor: SharedView, T_window_camera: Array, unit:
     """How far a shared camera's pose moves what it sees at the depth ``unit``; the median."""
     some = sample(np.ones(len(anchor.depth), bool), BLOCKS**3)
     x = anchor.rays()[some]
-    T, S = fit.pose(T_window_camera), anchor.T_world_camera
+    T, S = fit.pose(T_window_camera), anchor.T_ref_camera
     moved = x @ (T[:3, :3] - S[:3, :3]).T + (T[:3, 3] - S[:3, 3]) / unit
     return float(np.median(np.linalg.norm(moved, axis=1)))
 
@@ -438,7 +440,7 @@ def _distances(
         rays = anchor.rays()[good]
         moved = fit.pose(prediction.T_window_camera[index])
         here = fit.scale * ours[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]
-        there = anchor.depth[good, None] * rays @ anchor.T_world_camera[:3, :3].T
-        distance.append(np.linalg.norm(here - there - anchor.T_world_camera[:3, 3], axis=1))
+        there = anchor.depth[good, None] * rays @ anchor.T_ref_camera[:3, :3].T
+        distance.append(np.linalg.norm(here - there - anchor.T_ref_camera[:3, 3], axis=1))
         depth.append(anchor.depth[good])
     return np.concatenate(distance), np.concatenate(depth)

@@ -22,26 +22,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.mapping.window_noise import KINDS, SIZE, WindowNoise, window_covariance
-from da3_ros.types import Array
+from da3_ros.types import Array, MotionError
 
 MOST = 128  # views whose errors are held together
 # Loops at one place share views, which a graph takes for independent: its variance times this.
 LOOPS_SHARE = 2.0
 STANDING = 0.01  # rad, or way over depth: less motion than this shows the same picture
 LAYERS = KINDS + 1  # per unit of each kind of noise, and what is known from elsewhere
-
-
-@dataclass(frozen=True)
-class MotionError:
-    """What a network may be off by in the same way in every window, between two cameras.
-
-    Standard deviations of the length of the error: per rotation between them, per way between them
-    over the depth, and at the least (rad; places follow by the depth).
-    """
-
-    rotation: float = 0.0
-    way: float = 0.0
-    least: float = 0.0
 
 
 # Measured on da3-tiny, the weakest model (bench/bench_covariance.py); taken for every network that

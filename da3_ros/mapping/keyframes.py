@@ -3,6 +3,8 @@
 Every join adds its error to the last one's. A keyframe that stays in the windows as long as it is
 in view takes many joins out of the chain, as do all that are seen again on coming back. Motion
 decides what becomes a keyframe; a camera that stands still makes none. Memory is bounded.
+
+All poses and lengths (``ref``) are those of one segment.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class KeyframeSelector:
         blurred = self._is_blurred(anchor.view)
         if not self._keyframes:
             return True
-        turn, parallax = self._apart(anchor.T_world_camera)
+        turn, parallax = self._apart(anchor.T_ref_camera)
         wait = PATIENT if blurred else 1.0
         near = (turn <= wait * self.limits.rotation_deg) & (
             parallax <= wait * self.limits.parallax
@@ -163,7 +165,7 @@ class KeyframeSelector:
         known = np.array([k.anchor.view.id in recent for k in self._keyframes])
         near, overlap = np.zeros(len(known), bool), np.zeros(len(known))
         for anchor in now:
-            turn, parallax = self._apart(anchor.T_world_camera)
+            turn, parallax = self._apart(anchor.T_ref_camera)
             seen = self._overlap(anchor)
             here = (turn < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~known
             overlap = np.where(here, np.maximum(overlap, seen), overlap)
@@ -172,18 +174,18 @@ class KeyframeSelector:
         best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
         return [self._keyframes[i].anchor for i in sorted([*found[:1], *best])[:most]]
 
-    def _apart(self, T_world_camera: Array) -> tuple[Array, Array]:
+    def _apart(self, T_ref_camera: Array) -> tuple[Array, Array]:
         """Of each keyframe [N]: rotation (degrees) to a pose, and way over its own depth."""
-        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+        T = np.array([k.anchor.T_ref_camera for k in self._keyframes])
         depth = np.array([k.depth for k in self._keyframes])
-        return _turn_deg(T, T_world_camera), _way(T, T_world_camera) / depth
+        return _turn_deg(T, T_ref_camera), _way(T, T_ref_camera) / depth
 
     def _overlap(self, newest: SharedView) -> Array:
         """Share [N] of the points that ``newest`` sees which lie in each keyframe's picture."""
         step = max(1, len(newest.depth) // SEEN)
-        T = newest.T_world_camera
+        T = newest.T_ref_camera
         points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
-        back = np.array([invert_pose(k.anchor.T_world_camera) for k in self._keyframes])
+        back = np.array([invert_pose(k.anchor.T_ref_camera) for k in self._keyframes])
         inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
         K = np.array([k.anchor.K for k in self._keyframes])
         pixel = np.einsum("nij,nmj->nmi", K, inside)
@@ -203,7 +205,7 @@ class KeyframeSelector:
 
     def _most_redundant(self) -> int:
         """Index of the later one of the two keyframes that are most alike."""
-        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+        T = np.array([k.anchor.T_ref_camera for k in self._keyframes])
         depth = np.array([k.depth for k in self._keyframes])
         turn = np.stack([_turn_deg(T, one) for one in T]) / max(self.limits.rotation_deg, 1e-9)
         way = np.stack([_way(T, one) for one in T]) / depth / max(self.limits.parallax, 1e-9)
@@ -244,13 +246,13 @@ def observed(
     """The anchor with one more window's word on its pose, and on its depth where there is one."""
     count = min(anchor.observations, MOST_OBSERVATIONS)
     say = 1 / (count + 1)
-    there = placed.T_scene_window.pose(prediction.T_window_camera[index])
-    T = anchor.T_world_camera.copy()
+    there = placed.T_ref_window.pose(prediction.T_window_camera[index])
+    T = anchor.T_ref_camera.copy()
     turn = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
     T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(say * turn).as_matrix()
     T[:3, 3] += say * (there[:3, 3] - T[:3, 3])
-    depth = _mean_depth(anchor, prediction.depth[index], placed.T_scene_window.scale, say)
-    return replace(anchor, T_world_camera=T, depth=depth, observations=count + 1, keyframe=False)
+    depth = _mean_depth(anchor, prediction.depth[index], placed.T_ref_window.scale, say)
+    return replace(anchor, T_ref_camera=T, depth=depth, observations=count + 1, keyframe=False)
 
 
 def _mean_depth(anchor: SharedView, depth: Array, scale: float, say: float) -> Array:

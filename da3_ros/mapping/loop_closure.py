@@ -8,9 +8,10 @@ drift. One such loop is never enough: a network that is shown two look-alikes ma
 them. Two loops of different keyframes must agree, within four standard deviations, with each other
 and with how far the scene can have drifted. Then a graph of submaps (``pose_graph``) is solved.
 
-Everything is in the scene as odometry sees it: there the newest submap never moves, and the older
-ones are moved. Knows predictions and poses; no network, no ROS. Not thread-safe, but ``solve`` may
-run on another thread than the rest.
+All poses (``ref`` of shared views too) are in the ``vo`` frame, the scene as odometry has it:
+there the newest submap never moves, and the older ones are moved. ``T_scene_vo`` leads to the
+scene. Knows predictions and poses; no network, no ROS. Not thread-safe, but ``solve`` may run on
+another thread than the rest.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class Place:
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, place
 
     @property
+    def T_vo_camera(self) -> Array:
+        """The camera's pose [4, 4]."""
+        return self.anchor.T_ref_camera
+
+    @property
     def depth(self) -> float:
         """Median, scene units."""
         return float(np.median(self.anchor.depth))
@@ -80,14 +86,14 @@ class Place:
     @property
     def centre(self) -> Array:
         """The camera's place [3]."""
-        return np.asarray(self.anchor.T_world_camera[:3, 3])
+        return np.asarray(self.T_vo_camera[:3, 3])
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
     """An old and a new keyframe that a window saw together.
 
-    ``seen`` maps the scene as it is around the new one to where the old one says that it is.
+    ``seen`` maps, in ``vo``, the scene around the new one to where the old one says that it is.
     """
 
     old: Place
@@ -128,7 +134,7 @@ class LoopClosure:
 
     def __init__(self) -> None:
         self.most_bytes = 0  # of keyframes that are remembered; 0: no limit but MOST
-        self.T_map_odometry = np.eye(4)
+        self.T_scene_vo = np.eye(4)
         self.found = self.refused = 0  # loops that were verified; looks that found none
         self._places: list[Place] = []
         self._looks = Looks()  # of the places
@@ -165,10 +171,10 @@ class LoopClosure:
         self._guessed = True
 
     def add_keyframe(self, anchor: SharedView, descriptor: Array | None, submap: int) -> None:
-        """A keyframe of the submap ``submap``, with its pose and depth as odometry has them."""
-        centre = anchor.T_world_camera[:3, 3]
+        """A keyframe of the submap ``submap``; ``anchor`` is in the ``vo`` frame."""
+        centre = anchor.T_ref_camera[:3, 3]
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
-            self._start_submap(submap, anchor.T_world_camera)
+            self._start_submap(submap, anchor.T_ref_camera)
         if descriptor is None or len(anchor.depth) == 0:
             return
         assert self._steps is not None
@@ -256,7 +262,7 @@ class LoopClosure:
             return False
         drift = np.sqrt(self._drift(old, new))
         away = float(np.linalg.norm(old.centre - new.centre))
-        R = old.anchor.T_world_camera[:3, :3].T @ new.anchor.T_world_camera[:3, :3]
+        R = old.T_vo_camera[:3, :3].T @ new.T_vo_camera[:3, :3]
         turn = Rotation.from_matrix(R).magnitude()
         near = away - SIGMAS * math.sqrt(3) * drift[2] < REACH * old.depth
         return near and turn - SIGMAS * math.sqrt(3) * drift[1] < math.radians(VIEW_DEG)
@@ -326,7 +332,7 @@ class LoopClosure:
             fits.append(fit)
         if not sees_the_same(prediction, split, 0):
             return None
-        seen = fits[0].T_scene_window @ fits[1].T_scene_window.inverse()
+        seen = fits[0].T_ref_window @ fits[1].T_ref_window.inverse()
         variance = DOUBT**2 * sum(self._variance(f, prediction, split) for f in fits)
         return Loop(old, new, seen, np.asarray(variance))
 
@@ -339,7 +345,7 @@ class LoopClosure:
         arm = prediction.T_window_camera[index, :3, 3] - fit.about
         steps = Steps()
         steps.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
-        return steps.about(fit.T_scene_window.scale * arm)
+        return steps.about(fit.T_ref_window.scale * arm)
 
     def _within_drift(self, loop: Loop) -> bool:
         """Whether the scene can have drifted as a loop says."""
@@ -372,11 +378,11 @@ class LoopClosure:
 
     def problem(self, metric: bool) -> Problem:
         """What is to be solved (``submap_graph.solve``), on whatever thread."""
-        return self._graph.problem(self.T_map_odometry, metric)
+        return self._graph.problem(self.T_scene_vo, metric)
 
     def apply(self, correction: Correction) -> None:
         """Move what is remembered."""
-        self.T_map_odometry = correction.T_map_odometry
+        self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
         self._places = [
             replace(p, anchor=p.anchor.moved(correction.moves[p.submap]))

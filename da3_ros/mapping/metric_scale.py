@@ -15,7 +15,8 @@ import numpy as np
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, Prediction, Scale, ScaleMeasurement, TrackedFrame, Window
+from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
 PARALLAX = 0.05  # way over depth that makes a stretch: less is lost in the network's own noise
 STANDING_M = 0.01  # odometry that says less than this says that the robot stands
@@ -32,17 +33,17 @@ KNOWN = 0.15  # a larger relative standard deviation is not yet knowledge
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Metres per scene unit."""
+    """Metres per segment unit."""
 
     log: float  # natural logarithm of the value
     sigma: float  # its standard deviation, which is the value's relative one
 
 
 class OdometryRatio:
-    """Ratio of travelled ways: the robot's odometry over the scene's camera, stretch by stretch.
+    """Ratio of travelled ways: the robot's odometry over the segment's camera, stretch by stretch.
 
-    A stretch ends when the scene's camera has moved by a share of the depth before it. So standing
-    still makes none, and wheels that spin on the spot make one, which the others outvote.
+    A stretch ends when the segment's camera has moved by a share of the depth before it. So
+    standing still makes none, and wheels that spin on the spot make one, which the others outvote.
     """
 
     def __init__(self) -> None:
@@ -54,12 +55,12 @@ class OdometryRatio:
         """The stretch under way is not to be trusted: start a new one with the next frame."""
         self._start: tuple[Array, Array] | None = None
 
-    def add(self, T_scene_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
-        """One frame: its camera in the scene, by odometry (metres), and its depth."""
+    def add(self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
+        """One frame: its camera in the segment, by odometry (metres), and its depth."""
         if T_prior_camera is None or not np.isfinite(T_prior_camera).all() or not depth > 0:
             self.lift()
             return
-        here = (T_scene_camera, T_prior_camera)
+        here = (T_segment_camera, T_prior_camera)
         if self._start is None:
             self._start = here
             return
@@ -96,7 +97,7 @@ class MeasureFilter:
         return len(self._measures)
 
     def add(self, measure: ScaleMeasurement, unit: float) -> None:
-        """One window's measure, metres per network unit, and its scene units per network unit."""
+        """One window's measure, metres per network unit, and segment units per network unit."""
         value = measure.value / unit
         if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
             self._measures.append(Estimate(math.log(value), measure.sigma))
@@ -151,14 +152,14 @@ class ScaleFilter:
         return len(self._filter) < FEWEST_MEASURES or window_id % self.config.metric_every == 0
 
     def add_measure(self, measure: ScaleMeasurement, unit: float) -> None:
-        """A window's measure; ``unit`` is scene units per network unit."""
+        """A window's measure; ``unit`` is segment units per network unit."""
         self._filter.add(measure, unit)
 
     def add_motion(
-        self, T_scene_camera: Array, T_prior_camera: Array | None, depth: float
+        self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float
     ) -> None:
-        """A frame of a window that fits the scene."""
-        self._ratio.add(T_scene_camera, T_prior_camera, depth)
+        """A frame of a window that fits its segment."""
+        self._ratio.add(T_segment_camera, T_prior_camera, depth)
 
     def lift(self) -> None:
         """A window did not fit: what the camera did in it is not known."""
@@ -191,11 +192,12 @@ class ScaleFilter:
 
 
 class SceneScale:
-    """Brings the segments of a scene to one unit, and frames of the scene to metres.
+    """Brings the segments of a scene to one unit, and tells that unit in metres.
 
     A segment of odometry has a unit of its own, that of its first window. The first segment's is
     the scene's. A later one finds its place in the scene when its scale is known; until then its
-    frames are not metric and have no place in the scene's map.
+    frames are not metric and have no place in the scene's map. All segments beside each other, in
+    the scene's unit, are the frame ``vo``; loops, which correct it, are none of this class.
     """
 
     def __init__(self, config: ScaleConfig) -> None:
@@ -218,7 +220,7 @@ class SceneScale:
         """The next segment begins where the scene does, wherever the last one ended."""
         self._continuity = OdomCorrection()
         self._factor = 1.0  # scene units per unit of the segment
-        self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and the scene
+        self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and in vo
 
     def restart(self, T_segment_camera: Array) -> None:
         """A new segment begins at this pose of the last one, with an unknown unit."""
@@ -248,6 +250,11 @@ class SceneScale:
         """Metres per unit of the scene; 1 where that is not known."""
         return 1.0 if self._scene is None else self._scene
 
+    @property
+    def unit(self) -> float:
+        """Scene units per unit of the segment."""
+        return self._factor
+
     def wants_measure(self, window_id: int) -> bool:
         """Whether a metric model shall look at this window."""
         return self._keeper.wants_measure(window_id)
@@ -264,13 +271,15 @@ class SceneScale:
         value, sigma = said.value / known.value, math.hypot(said.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
 
-    def update(self, window: Window, prediction: Prediction, T: Similarity | None) -> Scale:
-        """The scale of a window that lies at ``T`` in its segment; None: it did not fit."""
+    def update(
+        self, window: Window, prediction: Prediction, T_segment_window: Similarity | None
+    ) -> Scale:
+        """The scale of a window that was placed in its segment; None: it did not fit."""
         self._begun = True
-        if T is None:
+        if T_segment_window is None:
             self._keeper.lift()
         else:
-            self._hear(window, prediction, T)
+            self._hear(window, prediction, T_segment_window)
         before, self.scale = self.scale, self._keeper.update()
         if self.scale.metric:
             if self._scene is not None and not before.metric:
@@ -279,41 +288,48 @@ class SceneScale:
         return self.scale
 
     @property
-    def T_scene_segment(self) -> Similarity:
-        """Where the segment lies in the scene, and in which unit."""
+    def T_vo_segment(self) -> Similarity:
+        """Where the segment lies among the others, and in which unit."""
         return Similarity(self._factor, np.eye(3), self._place(np.zeros(3)))
 
-    def of_scene(self, frame: TrackedFrame) -> TrackedFrame | None:
-        """A segment's frame in the scene's unit; None where its scale is unknown."""
-        if self._scene is not None and not frame.scale.metric:
-            return None
-        moved = scaled(frame, self._factor)
-        T = moved.T_world_camera.copy()
-        T[:3, 3] = self._place(frame.T_world_camera[:3, 3])
-        return dataclasses.replace(moved, T_world_camera=T)
+    def has_place(self, frame: SegmentFrame) -> bool:
+        """Whether the frame's segment can be told in the scene's unit."""
+        return self._scene is None or frame.scale.metric
 
-    def published(self, frame: TrackedFrame) -> TrackedFrame:
-        """A segment's frame as it goes out: in metres where its scale is known."""
-        scene = self.of_scene(frame) or frame
-        metres = self.metres if frame.scale.metric else None
-        T_odom_world = self._continuity.add(scene.T_world_camera, metres, frame.leads)
-        return dataclasses.replace(scaled(scene, metres or 1.0), T_odom_world=T_odom_world)
+    def T_vo_camera(self, frame: SegmentFrame) -> Array:
+        """A frame's pose [4, 4] in scene units; without a place, as it is in its segment."""
+        T = frame.T_segment_camera.copy()
+        if self.has_place(frame):
+            T[:3, 3] = self._place(T[:3, 3])
+        return T
 
-    def _hear(self, window: Window, prediction: Prediction, T: Similarity) -> None:
+    def scene_depth(self, frame: SegmentFrame) -> FloatImage:
+        """A frame's depth [h, w] in scene units; without a place, as it is in its segment."""
+        return scaled_depth(frame.depth, self._factor) if self.has_place(frame) else frame.depth
+
+    def T_odom_vo(self, T_vo_camera: Array, *, metric: bool, leads: bool) -> Array:
+        """[4, 4] what keeps odometry continuous at a frame that goes out now; see OdomCorrection.
+
+        Call once per frame.
+        """
+        return self._continuity.add(T_vo_camera, self.metres if metric else None, leads)
+
+    def _hear(self, window: Window, prediction: Prediction, T_segment_window: Similarity) -> None:
         """Hand on what a window says of its own scale."""
+        unit = T_segment_window.scale
         if prediction.measure is not None:
-            self._keeper.add_measure(prediction.measure, T.scale)
+            self._keeper.add_measure(prediction.measure, unit)
         fresh = range(len(window.views) - window.new, len(window.views))
         camera = window.views[fresh.start].camera  # of several one says how the rig moved
         for index in (i for i in fresh if window.views[i].camera == camera):
             depth = prediction.depth[index]
             known = depth[np.isfinite(depth)]
-            typical = float(np.median(known)) * T.scale if known.size else math.nan
-            pose = T.pose(prediction.T_window_camera[index])
-            self._keeper.add_motion(pose, window.views[index].T_prior_camera, typical)
+            typical = float(np.median(known)) * unit if known.size else math.nan
+            T_segment_camera = T_segment_window.pose(prediction.T_window_camera[index])
+            self._keeper.add_motion(T_segment_camera, window.views[index].T_prior_camera, typical)
 
     def _place(self, x: Array) -> Array:
-        """A point [3] of the segment in the scene."""
+        """A point [3] of the segment in vo."""
         return np.asarray(self._factor * (x - self._from) + self._to)
 
 
@@ -322,41 +338,35 @@ class OdomCorrection:
 
     A new scale moves every point of the map in proportion to its distance from the origin, the
     camera too. Odometry takes the new scale for new motion only; the difference is a transform
-    between the world and odometry.
+    between the frame ``vo``, in metres, and ``odom``.
     """
 
     def __init__(self) -> None:
-        self.T_odom_world = np.eye(4)
+        self.T_odom_vo = np.eye(4)
         self._metres: float | None = None
         self._last = np.zeros(3)  # the last camera, scene units
 
-    def add(self, T_scene_camera: Array, metres: float | None, leads: bool = True) -> Array:
-        """``T_odom_world`` [4, 4] of this frame, in metres; ``metres`` per scene unit or None.
+    def add(self, T_vo_camera: Array, metres: float | None, leads: bool = True) -> Array:
+        """``T_odom_vo`` [4, 4] of this frame, in metres; ``metres`` per scene unit or None.
 
         When metres become known, or are lost, all lengths change their unit: odometry begins anew.
         Of several cameras it is the motion of the one that ``leads`` that goes on without a jump.
         """
         if metres is None or self._metres is None:
-            self.T_odom_world = np.eye(4)
+            self.T_odom_vo = np.eye(4)
         elif metres != self._metres:
-            T = self.T_odom_world.copy()
+            T = self.T_odom_vo.copy()
             T[:3, 3] += (self._metres - metres) * self._last
-            self.T_odom_world = T
+            self.T_odom_vo = T
         self._metres = metres
         if leads:
-            self._last = T_scene_camera[:3, 3]
-        return self.T_odom_world
+            self._last = T_vo_camera[:3, 3]
+        return self.T_odom_vo
 
 
-def scaled(frame: TrackedFrame, factor: float) -> TrackedFrame:
-    """A frame with all lengths times ``factor``."""
-    if factor == 1.0:
-        return frame
-    return dataclasses.replace(
-        frame,
-        depth_m=frame.depth_m * np.float32(factor),
-        T_world_camera=scaled_pose(frame.T_world_camera, factor),
-    )
+def scaled_depth(depth: FloatImage, factor: float) -> FloatImage:
+    """Depth [h, w] times ``factor``."""
+    return depth if factor == 1.0 else depth * np.float32(factor)
 
 
 def scaled_pose(T: Array, factor: float) -> Array:

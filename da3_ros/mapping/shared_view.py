@@ -1,4 +1,8 @@
-"""A view that windows share: its pose and samples of its depth."""
+"""A view that windows share: its pose and samples of its depth.
+
+``ref`` is the coordinate frame that all shared views of one owner are in: odometry holds them in
+its segment, loop closure in the ``vo`` frame. ``moved`` leads from one to the other.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, TrackedFrame, View
+from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.types import Array, View
 
-SAMPLES = 8192  # pixels of all frames together that give their depth
-
-
-MOST_DEPTHS = 3  # frames that give it; poses come from all
+SAMPLES = 2730  # pixels of a view that give its depth
 
 
 @dataclass(frozen=True, eq=False)
 class SharedView:
-    """What the scene knows of a frame that windows may share; lengths in scene units."""
+    """What is known of a view that windows may share; lengths in the unit of ``ref``."""
 
     view: View
     K: Array  # [3, 3] corner rule; the one K of this frame in every window
-    T_world_camera: Array  # [4, 4]
+    T_ref_camera: Array  # [4, 4]
     pixels: Array  # [M] indices into the flattened depth image
     depth: Array  # [M] z-depth
     confidence: Array  # [M]
@@ -31,17 +33,17 @@ class SharedView:
     kept: float = 1.0  # share of the camera's picture that cuts to other sizes have left
 
     def moved(self, move: Similarity) -> SharedView:
-        """The same where the scene has moved."""
-        T, depth = move.pose(self.T_world_camera), move.scale * self.depth
-        return replace(self, T_world_camera=T, depth=depth)
+        """The same after a move of what it shows, or in the coordinates that ``move`` leads to."""
+        T, depth = move.pose(self.T_ref_camera), move.scale * self.depth
+        return replace(self, T_ref_camera=T, depth=depth)
 
     @staticmethod
-    def of(view: View, frame: TrackedFrame) -> SharedView:
-        """Of a delivered frame; all that is not finite is left out."""
-        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
-        depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
+    def of(view: View, frame: SegmentFrame) -> SharedView:
+        """In the frame's segment; pixels that are not finite are left out."""
+        pixels = sample(np.isfinite(frame.depth), SAMPLES)
+        depth = frame.depth.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
-        return SharedView(view, frame.K, frame.T_world_camera, pixels, depth, confidence)
+        return SharedView(view, frame.K, frame.T_segment_camera, pixels, depth, confidence)
 
     def rays(self) -> Array:
         """Rays [M, 3] of the pixels, z = 1, camera axes."""

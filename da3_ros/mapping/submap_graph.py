@@ -38,7 +38,7 @@ class Node:
 
     first: int
     last: int
-    place: Similarity  # of the first, as odometry sees it
+    place: Similarity  # of the first in the vo frame
     guessed: bool = False  # its tie to the node before is no join of windows
 
 
@@ -79,14 +79,14 @@ class Absorbed:
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """How older parts of the scene must move, as odometry sees it."""
+    """How older parts of the scene must move, in the vo frame."""
 
     moves: Moves  # of submaps; those that it does not hold stay
-    T_map_odometry: Array  # [4, 4] keeps the first submap where the map has it
+    T_scene_vo: Array  # [4, 4] keeps the first submap where the map has it
     # (older, newer) submap of every loop in the graph: what it ties is one scene from now on
     joined: tuple[tuple[int, int], ...] = ()
     # [7, 7] of the newest submap's place relative to the first one that edges tie it to: (log
-    # scale; rotation, rad; place, scene units), in the axes of the scene as odometry sees it
+    # scale; rotation, rad; place, scene units), in the axes of the vo frame
     covariance: Array | None = None
 
 
@@ -96,7 +96,7 @@ class Problem:
 
     nodes: tuple[Node, ...]
     edges: list[Edge]  # between indices of nodes
-    T_map_odometry: Array
+    T_scene_vo: Array
     metric: bool
 
 
@@ -292,13 +292,13 @@ class SubmapGraph:
 
     # Solving
 
-    def problem(self, T_map_odometry: Array, metric: bool) -> Problem:
+    def problem(self, T_scene_vo: Array, metric: bool) -> Problem:
         """What ``solve`` needs; a copy, so that it may take its time on another thread."""
         edges = [
             dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
             for e in self._edges
         ]
-        return Problem(tuple(self.nodes), edges, T_map_odometry.copy(), metric)
+        return Problem(tuple(self.nodes), edges, T_scene_vo.copy(), metric)
 
     def apply(self, moves: Mapping[int, Similarity]) -> None:
         """Move the nodes whose submaps move."""
@@ -315,7 +315,7 @@ def added(variance: Array, arm: float) -> Array:
 
 
 def solve(problem: Problem) -> Correction:
-    """Places of all submaps that agree best; the newest stays where odometry has it.
+    """Places of all submaps in the vo frame that agree best; the newest stays.
 
     Raises ValueError where the best is nothing to believe: loops that contradict each other can
     shrink a part of the scene to a point.
@@ -327,8 +327,8 @@ def solve(problem: Problem) -> Correction:
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MOST_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
-    # The map keeps its origin: the first submap lies and looks as before, odometry moves.
-    T = problem.T_map_odometry
+    # The scene keeps its origin: the first submap lies and looks as before, vo moves in it.
+    T = problem.T_scene_vo
     place = T[:3, :3] @ nodes[0].t + T[:3, 3]
     out = np.eye(4)
     out[:3, :3] = orthonormal(T[:3, :3] @ nodes[0].R @ found[0].R.T)

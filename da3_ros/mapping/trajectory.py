@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, TrackedFrame
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.types import Array
 
 MAX_POSES = 100_000
 # K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
@@ -24,7 +25,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Pose:
-    """One camera pose in the scene."""
+    """One camera pose in the world."""
 
     stamp_ns: int
     T_world_camera: Array  # [4, 4]
@@ -78,7 +79,7 @@ class Poses:
         return Poses(self.rows[index], self.cameras)
 
     def moved(self, T: Mapping[int, Similarity]) -> Poses:
-        """Poses of submaps in the scene, where submap ``i`` lies at ``T[i]``."""
+        """Poses that are in the frames of submaps, where submap ``i`` lies at ``T[i]``."""
         rows = self.rows.copy()
         if not len(rows):
             return Poses(rows, self.cameras)
@@ -121,11 +122,11 @@ class Trajectory:
         """All poses, in the frames of their submaps; a copy."""
         return Poses(self._rows[: self._size].copy(), tuple(self._cameras))
 
-    def add(self, frame: TrackedFrame, T_submap_camera: Array, submap: int) -> None:
-        """Append the pose of a delivered frame, in the frame of its submap."""
+    def add(self, frame: SceneFrame, T_submap_camera: Array, submap: int) -> None:
+        """Append the pose of a frame, in the frame of its submap."""
         if frame.camera not in self._cameras:
             self._cameras.append(frame.camera)
-        height, width = frame.depth_m.shape
+        height, width = frame.depth.shape
         if self._size == len(self._rows):
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
         K = (frame.K[0, 0], frame.K[1, 1], frame.K[0, 2], frame.K[1, 2])

@@ -89,11 +89,13 @@ class Outputs:
         map_frame: str = "map",
         odom_frame: str = "odom",
         timings: bool = True,
+        T_map_world: Callable[[], Array] = lambda: T_MAP_WORLD,
         tf: Callable[[TrackedFrame], list[Edge]] | None = None,
         scene_prefix: str = "",
     ) -> None:
         """``timings=False`` leaves out what differs from run to run (NaN instead).
 
+        ``T_map_world`` tells where the map lies now; its owner may change its mind between scenes.
         ``tf`` says which transforms a frame brings; by default map to odom to the camera.
         ``scene_prefix`` begins the names of the topics that are about the scene, as the name of a
         camera begins those that are about its frames.
@@ -101,7 +103,7 @@ class Outputs:
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
-        self.T_map_world = T_MAP_WORLD
+        self._T_map_world = T_map_world
         self.scene_prefix = scene_prefix
         self._window_size = window_size
         self._timings = timings
@@ -151,15 +153,14 @@ class Outputs:
                 held.popitem(last=False)
 
     @property
-    def fresh(self) -> bool:
-        """Whether no frame of this stream has been seen yet."""
-        return not self._recent
+    def T_map_world(self) -> Array:
+        """[4, 4] where the map lies now, as its owner has it."""
+        return self._T_map_world()
 
     def reset(self) -> None:
-        """A new stream: forget its frames and where its map lay."""
+        """A new stream: forget the frames of the old one."""
         self._recent.clear()
         self._keyframes.clear()
-        self.T_map_world = T_MAP_WORLD
 
     def T_map_odom(self, frame: TrackedFrame) -> Array:
         """[4, 4] what the map was corrected by, which odometry takes no part in."""

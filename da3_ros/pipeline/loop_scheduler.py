@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class LoopScheduler:
-    """What a pipeline does about loops. All of it in the scene as odometry sees it.
+    """What a pipeline does about loops. All of it in the vo frame.
 
     patient: wait for the graph, so that the same recording gives the same scene; a live node does
     not wait.
@@ -53,7 +53,7 @@ class LoopScheduler:
         """Notice places or not: off, nothing is remembered, and the map stays as corrected."""
         if self.enabled and not enabled:
             before, self._closer = self._closer, LoopClosure()
-            self._closer.T_map_odometry = before.T_map_odometry
+            self._closer.T_scene_vo = before.T_scene_vo
             self._closer.found, self._closer.refused = before.found, before.refused
         self.enabled = enabled
 
@@ -67,13 +67,13 @@ class LoopScheduler:
         return self._closer.refused
 
     @property
-    def T_map_odometry(self) -> Array:
-        """[4, 4] in scene units: how the map corrects what odometry says."""
-        return self._closer.T_map_odometry
+    def T_scene_vo(self) -> Array:
+        """[4, 4] in scene units: how loops have moved the newest submap."""
+        return self._closer.T_scene_vo
 
     def add_window(self, placed: Alignment, camera: Array, lag: float) -> None:
-        """A window that was joined, its newest camera's place [3], and how many windows ago what
-        it shares was new."""
+        """A window that was aligned (``ref`` is vo), its newest camera's place [3], and how many
+        windows ago what it shares was new."""
         if self.enabled:
             self._closer.add_window(placed, camera, lag)
 
@@ -88,7 +88,7 @@ class LoopScheduler:
         return max(1, memory_mb - -(-self.nbytes // 2**20)) if memory_mb else 0
 
     def add_keyframe(self, anchor: SharedView, descriptor: Array | None) -> None:
-        """A keyframe with its submap."""
+        """A keyframe in the vo frame, with its submap."""
         if self.enabled:
             self._closer.add_keyframe(anchor, descriptor, anchor.submap)
 
@@ -142,24 +142,24 @@ class LoopScheduler:
     def apply(
         self, correction: Correction, places: dict[int, Similarity]
     ) -> dict[int, Similarity]:
-        """Take a correction. Returns where the map's submaps ``places`` lie from now on.
+        """Take a correction. Returns where in the scene the submaps ``places`` lie from now on.
 
         Those of a scene that was loaded are older than all that loops know, and stay.
         """
-        back = Similarity.from_pose(np.linalg.inv(self.T_map_odometry))
+        T_vo_scene = Similarity.from_pose(np.linalg.inv(self.T_scene_vo))
         self._closer.apply(correction)
         self.closed += 1
-        to_map = Similarity.from_pose(self.T_map_odometry)
+        T_scene_vo = Similarity.from_pose(self.T_scene_vo)
         out = {}
         oldest = next(iter(correction.moves), 0)
         for id, place in places.items():
             if id < oldest:
                 out[id] = place
                 continue
-            seen = back @ place
+            T_vo_submap = T_vo_scene @ place
             if id in correction.moves:
-                seen = correction.moves[id] @ seen
-            out[id] = to_map @ seen
+                T_vo_submap = correction.moves[id] @ T_vo_submap
+            out[id] = T_scene_vo @ T_vo_submap
         far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
         log.info("a loop is closed: submaps move by up to %.3g (scene units)", far)
         return out

@@ -15,10 +15,11 @@ from da3_ros.config import PipelineConfig
 from da3_ros.export.export import export_scene
 from da3_ros.export.scene_file import SceneFileError
 from da3_ros.inference import open_networks
+from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
-from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
 from da3_ros.types import Frame, TrackedFrame
 
@@ -34,14 +35,15 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig,
-        session: Network | None = None,
-        ruler: MetricModel | None = None,
+        session: Session | None = None,
+        metric_model: MetricModel | None = None,
     ) -> None:
         if session is None:
-            session, ruler = open_networks(config)
+            session, metric_model = open_networks(config)
         self.counters: Counter[str] = Counter()
-        self._steps = WindowSteps(config, session, ruler, self.counters)
-        self.builder, self.inference = self._steps.builder, self._steps.inference
+        inference = WindowInference(config, session, metric_model, self.counters)
+        self._steps = WindowSteps(config, inference, self.counters)
+        self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session

@@ -67,7 +67,7 @@ def with_prior_poses(prediction: Prediction, T_prior_camera: Array, unit: float)
 class PriorPoseSubstitution:
     """Puts the prior's own poses in place of the network's, where that is asked for.
 
-    The prior's frame is aligned to the scene at the first window that has a prior; from then on
+    The prior's frame is aligned to the segment at the first window that has a prior; from then on
     the cameras' poses come from the prior.
     """
 
@@ -76,12 +76,12 @@ class PriorPoseSubstitution:
         self.restart()
 
     def restart(self) -> None:
-        """The scene begins anew, or goes on without a prior."""
-        self._T_scene_prior: Similarity | None = None
+        """A segment begins, or goes on without a prior."""
+        self._T_segment_prior: Similarity | None = None
         self._measure = UNKNOWN
 
     def leads(self, window: Window) -> bool:
-        """Whether the prior says where a window lies in the scene."""
+        """Whether the prior says where a window lies in its segment."""
         return self.in_place and self.output == "prior" and window.T_prior_camera is not None
 
     @property
@@ -91,16 +91,16 @@ class PriorPoseSubstitution:
 
     @property
     def unit(self) -> tuple[float, float] | None:
-        """Scene units per network unit of the newest window and its relative standard deviation,
+        """Segment units per network unit of the newest window and its relative standard deviation,
         by the prior's motion; None where the prior does not lead or says nothing of it."""
-        if self._T_scene_prior is None or not self.knows_unit:
+        if self._T_segment_prior is None or not self.knows_unit:
             return None
-        return self._T_scene_prior.scale * self._measure.value, self._measure.sigma
+        return self._T_segment_prior.scale * self._measure.value, self._measure.sigma
 
     @property
     def in_place(self) -> bool:
         """Whether the newest window's poses are the prior's own."""
-        return self._T_scene_prior is not None
+        return self._T_segment_prior is not None
 
     def apply(self, window: Window, prediction: Prediction, metric: bool) -> Prediction:
         """``prediction`` with the unit that the prior gives, and with its poses if they go out.
@@ -124,17 +124,18 @@ class PriorPoseSubstitution:
     def place(
         self, window: Window, prediction: Prediction, joined: Alignment
     ) -> tuple[Prediction, Alignment]:
-        """Where a window that was ``joined`` to the scene lies by the prior, with its poses."""
-        T, hung = window.T_prior_camera, self._T_scene_prior
+        """Where a window that was ``joined`` to its segment lies by the prior, with its poses."""
+        T, T_segment_prior = window.T_prior_camera, self._T_segment_prior
         if T is None or self.output != "prior":
-            self._T_scene_prior = None
+            self._T_segment_prior = None
             return prediction, joined
-        S = joined.T_scene_window
-        if hung is None:
+        S = joined.T_ref_window
+        if T_segment_prior is None:
             if self.knows_unit:
                 scale = S.scale / self._measure.value
-                self._T_scene_prior = Similarity(scale, S.R, S.t)
+                self._T_segment_prior = Similarity(scale, S.R, S.t)
             return prediction, joined
-        # The scene knows the window's unit (better than one window's motion), the prior its pose.
-        prediction = with_prior_poses(prediction, T, S.scale / hung.scale)
-        return prediction, replace(joined, T_scene_window=Similarity(S.scale, hung.R, hung.t))
+        # The fit knows the window's unit (better than one window's motion), the prior its pose.
+        prediction = with_prior_poses(prediction, T, S.scale / T_segment_prior.scale)
+        placed = Similarity(S.scale, T_segment_prior.R, T_segment_prior.t)
+        return prediction, replace(joined, T_ref_window=placed)

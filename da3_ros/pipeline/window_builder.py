@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.frame_preparation import FramePreparation
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.types import Frame, Image, View
 
@@ -78,14 +78,14 @@ class WindowBuilder:
         """Drop what waits; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
 
-    def fit(self, network: Network) -> None:
+    def fit(self, session: Session) -> None:
         """Ask what the memory budget allows for the cameras' images."""
         window, cameras = self.config.window, max(1, len(self.config.cameras))
         self.process_res = self.config.inference.process_res
         self.window_size, self._new = window.size, window.new
         if self._image_size is None:
             return
-        limits = network.fit(self._image_size, window.size, window.new * cameras)
+        limits = session.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
             self.process_res, self.window_size = limits.process_res, limits.window
             self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
@@ -119,13 +119,13 @@ class WindowBuilder:
         except (CalibrationError, ValueError):
             return frame
 
-    def plan_for(self, frames: Sequence[Frame], network: Network) -> None:
+    def plan_for(self, frames: Sequence[Frame], session: Session) -> None:
         """Make the memory plan for the images of the camera that decided the format."""
         camera = None if self.image_format is None else self.image_format.camera
         frame = next((f for f in frames if camera in (None, f.camera)), None)
         if frame is not None:
             self._image_size = (frame.image.shape[1], frame.image.shape[0])
-        self.fit(network)  # also where the size is the same: a measured window changes the plan
+        self.fit(session)  # also where the size is the same: a measured window changes the plan
 
     def views(self, frames: Sequence[Frame]) -> list[PreparedView]:
         """The usable frames of one instant."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.inference.interfaces import MetricModel, Session
+from da3_ros.inference.wanted_views import wanted_views
 from da3_ros.mapping.rig_scale import RigScaleEstimator
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SharedView
-from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, choose
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window
@@ -29,14 +30,28 @@ class WindowInference:
     def __init__(
         self,
         config: PipelineConfig,
-        session: Network,
-        ruler: MetricModel | None,
+        session: Session,
+        metric_model: MetricModel | None,
         counters: Counter[str],
     ) -> None:
-        self.config, self.session, self.ruler, self.counters = config, session, ruler, counters
+        self.config, self.counters = config, counters
+        self.session, self.metric_model = session, metric_model
         self.prior_fault = ""  # why the newest window got no poses, or no scale from them
         self._rig = RigScaleEstimator()
         self._next_window = 0
+
+    def warm_up(self, stopping: Callable[[], bool]) -> bool:
+        """Run the usual windows before the first frame; whether that was done.
+
+        Raises BudgetError or WindowTooLargeError.
+        """
+        window, cameras = self.config.window, max(1, len(self.config.cameras))
+        done = self.session.warm_up(window.size, window.new * cameras, stopping=stopping)
+        if done is None:
+            return False
+        if self.metric_model is not None:
+            self.metric_model.measure(*done)
+        return True
 
     def run(
         self, shared: list[SharedView], new: Sequence[PreparedView]
@@ -62,8 +77,8 @@ class WindowInference:
 
         look: whether it is the metric model's turn.
         """
-        if self.ruler is not None and look:
-            prediction = self.ruler.measure(window, prediction)
+        if self.metric_model is not None and look:
+            prediction = self.metric_model.measure(window, prediction)
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
         if self.config.scale.source == "rig":
@@ -78,7 +93,10 @@ class WindowInference:
         self._next_window += 1
         while True:
             views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
-            wanted = (*aligned_by(shared), *range(len(shared), len(views)))
+            wanted = wanted_views(
+                [anchor.keyframe for anchor in shared], [v.camera for v in views[: len(shared)]],
+                len(new),
+            )  # fmt: skip
             window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
             try:
                 return window, shared, self.session.infer(window)
@@ -103,19 +121,6 @@ class WindowInference:
             else:
                 log.info("pose_prior: the network gets poses")
         return given
-
-
-def aligned_by(shared: Sequence[SharedView]) -> list[int]:
-    """Indices of the shared views whose depth aligns a window.
-
-    Keyframes and the newest view, then the newest of other cameras, the first and the middle one.
-    """
-    last = len(shared) - 1
-    keyframes = [i for i, anchor in enumerate(shared) if anchor.keyframe]
-    newest = {anchor.view.camera: i for i, anchor in enumerate(shared)}  # of each camera
-    others = sorted(set(newest.values()) - {last}, reverse=True)
-    order = [*keyframes[: MOST_DEPTHS - 1], last, *others, 0, last // 2] if shared else []
-    return sorted(list(dict.fromkeys(order))[:MOST_DEPTHS])
 
 
 def _fault(prediction: Prediction, window: Window) -> str:

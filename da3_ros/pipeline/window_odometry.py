@@ -1,7 +1,7 @@
 """Visual odometry over windows: what a window shares, and where it lies in its segment.
 
 All poses are in segment coordinates: the first camera of a stretch of windows that are aligned to
-each other, in the unit of the first of them.
+each other, in the unit of the first of them. So is ``ref`` of shared views and alignments here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import MotionError, Observed, PoseUncertainty
+from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.keyframes import KeyframeSelector, shares_taken
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
@@ -23,7 +24,7 @@ from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.loop_scheduler import conjugated
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, with_poses
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
+from da3_ros.types import Array, Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -109,16 +110,16 @@ class WindowOdometry:
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
-        self.unit = placed.T_scene_window.scale
+        self.unit = placed.T_ref_window.scale
         return prediction, placed
 
-    def remember(self, view: View, frame: TrackedFrame) -> SharedView | None:
-        """A delivered frame in segment coordinates as one that later windows may share.
+    def remember(self, view: View, frame: SegmentFrame) -> SharedView | None:
+        """A delivered frame as one that later windows may share.
 
         None for a window that did not fit: it would spoil what was right so far. Its pose may be
         known all the same, by a prior; its depth is not.
         """
-        self.newest[view.camera] = frame.T_world_camera
+        self.newest[view.camera] = frame.T_segment_camera
         return SharedView.of(view, frame) if self.fits else None
 
     def is_keyframe(self, anchor: SharedView) -> bool:
@@ -131,19 +132,19 @@ class WindowOdometry:
         self.shared_views.add(anchor, keyframe)
         self.uncertainty.enter_submap(anchor.submap, anchor.view.id)
 
-    def follow(self, correction: Correction, T_scene_segment: Similarity) -> None:
+    def follow(self, correction: Correction, T_vo_segment: Similarity) -> None:
         """Move the shared views, and restate their covariance, as a loop corrected the scene."""
-        self.shared_views.move(conjugated(correction.moves, T_scene_segment))
+        self.shared_views.move(conjugated(correction.moves, T_vo_segment))
         newest = self.shared_views.newest
         if correction.covariance is None or newest is None:
             return
         views = {a.view.id: a for a in self.shared_views.all()}
-        units = np.array([1, 1, 1, 1, *[1 / T_scene_segment.scale] * 3])
+        units = np.array([1, 1, 1, 1, *[1 / T_vo_segment.scale] * 3])
         self.uncertainty.close_loop(
             correction.covariance * np.outer(units, units),
             newest.view.id,
             [old for old, _ in correction.joined],
-            {id: anchor.T_world_camera[:3, 3] for id, anchor in views.items()},
+            {id: anchor.T_ref_camera[:3, 3] for id, anchor in views.items()},
             [id for id, anchor in views.items() if anchor.submap in correction.moves],
         )
 
@@ -174,7 +175,7 @@ class WindowOdometry:
         said = self.prior.unit or unit
         self._unit_guessed = said is None
         held = Similarity.between(
-            shared[-1].T_world_camera, newest, self.unit if said is None else said[0]
+            shared[-1].T_ref_camera, newest, self.unit if said is None else said[0]
         )
         reason = "no depth in common" if fit is None else fit.reason
         log.warning("window %d does not fit the scene: %s", window.id, reason)
@@ -214,15 +215,16 @@ class WindowOdometry:
         """
         if self.refused or (placed.gains is None and shared) or self.prior.in_place:
             return
-        S = placed.T_scene_window
+        T_segment_window = placed.T_ref_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
         known = prediction.depth[np.isfinite(prediction.depth)]
-        depth = np.median(depths) if depths else S.scale * np.median(known) if len(known) else 1.0
+        unit = T_segment_window.scale
+        depth = np.median(depths) if depths else unit * np.median(known) if len(known) else 1.0
         seen = Observed(
             ids=[view.id for view in window.views],
-            poses=np.stack([S.pose(T) for T in prediction.T_window_camera]),
+            poses=np.stack([T_segment_window.pose(T) for T in prediction.T_window_camera]),
             depth=float(depth),
-            about=S.points(placed.about) if placed.about is not None else np.zeros(3),
+            about=np.zeros(3) if placed.about is None else T_segment_window.points(placed.about),
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
             taken=shares_taken(shared, prediction),

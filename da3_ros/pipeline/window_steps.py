@@ -15,10 +15,10 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.mapping.covariance import UNMEASURED
+from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.delivery import UNPLACED, report_of, tracked
+from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
-from da3_ros.pipeline.interfaces import MetricModel, Network
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference
@@ -32,16 +32,12 @@ class WindowSteps:
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
 
     def __init__(
-        self,
-        config: PipelineConfig,
-        session: Network,
-        ruler: MetricModel | None,
-        counters: Counter[str],
+        self, config: PipelineConfig, inference: WindowInference, counters: Counter[str]
     ) -> None:
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
-        self.inference = WindowInference(config, session, ruler, counters)
-        error = getattr(session, "motion_error", UNMEASURED)
+        self.inference = inference
+        error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters)
         self.scene_map = SceneMap(config)
 
@@ -76,8 +72,8 @@ class WindowSteps:
             loop_closed=closed, total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(shared)):
-            frame = tracked(
-                prepared, index, prediction, placed.T_scene_window, report, self.config.depth
+            frame = segment_frame(
+                prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
             descriptor = prediction.descriptor
             yield self._deliver(prepared, frame, None if descriptor is None else descriptor[index])
@@ -96,7 +92,7 @@ class WindowSteps:
             )
 
     def _deliver(
-        self, prepared: PreparedView, frame: TrackedFrame, descriptor: FloatImage | None
+        self, prepared: PreparedView, frame: SegmentFrame, descriptor: FloatImage | None
     ) -> TrackedFrame:
         """Share a frame with later windows, grow the map by it, and bring it to the world."""
         anchor = self.odometry.remember(prepared.view, frame)
@@ -108,11 +104,11 @@ class WindowSteps:
                 dataclasses.replace(anchor, submap=submap), keyframe=frame.keyframe
             )
         self.counters["processed"] += 1
-        frame = self.scene_map.published(frame, self.odometry.uncertainty)
-        if frame.scale.metric and not self.odometry.unit_known:
+        out = self.scene_map.published(frame, self.odometry.uncertainty)
+        if out.scale.metric and not self.odometry.unit_known:
             # In a unit that only the windows before had: no metres.
-            frame = dataclasses.replace(frame, depth_m=np.full_like(frame.depth_m, np.nan))
-        return frame if prepared.full is None else at_size_of(frame, prepared.full)
+            out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
+        return out if prepared.full is None else at_size_of(out, prepared.full)
 
     def _deliver_alone(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
@@ -125,18 +121,19 @@ class WindowSteps:
             loop_closed=False, total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
-            frame = tracked(
-                prepared, index, prediction, UNPLACED.T_scene_window, report, self.config.depth
+            frame = segment_frame(
+                prepared, index, prediction, UNPLACED.T_ref_window, report, self.config.depth
             )
             self.counters["processed"] += 1
-            yield frame if prepared.full is None else at_size_of(frame, prepared.full)
+            out = self.scene_map.published_alone(frame)
+            yield out if prepared.full is None else at_size_of(out, prepared.full)
 
     def _close_loop(self) -> bool:
         """Correct the scene by a loop that was found; odometry and its covariance follow."""
         correction = self.scene_map.close_loop()
         if correction is None:
             return False
-        self.odometry.follow(correction, self.scene_map.scale.T_scene_segment)
+        self.odometry.follow(correction, self.scene_map.scale.T_vo_segment)
         return True
 
     def start_at_origin(self) -> None:

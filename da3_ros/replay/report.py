@@ -18,25 +18,28 @@ from da3_ros.network import MODELS
 from da3_ros.parameter_schema import parameters
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording
-from da3_ros.replay.results import KnownMotion, ReplayOptions, ReplayScene, ReplaySummary
+from da3_ros.replay.results import ReplayOptions, ReplayScene, ReplaySummary
 from da3_ros.types import Scale
 
 
 def write_report(
     options: ReplayOptions,
     settings: NodeConfig,
-    lanes: dict[str, ReplayScene],
-    known: KnownMotion,
+    scenes: dict[str, ReplayScene],
+    without_prior: int,
     recording: Recording,
     folder: Path,
 ) -> ReplaySummary:
-    """Write report.json: what was done, the same from run to run."""
-    pipeline = next(iter(lanes.values())).pipeline
+    """Write report.json: what was done, the same from run to run.
+
+    without_prior: frames that the robot's own odometry had no pose for.
+    """
+    pipeline = next(iter(scenes.values())).pipeline
     counts: dict[str, int] = {}
-    for part in (*(lane.pipeline.counters for lane in lanes.values()), recording.counters):
+    for part in (*(scene.pipeline.counters for scene in scenes.values()), recording.counters):
         counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
-    if known.without_prior:
-        counts["frames_without_prior"] = known.without_prior
+    if without_prior:
+        counts["frames_without_prior"] = without_prior
     scene = pipeline.scene()
     report = {
         "da3_ros": __version__,
@@ -78,16 +81,16 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     """What ran. Without the budget and what was measured: those differ from run to run."""
-    plan = getattr(pipeline.session, "plan", None)
+    plan = pipeline.session.plan
     return None if plan is None else plan.repeatable()
 
 
 def measure_run(
-    summary: ReplaySummary, lanes: dict[str, ReplayScene], start: float
+    summary: ReplaySummary, scenes: dict[str, ReplayScene], start: float
 ) -> dict[str, float]:
     """Times and memory of this run."""
-    windows = sum(lane.results.windows for lane in lanes.values())
-    inference_s = sum(lane.results.inference_s for lane in lanes.values())
+    windows = sum(scene.results.windows for scene in scenes.values())
+    inference_s = sum(scene.results.inference_s for scene in scenes.values())
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
@@ -95,7 +98,7 @@ def measure_run(
         "frames_per_s": summary.counts["processed"] / wall,
         "inference_s_per_window": inference_s / max(windows, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
-        "map_mb": sum(lane.pipeline.map.nbytes for lane in lanes.values()) / 2**20,
+        "map_mb": sum(scene.pipeline.map.nbytes for scene in scenes.values()) / 2**20,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
@@ -18,17 +17,15 @@ from da3_ros.drawing.scene_picture import render_scene, write_png
 from da3_ros.export.atomic_files import replace_folder
 from da3_ros.export.scene_file import is_scene, save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
-from da3_ros.live.tf_output import TfOutput, level_of
+from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
 from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.messages.outputs import Outputs, Published
+from da3_ros.messages.outputs import Published
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.recordings import Recording
-from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
+from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.recordings.writer import BagWriter
-from da3_ros.sensors.pose_prior import PriorError
-from da3_ros.sensors.rig_geometry import RigGeometry
-from da3_ros.types import Array, Frame, TrackedFrame
+from da3_ros.sensors.frame_annotator import FrameAnnotator
+from da3_ros.types import Frame, TrackedFrame
 
 log = logging.getLogger(__name__)
 
@@ -83,39 +80,18 @@ class ReplaySummary:
         return "\n".join(lines) + "\n"
 
 
-class KnownMotion:
-    """What a recording knows besides images: the robot's own poses, and where cameras sit."""
+class WarnOnce:
+    """Logs warnings, once for each matter: what comes before a colon."""
 
-    def __init__(self, recording: Recording, settings: NodeConfig, odometry: str | None) -> None:
-        config = settings.pipeline
-        self.transforms = transforms_of(recording)
-        self._prior = prior_of_recording(recording, settings, self.transforms, odometry)
-        self._rig = RigGeometry(config, self.transforms, log.warning)
-        self.without_prior = 0
+    def __init__(self) -> None:
+        self._told: set[str] = set()
 
-    @property
-    def prior(self) -> bool:
-        """Whether the robot's own poses are in use."""
-        return self._prior is not None
-
-    def add(self, frame: Frame) -> Frame:
-        """The frame with what is known of it."""
-        T_rig = self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns)
-        return dataclasses.replace(frame, T_prior_camera=self._prior_of(frame), T_rig_camera=T_rig)
-
-    def _prior_of(self, frame: Frame) -> Array | None:
-        prior = self._prior
-        if prior is None:
-            return None
-        try:
-            return prior.camera(frame.frame_id, frame.stamp_ns)
-        except PriorError as error:
-            if not self.without_prior:
-                log.warning(
-                    "frame %d has no pose from %s: %s", frame.stamp_ns, prior.source, error
-                )
-            self.without_prior += 1
-            return None
+    def __call__(self, text: str, every_s: float = 0.0) -> None:
+        """``every_s`` is for the live node; a replay says it once."""
+        matter = text.partition(":")[0]
+        if matter not in self._told:
+            log.warning(text)
+        self._told.add(matter)
 
 
 @dataclass(frozen=True)
@@ -132,9 +108,7 @@ class ReplayScene:
 
     def take(self, result: TrackedFrame) -> None:
         """Write one delivered frame; the first one says where the map lies."""
-        T_map_world = self.results.level(result)
-        if T_map_world is not None:
-            self.pipeline.scene_map.T_map_world = T_map_world
+        self.results.output.place_map(result)
         self.results.add(result)
 
 
@@ -167,7 +141,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         bag: ResultBag,
         pictures: bool,
         settings: NodeConfig,
-        known: KnownMotion,
+        annotator: FrameAnnotator,
+        scene_map: SceneMap,
         camera: str,
         *,
         beside: bool,
@@ -175,25 +150,17 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     ) -> None:
         """``camera``: of a scene of its own; the files of all but the first one have its name."""
         self.folder, self.bag, self.resumed = folder, bag, resumed
-        config, self._transforms = settings.pipeline, known.transforms
-        self._base, self._levelled = settings.base_frame, resumed
-        self._told: set[str] = set()
+        config = settings.pipeline
         self._suffix = f"_{camera.replace('/', '_')}" if beside else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
         self.trajectory = self._path("trajectory.tum").open("w")
         self.sheet = (
             ContactSheet(config.depth, config.scale.source != "none") if pictures else None
         )
-        own = f"{camera}/" if beside else ""
         # Two runs shall give the same bytes: times go to measured.json.
-        self.outputs = Outputs(
-            bag.library, config.depth, window_size=config.window.size, timings=False,
-            map_frame=own + settings.map_frame, odom_frame=own + settings.odom_frame,
-            tf=lambda frame: self._tf.edges(frame), scene_prefix=camera,
-        )  # fmt: skip
-        self._tf = TfOutput(
-            settings, known.transforms, self.outputs, self._warn, prior=known.prior,
-            camera=camera if beside else "",
+        self.output = SceneOutput(
+            scene_map, bag.library, settings, annotator.transforms, WarnOnce(),
+            camera=camera, beside=beside, prior=annotator.prior is not None, timings=False,
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
         self._units: set[bool] = set()  # whether frames were metric
@@ -203,35 +170,18 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         """Whether some frames were metric and some were not."""
         return len(self._units) > 1
 
-    def level(self, frame: TrackedFrame) -> Array | None:
-        """Where the map lies, as its first frame says it with a known base; None: as before."""
-        if self._levelled:
-            return None
-        self._levelled = True
-        T = level_of(self._transforms, self._base, frame, self._warn)
-        if T is not None:
-            self.outputs.T_map_world = T
-        return T
-
-    def _warn(self, text: str, every_s: float = 0.0) -> None:
-        """A warning about transforms, once for each matter."""
-        kind = text.partition(":")[0]
-        if kind not in self._told:
-            log.warning(text)
-        self._told.add(kind)
-
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
         if frame.id == frame.window.view_ids[-1]:
             self.windows += 1
             self.inference_s += frame.window.inference_s
-        for published in self.outputs.frame(frame):
+        for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
         if frame.camera not in self._leading:
             return
         self._units.add(frame.scale.metric)
         if frame.posed:
-            T_map_camera = self.outputs.T_map_world @ frame.T_world_camera
+            T_map_camera = self.output.messages.T_map_world @ frame.T_world_camera
             self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
         if self.sheet is not None:
             self.sheet.metric = frame.scale.metric
@@ -252,9 +202,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
             self._write_trajectory(scene)
-        self.bag.write(self.outputs.path(pipeline.path(), stamp), stamp)
+        self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
         shown = scene.of_part(pipeline.map.shown_part)
-        self.bag.write(self.outputs.map_points(shown, stamp), stamp)
+        self.bag.write(self.output.messages.map_points(shown, stamp), stamp)
 
     def _path(self, name: str) -> Path:
         path = self.folder / name

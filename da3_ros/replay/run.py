@@ -24,32 +24,33 @@ from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
 from da3_ros.inference import (
     BudgetError,
     DeviceError,
-    InferenceSession,
-    MetricDepthModel,
+    MetricModel,
     Plan,
     Running,
+    Session,
     open_networks,
 )
 from da3_ros.network import CheckpointError
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.pipeline.multi_camera import open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
+from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
 from da3_ros.replay.report import measure_run, write_json, write_report
 from da3_ros.replay.results import (
-    KnownMotion,
     ReplayError,
     ReplayOptions,
     ReplayScene,
     ReplaySummary,
     ResultBag,
     SceneResults,
+    WarnOnce,
     log,
     publish_folder,
     staging,
 )
+from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import Instant, RigSync
 from da3_ros.types import Frame
 
@@ -57,7 +58,7 @@ READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
 
 
 def replay(
-    options: ReplayOptions, settings: NodeConfig, session: Network | None = None
+    options: ReplayOptions, settings: NodeConfig, session: Session | None = None
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
@@ -68,34 +69,33 @@ def replay(
     config = settings.pipeline
     try:
         with _open(options, settings) as recording, staging(options.output) as folder:
-            ruler: MetricDepthModel | None = None
+            metric_model: MetricModel | None = None
             if session is None:
-                session, ruler = open_networks(config)
+                session, metric_model = open_networks(config)
             if options.plan is not None:
                 _use_plan(session, options.plan)
-            known = KnownMotion(recording, settings, options.odometry)
-            pipelines = open_pipelines(config, session, ruler)
+            annotator = _annotator(recording, settings, options.odometry)
+            pipelines = open_pipelines(config, session, metric_model)
             if options.resume is not None:
                 _resume(pipelines, find_scene(options.resume))
             with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
-                lanes = {
+                scenes = {
                     name: ReplayScene(pipeline, stack.enter_context(
                         SceneResults(
-                            folder, bag, options.pictures, settings, known, name, beside=i > 0,
+                            folder, bag, options.pictures, settings, annotator,
+                            pipeline.scene_map, name, beside=i > 0,
                             resumed=options.resume is not None,
                         )
                     ))
                     for i, (name, pipeline) in enumerate(pipelines.items())
                 }  # fmt: skip
-                for lane in lanes.values():
-                    # What comes lies in the map where the saved scene has it.
-                    lane.results.outputs.T_map_world = lane.pipeline.scene_map.T_map_world
-                _process(recording, known, lanes, options.every if config.cameras else 1)
-                for lane in lanes.values():
-                    if lane.pipeline.counters["processed"]:
-                        lane.results.finish(lane.pipeline)
-            summary = write_report(options, settings, lanes, known, recording, folder)
-            summary.measured = measure_run(summary, lanes, start)
+                _process(recording, annotator, scenes, options.every if config.cameras else 1)
+                for scene in scenes.values():
+                    if scene.pipeline.counters["processed"]:
+                        scene.results.finish(scene.pipeline)
+            without_prior = annotator.without_prior
+            summary = write_report(options, settings, scenes, without_prior, recording, folder)
+            summary.measured = measure_run(summary, scenes, start)
             write_json(folder / "measured.json", summary.measured)
             summary.files = sorted(f.name for f in folder.iterdir())
             publish_folder(folder, options.output)
@@ -107,15 +107,20 @@ def replay(
     return summary
 
 
-def _use_plan(session: Network, path: Path) -> None:
+def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None) -> FrameAnnotator:
+    """What the recording knows besides images: the robot's own poses, and where cameras sit."""
+    transforms = transforms_of(recording)
+    prior = prior_of_recording(recording, settings, transforms, odometry)
+    return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
+
+
+def _use_plan(session: Session, path: Path) -> None:
     """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
     plan = values.get("plan", values) if isinstance(values, dict) else values
-    if not isinstance(session, InferenceSession):
-        raise ReplayError("--plan needs a network")
     try:
         session.use_plan(Plan.from_json(json.dumps(plan)))
     except ValueError as error:
@@ -152,24 +157,29 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
 
 
 def _process(
-    recording: Recording, known: KnownMotion, lanes: dict[str, ReplayScene], every: int
+    recording: Recording, annotator: FrameAnnotator, scenes: dict[str, ReplayScene], every: int
 ) -> None:
-    first = next(iter(lanes.values()))
+    """All frames of a recording: decode, prepare, synchronise, annotate, push.
+
+    The first two are the reader's, ahead in a thread of its own; they change no stamp and no
+    camera, so that frames are synchronised as they are live before they are decoded.
+    """
+    first = next(iter(scenes.values()))
     sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
-    taken: Counter[str] = Counter()  # instants of each lane
+    taken: Counter[str] = Counter()  # instants of each scene
 
     def push(instants: Sequence[Instant[Frame]]) -> None:
         for instant in instants:
-            lane = instant.frames[0].camera if len(lanes) > 1 else ""
-            if taken[lane] % every == 0:
-                lanes.get(lane, first).push(instant.frames)
-            taken[lane] += 1
+            name = instant.frames[0].camera if len(scenes) > 1 else ""
+            if taken[name] % every == 0:
+                scenes.get(name, first).push(annotator.annotate(instant.frames))
+            taken[name] += 1
 
     def pipeline_of(frame: Frame) -> Pipeline:
-        return lanes.get(frame.camera, first).pipeline
+        return scenes.get(frame.camera, first).pipeline
 
     config = first.pipeline.config
-    ahead = config.window.new * max(1, len(config.cameras), len(lanes))
+    ahead = config.window.new * max(1, len(config.cameras), len(scenes))
     reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
 
     def begin(window: Running) -> None:
@@ -180,26 +190,23 @@ def _process(
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
-    with logging_redirect_tqdm(), progress, reader, _meanwhile(first.pipeline.session, begin):
+    with logging_redirect_tqdm(), progress, reader, _while_running(first.pipeline.session, begin):
         for frame in reader:
-            push(sync.add(known.add(frame)))
+            push(sync.add(frame))
             progress.update()
         push(sync.flush())
-        for lane in lanes.values():
-            for result in lane.pipeline.flush():
-                lane.take(result)
-    if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
+        for scene in scenes.values():
+            for result in scene.pipeline.flush():
+                scene.take(result)
+    if not sum(scene.pipeline.counters["processed"] for scene in scenes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
 
 
 @contextlib.contextmanager
-def _meanwhile(session: Network, begin: Callable[[Running], None]) -> Iterator[None]:
+def _while_running(session: Session, begin: Callable[[Running], None]) -> Iterator[None]:
     """Have ``begin`` called whenever a window runs, on devices that work beside us."""
-    if not isinstance(session, InferenceSession):
-        yield
-        return
-    session.meanwhile = begin
+    session.on_window_running = begin
     try:
         yield
     finally:
-        session.meanwhile = None
+        session.on_window_running = None

@@ -109,13 +109,13 @@ class Da3Node(LifecycleNode):
         stream = Stream(config, self.library, self, transforms)
         self.runner = StreamRunner(stream, self.log)
         self.runner.submit(lambda: stream.warm_up(self._is_stop_requested))
-        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.lanes))
+        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.scene_streams))
         self.tf_input = TfInput(
             self.endpoints, transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),
         )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
-        device = getattr(stream.pipeline.session, "device", "?")
+        device = stream.pipeline.session.status().device or "?"
         self.log.info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -238,8 +238,7 @@ class Da3Node(LifecycleNode):
     def discard(self, cause: str, images: int) -> None:
         """Count images that are not used on purpose, without a warning."""
         if self.runner is not None:
-            self.runner.stream.received += images
-            self.runner.stream.drops.add(cause, images)
+            self.runner.stream.discard(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 

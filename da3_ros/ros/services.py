@@ -175,7 +175,7 @@ class Services:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
 
         def load() -> dict[str, Snapshot]:
-            first, *others = stream.lanes
+            first, *others = stream.scene_streams
             there = {name: beside(path, name) for name in others if beside(path, name).is_dir()}
             return {name: load_scene(place) for name, place in {first: path, **there}.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -9,8 +10,6 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from da3_ros.inference import InferenceSession
-from da3_ros.inference.planner import GIB
 from da3_ros.live.health import Facts, assess
 from da3_ros.live.stream import Stream
 from da3_ros.mapping.scene import REFERENCE
@@ -44,7 +43,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     gaps = node.images.lost if node.images is not None else 0
     lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
-    scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
+    scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
         node.library,
@@ -54,8 +53,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         license=MODELS[config.inference.model].license,
         window_size=stream.pipeline.builder.window_size,
         process_size=stream.process_size,
-        **_inference(stream),
-        degraded=_degraded(stream),
+        **dataclasses.asdict(stream.pipeline.session.status()),
         frames_received=stream.received,
         frames_processed=stream.processed,
         drops=stream.drop_counts() | lost,
@@ -74,22 +72,6 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         / 2**20,
         last_error=node.last_error,
     )
-
-
-def _inference(stream: Stream) -> dict[str, Any]:
-    """What runs where, and what memory was allowed, planned and taken (GiB)."""
-    session = stream.pipeline.session
-    if not isinstance(session, InferenceSession):
-        return {}
-    plan = session.plan
-    return {
-        "device": str(session.device),
-        "precision": session.precision_name,
-        "attention": session.attention,
-        "memory_budget_gb": session.budget / GIB,
-        "memory_plan_gb": plan.predicted / GIB if plan else math.nan,
-        "memory_peak_gb": session.peak / GIB,
-    }
 
 
 def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
@@ -125,11 +107,11 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
     report = stream.last_report if stream else None
     if stream is None or report is None:
         return {}
-    scenes = [lane.pipeline.map for lane in stream.lanes.values()]
+    scenes = [pipeline.map for pipeline in stream.pipelines]
     parts = [scene.parts for scene in scenes]
     return {
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
-        "poses_held": sum(lane.pipeline.counters["poses_held"] for lane in stream.lanes.values()),
+        "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
         "parts": sum(map(len, parts)),
         "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
         "alignment_rms": report.alignment_rms,
@@ -154,7 +136,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
     if stream is None:
         return Facts(node.state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
-    refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
+    refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
     failures = {"windows_refused": refused, "publish_failed": stream.publish_failed}
     growing = stream.growth.update(drops | failures, now)
     source = stream.config.pipeline.scale.source
@@ -172,21 +154,11 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         growing=tuple(cause for cause in growing if cause not in failures),
         refused="windows_refused" in growing,
         unpublished="publish_failed" in growing,
-        degraded=_degraded(stream),
+        degraded=stream.pipeline.session.status().degraded,
         scale="" if stream.pipeline.scale.scale.metric else unknown,
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
     )
-
-
-def _degraded(stream: Stream) -> tuple[str, ...]:
-    """What of the results the memory budget costs right now."""
-    session = stream.pipeline.session
-    if not isinstance(session, InferenceSession) or session.plan is None:
-        return ()
-    relief = (f"out of memory before, {session.relief} steps down",) if session.relief else ()
-    over = (session.over_budget,) if session.over_budget else ()
-    return (*session.plan.reduced, *relief, *over)
 
 
 def _text(value: Any) -> str:

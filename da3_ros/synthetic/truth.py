@@ -15,8 +15,9 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.projection import resize_K
+from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.covariance import EXACT
-from da3_ros.types import Array, FloatImage, Image, Prediction, View, Window
+from da3_ros.types import Array, FloatImage, Prediction, View, Window
 
 
 class TrueFrame(Protocol):
@@ -44,7 +45,7 @@ class Noise:
     lies: float = 0.0  # share of pixels that are wrong by tens of per cent and claim to be sure
 
 
-class TruthSession:
+class TruthSession(Session):
     """Answers windows with the truth, each disturbed by a random Sim(3), and with ``noise``."""
 
     def __init__(
@@ -67,15 +68,6 @@ class TruthSession:
     def add(self, frame: TrueFrame, camera: str = "") -> None:
         """One more frame to know."""
         self._frames[camera, frame.stamp_ns] = frame
-
-    def fit(self, image: tuple[int, int], window: int, new: int) -> None:
-        """The truth needs no memory: nothing is limited."""
-
-    def set_budget(self, memory_budget_gb: float) -> None:
-        """The truth fits into any memory."""
-
-    def prefetch(self, image: Image) -> None:
-        """Nothing to begin with."""
 
     def infer(self, window: Window) -> Prediction:
         """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""

@@ -22,7 +22,7 @@ from da3_ros.export.atomic_files import atomic_folder, atomic_path
 from da3_ros.export.export import ExportError, Selection, export_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Scene, SubmapCloud
-from da3_ros.mapping.submaps import jpeg
+from da3_ros.mapping.submap_points import jpeg
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 

@@ -61,9 +61,9 @@ class NoSky(torch.nn.Module):
 
 
 def ruler_of(network, sky):
-    ruler = MetricDepthModel(CONFIG, network=network)
-    ruler.network = NoSky(network, sky)
-    return ruler
+    metric_model = MetricDepthModel(CONFIG, network=network)
+    metric_model.network = NoSky(network, sky)
+    return metric_model
 
 
 def test_the_unit_of_a_window_is_found_by_the_calibrated_focal_length(network):
@@ -112,18 +112,18 @@ def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
         "scale.source": "metric_model", "scale.metric_checkpoint": "random",
         "memory_budget_gb": 2.0,
     }  # fmt: skip
-    session, ruler = open_networks(config_from_parameters(values))
+    session, metric_model = open_networks(config_from_parameters(values))
     plan = session.fit((640, 480), 4, 1)
-    weights = sum(p.nbytes for p in ruler.network.parameters())
+    weights = sum(p.nbytes for p in metric_model.network.parameters())
     assert plan.fixed >= weights
-    assert session.budget == 2 * GIB
+    assert session.memory.budget == 2 * GIB
 
 
 def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):
-    seen, ruler = window(), ruler_of(network, 0.0)
+    seen, metric_model = window(), ruler_of(network, 0.0)
     prediction = truth(network, seen)
     sizes, left = [], [1]
-    plain = ruler.network.forward
+    plain = metric_model.network.forward
 
     def fail(images, fill_sky):
         sizes.append(tuple(images.shape[-2:]))
@@ -132,14 +132,14 @@ def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monk
             raise torch.OutOfMemoryError("injected")
         return plain(images, fill_sky)
 
-    monkeypatch.setattr(ruler.network, "forward", fail)
-    found = ruler.measure(seen, prediction)
+    monkeypatch.setattr(metric_model.network, "forward", fail)
+    found = metric_model.measure(seen, prediction)
     assert sizes == [(56, 84), (28, 42)]
     assert np.isfinite(found.measure.value)
     assert found.sky.shape == prediction.depth.shape
     left[0] = 4
     for _ in range(2):
-        assert ruler.measure(seen, prediction) is prediction
+        assert metric_model.measure(seen, prediction) is prediction
     assert caplog.text.count("did not look at window 0") == 1
 
 
@@ -151,10 +151,10 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
             shape = (1, images.shape[1], *images.shape[-2:])
             return MonocularOutput(torch.full(shape, 3.0), torch.zeros(shape))
 
-    seen, ruler = window(), MetricDepthModel(CONFIG, network=network)
-    ruler.network = Flat()
+    seen, metric_model = window(), MetricDepthModel(CONFIG, network=network)
+    metric_model.network = Flat()
     ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
-    full, half = (ruler._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
+    full, half = (metric_model._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
     assert full == pytest.approx(3 * 100 / 300)
     assert half == pytest.approx(full / 2)
 
@@ -187,8 +187,8 @@ def test_the_pipeline_asks_the_ruler(network):
     config = config_from_parameters(
         {"process_res": 84, "scale.source": "metric_model", "scale.metric_every": 1}
     )
-    ruler = ruler_of(network, 0.0)
-    pipeline = Pipeline(config, TruthSession(frames), ruler)
+    metric_model = ruler_of(network, 0.0)
+    pipeline = Pipeline(config, TruthSession(frames), metric_model)
     results = [
         r
         for f in frames

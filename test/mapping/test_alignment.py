@@ -8,11 +8,12 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import WindowAligner, block_medians, densest, robust_mean
+from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
-from da3_ros.types import Prediction, Scale, TrackedFrame, View, Window, WindowReport
+from da3_ros.types import Prediction, Scale, View, Window, WindowReport
 
 SIZE = (84, 70)
 FULL = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
@@ -33,16 +34,16 @@ def predicted(frames, noise=None, seed=0) -> Prediction:
     return TruthSession(frames, seed=seed, noise=noise).infer(window_of(frames))
 
 
-def anchors_of(prediction, frames, T_scene_window=None):
+def anchors_of(prediction, frames, T_ref_window=None):
     """The frames as the scene would know them from ``prediction``, placed so."""
-    at = T_scene_window or Similarity(1.0, np.eye(3), np.zeros(3))
+    at = T_ref_window or Similarity(1.0, np.eye(3), np.zeros(3))
     return [
         SharedView.of(
             view,
-            TrackedFrame(
+            SegmentFrame(
                 view.id, view.stamp_ns, "", "", view.image,
                 prediction.depth[i] * np.float32(at.scale), prediction.confidence[i], view.K,
-                at.pose(prediction.T_window_camera[i]), True, Scale(), REPORT,
+                at.pose(prediction.T_window_camera[i]), Scale(), REPORT,
             ),
         )
         for i, view in enumerate(window_of(frames).views)
@@ -76,7 +77,7 @@ def test_exact_windows_are_placed_exactly_whatever_the_motion(frames, count):
     found = WindowAligner().join(known(some), predicted(some), range(count))
     assert found.accepted
     assert found.inliers == 1
-    error = off(found.T_scene_window, true_place(some, None, 0), found.about)
+    error = off(found.T_ref_window, true_place(some, None, 0), found.about)
     assert np.abs(error).max() < 2e-5
 
 
@@ -95,7 +96,7 @@ def test_noise_outliers_and_lies_move_a_window_little(frames, noise, scale, degr
         if noise.independent and not noise.smooth:
             found = WindowAligner().join(known(frames), predicted(frames, noise, seed), range(4))
         assert found.accepted
-        error = np.abs(off(found.T_scene_window, true_place(frames, None, seed), found.about))
+        error = np.abs(off(found.T_ref_window, true_place(frames, None, seed), found.about))
         assert error[0] < scale
         assert np.degrees(error[1:4]).max() < degrees
         assert error[4:].max() < metres
@@ -106,7 +107,7 @@ def test_a_known_scale_is_kept_and_leaves_a_rigid_fit(frames):
     found = WindowAligner().join(
         known(frames, FULL), predicted(frames, FULL), range(4), (true.scale, 0)
     )
-    assert found.T_scene_window.scale == pytest.approx(true.scale, rel=1e-5)
+    assert found.T_ref_window.scale == pytest.approx(true.scale, rel=1e-5)
 
 
 def test_frames_without_depth_still_give_their_poses(frames):
@@ -115,7 +116,7 @@ def test_frames_without_depth_still_give_their_poses(frames):
     depth[1:] = np.nan
     blind = dataclasses.replace(prediction, depth=depth)
     found = WindowAligner().join(known(frames), blind, range(4))
-    assert np.abs(off(found.T_scene_window, true_place(frames, None, 0), found.about)).max() < 1e-4
+    assert np.abs(off(found.T_ref_window, true_place(frames, None, 0), found.about)).max() < 1e-4
 
 
 def test_no_depth_in_common_is_no_fit(frames):
@@ -150,7 +151,7 @@ def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
     poses = prediction.T_window_camera.copy()
     poses[2, :3, :3] = poses[2, :3, :3] @ Rotation.from_rotvec([0, 0.1, 0]).as_matrix()
     found = joiner.join(anchors, dataclasses.replace(prediction, T_window_camera=poses), range(4))
-    error = off(found.T_scene_window, true_place(frames, None, 20), found.about)
+    error = off(found.T_ref_window, true_place(frames, None, 20), found.about)
     assert np.degrees(np.abs(error[1:4])).max() < 0.5
 
 
@@ -166,7 +167,7 @@ def test_covariance_is_consistent_under_correlated_noise(frames, noise):
         found = joiner.join(
             known(frames, noise, 1000 + seed), predicted(frames, noise, seed), range(4)
         )
-        error = off(found.T_scene_window, true_place(frames, None, seed), found.about)
+        error = off(found.T_ref_window, true_place(frames, None, seed), found.about)
         nees.append(error @ np.linalg.solve(found.covariance, error) / 7)
     assert 0.5 < np.mean(nees[20:]) < 2
 

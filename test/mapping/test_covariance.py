@@ -12,7 +12,6 @@ from da3_ros.mapping.covariance import (
     EXACT,
     UNMEASURED,
     JointCovariance,
-    MotionError,
     Observed,
     PoseUncertainty,
     SystematicError,
@@ -24,6 +23,7 @@ from da3_ros.mapping.covariance import (
 from da3_ros.mapping.window_noise import WindowNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import MotionError
 
 RUNS, FRAMES = 16, 30
 

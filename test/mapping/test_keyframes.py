@@ -119,7 +119,7 @@ def test_what_windows_say_of_a_view_becomes_its_mean():
     held, one = memory(), anchor(0)
     remember(held, one)
     for _ in range(200):
-        T = one.T_world_camera.copy()
+        T = one.T_ref_camera.copy()
         T[:3, 3] += rng.normal(0, 0.01, 3)
         T[:3, :3] = Rotation.from_rotvec(rng.normal(0, 0.01, 3)).as_matrix()
         depth = np.full((1, *SIZE), 2.1 * np.exp(rng.normal(0, 0.02)), np.float32)
@@ -128,7 +128,7 @@ def test_what_windows_say_of_a_view_becomes_its_mean():
         held.observe(held.choose(1, 0), seen, placed)
     now = held.newest
     assert now.observations == 201
-    assert np.abs(now.T_world_camera - one.T_world_camera).max() < 0.003
+    assert np.abs(now.T_ref_camera - one.T_ref_camera).max() < 0.003
     np.testing.assert_allclose(now.depth, 2.1, rtol=0.005)
     assert held._keyframes[0].anchor is now
 

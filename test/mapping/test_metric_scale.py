@@ -164,8 +164,8 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
     places = []
     for i, metres in enumerate(scales):
         T = at(100.0 + 0.1 * i)
-        T_odom_world = continuity.add(T, metres)
-        places.append(T_odom_world[0, 3] + metres * T[0, 3])
+        T_odom_vo = continuity.add(T, metres)
+        places.append(T_odom_vo[0, 3] + metres * T[0, 3])
     steps = np.diff(places)
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
 

@@ -195,7 +195,7 @@ def test_a_hundred_loops_leave_rotations_rotations():
         graph.tie(0, 11, bent[11] @ now[11].inverse(), LOOP)
         found = solve(graph.problem(T, metric=False))
         graph.apply(found.moves)
-        T = found.T_map_odometry
+        T = found.T_scene_vo
     for R in (T[:3, :3], *(n.place.R for n in graph.nodes)):
         np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-9)
 
@@ -335,9 +335,9 @@ def test_switched_off_on_the_way_the_map_stays_corrected():
     T[0, 3] = 0.5
     for n in range(40):
         keyframe(stage, n)
-    stage._closer.T_map_odometry, stage._closer.refused = T, 7
+    stage._closer.T_scene_vo, stage._closer.refused = T, 7
     stage.switch(False)
-    np.testing.assert_array_equal(stage.T_map_odometry, T)
+    np.testing.assert_array_equal(stage.T_scene_vo, T)
     assert (stage.nbytes, stage.refused) == (0, 7)
     stage.switch(True)
     keyframe(stage, 41)

@@ -47,7 +47,7 @@ def test_a_session_in_int8_says_nearly_the_same(caplog):
     views = tuple(View(i, f.stamp_ns, f.image) for i, f in enumerate(camera))
     fast, plain = session(), session(mixed_precision="off")
     found, expected = (s.infer(Window(0, views, 4)) for s in (fast, plain))
-    assert fast.precision_name == "int8"
+    assert fast.status().precision == "int8"
     assert "not close to fp32" not in caplog.text
     assert np.median(np.abs(np.log(found.depth / expected.depth))) < 0.01
     apart = np.linalg.norm((found.T_window_camera - expected.T_window_camera)[-1, :3, 3])

@@ -98,9 +98,9 @@ def closed(ring):
     return run(ring, Seeing(ring))
 
 
-def run(truth, session, ruler=None, patient=True, **values):
+def run(truth, session, metric_model=None, patient=True, **values):
     settings = {"process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2}
-    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, ruler)
+    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, metric_model)
     pipeline.loops.patient = patient
     K = truth[0].K.copy()
     K[:2, 2] -= 0.5
@@ -283,7 +283,7 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
     pipeline, _ = run(ring[:20], Seeing(ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
-    pipeline.loops._closer.T_map_odometry, pipeline.loops.closed = T, 1
+    pipeline.loops._closer.T_scene_vo, pipeline.loops.closed = T, 1
     K = ring[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
@@ -384,4 +384,4 @@ def test_a_correction_says_what_it_ties_and_how_surely(closed):
 def test_reset_forgets_loops(closed):
     """The last test: it ends the scene that others look at."""
     closed[0].reset()
-    np.testing.assert_array_equal(closed[0].loops.T_map_odometry, np.eye(4))
+    np.testing.assert_array_equal(closed[0].loops.T_scene_vo, np.eye(4))

@@ -5,7 +5,7 @@ from support.node_process import LIB, NODES, Rig, camera_frames, set_parameter, 
 from support.streams import as_messages, stream_of
 
 from da3_ros.inference import BudgetError
-from da3_ros.inference import session as module
+from da3_ros.inference import memory_governor as module
 from da3_ros.live.health import WARN
 from da3_ros.synthetic import SyntheticCamera
 
