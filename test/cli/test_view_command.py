@@ -188,7 +188,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path, capsys, name, words)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--output", "a.jpg"], 1, "a .png is written"),
+        (["--output", "a.jpg"], 1, "must end with .png"),
         (["--output", "a.png", "--size", "9x"], 2, "write WIDTHxHEIGHT"),
         (["--output", "a.png", "--size", "99999x9"], 1, "at most"),
         (["--output", f"{__file__}/a.png"], 1, "cannot be written"),
