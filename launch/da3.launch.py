@@ -1,6 +1,6 @@
 """The live node, with RViz on request: `ros2 launch da3_ros da3.launch.py --show-args`.
 
-Arguments override the parameter file, for two reasons:
+Arguments override the parameter file. Two rules ensure this:
 
 * Only given arguments are passed to the node; an empty argument keeps the file's value.
 * They are passed after the file and under the node's full name. In ROS a later value overrides
