@@ -164,7 +164,7 @@ def _machine(session: InferenceSession) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            "device": session.on.name(),
+            "device": session.hardware.name(),
         },
     }
 

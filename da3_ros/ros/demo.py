@@ -36,9 +36,9 @@ from da3_ros.synthetic import Room, make_room
 from da3_ros.synthetic.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
 from da3_ros.synthetic.evaluation import (
     FramePair,
+    constant_baseline,
     depth_errors,
     measure,
-    seen_blindly,
     trajectory_error,
 )
 from da3_ros.types import Array
@@ -208,7 +208,7 @@ def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
         )
         for s in stamps
     ]
-    blind = seen_blindly(pairs)
+    blind = constant_baseline(pairs)
     still, true = (np.array([getattr(p, f"T_{n}_camera") for p in blind]) for n in ("map", "room"))
     return (
         "errors against the exact room (its seed was not in the training data):\n"

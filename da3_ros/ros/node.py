@@ -25,7 +25,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from da3_ros.inference.devices import give_back
+from da3_ros.inference.devices import release_memory
 from da3_ros.live.stream import RawFrame, Stream
 from da3_ros.live.tf_output import IDLE_S
 from da3_ros.messages.odometry_tf import add_odometry
@@ -336,7 +336,7 @@ class Da3Node(LifecycleNode):
         self.parameter_changes.forget()
         self._map_display.forget()
         self.topics.drop()
-        give_back()
+        release_memory()
 
 
 def main(args: list[str] | None = None) -> int:

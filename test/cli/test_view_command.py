@@ -167,12 +167,12 @@ def spoilt(folder, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cut.glb", "cut off or no GLB"),
+        ("cut.glb", "truncated or not a GLB"),
         ("other.glb", "was not written by da3_ros"),
         ("cut.ply", "cannot be read"),
-        ("no.ply", "is no PLY"),
-        ("empty", "holds no scene"),
-        ("scene.obj", ".glb or .ply is wanted"),
+        ("no.ply", "is not a PLY file"),
+        ("empty", "contains no scene"),
+        ("scene.obj", ".glb or .ply file"),
         ("nothing", "does not exist"),
     ],
 )

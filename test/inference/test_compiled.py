@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import compiled as module
-from da3_ros.inference.compiled import BOUND, IN_A_ROW, Compiler, difference
+from da3_ros.inference.compiled import BOUND, CALLS_BEFORE_COMPILING, Compiler, difference
 from da3_ros.network.model import Output
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -85,7 +85,9 @@ def test_a_stream_of_any_windows_is_compiled_and_right():
         s.fit((56, 42), 6, 1)
     for window in windows_of_a_stream():
         expected = plain.infer(window)
-        for _ in range(IN_A_ROW + 1):  # the last ones compile, and run what was compiled
+        for _ in range(
+            CALLS_BEFORE_COMPILING + 1
+        ):  # the last ones compile, and run what was compiled
             close(session.infer(window), expected)
     assert session.compile_mode
     shapes = {(len(w.views), len(w.wanted or w.views)) for w in windows_of_a_stream()}
@@ -222,7 +224,7 @@ def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
 
     def run():
         for _ in range(3):
-            session.kept.clear()
+            session.prefix_cache.clear()
             session.infer(Window(0, tuple(some), 1))
         assert len(session.loaded.compiler._programs) >= 2
 
@@ -365,13 +367,13 @@ def test_a_session_tells_how_many_streams_take_turns():
     config = InferenceConfig("da3-tiny", "random", "cpu", compile="on", mixed_precision="off")
     compiler = InferenceSession(config, poses=False, streams=2).loaded.compiler
     compiler.backend = Counting()
-    for n in (5, 6) * (2 * IN_A_ROW):
+    for n in (5, 6) * (2 * CALLS_BEFORE_COMPILING):
         compiler.call(double, torch.float32, 0, torch.ones(n))
     assert compiler.compiled == 2
 
 
 def test_beyond_the_bound_the_least_recently_used_program_leaves(monkeypatch, caplog):
-    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
     calls = Calls()
     assert calls(1, 1, 1, 2, 2, 2, 1) == 2
     assert calls(3, 3, 3, 1) == 3
@@ -387,8 +389,8 @@ def test_a_windows_compiling_is_not_measured(monkeypatch):
     session.fit((56, 42), 4, 1)
     measured = []
     monkeypatch.setattr(
-        session.on,
-        "taken",
+        session.hardware,
+        "window_peak",
         lambda before, mine: measured.append(session.loaded.compiler.at_work) or 1,
     )
     for k in range(4):

@@ -128,7 +128,7 @@ def test_topics_may_have_other_names_than_cameras(bag, tmp_path, capsys):
 
 
 def test_two_names_of_one_topic_are_refused(bag):
-    with pytest.raises(RecordingError, match="cameras a and b are both /front/image_raw"):
+    with pytest.raises(RecordingError, match="cameras a and b have the same topic"):
         open_recording(bag, cameras={"a": "/front", "b": "/front/image_raw"})
 
 
