@@ -188,7 +188,7 @@ def networks(name: str):
     """Ours, and the reference's or None, with one set of random weights and all blocks."""
     if importlib.util.find_spec("depth_anything_3") is None:
         return load_network(name, "random"), None
-    from network.oracle import pair
+    from support.oracle import pair
 
     return pair(name, 0, packaged=name in ("da3-small", "da3-base"), short=False)
 

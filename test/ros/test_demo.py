@@ -1,10 +1,9 @@
 """`make demo` as a user runs it: it ends by itself, writes its files and prints the errors."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from support import programs
 from support import ros_testing as rt
 
 from da3_ros.network.checkpoint import shipped_folder
@@ -13,11 +12,8 @@ FILES = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud
 
 
 def run_demo(output, *arguments):
-    command = [sys.executable, "-m", "da3_ros.ros.demo", "--output", str(output), *arguments]
-    return subprocess.run(
-        command, cwd=rt.ROOT, env=rt.environment(rt.domain()), capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+    env = rt.environment(rt.domain())
+    return programs.run("-m", "da3_ros.ros.demo", "--output", output, *arguments, env=env)
 
 
 @pytest.mark.slow

@@ -221,7 +221,7 @@ def shared_memory(pid: int) -> set[Path]:
 @pytest.mark.parametrize("module", ["da3_ros.ros.node", "da3_ros.ros.synthetic_camera"])
 def test_no_shared_memory_is_left_behind(module):
     """Each start would otherwise take tens of megabytes of /dev/shm until the next boot."""
-    words = ("-p", "checkpoint:=random") if module.endswith("node") else ("-p", "walk_frames:=2")
+    words = arguments() if module.endswith("node") else ("-p", "walk_frames:=2")
     with rt.start(module, *words, env=rt.environment(rt.domain())) as process:
         process.wait_for("waiting for /" if module.endswith("node") else "publishing")
         held = shared_memory(process.pid)
