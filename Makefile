@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench soak clean distclean
+.PHONY: help setup demo test test-fast lint bench soak clean distclean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -15,9 +15,11 @@ ENV := set +u; source tools/env.sh || exit 1; set -u;
 # 10 to 99: above 101, Linux may give the ports of a domain to others.
 ALONE := export ROS_DOMAIN_ID=$$((RANDOM % 90 + 10)) \
   $(if $(filter humble,$(ROS_DISTRO)),ROS_LOCALHOST_ONLY=1,ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST);
+# Workers: see test/conftest.py. A worker that has nothing left takes from the others.
+PYTEST := python -m pytest --timeout 900 -n auto --dist worksteal
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 	@echo
 	@echo '  PYTEST_ARGS="-k export"   which tests to run'
 	@echo '  DEMO_ARGS="--seed 21"     which room; -p NAME:=VALUE sets a parameter of the node'
@@ -39,8 +41,11 @@ lint: setup ## format, lint and types
 	@$(ENV) ruff check .
 	@$(ENV) mypy da3_ros
 
-test: lint ## lint, then all tests
-	@$(ENV) $(ALONE) python -m pytest --timeout 900 $(PYTEST_ARGS)
+test: lint ## lint, then all tests, on as many cores as there are
+	@$(ENV) $(ALONE) $(PYTEST) $(PYTEST_ARGS)
+
+test-fast: setup ## tests that start no process and take no long time: a minute and a half
+	@$(ENV) $(ALONE) $(PYTEST) -m "not process and not slow" $(PYTEST_ARGS)
 
 bench: setup ## benchmarks: two things compared in one run
 	@$(ENV) $(ALONE) for file in bench/bench_*.py; do [ ! -e "$$file" ] || python "$$file"; done

@@ -1,8 +1,8 @@
-"""The one place where every parameter of the pipeline has its name, default, range and text.
+"""All parameters with name, default, range and text, declared only here.
 
 ROS parameter descriptors, docs/reference.md and the YAML files are generated from these classes
-or checked against them. A group's fields are named ``group.field`` outside (``window.size``); some
-groups have no prefix (``model``). Knows no ROS and no other room.
+or checked against them. A group's field has the public name ``group.field`` (``window.size``);
+some groups have no prefix (``model``). Independent of ROS and of all rooms.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from da3_ros.parameter_schema import (
     ConfigError,
     T,
+    bool_to_word,
     build_config,
     convert,
     convert_list,
@@ -23,13 +24,12 @@ from da3_ros.parameter_schema import (
     nearest,
     option,
     parameters,
-    word_of,
 )
 
 
 @dataclass(frozen=True)
 class InferenceConfig:
-    """Which network runs where."""
+    """Network, device, precision and memory."""
 
     model: str = option(
         "da3-small",
@@ -72,7 +72,7 @@ class InferenceConfig:
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """How frames are put together."""
+    """How frames are combined into windows."""
 
     size: int = option(8, "views per network pass", low=2, high=512)
     new: int = option(
@@ -96,7 +96,7 @@ class WindowConfig:
 
 @dataclass(frozen=True)
 class RigConfig:
-    """How frames of several cameras belong together, and where the cameras are."""
+    """How frames of several cameras are synchronised, and the cameras' poses."""
 
     max_skew_s: float = option(
         0.02,
@@ -116,7 +116,7 @@ class RigConfig:
 
 @dataclass(frozen=True)
 class KeyframeConfig:
-    """Motion that makes a keyframe; it never decides whether a frame gets depth."""
+    """Motion that makes a frame a keyframe. Every processed frame gets depth, keyframe or not."""
 
     rotation_deg: float = option(
         10.0, "rotation since the last keyframe that makes a new one, degrees", low=0.0
@@ -130,7 +130,7 @@ class KeyframeConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Where metres come from."""
+    """Source of metric scale."""
 
     source: str = option(
         "none",
@@ -152,7 +152,7 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class PosePriorConfig:
-    """What the robot knows of its own motion, given to the network."""
+    """The robot's own poses as input of the network."""
 
     source: str = option(
         "none",
@@ -174,7 +174,7 @@ class PosePriorConfig:
 
 @dataclass(frozen=True)
 class DepthConfig:
-    """The size of published depth, what becomes of sky and doubt, and the colours."""
+    """Size of published depth, handling of sky and of low confidence, and colours."""
 
     size: str = option(
         "network",
@@ -234,7 +234,7 @@ class MapConfig:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """Places that are seen again."""
+    """Loop closure: places that are seen again."""
 
     enabled: bool = option(
         True, "whether loops are closed: places that are seen again correct the map"
@@ -244,7 +244,7 @@ class LoopConfig:
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    """Everything the pipeline can be told."""
+    """All parameters of the pipeline."""
 
     inference: InferenceConfig = group(InferenceConfig, "")
     cameras: tuple[str, ...] = option(
@@ -273,12 +273,14 @@ class PipelineConfig:
         if self.window.new >= self.window.size:
             raise ConfigError(
                 f"window.new is {self.window.new}, but must be below window.size "
-                f"({self.window.size}): windows join by the frames they share"
+                f"({self.window.size}): windows are aligned by the views they share"
             )
         _check_cameras(self)
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
-            raise ConfigError(f"depth.color_range_m is {[low, high]}: give [near, far], 0 <= near")
+            raise ConfigError(
+                f"depth.color_range_m is {[low, high]}: must be [near, far] with 0 <= near < far"
+            )
 
 
 CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(/[A-Za-z][A-Za-z0-9_]*)*")
@@ -286,37 +288,39 @@ POSE_NUMBERS = 7
 
 
 def _check_cameras(config: PipelineConfig) -> None:
-    """Raise ConfigError where cameras, window and rig do not go together."""
+    """Raise ConfigError if the parameters of cameras, window and rig contradict each other."""
     names, window, poses = config.cameras, config.window, config.rig.poses
     for name in names:
         if not CAMERA_NAME.fullmatch(name) or name == "map":
             raise ConfigError(
-                f"cameras has {name!r}: a name of letters, digits and _ (not `map`), as in topics"
+                f"cameras contains {name!r}: names consist of letters, digits, _ and / as in "
+                "topics, and cannot be `map`"
             )
     if len(set(names)) < len(names):
-        raise ConfigError(f"cameras is {list(names)}: each name once")
+        raise ConfigError(f"cameras is {list(names)}: names must be distinct")
     needed = len(names) * (window.new + 1)
     if window.mode == "joint" and len(names) > 1 and window.size < needed:
         raise ConfigError(
             f"window.size is {window.size}, but {len(names)} cameras need at least {needed}: "
-            f"window.new ({window.new}) and one shared view of each; or window.mode: independent"
+            f"window.new ({window.new}) and one shared view each; or set window.mode to "
+            "independent"
         )
     if poses and len(poses) != POSE_NUMBERS * len(names):
         raise ConfigError(
-            f"rig.poses has {len(poses)} numbers: x, y, z, qx, qy, qz, qw for each of `cameras` "
-            f"({POSE_NUMBERS * len(names)})"
+            f"rig.poses has {len(poses)} numbers: must have {POSE_NUMBERS * len(names)}, which "
+            "are x, y, z, qx, qy, qz, qw for each of `cameras`"
         )
-    turns = [poses[i + 3 : i + POSE_NUMBERS] for i in range(0, len(poses), POSE_NUMBERS)]
-    if not all(map(math.isfinite, poses)) or any(not any(q) for q in turns):
-        raise ConfigError("rig.poses has a number that is not finite, or a quaternion of zeros")
+    rotations = [poses[i + 3 : i + POSE_NUMBERS] for i in range(0, len(poses), POSE_NUMBERS)]
+    if not all(map(math.isfinite, poses)) or any(not any(q) for q in rotations):
+        raise ConfigError("rig.poses contains a non-finite number or a zero quaternion")
     if config.scale.source == "rig" and (len(names) < 2 or window.mode != "joint"):
         raise ConfigError(
-            "scale.source is rig: it needs two or more `cameras` and window.mode: joint"
+            "scale.source is rig: this needs two or more `cameras` and window.mode joint"
         )
 
 
 def prior_source(config: PipelineConfig) -> str:
-    """Where the robot's own poses come from, for the network or for the scale: or none."""
+    """Source of the robot's own poses, needed by the network or for the scale; or none."""
     if config.pose_prior.source == "none" and config.scale.source == "odometry":
         return "odometry"
     return config.pose_prior.source
@@ -324,7 +328,7 @@ def prior_source(config: PipelineConfig) -> str:
 
 @dataclass(frozen=True)
 class InputConfig:
-    """How images reach the live node."""
+    """Reception of images by the live node."""
 
     image_transport: str = option(
         "raw", "transport of the image topic", choices=("raw", "compressed")
@@ -354,7 +358,7 @@ class InputConfig:
 
 @dataclass(frozen=True)
 class TfConfig:
-    """Which transforms the node publishes."""
+    """Transforms that the node publishes."""
 
     publish: str = option(
         "auto",
@@ -366,7 +370,7 @@ class TfConfig:
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Everything the live node can be told."""
+    """All parameters of the live node."""
 
     pipeline: PipelineConfig = group(PipelineConfig, "")
     input: InputConfig = group(InputConfig, "")
@@ -387,7 +391,7 @@ class NodeConfig:
 
 
 def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineConfig) -> T:  # type: ignore[assignment]
-    """A config of class ``cls`` from outside names; what is not given keeps its default.
+    """Make a config of class ``cls`` from public names; missing parameters keep their defaults.
 
     Raises ConfigError for an unknown name, a wrong type or a value out of range.
     """
@@ -395,9 +399,11 @@ def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineCon
     unknown = sorted(set(values) - set(known))
     if unknown:
         named = ", ".join(f"{name!r}{nearest(name, list(known))}" for name in unknown)
-        raise ConfigError(f"unknown parameter {named}: --help and docs/reference.md list all")
+        raise ConfigError(
+            f"unknown parameter {named}: see --help or docs/reference.md for all names"
+        )
     given = {
-        name: convert(name, word_of(value, known[name].choices), known[name].value)
+        name: convert(name, bool_to_word(value, known[name].choices), known[name].value)
         if known[name].items is None
         else convert_list(name, value, known[name].items)
         for name, value in values.items()

@@ -1,10 +1,26 @@
-"""Shared by all tests: where recordings are, and what to skip."""
+"""Shared by all tests: where recordings are, what to skip, and one part of the machine for each
+of the processes that run tests."""
 
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.domains import domain
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data"
+WORKERS, WORKER_BYTES = 8, 2 * 2**30  # at most; each with the processes that it starts
+
+# Before torch is imported, and for the processes that tests start: with the same number of threads
+# results are the same on every machine, and several workers do not fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """What `-n auto` means: a worker for each core that this process may use and can feed."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES, WORKERS))
 
 
 def pytest_collection_modifyitems(items):
@@ -14,6 +30,26 @@ def pytest_collection_modifyitems(items):
 
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Why tests were skipped: a line for each reason, with the number of tests."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5d}  {reason}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_domain():
+    """A ROS domain of this process's own, also for what a test starts without naming one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROS_DOMAIN_ID", str(domain()))
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Runs a network on one device: images and windows in, predictions out. Knows no ROS, no map."""
+"""Runs a network on one device: windows in, predictions out. Independent of ROS and maps."""
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device

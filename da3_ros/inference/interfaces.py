@@ -1,7 +1,7 @@
-"""What the package needs of the networks: sessions that run windows, and metric models.
+"""Interfaces of the networks: sessions that run windows, and metric models.
 
-These lie in the room of the session that implements them, below all that call it, and know only
-plans and the shared vocabulary: no torch module, no device.
+They lie in the same room as the session that implements them, below all of its callers. They
+depend only on plans and ``da3_ros.types``, not on a torch module or a device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from da3_ros.types import Image, MotionError, Prediction, Window
 
 
 class Limits(Protocol):
-    """What a memory budget allows; never more than was asked for."""
+    """Limits that the memory budget sets; never above the requested values."""
 
     @property
     def process_res(self) -> int: ...
@@ -30,95 +30,95 @@ class Limits(Protocol):
 
 @dataclass(frozen=True)
 class Running:
-    """A window on a device that works beside us."""
+    """A window that runs asynchronously on the device."""
 
-    done: Callable[[], bool]  # does not wait
-    ends: float  # when it probably will be, by ``time.perf_counter``; with a new shape unknown
+    done: Callable[[], bool]  # does not block
+    ends: float  # expected end, by ``time.perf_counter``; for a new shape only a lower bound
 
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """What runs where, and its memory in GiB, by the names of da3_ros/Status."""
+    """Device, precision and memory (GiB) of a session, named as in da3_ros/Status."""
 
     device: str = ""
     precision: str = ""  # the type of matrix products
-    attention: str = ""  # the kernel in use
+    attention: str = ""  # the attention kernel
     memory_budget_gb: float = math.nan
     memory_plan_gb: float = math.nan
     memory_peak_gb: float = math.nan
-    degraded: tuple[str, ...] = ()  # what of the results the memory budget costs right now
+    degraded: tuple[str, ...] = ()  # reductions of the results, caused by the memory budget
 
 
 class Session(ABC):
-    """Runs windows through a network. One thread owns it; any may ask for ``check_budget``,
+    """Runs windows through a network. One thread owns it; any thread may call ``check_budget``,
     ``status`` and ``plan``.
 
-    Only ``infer`` has to be implemented. All else is here as it is for an answer that takes no
-    memory: no plan, any budget, nothing to begin with early.
+    Only ``infer`` has to be implemented. The other methods default to those of a session that
+    takes no memory: no plan, any budget, nothing to prefetch.
     """
 
-    # What it may be off by in the same way in every window; None: not measured.
+    # The motion error that is the same in every window; None: not measured.
     motion_error: MotionError | None = None
-    # Called while a window runs, on a device that works beside us.
+    # Called while a window runs on an asynchronous device.
     on_window_running: Callable[[Running], None] | None = None
 
     @abstractmethod
     def infer(self, window: Window) -> Prediction:
         """Run the views of ``window`` together.
 
-        Raises WindowTooLargeError when only fewer views can help against memory that ran out.
+        Raises WindowTooLargeError if memory ran out and only fewer views would help.
         """
 
     def prefetch(self, image: Image) -> None:
-        """Begin with the image [h, w, 3] of a view that waits for its window; only saves time."""
+        """Encode the image [h, w, 3] of a view before its window is complete; only saves time."""
         return
 
     def warm_up(
         self, window: int, new: int, *, stopping: Callable[[], bool] = lambda: False
     ) -> tuple[Window, Prediction] | None:
-        """Run windows before the first frame, of ``window`` views, ``new`` of them new.
+        """Run windows of ``window`` views, ``new`` of them new, before the first frame.
 
-        Returns one and its meaningless answer, for who else needs warming; None where there is
-        nothing to warm or ``stopping`` said so in between. Raises BudgetError or
-        WindowTooLargeError.
+        Returns a window and its meaningless prediction, with which other networks can be warmed
+        up; None if there is nothing to warm up or ``stopping()`` became true. Raises BudgetError
+        or WindowTooLargeError.
         """
         return None
 
     @property
     def plan(self) -> Plan | None:
-        """What runs in the memory budget; None without a plan, or before the first."""
+        """The memory plan in force; None before the first plan, or if the session has none."""
         return None
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
-        """What the memory budget allows for images of (width, height); None: anything.
+        """Limits that the memory budget sets for images of (width, height); None: no limit.
 
-        Raises BudgetError when nothing fits.
+        Raises BudgetError if nothing fits.
         """
         return None
 
     def use_plan(self, plan: Plan) -> None:
-        """Run as ``plan`` says, whatever the budget. Raises ValueError where that cannot be."""
-        raise ValueError("it needs a network")
+        """Use ``plan`` whatever the budget is. Raises ValueError if the session has no plans."""
+        raise ValueError("a plan needs a network; this session has none")
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits into this budget; changes nothing."""
         return
 
     def set_budget(self, memory_budget_gb: float) -> None:
-        """Take a new memory budget. Raises BudgetError, and changes nothing, if nothing fits."""
+        """Set the memory budget. Raises BudgetError, and changes nothing, if nothing fits."""
         return
 
     def undone_if_refused(self) -> AbstractContextManager[None]:
-        """After a BudgetError within, the budget and all plans are those from before."""
+        """A BudgetError inside this context restores the budget and all plans from before."""
         return nullcontext()
 
     def status(self) -> SessionStatus:
-        """What runs where, now."""
+        """The current device, precision and memory."""
         return SessionStatus()
 
 
 class MetricModel(Protocol):
-    """Looks at a window now and then, and tells its unit in metres."""
+    """Measures the unit of a window, in metres."""
 
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """``prediction`` with its ``measure``, and with ``sky`` where it looked."""
+        """Return ``prediction`` with ``measure``, and with ``sky`` of the measured views."""

@@ -1,4 +1,4 @@
-"""A network on its device: the module, its precision, its chunks and its compiled programs."""
+"""A network on its device: the module, its precision, chunk sizes and compiled programs."""
 
 from __future__ import annotations
 
@@ -18,72 +18,77 @@ from da3_ros.network.precision import drop_camera_encoder, drop_rays
 
 
 class LoadedNetwork:
-    """Owns the network's module, precision, chunks and compiled programs. Not thread-safe.
+    """Owns the network's module, precision, chunk sizes and compiled programs. Not thread-safe.
 
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
 
-    def __init__(self, config: InferenceConfig, on: Device, *, poses: bool, streams: int) -> None:
-        """``poses``: windows may bring known poses; without, what reads them is not kept.
+    def __init__(
+        self, config: InferenceConfig, hardware: Device, *, poses: bool, streams: int
+    ) -> None:
+        """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
-        ``streams``: windows of so many cameras come in turns.
+        ``streams``: number of cameras whose windows alternate.
         """
-        self.on = on
+        self.hardware = hardware
         self._config, self._poses = config, poses
-        asked = on.precision(config.mixed_precision)
-        on.attention(asked)  # raises before anything is loaded
+        requested = hardware.precision(config.mixed_precision)
+        hardware.attention(requested)  # raises before anything is loaded
         self.compiler = Compiler(
-            self._compile_mode(asked), on.is_out_of_memory, streams=streams, fault=pose_fault
+            self._compile_mode(requested),
+            hardware.is_out_of_memory,
+            streams=streams,
+            fault=pose_fault,
         )
-        self.module, self.precision = load_checked(self._load, on, asked)
-        self.attention = on.attention(self.precision)
-        self.wanted = self.precision  # what a plan may leave only for want of memory
-        self._trusts_less = self.precision == asked  # no 16 bits were found wrong here
-        self.chunks = on.chunks()
+        self.module, self.precision = load_checked(self._load, hardware, requested)
+        self.attention = hardware.attention(self.precision)
+        self.preferred_precision = self.precision  # plans deviate only if memory is short
+        self._lower_precision_valid = self.precision == requested  # the self-check passed
+        self.chunks = hardware.chunks()
         self._may_compile = True
-        self.compiling = False  # whether compiling took part since ``begin_window``
+        self.compiling = False  # whether a program was compiled since ``begin_window``
 
     @property
     def compile_mode(self) -> str:
-        """How the network is compiled, "" where it is not."""
+        """The mode of torch.compile; "" if the network is not compiled."""
         return self.compiler.mode
 
     @property
-    def spare(self) -> torch.dtype | None:
-        """A smaller type that a plan may take for want of memory; None: there is none.
+    def lower_precision(self) -> torch.dtype | None:
+        """The 16-bit type that a plan may use if memory is short; None: not allowed.
 
-        Only where `mixed_precision` is auto, and not after 16 bits were found wrong here.
+        Allowed only if `mixed_precision` is auto and no self-check of a 16-bit type has failed.
         """
-        auto = self._config.mixed_precision == "auto" and self.wanted == torch.float32
-        allowed = auto and self._trusts_less and self.on.can(torch.bfloat16)
+        auto = self._config.mixed_precision == "auto" and self.preferred_precision == torch.float32
+        allowed = auto and self._lower_precision_valid and self.hardware.supports(torch.bfloat16)
         return torch.bfloat16 if allowed else None
 
-    def refuse_spare(self) -> None:
-        """16 bits were found wrong here: no plan may take them."""
-        self._trusts_less = False
+    def reject_lower_precision(self) -> None:
+        """Forbid 16-bit types in plans: their self-check failed on this device."""
+        self._lower_precision_valid = False
 
     def change_precision(self, dtype: torch.dtype) -> bool:
-        """Convert the network; what 16 bits have lost is read from the file again.
+        """Convert the network; after a 16-bit type the weights are read from the file again.
 
-        False, and fp32, where ``dtype`` is not close to it.
+        Returns False, and runs in fp32, if ``dtype`` fails the self-check.
         """
         loaded = self.module if self.precision == torch.float32 else None
-        self.module, self.precision = load_checked(self._load, self.on, dtype, loaded)
-        self.attention = self.on.attention(self.precision)
+        self.module, self.precision = load_checked(self._load, self.hardware, dtype, loaded)
+        self.attention = self.hardware.attention(self.precision)
         self.compiler.forget()
         return self.precision == dtype
 
     def set_chunks(self, chunks: Chunks, *, may_compile: bool) -> None:
-        """Run in pieces of these sizes from now on; ``may_compile``: where that is on."""
+        """Use these chunk sizes from now on; ``may_compile`` False disables compiled programs."""
         self.chunks, self._may_compile = chunks, may_compile
         self.module.set_chunks(chunks)
 
     def begin_window(self) -> None:
-        """What ``compiling`` tells is about the window that comes."""
+        """Reset ``compiling`` for the next window."""
         self.compiling = False
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """``encode`` or ``decode`` of the network, compiled where that was chosen and works."""
+        """Call ``encode`` or ``decode`` of the network, compiled if that is enabled and works."""
         plain = getattr(self.module, name)
         if not self.compile_mode or not self._may_compile:
             return plain(*args, **kwargs)
@@ -92,15 +97,17 @@ class LoadedNetwork:
         return out
 
     def upload(self, x: Tensor) -> Tensor:
-        """A tensor on the device. On CUDA the copy is queued; only there is that safe."""
-        if self.on.device.type != "cuda" or x.is_cuda:
-            return x.to(self.on.device)
-        return x.pin_memory().to(self.on.device, non_blocking=True)  # pageable memory would wait
+        """Copy a tensor to the device. Only on CUDA is it safe to queue the copy."""
+        if self.hardware.device.type != "cuda" or x.is_cuda:
+            return x.to(self.hardware.device)
+        return x.pin_memory().to(
+            self.hardware.device, non_blocking=True
+        )  # pageable memory would wait
 
     def _compile_mode(self, precision: torch.dtype) -> str:
-        mode = self.on.compile_mode(self._config.compile)
+        mode = self.hardware.compile_mode(self._config.compile)
         if mode and precision == torch.int8:
-            raise DeviceError("torch.compile does not know our int8: set compile to off")
+            raise DeviceError("torch.compile does not support int8 here: set compile to off")
         return mode
 
     def _load(self) -> Network:

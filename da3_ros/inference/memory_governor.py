@@ -1,4 +1,4 @@
-"""Keeps a session within its memory budget: plans, measures, and falls back where that fails."""
+"""Keeps a session in its memory budget: plans, measures, and falls back if memory runs out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from da3_ros.inference.planner import (
     kept_views,
     least_memory,
     make_plan,
-    needs_spare,
+    needs_lower_precision,
 )
-from da3_ros.inference.prefix_cache import KeepRule, KeptPrefixes
+from da3_ros.inference.prefix_cache import CachePolicy, PrefixCache
 from da3_ros.inference.requested_plans import RequestedPlans
 
 log = logging.getLogger(__name__)
@@ -33,42 +33,43 @@ FREE_SHARE = 0.9  # of the free memory, when no budget is given
 
 
 class MemoryGovernor:
-    """Owns the budget, the plan, what windows were measured to take, and the fallback in force.
+    """Owns the budget, the plan, the measured memory of windows, and the fallback in force.
 
-    The network runs as plan and fallback say. One thread owns it; any may call ``check_budget``.
+    Applies plan and fallback to the network. One thread owns it; any thread may call
+    ``check_budget``.
     """
 
     def __init__(
         self,
         network: LoadedNetwork,
-        kept: KeptPrefixes,
-        wish: Request,
+        kept: PrefixCache,
+        base_request: Request,
         memory_budget_gb: float,
         free: int,
     ) -> None:
-        """``wish``: what all requests have in common; ``fit`` adds image, window and new views.
+        """``base_request``: common part of all requests; ``fit`` adds image, window and new views.
 
-        ``free``: bytes that were free on the device before anything of this session was there.
+        ``free``: bytes that were free on the device before the session was opened.
         """
-        self._network, self._kept, self._wish = network, kept, wish
-        self._on, self._free_at_start = network.on, free
+        self._network, self._prefix_cache, self._base_request = network, kept, base_request
+        self._hardware, self._free_at_start = network.hardware, free
         self.budget = self._bytes(memory_budget_gb, warn=True)
-        self.requests = RequestedPlans(wish.streams)
-        self.fallback, self.meter = FallbackLevel(), PeakMeter(network.on)
+        self.requests = RequestedPlans(base_request.streams)
+        self.fallback, self.meter = FallbackLevel(), PeakMeter(network.hardware)
         self.plan: Plan | None = None
-        self._pinned = False  # a plan that was given stays
-        self.over_budget = ""  # why a window that took more than the budget changed nothing
-        self.factor = UNMEASURED  # measured over predicted activations
+        self._pinned = False  # whether the plan comes from ``use_plan`` and must not change
+        self.over_budget = ""  # why no new plan was made after a window exceeded the budget
+        self.factor = UNMEASURED  # ratio of measured to predicted activations
         self.measured = False
         self._rehearsing = False
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        """What of the results the budget costs right now."""
+        """Reductions of the results, caused by the budget."""
         plan, level = self.plan, self.fallback.level
         if plan is None:
             return ()
-        below = (f"out of memory before, {level} steps down",) if level else ()
+        below = (f"memory ran out: fallback level {level}",) if level else ()
         over = (self.over_budget,) if self.over_budget else ()
         return (*plan.reduced, *below, *over)
 
@@ -77,107 +78,108 @@ class MemoryGovernor:
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
         """Plan for camera images of (width, height) and windows of ``window`` views, ``new`` new.
 
-        Raises BudgetError when nothing fits.
+        Raises BudgetError if nothing fits.
         """
         if self._pinned and self.plan is not None:
             return self.plan
         request = replace(
-            self._wish,
-            spare_precision=self._network.spare, image=image, window=window, new=new,
+            self._base_request,
+            lower_precision=self._network.lower_precision, image=image, window=window, new=new,
         )  # fmt: skip
         gone = self.requests.note(request)
-        if gone and self._network.precision != self._network.wanted:
-            self.requests.plans.clear()  # what needed the spare precision may be gone
+        if gone and self._network.precision != self._network.preferred_precision:
+            self.requests.plans.clear()  # the camera that needed the lower precision may be gone
         known = self.requests.plans.get(request)
         if known is not None and known.dtype == self._network.precision:
-            if known is not self.plan:  # cameras in turns: nothing of the other one's is let go
+            if known is not self.plan:  # alternating cameras: keep the cache of the other one
                 self.plan = known
                 self._set_chunks()
             return known
         plan = self._adopt(self._make(request, self.budget))
         self.requests.keep(plan)
-        # Found now, so that ``check_budget`` takes no time; without a spare, where that was wrong.
-        least_memory(self._on, self.requests.asked[0])
+        # Computed now (and cached), so that ``check_budget`` is fast. ``_adopt`` may have changed
+        # the request: no lower precision after a failed self-check.
+        least_memory(self._hardware, self.requests.active[0])
         return plan
 
     def fit_as_is(self, size: tuple[int, int], views: int, new: int) -> None:
-        """A plan for callers that did not ask for one: windows as they come.
+        """Plan from the first window for callers that did not call ``fit``.
 
         size: (height, width) of the images in the network.
         """
         if self.plan is None:
-            self._wish = replace(self._wish, process_res=max(size))
+            self._base_request = replace(self._base_request, process_res=max(size))
             self.fit((size[1], size[0]), max(2, views), new)
 
     def use_plan(self, plan: Plan) -> None:
-        """Run as ``plan`` says, whatever memory is free: two runs with one plan are equal.
+        """Use ``plan`` whatever memory is free: two runs with one plan give equal results.
 
-        Raises ValueError for another model's plan, DeviceError for a precision that is not here.
+        Raises ValueError for another model's plan, DeviceError for an unsupported precision.
         """
-        if plan.model != self._wish.model:
-            raise ValueError(f"the plan is for {plan.model}, not {self._wish.model}")
-        if not self._on.can(plan.dtype):
+        if plan.model != self._base_request.model:
+            raise ValueError(f"the plan is for {plan.model}, not for {self._base_request.model}")
+        if not self._hardware.supports(plan.dtype):
             raise DeviceError(
-                f"the plan's precision {plan.precision} is not usable on {self._on.device}"
+                f"the plan's precision {plan.precision} is not usable on {self._hardware.device}"
             )
         self._pinned = True
         self._take(plan)
 
     def _make(self, request: Request, budget: int) -> Plan:
-        """A plan, in the spare precision while another camera needs it: there is one network."""
-        others = (r for r in self.requests.asked if r != request)
-        needed = any(needs_spare(self._on, r, budget, self.factor) for r in others)
-        spare = request.spare_precision if needed else None
-        return make_plan(self._on, request, budget, self.factor, spare)
+        """Make a plan, in the lower precision if another camera needs it: they share a network."""
+        others = (r for r in self.requests.active if r != request)
+        needed = any(needs_lower_precision(self._hardware, r, budget, self.factor) for r in others)
+        lower = request.lower_precision if needed else None
+        return make_plan(self._hardware, request, budget, self.factor, lower)
 
     def _take(self, plan: Plan) -> None:
-        """``_adopt`` a plan of another budget or measure: those made before hold no more."""
+        """``_adopt`` a plan for a new budget or measurement; earlier plans become invalid."""
         self.requests.keep_only(self._adopt(plan))
 
     def _adopt(self, plan: Plan) -> Plan:
-        """Run as ``plan`` says from now on; where its precision is wrong here, as one without it.
+        """Apply ``plan``; if its precision fails the self-check, apply a plan without it.
 
-        Returns what runs. Raises BudgetError or DeviceError, and keeps the plan before, where
-        there is none.
+        Returns the applied plan. Raises BudgetError or DeviceError, and keeps the previous plan,
+        if there is none.
         """
         if plan.dtype != self._network.precision:
-            right = self._network.change_precision(plan.dtype)
-            self._kept.clear()
-            if not right:
-                return self._adopt_without_spare(plan)
+            valid = self._network.change_precision(plan.dtype)
+            self._prefix_cache.clear()
+            if not valid:
+                return self._adopt_without_lower_precision(plan)
         before, self.plan = self.plan, plan
         if before is None or before.reduced != plan.reduced:
             for text in plan.reduced:
-                log.warning("the memory budget allows only %s", text)
+                log.warning("reduced to fit the memory budget: %s", text)
         if before is None or (before.width, before.height) != (plan.width, plan.height):
-            self._kept.clear()
+            self._prefix_cache.clear()
         if before is not None and before.repeatable() != plan.repeatable():
             self._network.compiler.release()
         self.over_budget = ""
         self._set_chunks()
-        self.meter.let_go()
-        self._on.cap(self.budget)
+        self.meter.release_cached()
+        self._hardware.cap(self.budget)
         return plan
 
-    def _adopt_without_spare(self, plan: Plan) -> Plan:
+    def _adopt_without_lower_precision(self, plan: Plan) -> Plan:
         if self._pinned or self.requests.newest is None:
             raise DeviceError(f"the plan's precision {plan.precision} is not close to fp32 here")
-        self._network.refuse_spare()
-        self.requests.drop_spare()
-        return self._adopt(self._make(self.requests.asked[0], self.budget))
+        self._network.reject_lower_precision()
+        self.requests.drop_lower_precision()
+        return self._adopt(self._make(self.requests.active[0], self.budget))
 
     def _set_chunks(self) -> None:
-        planned = self.plan.chunks if self.plan else self._on.chunks()
+        planned = self.plan.chunks if self.plan else self._hardware.chunks()
         short = self.fallback.level > 0
-        # What memory forced waits for no compiler.
+        # A fallback is temporary: compiling for its chunk sizes would only cost memory and time.
         self._network.set_chunks(SMALLEST if short else planned, may_compile=not short)
 
     # The budget ----------------------------------------------------------------------------------
 
     def set_budget(self, memory_budget_gb: float) -> None:
-        """Take a new budget, 0 for 90 % of what was free at the start, and plan anew.
+        """Set the budget in GiB, 0 for 90 % of the memory free at the start, and plan again.
 
-        Raises BudgetError, and changes nothing, when nothing fits for the images of one camera.
+        Raises BudgetError, and changes nothing, if nothing fits for the images of one camera.
         """
         budget = self._bytes(memory_budget_gb, warn=True)
         self._check(budget)
@@ -188,18 +190,18 @@ class MemoryGovernor:
             self.budget, self.fallback.level = budget, 0
             if plan is not None:
                 self._take(plan)
-                self._check(budget)  # 16 bits that a plan wants may be wrong here
+                self._check(budget)  # again: the self-check may have ruled out a lower precision
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits into this budget; changes nothing.
 
-        Any thread may ask, while a window runs too. No plan is made, which may take seconds.
+        Any thread may call it, even during a window. Fast: it makes no plan.
         """
         self._check(self._bytes(memory_budget_gb))
 
     @contextmanager
     def undone_if_refused(self) -> Iterator[None]:
-        """After a BudgetError the budget, if it was set within, and its plans are the old ones."""
+        """A BudgetError inside this context restores the budget and all plans from before."""
         budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
         plan, plans = self.plan, dict(self.requests.plans)
         try:
@@ -212,11 +214,11 @@ class MemoryGovernor:
             raise
 
     def _check(self, budget: int) -> None:
-        """Raise BudgetError if a camera's images do not fit, of those that need most."""
-        asked, factor = self.requests.asked, self.factor
-        if asked and not self._pinned:
-            most = max(asked, key=lambda r: least_memory(self._on, r, factor))
-            check_fits(self._on, most, budget, factor)
+        """Raise BudgetError if the camera images that need most memory do not fit."""
+        requests, factor = self.requests.active, self.factor
+        if requests and not self._pinned:
+            most = max(requests, key=lambda r: least_memory(self._hardware, r, factor))
+            check_fits(self._hardware, most, budget, factor)
 
     def _bytes(self, gigabytes: float, *, warn: bool = False) -> int:
         if not gigabytes:
@@ -227,76 +229,78 @@ class MemoryGovernor:
                 "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
                 gigabytes,
                 self._free_at_start / GIB,
-                self._on.name(),
+                self._hardware.name(),
             )
         return budget
 
     # Windows -------------------------------------------------------------------------------------
 
-    def keep_rule(self, views: int) -> KeepRule | None:
-        """How a window of ``views`` keeps prefixes; None: not at all, memory is short."""
+    def cache_policy(self, views: int) -> CachePolicy | None:
+        """The cache policy for a window of ``views`` views; None: no caching, memory is short."""
         if self.fallback.level:
             return None
         plan = self.plan
         if plan is None:
-            return KeepRule(self._wish.streams * views, on_host=False)
+            return CachePolicy(self._base_request.streams * views, on_host=False)
         room = max(views, kept_views(plan.window, plan.new))
-        return KeepRule(self._wish.streams * room, plan.prefix_on_host)
+        return CachePolicy(self._base_request.streams * room, plan.prefix_on_host)
 
     def measure(self, views: int) -> None:
-        """Note the peak of a window that ran; the first at full size corrects the prediction."""
+        """Measure the peak of the last window; the first one at full size corrects predictions."""
         clean = self.meter.end()
         if self._network.compiling or self._rehearsing:
             return
         plan = self.plan
         planned = plan.weights + plan.fixed if plan else 0
-        taken = self.meter.taken(planned + self._kept.nbytes)
+        taken = self.meter.window_peak(planned + self._prefix_cache.nbytes)
         if plan is None or self._pinned or self.fallback.level or views < plan.window:
             return
         over = taken > plan.budget
         if (over or not self.measured) and not clean:
-            self.meter.let_go()  # and look at the next one
+            self.meter.release_cached()  # so that the next window can be measured
         elif over or not self.measured:
             if over:
                 log.warning(
-                    "a window took %.2f GiB of a budget of %.2f", taken / GIB, plan.budget / GIB
+                    "a window took %.2f GiB, above the budget of %.2f GiB",
+                    taken / GIB,
+                    plan.budget / GIB,
                 )
             self._replan(plan, taken)
 
     def step_down(self, window: int, views: int) -> None:
-        """Memory ran out in this window: one fallback more, for the same window.
+        """Apply the next fallback after memory ran out in this window.
 
-        Raises WindowTooLargeError where there is none.
+        Raises WindowTooLargeError if there is no further fallback.
         """
-        self._kept.clear()
+        self._prefix_cache.clear()
         self._network.compiler.release()
-        self._on.release()
+        self._hardware.release()
         self.fallback.step_down(views)
         self._set_chunks()
-        log.warning("out of memory: window %d again, %s", window, self.fallback.current.text)
+        log.warning("out of memory: retrying window %d, %s", window, self.fallback.current.text)
 
-    def note_calm(self) -> None:
-        """A window ran; after many of them a fallback is taken back."""
-        if self.fallback.step_up_when_calm():
-            self._kept.clear()
+    def note_success(self) -> None:
+        """Count a successful window; after many of them one fallback is undone."""
+        if self.fallback.step_up_when_stable():
+            self._prefix_cache.clear()
             self._set_chunks()
-            log.info("memory has been calm: now %s", self.fallback.current.text)
+            log.info("memory is sufficient again: %s", self.fallback.current.text)
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Windows within are of no stream: nothing of them is kept or measured."""
+        """Windows inside this context belong to no stream: they are not cached or measured."""
         level, self._rehearsing = self.fallback.level, True
         try:
             yield
         finally:
             self._rehearsing = False
-            self.fallback.restart(level)  # what a start's crowd took is there again with frames
+            self.fallback.restart(level)  # memory short at start-up may be free during the stream
             self._set_chunks()
-            self._kept.clear()
+            self._prefix_cache.clear()
             self.requests.note_guess()
 
     def _replan(self, plan: Plan, taken: int) -> None:
-        """Plan anew by what a window took, in bytes."""
+        """Plan again with the measured memory of a window, in bytes."""
         self.measured = True
         activations = max(1, taken - (plan.predicted - plan.activations))
         self.factor = min(4.0, max(1.0, self.factor * activations / plan.activations))
@@ -305,6 +309,6 @@ class MemoryGovernor:
             return
         try:
             self._take(self._make(request, self.budget))
-        except BudgetError as error:  # the window is done, and the next may do as well
+        except BudgetError as error:  # the window succeeded, and the next one may as well
             self.over_budget = f"{error}; the old plan stays"
             log.warning("%s", self.over_budget)

@@ -1,14 +1,14 @@
-"""What a session falls back to when a window runs out of memory despite its plan."""
+"""Fallbacks for a window that runs out of memory despite its plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-CALM = 100  # windows without trouble after which a step that memory forced is taken back
+STABLE_WINDOWS = 100  # successful windows in a row after which one fallback level is undone
 
 
 class WindowTooLargeError(MemoryError):
-    """Memory ran out with everything done that keeps a window whole: give fewer views."""
+    """Memory ran out at the last fallback level: only fewer views would help."""
 
 
 @dataclass(frozen=True)
@@ -16,26 +16,26 @@ class OomFallback:
     """Fallback applied when a window runs out of memory despite the plan."""
 
     text: str
-    scale: float = 1.0  # of the image's sides in the network
+    scale: float = 1.0  # factor for the image's sides in the network
 
 
 OOM_FALLBACKS = (
     OomFallback("as planned"),
-    OomFallback("smallest pieces, no kept prefixes"),
+    OomFallback("smallest chunks, no cached prefixes"),
     OomFallback("images at 3/4 of their size in the network", 0.75),
     OomFallback("images at 1/2 of their size in the network", 0.5),
 )
 
 
 class FallbackLevel:
-    """Which fallback is in force. Owns the level, and for how many windows memory has been calm.
+    """Owns the fallback level and the number of successful windows since its last change.
 
-    ``level`` is an index into OOM_FALLBACKS; 0: none.
+    ``level`` is an index into OOM_FALLBACKS; 0: no fallback.
     """
 
     def __init__(self) -> None:
         self.level = 0
-        self._calm = 0
+        self._successes = 0
 
     @property
     def current(self) -> OomFallback:
@@ -43,15 +43,15 @@ class FallbackLevel:
         return OOM_FALLBACKS[self.level]
 
     def restart(self, level: int) -> None:
-        """Go on at ``level``, as after trouble."""
-        self.level, self._calm = level, 0
+        """Set ``level`` and count successful windows from 0."""
+        self.level, self._successes = level, 0
 
     def step_down(self, views: int) -> None:
-        """A window of ``views`` ran out of memory: one level more.
+        """Raise the level by one after a window of ``views`` views ran out of memory.
 
-        Raises WindowTooLargeError where there is none.
+        Raises WindowTooLargeError at the last level.
         """
-        self._calm = 0
+        self._successes = 0
         if self.level + 1 >= len(OOM_FALLBACKS):
             raise WindowTooLargeError(
                 f"out of memory with {views} views at the smallest size: lower "
@@ -59,10 +59,10 @@ class FallbackLevel:
             )
         self.level += 1
 
-    def step_up_when_calm(self) -> bool:
-        """A window ran without trouble. Whether a level could be taken back."""
-        self._calm += 1
-        if not self.level or self._calm < CALM:
+    def step_up_when_stable(self) -> bool:
+        """Count a successful window. True if the level was lowered by one."""
+        self._successes += 1
+        if not self.level or self._successes < STABLE_WINDOWS:
             return False
         self.restart(self.level - 1)
         return True

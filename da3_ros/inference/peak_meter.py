@@ -6,36 +6,36 @@ from da3_ros.inference.devices import Device
 
 
 class PeakMeter:
-    """Owns the largest peak of a window, and whether the next one counts what went before.
+    """Owns the largest peak so far, and whether the next peak excludes earlier allocations.
 
-    Between ``begin`` and ``taken`` lies one window.
+    Call ``begin`` before and ``end`` and ``window_peak`` after each window.
     """
 
-    def __init__(self, on: Device) -> None:
-        self._on = on
-        self.peak = 0  # bytes, the most that was measured
+    def __init__(self, hardware: Device) -> None:
+        self._hardware = hardware
+        self.peak = 0  # bytes, the largest measured peak
         self._before = 0
-        self._clean = False  # whether the next window's peak is its own, not an earlier plan's
+        self._clean = False  # whether the next peak excludes what earlier windows left allocated
 
-    def let_go(self) -> None:
-        """What earlier windows left in the allocator must not count as the next one's."""
-        self._on.release()
+    def release_cached(self) -> None:
+        """Free cached memory, so that the next peak excludes what earlier windows allocated."""
+        self._hardware.release()
         self._clean = True
 
     def begin(self) -> None:
-        """A window begins, or begins again."""
-        if self._clean:  # of what other networks in this process left since, too
-            self._on.release()
-        self._before = self._on.in_use()
-        self._on.reset_peak()
+        """Start the measurement of a window, or restart it."""
+        if self._clean:  # other networks in this process may have allocated since
+            self._hardware.release()
+        self._before = self._hardware.in_use()
+        self._hardware.reset_peak()
 
     def end(self) -> bool:
-        """A window is done. Whether its peak is its own: ``let_go`` came before it."""
+        """End the measurement. True if ``release_cached`` was called before the window."""
         clean, self._clean = self._clean, False
         return clean
 
-    def taken(self, persistent: int) -> int:
-        """Bytes that the window took, with ``persistent`` bytes of weights and kept prefixes."""
-        taken = self._on.taken(self._before, persistent)
+    def window_peak(self, persistent: int) -> int:
+        """Peak bytes of the window, including ``persistent`` bytes of weights and prefixes."""
+        taken = self._hardware.window_peak(self._before, persistent)
         self.peak = max(self.peak, taken)
         return taken

@@ -1,4 +1,4 @@
-"""Windows of random pictures, to warm up and to measure with: they need no meaning."""
+"""Windows of random images, for warm-up and speed measurements."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from da3_ros.types import Prediction, View, Window
 def slide(
     session: Session, views: int, new: int, windows: int, *, unseen: bool = False
 ) -> Iterator[Prediction]:
-    """Predictions of ``windows`` windows of ``views`` views, ``new`` of them new each time.
+    """Yield predictions of ``windows`` sliding windows of ``views`` views, ``new`` of them new.
 
-    The session must have a plan. Depth is wanted as the pipeline does: of new views and of those
-    that join the window to the scene. ``unseen``: as if no view had been in a window before.
+    The session must have a plan. The wanted views are as in the pipeline: new views, and shared
+    views for alignment. ``unseen``: no view was in a window before.
     """
     assert session.plan is not None
     for window in random_windows(session.plan, views, new, windows, unseen=unseen):
@@ -29,13 +29,13 @@ def slide(
 def random_windows(
     plan: Plan, views: int, new: int, windows: int, *, unseen: bool = False
 ) -> Iterator[Window]:
-    """The windows of ``slide``, of random pictures of the plan's size."""
+    """Yield the windows of ``slide``: random images of the plan's size."""
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (views, plan.height, plan.width, 3)).astype(np.uint8)
     held = [View(i, i, picture) for i, picture in enumerate(pictures)]
     wanted = usual_wanted(views, new)
     for number in range(windows):
-        # What a session keeps of a picture belongs to the array: a copy is a picture of its own.
+        # A session caches prefixes by array identity: a copy counts as a new image.
         fresh = [
             dataclasses.replace(v, id=v.id + views, image=v.image.copy())
             for v in held[: views if unseen else new]
@@ -45,9 +45,9 @@ def random_windows(
 
 
 def usual_window(plan: Plan, *, poses: bool) -> Window:
-    """A window as most of a stream are, of random pictures; the shared views all of one picture.
+    """A typical window of a stream with random images; all shared views show the same image.
 
-    poses: whether it brings known poses and intrinsics.
+    poses: whether the window has known poses.
     """
     rng = np.random.default_rng(0)
     old, *fresh = rng.integers(0, 256, (1 + plan.new, plan.height, plan.width, 3)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""What cameras ask the memory planner for, and the plans that were made for it."""
+"""The planning requests of several cameras, and the plans made for them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from dataclasses import replace
 
 from da3_ros.inference.planner import Plan, Request
 
-MOST_PLANS = 16  # that are kept at a time: of cameras whose images have different shapes
+MAX_PLANS = 16  # cached plans; cameras with different image shapes need one each
 
 
 class RequestedPlans:
-    """Owns the requests of cameras in turns, the newest first, and one budget's plans for them.
+    """Owns the requests of alternating cameras, newest first, and their plans for one budget.
 
-    ``asked`` is replaced, never changed: other threads may read it.
+    ``active`` is replaced, never modified in place: other threads may read it.
     """
 
     def __init__(self, streams: int) -> None:
-        """``streams``: so many cameras take turns."""
+        """``streams``: number of cameras whose windows alternate."""
         self._streams = streams
-        self.asked: tuple[Request, ...] = ()
-        self._guessed = False  # whether that is of a rehearsal, not of a camera
+        self.active: tuple[Request, ...] = ()
+        self._guessed = False  # whether ``active`` comes from a warm-up instead of a camera
         self.plans: dict[Request, Plan] = {}
 
     @property
     def newest(self) -> Request | None:
         """The newest request; None before the first."""
-        return self.asked[0] if self.asked else None
+        return self.active[0] if self.active else None
 
     def note(self, request: Request) -> bool:
-        """A camera asks for this; what others asked for stays as far as it still holds.
+        """Add a camera's request and drop earlier requests with other settings.
 
-        Returns whether an earlier request no longer does.
+        Returns True if an earlier request was dropped.
         """
-        before = () if self._guessed else self.asked
+        before = () if self._guessed else self.active
         self._guessed = False
         others = [r for r in before if r != request and replace(r, image=request.image) == request]
-        self.asked = (request, *others)[: self._streams]
-        return bool(set(before) - set(self.asked))
+        self.active = (request, *others)[: self._streams]
+        return bool(set(before) - set(self.active))
 
     def note_guess(self) -> None:
-        """What was asked for last was a guess: the first camera's request takes its place."""
+        """Mark the newest request as a guess: the first camera's request replaces it."""
         self._guessed = True
 
-    def drop_spare(self) -> None:
-        """Ask for no spare precision any more: it is wrong here."""
-        self.asked = tuple(replace(r, spare_precision=None) for r in self.asked)
+    def drop_lower_precision(self) -> None:
+        """Remove the lower precision from all requests: it failed the self-check."""
+        self.active = tuple(replace(r, lower_precision=None) for r in self.active)
 
     def keep(self, plan: Plan) -> None:
-        """A plan for the newest request, if there is one."""
-        if len(self.plans) >= MOST_PLANS:
+        """Cache the plan for the newest request, if there is one."""
+        if len(self.plans) >= MAX_PLANS:
             self.plans.clear()
         if self.newest is not None:
             self.plans[self.newest] = plan
 
     def keep_only(self, plan: Plan) -> None:
-        """A plan for the newest request; those made before, of another budget, hold no more."""
+        """Cache the plan for the newest request and drop all others: the budget has changed."""
         self.plans.clear()
         self.keep(plan)

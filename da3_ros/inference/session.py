@@ -1,4 +1,4 @@
-"""One network on one device within a memory budget: windows in; depth, poses, intrinsics out."""
+"""Runs one network on one device in a memory budget: windows in; depth, poses, intrinsics out."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.memory_governor import MemoryGovernor
 from da3_ros.inference.planner import GIB, CompanionModel, Plan, Request
 from da3_ros.inference.prediction import to_prediction
-from da3_ros.inference.prefix_cache import KeptPrefixes
-from da3_ros.inference.preprocess import smaller
+from da3_ros.inference.prefix_cache import PrefixCache
+from da3_ros.inference.preprocess import scaled_size
 from da3_ros.inference.random_windows import usual_window
 from da3_ros.inference.window_decoder import WindowDecoder
 from da3_ros.network import MODELS, ModelSpec
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 class InferenceSession(Session):
     """Runs windows through one loaded network. Not thread-safe: one worker owns it.
 
-    ``loaded`` owns the network, ``memory`` budget and plan, ``kept`` what later windows use again.
+    ``loaded`` owns the network, ``memory`` the budget and the plan, ``prefix_cache`` the image
+    features that later windows use again.
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
 
@@ -47,33 +48,35 @@ class InferenceSession(Session):
         *,
         poses: bool = True,
         streams: int = 1,
-        beside: CompanionModel | None = None,
+        companion: CompanionModel | None = None,
     ) -> None:
-        """``poses``: windows may bring known poses; without, what reads them is not kept.
+        """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
-        ``streams``: windows of so many cameras come in turns, each sharing its own frames.
-        ``beside``: another network, loaded already, that the same budget is for.
+        ``streams``: number of cameras whose windows alternate, each sharing its own frames.
+        ``companion``: another network, already loaded, that shares the budget.
         """
         self.config, self._poses = config, poses
-        self.on = open_device(config.device, config.performance_mode)
+        self.hardware = open_device(config.device, config.performance_mode)
         self.spec = MODELS[config.model]
         _announce(self.spec)
-        free = self.on.free() + (beside.weights if beside else 0)
-        self.loaded = LoadedNetwork(config, self.on, poses=poses, streams=streams)
-        self.kept = KeptPrefixes()
-        wish = Request(
-            config.model, self.loaded.wanted, None, config.process_res, window=0, new=0,
-            poses=poses, streams=streams, beside=beside,
+        free = self.hardware.free() + (companion.weights if companion else 0)
+        self.loaded = LoadedNetwork(config, self.hardware, poses=poses, streams=streams)
+        self.prefix_cache = PrefixCache()
+        base_request = Request(
+            config.model, self.loaded.preferred_precision, None, config.process_res,
+            window=0, new=0, poses=poses, streams=streams, companion=companion,
         )  # fmt: skip
-        self.memory = MemoryGovernor(self.loaded, self.kept, wish, config.memory_budget_gb, free)
-        self._encoder = ImageEncoder(self.loaded, self.kept)
+        self.memory = MemoryGovernor(
+            self.loaded, self.prefix_cache, base_request, config.memory_budget_gb, free
+        )
+        self._encoder = ImageEncoder(self.loaded, self.prefix_cache)
         self._decoder = WindowDecoder(self.loaded, poses=poses)
-        self._waited_s: deque[float] = deque(maxlen=5)  # for the newest windows' results
+        self._waited_s: deque[float] = deque(maxlen=5)  # waits for the newest windows' results
 
     @property
     def device(self) -> torch.device:
-        """Where the network runs."""
-        return self.on.device
+        """The torch device of the network."""
+        return self.hardware.device
 
     @property
     def network(self) -> nn.Module:
@@ -82,16 +85,16 @@ class InferenceSession(Session):
 
     @property
     def takes_poses(self) -> bool:
-        """Whether windows may bring known poses."""
+        """Whether windows may have known poses."""
         return self._poses and self.spec.multi_view
 
     @property
     def compile_mode(self) -> str:
-        """How the network is compiled, "" where it is not."""
+        """The mode of torch.compile; "" if the network is not compiled."""
         return self.loaded.compile_mode
 
     def status(self) -> SessionStatus:
-        """What runs where, now."""
+        """The current device, precision and memory."""
         plan = self.plan
         return SessionStatus(
             device=str(self.device),
@@ -107,7 +110,7 @@ class InferenceSession(Session):
 
     @property
     def plan(self) -> Plan | None:
-        """What runs in the memory budget; None before ``fit``, ``use_plan`` or a window."""
+        """The memory plan in force; None before ``fit``, ``use_plan`` or the first window."""
         return self.memory.plan
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
@@ -119,7 +122,7 @@ class InferenceSession(Session):
         self.memory.use_plan(plan)
 
     def check_budget(self, memory_budget_gb: float) -> None:
-        """As ``MemoryGovernor.check_budget``; any thread may ask, while a window runs too."""
+        """As ``MemoryGovernor.check_budget``; any thread may call it, even during a window."""
         self.memory.check_budget(memory_budget_gb)
 
     def set_budget(self, memory_budget_gb: float) -> None:
@@ -133,32 +136,32 @@ class InferenceSession(Session):
     # Windows -------------------------------------------------------------------------------------
 
     def infer(self, window: Window) -> Prediction:
-        """Run the views of ``window`` together; all must have one size, multiples of 14.
+        """Run the views of ``window`` together; all have one size, multiples of 14 pixels.
 
-        The first view is the reference, whose camera is close to the window's world frame. Poses
-        and depth share one unknown unit. Where memory runs out the same window is run again with
-        less of it; raises WindowTooLargeError when only fewer views can help.
+        The first view is the reference: its camera is close to the window's world frame. Poses
+        and depth share one unknown unit. If memory runs out, the same window runs again with the
+        next fallback. Raises WindowTooLargeError if only fewer views would help.
         """
         return self._infer(window)
 
     def prefetch(self, image: Image) -> None:
-        """Run what sees a view's image alone while it waits for its window.
+        """Run the per-image layers for a view before its window is complete.
 
-        On a GPU this queues behind the running window and does not wait.
+        On a GPU this is queued behind the running window and does not block.
 
-        Only saves time: without it, or where memory is short, ``infer`` does the same.
+        Only saves time: without it, or if memory is short, ``infer`` does the same work.
         """
         plan = self.plan
-        rule = None if plan is None else self.memory.keep_rule(plan.window)
-        if rule is None:
+        policy = None if plan is None else self.memory.cache_policy(plan.window)
+        if policy is None:
             return
         try:
             with torch.inference_mode():
-                self._encoder.begin(image, rule)
+                self._encoder.begin(image, policy)
         except Exception as error:
-            if not self.on.is_out_of_memory(error):
+            if not self.hardware.is_out_of_memory(error):
                 raise
-            self.on.release()
+            self.hardware.release()
 
     def warm_up(
         self,
@@ -168,9 +171,10 @@ class InferenceSession(Session):
         image: tuple[int, int] = (4, 3),
         stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[Window, Prediction] | None:
-        """Plan for images of the shape of ``image`` and run the usual window of that plan.
+        """Plan for images with the aspect ratio of ``image`` and run that plan's usual window.
 
-        Without a camera's image yet its shape is a guess. Returns and raises as ``Session``.
+        The default of ``image`` is a guess, used before a camera's first image. Returns and
+        raises as ``Session.warm_up``.
         """
         given = usual_window(self.fit(image, window, new), poses=self.takes_poses)
         done = None
@@ -179,14 +183,14 @@ class InferenceSession(Session):
                 return None
             done = given, self.rehearse(given)
             if not self.compile_mode:
-                break  # the further ones are for the compiler
+                break  # only the compiler needs more than one window
         return done
 
     def rehearse(self, window: Window) -> Prediction:
-        """Run a window that is of no stream: nothing of it is kept, measured or waited beside.
+        """Run a window outside any stream: it is not cached or measured, and no hook is called.
 
-        Its first view counts as seen before, as most views of a stream are. What is compiled at
-        all is compiled at once. Raises as ``infer``.
+        Its first view counts as seen before, like most views of a stream. New shapes are
+        compiled at their first call. Raises as ``infer``.
         """
         hook, self.on_window_running = self.on_window_running, None
         self.loaded.compiler.at_once = True
@@ -208,11 +212,11 @@ class InferenceSession(Session):
                 prediction = self._run(window)
                 break
             except Exception as error:
-                if not self.on.is_out_of_memory(error):
+                if not self.hardware.is_out_of_memory(error):
                     raise
             # Outside `except`: the error's frames hold the tensors.
             self.memory.step_down(window.id, views)
-        self.memory.note_calm()
+        self.memory.note_success()
         return replace(prediction, inference_s=time.perf_counter() - start)
 
     @torch.inference_mode()
@@ -220,8 +224,8 @@ class InferenceSession(Session):
         self.loaded.begin_window()
         self.memory.meter.begin()
         images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
-        inner = smaller(size, self.memory.fallback.current.scale)
-        prefix = self._encoder.prefixes(images, inner, self.memory.keep_rule(len(images)))
+        inner = scaled_size(size, self.memory.fallback.current.scale)
+        prefix = self._encoder.prefixes(images, inner, self.memory.cache_policy(len(images)))
         frames = sorted(range(len(images)) if window.wanted is None else window.wanted)
         download = Download(self._decoder.answer(window, prefix, inner, frames))
         del prefix
@@ -231,10 +235,10 @@ class InferenceSession(Session):
         return prediction
 
     def _wait_for(self, download: Download[Any]) -> Any:
-        """The results; others may use the time until they are there."""
+        """Wait for the results; calls ``on_window_running`` before the wait."""
         begun = time.perf_counter()
         if self.on_window_running is not None and download.queued:
-            # The shortest of the newest: who counts on it is early rather than late.
+            # The shortest recent wait, so that the hook returns early rather than late.
             usual = min(self._waited_s, default=0.0)
             self.on_window_running(Running(download.done, begun + usual))
         out = download.wait()
@@ -243,12 +247,12 @@ class InferenceSession(Session):
 
 
 def _announce(spec: ModelSpec) -> None:
-    """Warn of a non-commercial licence and of what a single-image network does not give."""
+    """Warn about a non-commercial licence and about missing outputs of single-image networks."""
     if not spec.commercial:
         log.warning("%s: weights under %s, no commercial use", spec.name, spec.license)
     if not spec.multi_view:
-        unit = "in metres with a camera_info" if spec.metric else "in a unit of its own"
+        unit = "in metres with a camera_info" if spec.metric else "in an unknown unit"
         log.warning(
-            "%s sees each image alone: depth (%s) and sky; no poses, so no odometry and no "
-            "map, and no confidence", spec.name, unit
+            "%s is a single-image network: it gives depth (%s) and sky, but no confidence and no "
+            "poses, so no odometry and no map", spec.name, unit
         )  # fmt: skip

@@ -1,18 +1,18 @@
-"""Whose depth a window needs: that of new views, and of the shared views that align it."""
+"""Selects the views whose depth a window needs: the new ones, and shared ones for alignment."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-ALIGNING = 3  # shared views whose depth aligns a window; their poses all do
+ALIGNING = 3  # shared views whose depth aligns a window; poses of all shared views do
 
 
 def wanted_views(keyframes: Sequence[bool], cameras: Sequence[str], new: int) -> tuple[int, ...]:
     """Ascending indices of the views whose depth a window needs, as in ``Window.wanted``.
 
-    ``keyframes`` and ``cameras`` are of the shared views, oldest first; ``new`` views follow. Of
-    the shared ones: keyframes and the newest view, then the newest of other cameras, the first and
-    the middle one.
+    ``keyframes`` (is it a keyframe) and ``cameras`` (its camera) describe the shared views,
+    oldest first; ``new`` new views follow. Order of preference among shared views: keyframes,
+    the newest view, the newest view of each other camera, the first view, the middle one.
     """
     count, last = len(keyframes), len(keyframes) - 1
     newest = {camera: i for i, camera in enumerate(cameras)}
@@ -24,6 +24,6 @@ def wanted_views(keyframes: Sequence[bool], cameras: Sequence[str], new: int) ->
 
 
 def usual_wanted(views: int, new: int) -> tuple[int, ...]:
-    """``wanted_views`` of a window of ``views`` from one camera, without keyframes."""
+    """``wanted_views`` for a window of ``views`` views of one camera, without keyframes."""
     shared = views - new
     return wanted_views([False] * shared, [""] * shared, new)

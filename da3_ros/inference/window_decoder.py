@@ -1,4 +1,4 @@
-"""What the network makes of a window: the views' prefixes and known poses in, its answer out."""
+"""Decodes windows: prefixes and known poses of the views in, the network's output out."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ log = logging.getLogger(__name__)
 
 
 class WindowDecoder:
-    """Asks the network about windows. Owns whether a guessed focal length was warned of."""
+    """Runs the network's window layers. Warns once about an estimated focal length."""
 
     def __init__(self, network: LoadedNetwork, *, poses: bool) -> None:
-        """``poses``: windows may bring known poses."""
+        """``poses``: windows may have known poses."""
         self._network, self._poses = network, poses
         self._warned = False
 
     def answer(
         self, window: Window, prefix: Prefix, size: tuple[int, int], frames: list[int]
     ) -> Output | MonocularOutput:
-        """What the network says of the views ``frames``, on the device; nested: in metres.
+        """The network's output for the views ``frames``, on the device; nested: in metres.
 
-        prefix: [1, N, ...] of all views, of images of ``size`` (height, width).
+        prefix: [1, N, ...] of all views. size: (height, width) of the images in the network.
         """
         module = self._network.module
         tokens = self._camera_tokens(window, size)
         chosen = self._index(frames, window)
         if isinstance(module, MonocularDepth):
-            return module.decode(prefix, chosen)  # only picks maps
+            return module.decode(prefix, chosen)  # only selects maps
         out: Output = self._network.call(
             "decode", prefix, size, tokens, ref_view="first", frames=chosen
         )
@@ -55,28 +55,28 @@ class WindowDecoder:
         size: tuple[int, int],
         frames: list[int],
     ) -> Output:
-        """A nested network's answer by its own metric part; any other one as it is."""
+        """Scale a nested network's output with its metric part; others are returned unchanged."""
         if not isinstance(prefix, NestedPrefix):
             return out
         focal = focal_px(window, frames, size)
         if not self._warned and not bool(focal.isfinite().all()):
             self._warned = True
-            log.warning("metres by a focal length that was guessed: publish a camera_info")
-        focal = focal.to(self._network.on.device)
+            log.warning("metric scale uses an estimated focal length: publish a camera_info")
+        focal = focal.to(self._network.hardware.device)
         guessed = metric.focal_length(out.intrinsics)[:, frames]
         canonical = MonocularOutput(prefix.depth[:, frames], prefix.sky[:, frames])
-        # Sky stays as it is here: what becomes of it is for the user to say.
+        # Sky is not filled here: a parameter decides about it later.
         return to_metres(
             out, canonical, torch.where(focal.isfinite(), focal, guessed), fill_sky=False
         )
 
     def _camera_tokens(self, window: Window, size: tuple[int, int]) -> Tensor | None:
-        """What the camera encoder makes of known poses and intrinsics; None without poses."""
+        """The camera encoder's tokens for known poses and intrinsics; None without poses."""
         if window.T_prior_camera is None:
             return None
         if not self._poses:
-            raise ValueError("this session was opened for windows without known poses")
-        device = self._network.on.device
+            raise ValueError("this session was opened with poses=False: windows cannot have poses")
+        device = self._network.hardware.device
         T = torch.from_numpy(np.asarray(window.T_prior_camera, np.float64))[None]
         extrinsics = normalize_poses(T).extrinsics.to(device)
         K = known_K(window, size)
@@ -86,7 +86,7 @@ class WindowDecoder:
         return self._network.module.camera_tokens(extrinsics, intrinsics, size)
 
     def _index(self, frames: list[int], window: Window) -> Tensor | None:
-        """Wanted frames as the network takes them; None: all."""
+        """Indices of the wanted views on the device; None: all views."""
         if len(frames) == len(window.views):
             return None
         return self._network.upload(torch.tensor(frames))

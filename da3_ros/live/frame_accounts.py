@@ -1,4 +1,4 @@
-"""Where each image of a stream went: processed, waiting, or lost under a cause. No middleware."""
+"""Counts of a stream's images: received, processed, waiting, or lost by cause. No middleware."""
 
 from __future__ import annotations
 
@@ -11,60 +11,61 @@ from da3_ros.pipeline.pipeline import Pipeline
 
 
 class FrameAccounts:
-    """Counts the images of all scenes from their arrival to their end.
+    """Counts the images of all scenes from arrival to result or loss.
 
-    The worker writes, but for ``receive`` and ``discard``; any thread may read.
+    Callbacks call ``receive`` and ``discard``; all other changes are the worker's. Any thread may
+    read.
     """
 
     def __init__(self, scene_streams: Mapping[str, SceneStream]) -> None:
         self._scene_streams = scene_streams
         self.received = 0
         self._lost = ThreadSafeCounter()
-        self._taken = self._settled = 0  # images out of the queues; of these, accounted for
+        self._taken = self._finished = 0  # images taken from the queues; of these, finished
 
     @property
     def processed(self) -> int:
-        """Images of all cameras that went through a window."""
+        """Number of processed images of all cameras."""
         return sum(pipeline.counters["processed"] for pipeline in self._pipelines())
 
     @property
     def waiting(self) -> int:
-        """Images in the pipelines that wait for a full window."""
+        """Number of images in the pipelines that wait for a full window."""
         return sum(pipeline.builder.waiting for pipeline in self._pipelines())
 
-    def in_hand(self, chosen: int) -> int:
-        """Images that were taken and neither wait for a window, went out nor are counted.
+    def in_processing(self, chosen: int) -> int:
+        """Returns the images taken from the queues that are not delivered, lost or waiting.
 
-        chosen: images that wait outside the pipelines, chosen for the next window.
+        chosen: images chosen for the next window that are not in a pipeline yet.
         """
         dropped = sum(sum(_drops(pipeline).values()) for pipeline in self._pipelines())
-        return self._taken - self._settled - dropped - self.waiting - chosen
+        return self._taken - self._finished - dropped - self.waiting - chosen
 
     def receive(self) -> None:
-        """An image came."""
+        """Count a received image."""
         self.received += 1
 
     def discard(self, cause: str, images: int) -> None:
-        """So many images came and are not used."""
+        """Count images that were received and are not used."""
         self.received += images
         self._lost.add(cause, images)
 
     def take(self, images: int) -> None:
-        """So many images left a queue."""
+        """Count images that were taken from a queue."""
         self._taken += images
 
     def deliver(self) -> None:
-        """An image was processed; what goes wrong from here on is the publisher's to count."""
-        self._settled += 1
+        """Count a delivered image; the publisher counts failures from here on."""
+        self._finished += 1
 
     def lose(self, cause: str, images: int = 1) -> None:
-        """So many images that were taken come to nothing."""
+        """Count taken images that are lost because of ``cause``."""
         if images > 0:
             self._lost.add(cause, images)
-            self._settled += images
+            self._finished += images
 
     def drop_counts(self) -> dict[str, int]:
-        """Images lost so far, by cause."""
+        """Returns the number of lost images by cause."""
         counts = self._lost.now()
         for scene_stream in self._scene_streams.values():
             counts.update(scene_stream.queue.counts.now())
@@ -77,7 +78,8 @@ class FrameAccounts:
 
 
 def _drops(pipeline: Pipeline) -> Counter[str]:
-    """What a pipeline dropped, by cause; any thread may ask."""
-    counts = dict(pipeline.counters)  # a whole copy: the worker adds names meanwhile
-    lead = "dropped_"
-    return Counter({n.removeprefix(lead): c for n, c in counts.items() if n.startswith(lead)})
+    """Returns the images that a pipeline dropped, by cause. Thread-safe."""
+    counts = dict(pipeline.counters)  # a copy: the worker may add names
+    prefix = "dropped_"
+    dropped = {n: c for n, c in counts.items() if n.startswith(prefix)}
+    return Counter({n.removeprefix(prefix): c for n, c in dropped.items()})

@@ -1,4 +1,4 @@
-"""What goes out of one scene: its messages and transforms, alike live and in a replay."""
+"""Output of one scene: messages and transforms, the same live and in a replay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from da3_ros.types import TrackedFrame
 
 
 class SceneOutput:
-    """Builds messages and transforms in the scene's frames, and places its map.
+    """Builds messages and transforms in the scene's frames, and sets the pose of its map.
 
-    The first scene has the robot's frames; one ``beside`` it has frames of its own, named
-    ``<camera>/map`` and ``<camera>/odom``.
+    The first scene uses the robot's frames; an ``additional`` one uses ``<camera>/map`` and
+    ``<camera>/odom``.
     """
 
     def __init__(
@@ -29,15 +29,17 @@ class SceneOutput:
         warn: Callable[..., None],
         *,
         camera: str,
-        beside: bool,
+        additional: bool,
         prior: bool,
         timings: bool = True,
     ) -> None:
-        """``camera``: of a scene of its own, else empty. ``prior``: the robot's own poses are in
-        use. ``timings`` as in ``Outputs``."""
+        """camera: name of the scene's only camera; empty for a scene of all cameras.
+
+        prior: True if the robot's own poses are used. timings: as in ``Outputs``.
+        """
         self._scene_map, self._base = scene_map, config.base_frame
         self._transforms, self._warn = transforms, warn
-        own = f"{camera}/" if beside else ""
+        own = f"{camera}/" if additional else ""
         self.messages = Outputs(
             lib,
             config.pipeline.depth,
@@ -50,19 +52,24 @@ class SceneOutput:
             scene_prefix=camera,
         )
         self.tf = TfOutput(
-            config, transforms, self.messages, warn, prior=prior, camera=camera if beside else ""
+            config,
+            transforms,
+            self.messages,
+            warn,
+            prior=prior,
+            camera=camera if additional else "",
         )
 
     def place_map(self, frame: TrackedFrame) -> None:
-        """Decide where the map lies, before the first frame of a scene goes out.
+        """Set the pose of the map before the first frame of a scene is published.
 
-        With a known base it begins at the base, level as the robot stands.
+        If the base is known, the map begins at the base, level with the robot.
         """
         if not self._scene_map.map_placed:
             level = level_of(self._transforms, self._base, frame, self._warn)
             self._scene_map.place_map(level)
 
     def reset(self) -> None:
-        """A new stream: nothing of the old one goes out again."""
+        """Start a new stream: forget frames and transforms of the old one."""
         self.messages.reset()
         self.tf.reset()

@@ -1,4 +1,4 @@
-"""One pipeline of the live node: what waits before it, and what its results become."""
+"""One pipeline of the live node, with the queue before it and the publishing after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAP_PERIOD_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class RawFrame:
-    """An image that waits for the worker, still as it came."""
+    """An image that waits for the worker, still undecoded."""
 
     stamp_ns: int
     message: Any  # sensor_msgs/Image or CompressedImage
@@ -44,7 +44,7 @@ class RawFrame:
 
 
 class Host(Protocol):
-    """What a stream needs of the node."""
+    """The part of the node that a stream uses."""
 
     def publish(self, published: Published) -> None: ...
     def wanted(self, topic: str) -> bool: ...
@@ -54,7 +54,10 @@ class Host(Protocol):
 
 
 class SceneStream:
-    """All cameras together, or one of several that go each its own way (``beside`` the first)."""
+    """The stream of one scene: of all cameras, or of one of several independent cameras.
+
+    additional: True for all but the first independent camera.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class SceneStream:
         transforms: TransformTree,
         *,
         prior: bool,
-        beside: bool = False,
+        additional: bool = False,
     ) -> None:
         self.pipeline, self.host = pipeline, host
         self.sync: RigSync[RawFrame] = RigSync.of(pipeline.config)
@@ -75,20 +78,20 @@ class SceneStream:
         )
         self.output = SceneOutput(
             pipeline.scene_map, lib, config, transforms, host.warn,
-            camera=name, beside=beside, prior=prior,
+            camera=name, additional=additional, prior=prior,
         )  # fmt: skip
-        self._lock = threading.Lock()  # callbacks put while the worker resets
+        self._lock = threading.Lock()  # callbacks add images while the worker resets
         self._path_at = self._map_at = 0.0
-        self._shown = pipeline.map.revision  # of the map that was published last
+        self._shown = pipeline.map.revision  # revision of the last published map
 
     def put(self, raw: RawFrame) -> None:
-        """A new image; called from callbacks."""
+        """Add a new image; called from callbacks."""
         with self._lock:
             for instant in self.sync.add(raw):
                 self.queue.put(instant)
 
     def put_rest(self) -> None:
-        """No more images come: what waits for other cameras goes on without them."""
+        """Queue incomplete instants: no more images will come."""
         with self._lock:
             for instant in self.sync.flush():
                 self.queue.put(instant)
@@ -100,24 +103,27 @@ class SceneStream:
         self.output.reset()
 
     def resume(self, saved: Snapshot) -> str:
-        """Go on in a saved scene; says where. Raises SceneFileError, and changes nothing."""
-        said = self.pipeline.resume(saved)
+        """Continue in a saved scene; returns a text about the place.
+
+        Raises SceneFileError, and then changes nothing.
+        """
+        text = self.pipeline.resume(saved)
         self._clear_inputs()
         self.output.reset()
-        return said
+        return text
 
     def reconfigure(self, config: PipelineConfig) -> None:
-        """Take over parameters that are read anew at every frame."""
+        """Apply parameters that may change while the node is configured."""
         self.pipeline.reconfigure(config)
         self.output.messages.config = config.depth
 
     def deliver(self, frame: TrackedFrame) -> None:
-        """Publish one processed frame. Needs nothing of the pipeline: any thread may do it."""
+        """Publish one processed frame. Thread-safe: does not use the pipeline."""
         for published in self.output.messages.frame(frame, self.host.wanted):
             self.host.publish(published)
 
     def repeat_transforms(self) -> None:
-        """Publish the last transforms again, if nothing newer has come for a while."""
+        """Publish the last transforms again if there are no recent ones."""
         transforms = self.output.tf.repeat()
         if transforms:
             message = build.tf(self.output.messages.lib, transforms)
@@ -127,7 +133,7 @@ class SceneStream:
         """Publish the map's cloud for display."""
         store = self.pipeline.map
         if not len(store.trajectory) and self._shown == store.revision:
-            return  # nothing was ever there
+            return  # the map has always been empty
         self._map_at, self._shown = time.monotonic(), store.revision
         stamp_ns = store.trajectory.newest_stamp_ns if len(store.trajectory) else 0
         scene = store.thinned(MAX_DISPLAY, self.pipeline.scene_map.T_map_world)
@@ -135,14 +141,14 @@ class SceneStream:
         self.host.publish(self.output.messages.map_points(scene, stamp_ns))
 
     def refresh_map(self) -> None:
-        """Publish the map's cloud if it has changed, has a subscriber, and is due."""
+        """Publish the map's cloud if it has changed, is due and has a subscriber."""
         changed = self.pipeline.map.revision != self._shown
         topic = self.output.messages.of_scene(MAP_TOPIC)[0]
         if changed and time.monotonic() - self._map_at >= MAP_PERIOD_S and self.host.wanted(topic):
             self.publish_map()
 
     def publish_scene(self, frame: TrackedFrame) -> None:
-        """Publish the path and the map, now and then."""
+        """Publish the path and the map if they are due."""
         messages, now = self.output.messages, time.monotonic()
         wanted = self.host.wanted(messages.of_scene(PATH_TOPIC)[0])
         if wanted and now - self._path_at >= PATH_PERIOD_S:
@@ -152,6 +158,6 @@ class SceneStream:
 
     def _clear_inputs(self) -> None:
         with self._lock:
-            for instant in self.sync.flush():  # so that the queue counts them
+            for instant in self.sync.flush():  # so that the queue counts them as cleared
                 self.queue.put(instant)
             self.queue.clear()

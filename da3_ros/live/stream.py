@@ -1,7 +1,7 @@
-"""The configured state of the live node: frames in, messages out, on the worker's thread.
+"""The processing of the configured node: images in, messages out, on the worker's thread.
 
-Everything it does beyond ROS is the pipeline that replay uses. Knows messages by duck typing; the
-node gives it functions to publish with.
+Uses the same pipeline as replay. No middleware: messages are read by duck typing, and published by
+functions of the node.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ __all__ = ["Host", "RawFrame", "Stream"]
 
 log = logging.getLogger(__name__)
 
-LATENCIES = 100  # frames whose latency is kept
-DRAIN_S = 10.0  # for frames on their way out, before a service that waits for them gives up
+LATENCIES = 100  # newest frames whose latency is kept
+DRAIN_S = 10.0  # longest wait of a service for frames that are being published
 
 
 class Stream:
-    """Frames from the queues through the pipelines to the topics: synchronise, queue, decode,
-    prepare, annotate, push, publish.
+    """Processes frames: synchronise, queue, decode, prepare, annotate, push, publish.
 
-    One pipeline, or one per camera (``window.mode: independent``), all on one network.
+    One pipeline, or one per camera (``window.mode: independent``); all share one network.
     """
 
     def __init__(
@@ -58,46 +57,46 @@ class Stream:
         self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn)
         pipelines = open_pipelines(config.pipeline, session)
         for pipeline in pipelines.values():
-            pipeline.loops.wait_for_solver = False  # frames do not wait for the graph
+            pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
         self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,
-                prior=prior is not None, beside=i > 0,
+                prior=prior is not None, additional=i > 0,
             )
             for i, (name, pipeline) in enumerate(pipelines.items())
         }  # fmt: skip
-        self.publish_failed = 0  # frames that were processed and did not all go out
+        self.publish_failed = 0  # processed frames that were not published completely
         self.last_report: WindowReport | None = None
         self.process_size = (0, 0)
-        self.warm_up_s = math.nan  # how long it took, once it is over
+        self.warm_up_s = math.nan  # duration of the warm-up; NaN before its end
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
-        self.publisher: Publisher | None = None  # frames go out on its thread, if there is one
+        self.publisher: Publisher | None = None  # publishes on its own thread; None: on the worker
         self._accounts = FrameAccounts(self.scene_streams)
         self._chooser = WindowChooser(self.scene_streams, host, self._accounts, self.stages)
-        self._session = self._first.pipeline.session  # of all scenes
+        self._session = self._first.pipeline.session  # shared by all scenes
         self._session.on_window_running = self._chooser.choose_ahead
 
     def put(self, raw: RawFrame) -> None:
-        """A new image; called from callbacks."""
+        """Add a new image; called from callbacks."""
         self._accounts.receive()
         self.arrived.add(self.host.now_ns())
         self.scene_streams.get(raw.camera, self._first).put(raw)
 
     def discard(self, cause: str, images: int) -> None:
-        """So many images came and are not used; called from callbacks."""
+        """Count images that were received and are not used; called from callbacks."""
         self._accounts.discard(cause, images)
 
     def put_rest(self) -> None:
-        """No more images come."""
+        """Queue incomplete instants: no more images will come."""
         for scene_stream in self.scene_streams.values():
             scene_stream.put_rest()
 
     def step(self) -> bool:
-        """Work on what waits; called by the worker. False if nothing waited.
+        """Process the waiting frames; called by the worker. False if too few frames wait.
 
-        An unexpected exception is raised on; the images it costs are counted as ``failed``.
+        Raises unexpected exceptions again; images lost by one are counted as ``failed``.
         """
         try:
             chosen = self._chooser.next()
@@ -105,44 +104,44 @@ class Stream:
                 return False
             self._run(chosen)
         except Exception:
-            self._accounts.lose("failed", self._accounts.in_hand(self._chooser.images))
+            self._accounts.lose("failed", self._accounts.in_processing(self._chooser.images))
             raise
         return True
 
     @property
     def pipeline(self) -> Pipeline:
-        """The first camera's."""
+        """The first camera's pipeline."""
         return self._first.pipeline
 
     @property
     def pipelines(self) -> list[Pipeline]:
-        """One, or one per camera."""
+        """One pipeline, or one per camera."""
         return [scene_stream.pipeline for scene_stream in self.scene_streams.values()]
 
     @property
     def prior(self) -> PosePrior | None:
-        """The robot's own poses; None where they are not wanted."""
+        """The robot's own poses; None if they are not used."""
         return self._annotator.prior
 
     @property
     def received(self) -> int:
-        """Images that came."""
+        """Number of received images."""
         return self._accounts.received
 
     @property
     def processed(self) -> int:
-        """Images of all cameras that went through."""
+        """Number of processed images of all cameras."""
         return self._accounts.processed
 
-    def warm_up(self, leaving: Callable[[], bool] = lambda: False) -> None:
-        """Run a window before the first frame, on the worker: frames that come meanwhile wait.
+    def warm_up(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Run the network once before the first frame, on the worker; new frames wait.
 
-        The images' shape is a guess, 4:3: of another one some tables and kernels stay cold. A
-        compiled network takes several windows; between two it ends if it is ``leaving``.
+        Assumes images of 4:3: for another shape some tables and kernels stay cold. A compiled
+        network needs several windows; the warm-up ends between two of them if ``stopping()``.
         """
         start = time.perf_counter()
         try:
-            done = self._first.pipeline.inference.warm_up(leaving)
+            done = self._first.pipeline.inference.warm_up(stopping)
         except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
@@ -151,7 +150,7 @@ class Stream:
             log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
 
     def check_budget(self, memory_budget_gb: float) -> None:
-        """Raise BudgetError if nothing fits; needs no worker, and waits for no window."""
+        """Raise BudgetError if nothing fits the budget (GiB). Callable from any thread."""
         self._session.check_budget(memory_budget_gb)
 
     def reset(self) -> None:
@@ -162,11 +161,11 @@ class Stream:
             scene_stream.reset()
 
     def reconfigure(self, config: PipelineConfig, *, budget: bool = True) -> None:
-        """Take over parameters that are read anew at every frame.
+        """Apply parameters that may change while the node is configured.
 
-        ``budget``: the memory budget is one of those that changed; else the one in force stays.
-        Raises BudgetError, with the old budget in force and all else taken over, where one does
-        not fit that did when it was checked.
+        budget: True if the memory budget has changed; else the one in force stays. Raises
+        BudgetError if a budget that fitted when it was checked no longer fits; then the old budget
+        stays in force and all other parameters are applied.
         """
         before = self.config.pipeline.inference
         if not budget:
@@ -177,7 +176,7 @@ class Stream:
         if config.inference.memory_budget_gb == before.memory_budget_gb:
             return
         try:
-            with self._session.undone_if_refused():  # of all cameras, where one does not fit
+            with self._session.undone_if_refused():  # undone for all cameras if one does not fit
                 for scene_stream in self.scene_streams.values():
                     scene_stream.pipeline.set_budget(config.inference.memory_budget_gb)
         except BudgetError as error:
@@ -188,9 +187,9 @@ class Stream:
             raise BudgetError(f"memory_budget_gb: {error}; the old plan stays") from error
 
     def snapshots(self) -> dict[str, Snapshot]:
-        """The scenes as they are now: the first camera's, then those of cameras with their own.
+        """Returns snapshots of the scenes: the first camera's, then those of further cameras.
 
-        Cheap; another thread may write them while the stream goes on.
+        Cheap; another thread may write them to files while the stream continues.
         """
         return {
             name: scene_stream.pipeline.snapshot()
@@ -199,25 +198,28 @@ class Stream:
         }
 
     def resume(self, saved: dict[str, Snapshot]) -> str:
-        """Go on in saved scenes; says where. Raises SceneFileError, and changes nothing."""
+        """Continue in saved scenes; returns a text about the place.
+
+        Raises SceneFileError, and then changes nothing.
+        """
         self._drain()
         for name, snapshot in saved.items():
             self.scene_streams[name].pipeline.check_unit(snapshot)
         self._forget_next()
-        said = [
+        texts = [
             scene_stream.resume(saved[name])
             for name, scene_stream in self.scene_streams.items()
             if name in saved
         ]
-        return said[0]
+        return texts[0]
 
     def _drain(self) -> None:
-        """Wait until what was processed has gone out. Raises TimeoutError."""
+        """Wait until all processed frames are published. Raises TimeoutError."""
         if self.publisher is not None:
             self.publisher.drain(DRAIN_S)
 
     def repeat_transforms(self) -> None:
-        """Publish the last transforms again where no frame has brought newer ones of late."""
+        """Publish the last transforms again if there are no recent ones."""
         for scene_stream in self.scene_streams.values():
             scene_stream.repeat_transforms()
 
@@ -227,12 +229,12 @@ class Stream:
             scene_stream.publish_map()
 
     def refresh_map(self) -> None:
-        """Publish the maps' clouds where they have changed and have a subscriber."""
+        """Publish the maps' clouds that have changed and have a subscriber."""
         for scene_stream in self.scene_streams.values():
             scene_stream.refresh_map()
 
     def drop_counts(self) -> dict[str, int]:
-        """Images lost so far, by cause."""
+        """Returns the number of lost images by cause."""
         return self._accounts.drop_counts()
 
     def latency(self) -> tuple[float, float]:
@@ -244,9 +246,9 @@ class Stream:
         return next(iter(self.scene_streams.values()))
 
     def _forget_next(self) -> None:
-        """Give up what was taken and has not been through a window."""
+        """Discard frames that were taken from the queues and not yet processed."""
         self._chooser.ahead = None
-        self._accounts.lose("cleared", self._accounts.in_hand(0) + self._accounts.waiting)
+        self._accounts.lose("cleared", self._accounts.in_processing(0) + self._accounts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:
         for frames in chosen.instants:

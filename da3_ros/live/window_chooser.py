@@ -1,4 +1,4 @@
-"""Which frames go into the next window: taken from the queues, decoded and prepared."""
+"""Selects the frames of the next window, and decodes and prepares them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from da3_ros.messages.decode import ImageError, decode
 from da3_ros.sensors.rig_sync import Instant
 from da3_ros.types import Frame
 
-POLL_S = 0.001  # how often a running window is looked at
+POLL_S = 0.001  # between two checks of a running window
 
 
 @dataclass(frozen=True, eq=False)
 class NextWindow:
-    """What goes into the next window of one scene."""
+    """The frames of the next window of one scene."""
 
     scene_stream: SceneStream
     instants: list[list[Frame]]
 
 
 class WindowChooser:
-    """Chooses when the worker asks, or ahead while a window runs on a device beside us."""
+    """Selects frames on the worker's request, or ahead, while a window runs on another device."""
 
     def __init__(
         self,
@@ -37,24 +37,24 @@ class WindowChooser:
     ) -> None:
         self._scene_streams, self._host = scene_streams, host
         self._accounts, self._stages = accounts, stages
-        self.ahead: NextWindow | None = None  # what was chosen while a window ran
-        self._preparing_s = 0.0  # how long that took lately
+        self.ahead: NextWindow | None = None  # selected while a window ran
+        self._preparing_s = 0.0  # duration of the last selection ahead, seconds
 
     @property
     def images(self) -> int:
-        """Usable images that were chosen ahead."""
+        """Number of usable images selected ahead."""
         return sum(map(len, self.ahead.instants)) if self.ahead is not None else 0
 
     def next(self) -> NextWindow | None:
-        """The frames of the next window; None if too few wait."""
+        """Returns the frames of the next window; None if too few wait."""
         chosen, self.ahead = self.ahead or self._choose(), None
         return chosen
 
     def choose_ahead(self, window: Running) -> None:
-        """While a window runs beside us: choose the next one's frames, and begin with them.
+        """Select and begin the next window's frames while a window runs on the device.
 
-        The newest frame counts, so they are chosen as late as they can be ready in time. That
-        costs no latency: if they were chosen later, the device would wait for them.
+        The newest frames are wanted, so the selection is as late as their preparation permits. A
+        later selection would not reduce the latency: the device would wait for it.
         """
         while self.ahead is None and not (window.done() or self._host.stopping()):
             start = time.perf_counter()
@@ -68,7 +68,7 @@ class WindowChooser:
             self._preparing_s = time.perf_counter() - start
 
     def _choose(self) -> NextWindow | None:
-        """Of the scene that has waited longest among those where enough frames wait."""
+        """Select from the scene with the oldest waiting frame among those with enough frames."""
         for scene_stream in sorted(self._scene_streams.values(), key=lambda s: s.queue.since_ns):
             waiting = scene_stream.queue.take(self._host.now_ns())
             if waiting:
@@ -77,7 +77,7 @@ class WindowChooser:
         return None
 
     def _read(self, scene_stream: SceneStream, instant: Instant[RawFrame]) -> list[Frame]:
-        """The usable frames of one instant, ready for the network."""
+        """Returns the usable frames of one instant, prepared for the network."""
         self._stages.add("wait", (self._host.now_ns() - instant.stamp_ns) / 1e9)
         frames = [self._decode(raw) for raw in instant.frames]
         with self._stages.of("prepare"):

@@ -1,4 +1,4 @@
-"""The report of a replay, and what was measured."""
+"""The report of a replay, and the measurements."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def write_report(
     recording: Recording,
     folder: Path,
 ) -> ReplaySummary:
-    """Write report.json: what was done, the same from run to run.
+    """Write report.json: what was done, identical for repeated runs.
 
-    without_prior: frames that the robot's own odometry had no pose for.
+    without_prior: number of frames without a pose of the robot's odometry.
     """
     pipeline = next(iter(scenes.values())).pipeline
     counts: dict[str, int] = {}
@@ -54,7 +54,7 @@ def write_report(
         "parameters": {
             p.name: p.value
             for p in parameters(settings)
-            if p.name not in ("export_dir", "autostart")  # of the live node alone
+            if p.name not in ("export_dir", "autostart")  # of the live node only
         },
         "license": MODELS[pipeline.config.inference.model].license,
         "plan": _plan(pipeline),
@@ -72,7 +72,7 @@ def write_report(
 
 
 def _scale(scale: Scale) -> dict[str, Any]:
-    """The last window's scale, with null for what is not known."""
+    """Returns the last window's scale; unknown values become null."""
     numbers = {"metres_per_unit": scale.value, "sigma": scale.sigma}
     return {"source": scale.source} | {
         name: value if np.isfinite(value) else None for name, value in numbers.items()
@@ -80,7 +80,7 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
-    """What ran. Without the budget and what was measured: those differ from run to run."""
+    """Returns the plan without budget and measurements, which differ from run to run."""
     plan = pipeline.session.plan
     return None if plan is None else plan.repeatable()
 
@@ -88,7 +88,7 @@ def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
 def measure_run(
     summary: ReplaySummary, scenes: dict[str, ReplayScene], start: float
 ) -> dict[str, float]:
-    """Times and memory of this run."""
+    """Returns times and memory of this run."""
     windows = sum(scene.results.windows for scene in scenes.values())
     inference_s = sum(scene.results.inference_s for scene in scenes.values())
     wall = time.perf_counter() - start
@@ -103,10 +103,12 @@ def measure_run(
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as indented JSON."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _path_length(pipeline: Pipeline) -> float:
+    """Returns the length of the leading camera's path, summed over the parts of the scene."""
     scene = pipeline.scene()
-    ways = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
-    return sum(float(np.linalg.norm(np.diff(way, axis=0), axis=1).sum()) for way in ways)
+    paths = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
+    return sum(float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) for path in paths)

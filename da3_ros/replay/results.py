@@ -1,4 +1,4 @@
-"""The files that a replay writes."""
+"""Files that a replay writes."""
 
 from __future__ import annotations
 
@@ -34,30 +34,32 @@ TOPIC_PREFIX = "/da3/"
 
 
 class ReplayError(RuntimeError):
-    """A replay that could not be done; one line, and nothing was written."""
+    """A failed replay; the text is one line, and no file was written."""
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What to read, what of it, and where to write."""
+    """Input, selected part and output of a replay."""
 
     input: Path
     output: Path
     camera: str | None = None
-    topics: Mapping[str, str] = field(default_factory=dict)  # of several cameras, by their names
+    topics: Mapping[str, str] = field(
+        default_factory=dict
+    )  # image topics of several cameras, by camera name
     start_s: float | None = None
     end_s: float | None = None
     every: int = 1
     rate_hz: float = 10.0
     pictures: bool = False
-    odometry: str | None = None  # topic of the robot's own poses; None: the only one there is
-    plan: Path | None = None  # a report.json or a plan of its own, to run exactly so again
-    resume: Path | None = None  # a saved scene, or the output of an earlier replay, to go on in
+    odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
+    plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
+    resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
 
 
 @dataclass
 class ReplaySummary:
-    """What a replay did. ``stopped_at`` says where a damaged recording ended, else None."""
+    """Result of a replay. stopped_at: where a damaged recording ended; None if it is intact."""
 
     output: Path
     files: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class ReplaySummary:
     stopped_at: str | None = None
 
     def text(self) -> str:
-        """A few lines for the terminal."""
+        """Returns a few lines for the terminal."""
         processed, wall = self.counts.get("processed", 0), self.measured["wall_s"]
         lines = [
             f"{processed} frames in {wall:.1f} s ({processed / max(wall, 1e-9):.2f} frames/s)"
@@ -81,22 +83,22 @@ class ReplaySummary:
 
 
 class WarnOnce:
-    """Logs warnings, once for each matter: what comes before a colon."""
+    """Logs each kind of warning once; the kind is the text before the first colon."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def __call__(self, text: str, every_s: float = 0.0) -> None:
-        """``every_s`` is for the live node; a replay says it once."""
-        matter = text.partition(":")[0]
-        if matter not in self._told:
+        """Log ``text``. every_s: ignored; used by the live node only."""
+        kind = text.partition(":")[0]
+        if kind not in self._logged:
             log.warning(text)
-        self._told.add(matter)
+        self._logged.add(kind)
 
 
 @dataclass(frozen=True)
 class ReplayScene:
-    """A pipeline and its results: all cameras, or with independent windows one of them."""
+    """A pipeline and its results: for all cameras, or with independent windows for one."""
 
     pipeline: Pipeline
     results: SceneResults
@@ -107,20 +109,20 @@ class ReplayScene:
             self.take(result)
 
     def take(self, result: TrackedFrame) -> None:
-        """Write one delivered frame; the first one says where the map lies."""
+        """Write one delivered frame; the first one sets the pose of the map."""
         self.results.output.place_map(result)
         self.results.add(result)
 
 
 class ResultBag(contextlib.AbstractContextManager["ResultBag"]):
-    """The bag that all results go to."""
+    """The bag of all result messages."""
 
     def __init__(self, path: Path) -> None:
         self.library = RosbagsLibrary()
         self._writer = BagWriter(path, self.library)
 
     def write(self, published: Published, stamp_ns: int) -> None:
-        """One message of ours."""
+        """Write one message."""
         topic, kind, message = published
         name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
         self._writer.write(name, kind, message, stamp_ns)
@@ -133,7 +135,7 @@ class ResultBag(contextlib.AbstractContextManager["ResultBag"]):
 
 
 class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
-    """The files of one scene, written as the frames come."""
+    """The files of one scene, written while frames are processed."""
 
     def __init__(
         self,
@@ -145,29 +147,29 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         scene_map: SceneMap,
         camera: str,
         *,
-        beside: bool,
+        additional: bool,
         resumed: bool = False,
     ) -> None:
-        """``camera``: of a scene of its own; the files of all but the first one have its name."""
+        """camera: name of the scene's only camera, part of the file names if ``additional``."""
         self.folder, self.bag, self.resumed = folder, bag, resumed
         config = settings.pipeline
-        self._suffix = f"_{camera.replace('/', '_')}" if beside else ""
+        self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
         self.trajectory = self._path("trajectory.tum").open("w")
         self.sheet = (
             ContactSheet(config.depth, config.scale.source != "none") if pictures else None
         )
-        # Two runs shall give the same bytes: times go to measured.json.
+        # Times are left out (see measured.json), so that two runs write the same bytes.
         self.output = SceneOutput(
             scene_map, bag.library, settings, annotator.transforms, WarnOnce(),
-            camera=camera, beside=beside, prior=annotator.prior is not None, timings=False,
+            camera=camera, additional=additional, prior=annotator.prior is not None, timings=False,
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
-        self._units: set[bool] = set()  # whether frames were metric
+        self._units: set[bool] = set()  # True, False: whether frames were metric
 
     @property
     def mixed(self) -> bool:
-        """Whether some frames were metric and some were not."""
+        """True if some frames were metric and others were not."""
         return len(self._units) > 1
 
     def add(self, frame: TrackedFrame) -> None:
@@ -188,7 +190,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             self.sheet.add(frame.image, frame.depth_m, frame.confidence)
 
     def finish(self, pipeline: Pipeline) -> None:
-        """Write what needs the whole scene, if there is one, and the pictures."""
+        """Write the files that need the whole scene, if there is one, and the pictures."""
         if len(pipeline.map.trajectory):
             self._write_scene(pipeline)
         if self.sheet is not None:
@@ -211,8 +213,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
 
     def _write_trajectory(self, scene: Scene) -> None:
-        """The scene's poses in its one unit, part by part: the scale that is known at the end
-        holds for the first too."""
+        """Write all poses again, part by part, with the final scale of the scene."""
         self.trajectory.seek(0)
         self.trajectory.truncate()
         write_trajectory(self.trajectory, scene)
@@ -223,25 +224,26 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
 @contextlib.contextmanager
 def staging(output: Path) -> Iterator[Path]:
-    """A hidden folder inside ``output``, gone at the end whatever happens."""
+    """Yields a hidden folder inside ``output``, which is always removed at the end."""
     existed = output.exists()
     if existed and not output.is_dir():
         raise ReplayError(f"--output {output} is a file: give a folder")
     output.mkdir(parents=True, exist_ok=True)
     for old in output.glob("scene*"):
         if old.is_dir() and any(old.iterdir()) and not is_scene(old):
-            raise ReplayError(f"{old} is in the way and holds other things: give another folder")
+            raise ReplayError(f"{old} exists and is not a saved scene: give another folder")
     folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=output))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not existed:
-            with contextlib.suppress(OSError):  # not empty: the results are there
+            with contextlib.suppress(OSError):  # not empty: it holds the results
                 output.rmdir()
 
 
 def publish_folder(folder: Path, output: Path) -> None:
+    """Move all results from ``folder`` to ``output``; replaces older ones."""
     for file in sorted(folder.iterdir()):
         if file.is_dir():
             replace_folder(file, output / file.name)

@@ -1,7 +1,7 @@
 """Processes a recording from end to end: every frame, in stamp order, repeatably.
 
-The results are collected in a hidden folder beside their place and moved there at the end, so that
-an interrupted run leaves nothing half-written.
+Results are written to a hidden folder inside the output folder and moved at the end, so that an
+interrupted run leaves no half-written file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import Instant, RigSync
 from da3_ros.types import Frame
 
-READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
+READ_AHEAD = 2  # new frames that are read and prepared ahead, in windows
 
 
 def replay(
@@ -62,8 +62,8 @@ def replay(
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
-    ``session`` stands in for the network that ``config`` names. Raises ReplayError; on any error
-    or interruption the output folder is left as it was.
+    session: replaces the network that ``settings`` name. Raises ReplayError; on any error or
+    interruption the output folder stays unchanged.
     """
     start = time.perf_counter()
     config = settings.pipeline
@@ -83,7 +83,7 @@ def replay(
                     name: ReplayScene(pipeline, stack.enter_context(
                         SceneResults(
                             folder, bag, options.pictures, settings, annotator,
-                            pipeline.scene_map, name, beside=i > 0,
+                            pipeline.scene_map, name, additional=i > 0,
                             resumed=options.resume is not None,
                         )
                     ))
@@ -108,14 +108,14 @@ def replay(
 
 
 def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None) -> FrameAnnotator:
-    """What the recording knows besides images: the robot's own poses, and where cameras sit."""
+    """Returns the annotator with the recording's transforms and the robot's own poses."""
     transforms = transforms_of(recording)
     prior = prior_of_recording(recording, settings, transforms, odometry)
     return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
 
 
 def _use_plan(session: Session, path: Path) -> None:
-    """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
+    """Use the plan in ``path``: report.json of an earlier replay, or a plan file."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -128,7 +128,7 @@ def _use_plan(session: Session, path: Path) -> None:
 
 
 def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
-    """Go on in a saved scene, or in several where cameras have their own."""
+    """Continue in a saved scene, or in one per camera with independent windows."""
     for i, (name, pipeline) in enumerate(pipelines.items()):
         place = path_for_camera(folder, name) if i else folder
         log.info("%s: %s", place, pipeline.resume(load_scene(place)))
@@ -141,7 +141,7 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
         what = f"{unknown[0]}:=TOPIC" if unknown else str(options.camera)
         listed = ", ".join(names) or "none"
         raise ReplayError(
-            f"--camera {what}: with parameter `cameras` ({listed}) name each of them"
+            f"--camera {what}: give NAME:=TOPIC with a name in parameter `cameras` ({listed})"
         )
     return open_recording(
         options.input,
@@ -149,7 +149,7 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
         cameras={name: options.topics.get(name, name) for name in names},
         start_s=options.start_s,
         end_s=options.end_s,
-        every=1 if names else options.every,  # of several cameras every n-th instant
+        every=1 if names else options.every,  # several cameras: every n-th instant (_process)
         rate_hz=options.rate_hz,
         input_rectified=settings.input.input_rectified,
         camera_info_timeout_s=settings.input.camera_info_timeout_s,
@@ -159,14 +159,14 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
 def _process(
     recording: Recording, annotator: FrameAnnotator, scenes: dict[str, ReplayScene], every: int
 ) -> None:
-    """All frames of a recording: decode, prepare, synchronise, annotate, push.
+    """Process all frames of a recording: decode, prepare, synchronise, annotate, push.
 
-    The first two are the reader's, ahead in a thread of its own; they change no stamp and no
-    camera, so that frames are synchronised as they are live before they are decoded.
+    The reader's thread does the first two steps ahead. They change neither stamp nor camera, so
+    that the synchronisation equals that of the live node, which precedes them.
     """
     first = next(iter(scenes.values()))
     sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
-    taken: Counter[str] = Counter()  # instants of each scene
+    taken: Counter[str] = Counter()  # number of instants of each scene
 
     def push(instants: Sequence[Instant[Frame]]) -> None:
         for instant in instants:
@@ -183,8 +183,8 @@ def _process(
     reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
 
     def begin(window: Running) -> None:
-        """While a window runs on a device: what comes next goes there too, behind it."""
-        for frame in reader.waiting(ahead if every == 1 else 0):  # others may be skipped
+        """Start the next frames on the device, behind the running window."""
+        for frame in reader.waiting(ahead if every == 1 else 0):  # some may be skipped otherwise
             pipeline_of(frame).begin(frame)
 
     progress = tqdm(
@@ -204,7 +204,7 @@ def _process(
 
 @contextlib.contextmanager
 def _while_running(session: Session, begin: Callable[[Running], None]) -> Iterator[None]:
-    """Have ``begin`` called whenever a window runs, on devices that work beside us."""
+    """Call ``begin`` whenever a window runs on a device that works asynchronously."""
     session.on_window_running = begin
     try:
         yield

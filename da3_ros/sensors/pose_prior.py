@@ -10,7 +10,7 @@ import math
 import threading
 from bisect import bisect_left
 
-from da3_ros.geometry.poses import carry_on, interpolate, is_pose
+from da3_ros.geometry.poses import extrapolate, interpolate, is_pose
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, ScaleMeasurement
 
@@ -71,7 +71,7 @@ class PoseHistory:
         first, T_first = self._poses[min(before, len(self._poses) - 1)]
         if first == newest:
             return T
-        return carry_on(T_first, T, late / (newest - first))
+        return extrapolate(T_first, T, late / (newest - first))
 
 
 class PosePrior:
@@ -123,7 +123,7 @@ class PosePrior:
             T_first = self.transforms.lookup(self.odom_frame, frame_id, newest - CARRY_NS)
         except TransformError:
             return T
-        return carry_on(T_first, T, late / CARRY_NS)
+        return extrapolate(T_first, T, late / CARRY_NS)
 
 
 UNKNOWN = ScaleMeasurement(math.nan, math.nan)

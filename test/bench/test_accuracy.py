@@ -3,13 +3,12 @@
 import dataclasses
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import programs
 from support.sequence_writers import write_euroc, write_seven_scenes, write_tum
 
 from da3_ros.cli.main import main
@@ -73,11 +72,10 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
     bag, folder = tmp_path / "bag", tmp_path / "tum"
     size = ["--width", "140", "--height", "112", "--frames", "4", "--seed", "3"]
     assert main(["synth-bag", str(bag), *size]) == 0
-    command = [
-        sys.executable, TOOL.with_name("bag_to_tum.py"), bag, folder, "--truth", "/truth/odom",
+    done = programs.run(
+        TOOL.with_name("bag_to_tum.py"), bag, folder, "--truth", "/truth/odom",
         "--depth", "/truth/depth/image",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     sequence = accuracy.open_sequence(folder)
     true = list(SyntheticCamera(3, SIZE, frames=4))
@@ -90,12 +88,11 @@ def test_a_bag_with_truth_becomes_a_sequence(accuracy, tmp_path):
 
 
 def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
-    command = [
-        sys.executable, TOOL.with_name("bag_to_tum.py"), recordings / "redkitchen_24", tmp_path,
+    done = programs.run(
+        TOOL.with_name("bag_to_tum.py"), recordings / "redkitchen_24", tmp_path,
         "--camera", "/camera/image_raw/compressed", "--truth", "/ground_truth/odom",
         "--depth", "/camera/depth/image_raw",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     sequence = accuracy.open_sequence(tmp_path)
     assert len(sequence.items) == 24
@@ -144,13 +141,11 @@ def test_poses_far_apart_or_past_the_end_are_not_invented(accuracy, walk, tmp_pa
 
 def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     write_seven_scenes(tmp_path / "seq-01", *walk)
-    command = [
-        sys.executable, TOOL, tmp_path / "seq-01", "--every", "4", "--out", tmp_path / "out.json",
+    done = programs.run(
+        TOOL, tmp_path / "seq-01", "--every", "4", "--out", tmp_path / "out.json",
         "-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=84",
         "-p", "device:=cpu",
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ATE SE(3) m" in done.stdout
     (found,) = json.loads((tmp_path / "out.json").read_text())

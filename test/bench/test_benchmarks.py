@@ -1,21 +1,17 @@
 """The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import programs
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(script, *arguments, tmp_path):
     out = tmp_path / "out.json"
-    command = [sys.executable, ROOT / "bench" / script, *arguments, "--out", out]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = programs.run(ROOT / "bench" / script, *arguments, "--out", out)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text()), done.stdout
 
@@ -51,7 +47,7 @@ def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
     import bench_network
 
     seen = {}
-    oracle = pytest.importorskip("network.oracle")
+    oracle = pytest.importorskip("support.oracle")
     monkeypatch.setattr(oracle, "DepthAnything3", lambda spec: seen.update(spec=spec) or stop())
 
     def stop():

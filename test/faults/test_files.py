@@ -57,7 +57,7 @@ def test_killed_in_mid_export_leaves_the_file_before_or_the_whole_new_one(tmp_pa
 
 @pytest.fixture
 def ros():
-    return pytest.importorskip("ros.test_node", reason="needs ROS 2")
+    return pytest.importorskip("support.node_process", reason="needs ROS 2")
 
 
 def export(rig, **fields):

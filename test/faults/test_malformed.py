@@ -71,7 +71,7 @@ def test_size_that_no_image_may_have_is_refused_before_anything_is_kept(width, h
 
 @pytest.fixture
 def ros():
-    return pytest.importorskip("ros.test_node", reason="needs ROS 2")
+    return pytest.importorskip("support.node_process", reason="needs ROS 2")
 
 
 def test_live_node_survives_and_counts_every_frame(ros):

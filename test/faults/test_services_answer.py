@@ -1,6 +1,7 @@
 """Whatever happens inside a service, its caller is answered: false, and why in one line."""
 
 import os
+import signal
 
 import pytest
 
@@ -197,7 +198,7 @@ def test_callers_are_answered_when_the_node_ends(tmp_path):
         export = call_async(rig, EXPORT, "/da3/export_scene", path="late.ply")
         rig.until(lambda: list(tmp_path.glob(".late-*")))
         save = call_async(rig, FILE, "/da3/save_scene", path="next")
-        rig.process._popen.terminate()
+        os.kill(rig.process.pid, signal.SIGTERM)
         for future in (export, save):
             answer = answered(rig, future)
             assert not answer.success

@@ -1,4 +1,4 @@
-"""Everything that a session does, on a card that is not here: PyTorch's fake tensors.
+"""Everything that a session does, on a card that does not exist: PyTorch's fake tensors.
 
 A fake tensor has a shape, a type and a device, and operations check them: a tensor made on the
 host, or of the wrong type, fails here as it would on a card.
@@ -279,5 +279,5 @@ def test_a_tensor_left_on_the_host_is_found(card, monkeypatch):
 
 
 def test_the_index_of_a_card_is_the_sessions_device(card):
-    with pytest.raises(devices.DeviceError, match="'cuda:3' is not here"):
+    with pytest.raises(devices.DeviceError, match="'cuda:3' does not exist"):
         open_session(device="cuda:3")

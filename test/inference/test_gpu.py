@@ -32,7 +32,7 @@ def session_of(model="da3-tiny", **changes):
 def clean_card():
     """Nothing of one test counts in the next, and results are compared without TF32."""
     yield
-    devices.give_back()
+    devices.release_memory()
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
@@ -158,8 +158,8 @@ def test_memory_that_runs_out_runs_the_window_again():
     windows_of = slide(session, 8, 1, 2)
     expected = next(windows_of)
     total = torch.cuda.mem_get_info()[1]
-    session.kept.clear()
-    session.on.release()
+    session.prefix_cache.clear()
+    session.hardware.release()
     held = torch.cuda.memory_allocated()
     need = session.plan.activations
     torch.cuda.set_per_process_memory_fraction((held + 0.55 * need) / total)

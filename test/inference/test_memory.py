@@ -22,7 +22,7 @@ from da3_ros.inference import (
 )
 from da3_ros.inference import memory_footprint as footprint
 from da3_ros.inference import session as module
-from da3_ros.inference.compiled import IN_A_ROW
+from da3_ros.inference.compiled import CALLS_BEFORE_COMPILING
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.inference.planner import GIB, least_memory, make_plan
@@ -70,7 +70,7 @@ def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
         found = session.infer(sliding)
         close(found, make_session().infer(sliding))
     assert encoded == [4, 1, 1]
-    assert len(session.kept) == 5  # a window's, and room for what comes next
+    assert len(session.prefix_cache) == 5  # a window's, and room for what comes next
 
 
 def test_a_view_that_waits_is_begun_with(monkeypatch):
@@ -100,11 +100,11 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
 def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
-    assert session.kept.get(some[0].image) is not None
+    assert session.prefix_cache.get(some[0].image) is not None
     other = views(1, first=9)[0]
-    entries = session.kept._entries
+    entries = session.prefix_cache._entries
     entries[id(other.image)] = entries[id(some[0].image)]  # as if the address was used again
-    assert session.kept.get(other.image) is None
+    assert session.prefix_cache.get(other.image) is None
 
 
 def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
@@ -120,7 +120,7 @@ def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
     session, some = make_session(), views(4)
     expected = session.infer(window(some))
-    session.kept.clear()
+    session.prefix_cache.clear()
     owner, name = {
         "encode": (session.network, "encode"),
         "fuse": (session.network.backbone.pretrained, "fuse"),
@@ -130,7 +130,7 @@ def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, 
     failing(monkeypatch, owner, name, times)
     found = session.infer(window(some, number=7))
     assert session.memory.fallback.level == times
-    assert caplog.text.count("out of memory: window 7 again") == times
+    assert caplog.text.count("out of memory: retrying window 7") == times
     assert found.depth.shape == expected.depth.shape
     assert np.isfinite(found.depth).all()
     if times == 1:  # only pieces got smaller
@@ -166,7 +166,7 @@ def test_with_nothing_left_to_try_it_says_so_and_other_errors_pass(monkeypatch):
 
 
 def test_after_calm_it_climbs_back(monkeypatch):
-    monkeypatch.setattr(oom_fallback, "CALM", 3)
+    monkeypatch.setattr(oom_fallback, "STABLE_WINDOWS", 3)
     session, some = make_session(), views(3)
     failing(monkeypatch, session.network, "encode", 2)
     reliefs = []
@@ -195,7 +195,7 @@ def test_a_new_budget_caps_the_device_anew_and_ends_relief(monkeypatch):
     session.fit((640, 480), 4, 1)
     session.memory.fallback.level = 2
     caps = []
-    monkeypatch.setattr(session.on, "cap", caps.append)
+    monkeypatch.setattr(session.hardware, "cap", caps.append)
     session.set_budget(1.5)
     assert caps == [int(1.5 * GIB)]
     assert session.memory.fallback.level == 0
@@ -227,7 +227,7 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
     monkeypatch.setattr(
         session.network, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
     )
-    monkeypatch.setattr(session.on, "release", lambda: released.append(1))
+    monkeypatch.setattr(session.hardware, "release", lambda: released.append(1))
     monkeypatch.setattr(session.memory, "measured", True)
     held = {(640, 480): [], (1280, 720): []}
     for k in range(6):
@@ -251,7 +251,7 @@ def test_a_shape_that_does_not_fit_does_not_run_by_another_ones_plan():
         small = dataclasses.replace(
             session.memory.requests.newest, image=image, process_res=224, window=2
         )
-        least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.on, small, b))
+        least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.hardware, small, b))
     session.set_budget(sum(least.values()) / 2 / GIB)
     assert session.plan.width > session.plan.height
     for _ in range(2):
@@ -276,7 +276,7 @@ def session_of_two(**changes):
 
 def least_of(session, image):
     request = dataclasses.replace(session.memory.requests.newest, image=image)
-    return least_memory(session.on, request, session.memory.factor)
+    return least_memory(session.hardware, request, session.memory.factor)
 
 
 def state_of(session):
@@ -294,7 +294,7 @@ def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
     before, least = state_of(session), [least_of(session, image) for image in SHAPES]
     between = sum(least) / 2 / GIB
     for ask in (session.check_budget, session.set_budget):
-        with pytest.raises(BudgetError, match=f"it needs {max(least) / GIB:.2f} GiB at the least"):
+        with pytest.raises(BudgetError, match=f"it needs at least {max(least) / GIB:.2f} GiB"):
             ask(between)
         assert state_of(session) == before
         assert session.plan is plan
@@ -335,8 +335,8 @@ def test_16_bits_that_are_wrong_and_that_one_camera_needs_change_no_budget(monke
     session = session_of_two(mixed_precision="auto")
     plain = {
         image: least_memory(
-            session.on,
-            dataclasses.replace(session.memory.requests.newest, image=image, spare_precision=None),
+            session.hardware,
+            dataclasses.replace(session.memory.requests.newest, image=image, lower_precision=None),
             session.memory.factor,
         )
         for image in SHAPES
@@ -369,11 +369,11 @@ def budget_between(session):
     needed = {}
     for image in SHAPES:
         plain = dataclasses.replace(
-            session.memory.requests.newest, image=image, spare_precision=None
+            session.memory.requests.newest, image=image, lower_precision=None
         )
         budgets = range(100 << 20, 400 << 20, 1 << 20)
         needed[image] = next(
-            b for b in budgets if (p := fits(session.on, plain, b)) and not p.reduced
+            b for b in budgets if (p := fits(session.hardware, plain, b)) and not p.reduced
         )
     return sum(needed.values()) / 2 / GIB, max(needed, key=needed.get)
 
@@ -434,7 +434,7 @@ def fits(on, request, budget):
 def test_a_measurement_that_nothing_fits_loses_no_window(monkeypatch, caplog):
     session = make_session()
     plan = session.fit((640, 480), 2, 1)
-    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
     monkeypatch.setattr(memory_governor, "make_plan", refuse)
     assert np.isfinite(session.infer(window(views(2))).depth).all()
     assert session.plan == plan
@@ -492,7 +492,7 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
         {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
     ):
         session, some = make_session(compile="on"), views(2)
-        for _ in range(IN_A_ROW):
+        for _ in range(CALLS_BEFORE_COMPILING):
             found = session.infer(window(some))
     assert "running uncompiled" in caplog.text
     assert session.compile_mode == ""
@@ -639,9 +639,9 @@ def test_a_card_is_chosen_by_its_number(card, monkeypatch):
     monkeypatch.setattr(Cuda, "prepare", lambda self: None)
     assert devices.open_device("cuda:1").device == torch.device("cuda", 1)
     assert devices.open_device("cuda").device == torch.device("cuda", 0)
-    with pytest.raises(DeviceError, match=r"'cuda:2' is not here: .* one of cuda:0, cuda:1$"):
+    with pytest.raises(DeviceError, match=r"'cuda:2' does not exist: .* one of cuda:0, cuda:1$"):
         devices.open_device("cuda:2")
-    with pytest.raises(DeviceError, match=r"'cpu:x' is not here: set `device` to one of cpu$"):
+    with pytest.raises(DeviceError, match=r"'cpu:x' does not exist: set `device` to one of cpu$"):
         devices.open_device("cpu:x")
 
 
@@ -758,7 +758,7 @@ class CachingCard(Cpu):
     def peak(self):
         return self.most
 
-    def taken(self, before, persistent):
+    def window_peak(self, before, persistent):
         return self.peak()
 
     def reset_peak(self):
@@ -884,7 +884,7 @@ def test_attention_is_told_for_the_precision_that_runs(monkeypatch):
 def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
     session = make_session()
     session.fit((640, 480), 2, 1)
-    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
     monkeypatch.setattr(memory_governor, "make_plan", refuse)
     session.infer(window(views(2)))
     assert "the old plan stays" in session.memory.over_budget
@@ -904,7 +904,12 @@ def test_a_warm_up_leaves_no_trace(poses):
     given, answer = session.warm_up(4, 1, image=(112, 84))
     assert answer.depth.shape == (4, 84, 112)
     assert len(given.views) == session.plan.window
-    assert len(session.kept) == session.memory.meter.peak == session.memory.fallback.level == 0
+    assert (
+        len(session.prefix_cache)
+        == session.memory.meter.peak
+        == session.memory.fallback.level
+        == 0
+    )
     assert not session.memory.measured
     assert not session._waited_s
     close(session.infer(window(views(3))), plain.infer(window(views(3))))

@@ -80,7 +80,7 @@ def test_without_calibration_the_predicted_focal_length_is_used_with_a_warning(n
     prediction = truth(network, seen)
     out = ruler_of(network, 0.0).measure(seen, prediction)
     assert out.measure.value == pytest.approx(1.25, rel=1e-4)  # 50 pixels instead of 100
-    assert any("focal length that was guessed" in r.message for r in caplog.records)
+    assert any("estimated focal length" in r.message for r in caplog.records)
 
 
 def test_nothing_but_sky_gives_no_number(network):
@@ -91,12 +91,12 @@ def test_nothing_but_sky_gives_no_number(network):
 
 
 def test_the_budget_holds_for_both_networks():
-    beside = CompanionModel("da3metric-large", torch.float32, 1 << 30)
+    companion = CompanionModel("da3metric-large", torch.float32, 1 << 30)
     values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
     config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
-    alone, both = InferenceSession(config), InferenceSession(config, beside=beside)
+    alone, both = InferenceSession(config), InferenceSession(config, companion=companion)
     plans = [s.fit((640, 480), 4, 1) for s in (alone, both)]
-    assert plans[1].fixed - plans[0].fixed == beside.weights
+    assert plans[1].fixed - plans[0].fixed == companion.weights
     # The metric model, one frame at a time, needs more room to work in than da3-tiny.
     assert plans[1].activations > 1.5 * plans[0].activations
     assert plans[1].predicted <= plans[1].budget == 20 * GIB
@@ -140,7 +140,7 @@ def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monk
     left[0] = 4
     for _ in range(2):
         assert metric_model.measure(seen, prediction) is prediction
-    assert caplog.text.count("did not look at window 0") == 1
+    assert caplog.text.count("did not measure window 0") == 1
 
 
 def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
@@ -154,7 +154,9 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
     seen, metric_model = window(), MetricDepthModel(CONFIG, network=network)
     metric_model.network = Flat()
     ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
-    full, half = (metric_model._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
+    full, half = (
+        metric_model._measure_at(seen, ours, scale).measure.value for scale in (1.0, 0.5)
+    )
     assert full == pytest.approx(3 * 100 / 300)
     assert half == pytest.approx(full / 2)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from da3_ros.inference import WindowTooLargeError
-from da3_ros.inference.oom_fallback import CALM, OOM_FALLBACKS, FallbackLevel
+from da3_ros.inference.oom_fallback import OOM_FALLBACKS, STABLE_WINDOWS, FallbackLevel
 
 
 def test_each_step_gives_up_more_until_none_is_left():
@@ -21,8 +21,8 @@ def test_each_step_gives_up_more_until_none_is_left():
 def test_only_calm_without_a_break_takes_a_step_back():
     fallback = FallbackLevel()
     fallback.step_down(4)
-    assert not any(fallback.step_up_when_calm() for _ in range(CALM - 1))
+    assert not any(fallback.step_up_when_stable() for _ in range(STABLE_WINDOWS - 1))
     fallback.step_down(4)
-    taken = [fallback.step_up_when_calm() for _ in range(3 * CALM)]
-    assert [k for k, back in enumerate(taken, 1) if back] == [CALM, 2 * CALM]
+    taken = [fallback.step_up_when_stable() for _ in range(3 * STABLE_WINDOWS)]
+    assert [k for k, back in enumerate(taken, 1) if back] == [STABLE_WINDOWS, 2 * STABLE_WINDOWS]
     assert fallback.level == 0

@@ -16,7 +16,7 @@ class Counting:
     def reset_peak(self):
         self.most = self.used
 
-    def taken(self, before, persistent):
+    def window_peak(self, before, persistent):
         return self.most - before + persistent
 
 
@@ -26,7 +26,7 @@ def test_the_largest_window_is_the_peak():
     for most, expected in ((50, 45), (110, 105), (60, 55)):
         meter.begin()
         device.most = most
-        assert meter.taken(5) == expected
+        assert meter.window_peak(5) == expected
     assert meter.peak == 105
 
 
@@ -34,7 +34,7 @@ def test_after_letting_go_one_windows_peak_is_its_own():
     device = Counting()
     meter = PeakMeter(device)
     assert not meter.end()
-    meter.let_go()
+    meter.release_cached()
     meter.begin()
     meter.begin()  # the same window again, after it ran out of memory
     assert device.released == 3

@@ -64,7 +64,7 @@ def test_mono_gives_every_frames_own_depth_and_no_poses(small, caplog):
     assert np.isnan(found.confidence).all()
     assert found.measure is None
     np.testing.assert_array_equal(found.K[1], K)
-    assert "sees each image alone" in caplog.text
+    assert "is a single-image network" in caplog.text
 
 
 @torch.inference_mode()
@@ -93,10 +93,10 @@ def test_metres_stay_what_they_are_at_a_smaller_size_in_the_network(small):
         last = session.network.head.scratch.output_conv2[2]
         last.weight.zero_()
         last.bias.fill_(1.0)
-    session.kept.clear()
+    session.prefix_cache.clear()
     full = session.infer(Window(0, views(2), 2)).depth
     session.memory.fallback.level = 3
-    session.kept.clear()
+    session.prefix_cache.clear()
     half = session.infer(Window(0, views(2), 2)).depth
     # 42 x 28 pixels: half of the focal length. The network would answer with twice the depth.
     np.testing.assert_allclose(half, full / 2, rtol=1e-5)
@@ -117,7 +117,7 @@ def test_nested_says_what_the_whole_network_says(small, known, caplog):
     assert found.measure.value == 1.0
     assert found.measure.sigma == pytest.approx(float(expected.scale_spread[0]), rel=1e-3)
     assert np.isfinite(found.sky).all()
-    assert ("focal length that was guessed" in caplog.text) == (known is None)
+    assert ("estimated focal length" in caplog.text) == (known is None)
 
 
 def test_nested_knows_no_metre_where_all_is_sky(small):
@@ -181,7 +181,7 @@ def test_the_planner_knows_what_it_is_made_of(small, model):
 def test_out_of_memory_runs_a_single_image_again_too(small, monkeypatch):
     session = session_of(MONO)
     expected = session.infer(Window(0, views(2), 2))
-    session.kept.clear()
+    session.prefix_cache.clear()
     plain, left = session.network.encode, [1]
 
     def fail(images):

@@ -51,7 +51,7 @@ def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
             assert stream.step()
     session = stream.pipeline.session
     least = {
-        r.image: least_memory(session.on, r, session.memory.factor)
+        r.image: least_memory(session.hardware, r, session.memory.factor)
         for r in session.memory.requests.plans
     }
     between = sum(least.values()) / 2 / GIB
@@ -62,7 +62,7 @@ def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
     else:
         # The one it fits is asked first.
         stream.scene_streams = dict(reversed(stream.scene_streams.items()))
-        session.memory.requests.asked = session.memory.requests.asked[:1]
+        session.memory.requests.active = session.memory.requests.active[:1]
     plan, budget = session.plan, session.memory.budget
     inference = dataclasses.replace(stream.config.pipeline.inference, memory_budget_gb=between)
     wanted = dataclasses.replace(stream.config.pipeline, inference=inference)

@@ -91,7 +91,7 @@ def test_a_camera_that_somebody_parents_is_left_alone_with_one_warning():
     others = tree(("gimbal", "camera_optical", pose(), True))
     chosen = plan("auto", ALONE, others, metric=True)
     assert chosen.mode == "none"
-    assert "gimbal already parents camera_optical" in chosen.warning
+    assert "gimbal is already the parent of camera_optical" in chosen.warning
     assert published("none", ALONE, others) == {}
 
 
@@ -130,7 +130,7 @@ def test_a_request_that_would_break_the_tree_is_refused_with_the_reason(requeste
     chosen = plan(requested, ROBOT, others, metric=True)
     assert chosen.mode == "none"
     assert chosen.warning.startswith(f"tf.publish is {requested}, but ")
-    assert "already parents" in chosen.warning
+    assert "is already the parent of" in chosen.warning
 
 
 def test_a_request_is_followed_where_it_fits_and_none_is_silent():

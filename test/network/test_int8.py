@@ -14,7 +14,9 @@ from da3_ros.network.model import Chunks
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View, Window
 
-pytestmark = pytest.mark.skipif(not Cpu().can(torch.int8), reason="this PyTorch has no oneDNN")
+pytestmark = pytest.mark.skipif(
+    not Cpu().supports(torch.int8), reason="this PyTorch has no oneDNN"
+)
 
 
 @pytest.mark.parametrize("shape", [(7, 96), (2, 5, 96)])

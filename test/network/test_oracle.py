@@ -5,7 +5,7 @@ import torch
 from support.oracle import given_poses, pair, randomize, reference_network, relative_error, spec_of
 
 BOUND = 1e-4
-SIZES = {"square": (518, 518), "wide": (112, 210), "tall": (210, 112), "small square": (98, 98)}
+SIZES = {"square": (518, 518), "wide": (56, 98), "tall": (98, 56), "small square": (56, 56)}
 STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
 
 

@@ -21,6 +21,10 @@ def network(request):
     return net
 
 
+# Of the two only the widths differ, which the compiler's tracing does not see.
+one_network = pytest.mark.parametrize("network", ["da3-tiny"], indirect=True)
+
+
 @pytest.fixture
 def images():
     return torch.randn(1, 5, 3, *SIZE, generator=torch.Generator().manual_seed(2))
@@ -75,6 +79,7 @@ def test_a_window_leaves_what_it_was_given_as_it_was(network, images):
         assert all(torch.equal(a, b) for a, b in zip(prefix, before, strict=True))
 
 
+@one_network
 @torch.inference_mode()
 def test_other_wanted_frames_are_no_new_program(network, images):
     torch._dynamo.reset()
@@ -141,6 +146,7 @@ def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtyp
     assert len(out.depth.unique()) > 0.9 * out.depth.numel()
 
 
+@one_network
 @torch.inference_mode()
 def test_the_compiler_meets_no_graph_break_and_compiles_each_shape_once(network, images):
     whole = network(images, ref_view="first")

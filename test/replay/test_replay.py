@@ -1,7 +1,6 @@
 """Replay from a recording to files, read back by others than those that wrote them."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from support import programs
 from support.file_readers import messages, pose_matrix
 
 from da3_ros.cli.arguments import load_config
@@ -55,11 +55,14 @@ def true_run(camera, bag, tmp_path_factory):
     return output, summary
 
 
-def run_cli(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "da3_ros", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False, **options,
-    )  # fmt: skip
+def run_cli(*arguments):
+    return programs.run("-m", "da3_ros", *arguments)
+
+
+def run_anew(*arguments):
+    """In an interpreter of its own, with a hash seed of its own."""
+    command = [sys.executable, "-m", "da3_ros", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def test_replay_writes_every_documented_file_and_no_other(true_run):
@@ -160,7 +163,7 @@ def same_bytes(a, b, but):
 
 def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     for name in ("a", "b"):
-        done = run_cli("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
+        done = run_anew("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
         assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
     assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png"}
@@ -314,7 +317,7 @@ def test_peak_memory_does_not_grow_with_the_recording(camera, tmp_path):
         write_synthetic_bag(tmp_path / str(frames), long)
         done = run_cli(
             "replay", tmp_path / str(frames), "--output", tmp_path / f"out{frames}", *QUICK,
-            "-p", "process_res:=56", env={**os.environ, "OMP_NUM_THREADS": "2"},
+            "-p", "process_res:=56",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         measured = json.loads((tmp_path / f"out{frames}" / "measured.json").read_text())

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 def listen(domain_id, count):
     """A process without the profile; writes stamps and sizes of ``count`` images, then ends."""
-    command = [sys.executable, __file__, str(domain_id), str(count)]
+    command = [__file__, str(domain_id), str(count)]
     return Process(command, environment(domain_id, **without_profile()))
 
 

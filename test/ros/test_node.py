@@ -221,7 +221,7 @@ def shared_memory(pid: int) -> set[Path]:
 @pytest.mark.parametrize("module", ["da3_ros.ros.node", "da3_ros.ros.synthetic_camera"])
 def test_no_shared_memory_is_left_behind(module):
     """Each start would otherwise take tens of megabytes of /dev/shm until the next boot."""
-    words = ("-p", "checkpoint:=random") if module.endswith("node") else ("-p", "walk_frames:=2")
+    words = arguments() if module.endswith("node") else ("-p", "walk_frames:=2")
     with rt.start(module, *words, env=rt.environment(rt.domain())) as process:
         process.wait_for("waiting for /" if module.endswith("node") else "publishing")
         held = shared_memory(process.pid)
@@ -383,7 +383,7 @@ def test_after_a_jump_the_place_is_told_as_a_guess(tmp_path):
         assert odoms[-1].pose.covariance[0] < 1  # odometry has begun anew
         assert [w.scale_source for w in windows] == ["fixed"] * 6 + ["none"] * 3
         rig.until(lambda: values_of(diagnostics[-1]).get("place") == "guessed")
-        assert "lengths are not metres" in diagnostics[-1].status[0].message
+        assert "lengths are not in metres" in diagnostics[-1].status[0].message
         assert np.isnan(float(values_of(diagnostics[-1])["scale"]))
         done = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="scene.ply")
         assert done.success
@@ -487,7 +487,7 @@ def test_waiting_names_the_topic_and_the_remap_that_helps():
         )
         node = rt.start(NODE, *arguments(), env=rt.environment(domain))
         with node:
-            node.wait_for("nothing has come for 5 s")
+            node.wait_for("no message received for 5 s")
             assert rt.spin_until(test, lambda: "/robot/front/image_raw" in node.output())
             assert IMAGE in node.output()
             assert publisher

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.poses import carry_on
+from da3_ros.geometry.poses import extrapolate
 from da3_ros.mapping.depth_consistency import fit_unit
 from da3_ros.pipeline.pose_conditioning import window_prior, with_prior_poses
 from da3_ros.sensors.pose_prior import PoseHistory, PosePrior, PriorError
@@ -77,7 +77,7 @@ def test_no_pose_is_no_pose():
 
 
 def test_a_turn_is_carried_on_as_a_turn():
-    np.testing.assert_allclose(carry_on(pose(0, 0), pose(0, 10), 2.0), pose(0, 30), atol=1e-12)
+    np.testing.assert_allclose(extrapolate(pose(0, 0), pose(0, 10), 2.0), pose(0, 30), atol=1e-12)
 
 
 @pytest.mark.parametrize("source", ["odometry", "tf"])
@@ -90,7 +90,7 @@ def test_the_camera_is_where_base_and_mount_say(source):
         prior.add_odometry("base", pose(0.1 * i, 5 * i), i * S // 10)
     expected = pose(0.2, 10) @ mount
     np.testing.assert_allclose(prior.camera("optical", 2 * S // 10), expected, atol=1e-12)
-    late = carry_on(pose(0.2, 10), pose(0.3, 15), 1.0) @ mount
+    late = extrapolate(pose(0.2, 10), pose(0.3, 15), 1.0) @ mount
     found = prior.camera("optical", 4 * S // 10)
     np.testing.assert_allclose(found, late, atol=3e-3 if source == "tf" else 1e-12)
     with pytest.raises(PriorError, match="old"):

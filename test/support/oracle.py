@@ -19,8 +19,8 @@ pytest.importorskip("depth_anything_3", reason="the reference package is the ora
 # Full large and giant would take minutes on two cores; these keep their width, heads, feed-forward
 # and parity of alt_start (giant's first late block is global) with fewer blocks.
 SHORT = {
-    "da3-large": {"blocks": 8, "alt_start": 2, "taps": (3, 4, 5, 7)},
-    "da3-giant": {"blocks": 8, "alt_start": 3, "taps": (3, 4, 5, 7)},
+    "da3-large": {"blocks": 6, "alt_start": 2, "taps": (2, 3, 4, 5)},
+    "da3-giant": {"blocks": 7, "alt_start": 3, "taps": (3, 4, 5, 6)},
 }
 
 

@@ -7,11 +7,8 @@ fixed time. Everything here skips where rclpy is not importable.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import programs
+from support.domains import domain as domain
 
 rclpy = pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
@@ -35,13 +34,6 @@ RELIABLE = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 PATIENCE_S = 120.0  # before a condition counts as never met: other work may share the processor
-
-_domains = itertools.count(os.getpid())
-
-
-def domain() -> int:
-    """A ROS domain of this call's own, 10 to 99: tests do not hear each other's late goodbyes."""
-    return 10 + next(_domains) % 90
 
 
 def environment(domain_id: int, **extra: str | None) -> dict[str, str]:
@@ -70,35 +62,32 @@ class Process:
     """A node in a process of its own; use it as a context manager, so that it never stays."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        """Run ``python command``, see `support.programs`."""
+        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self.command = command
-        self._popen = subprocess.Popen(
-            command, env=env, cwd=ROOT, stdout=self._file, stderr=subprocess.STDOUT
-        )
+        self._process = programs.start(command, env, self._file.name, self._file.name)
 
     def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._popen.kill()
-        self._popen.wait()
+        self._process.kill()
+        self._process.join()
         self._file.close()
 
     @property
     def pid(self) -> int:
         """Of the process itself."""
-        return self._popen.pid
+        return self._process.pid
 
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
-        return self._popen.poll() is None
+        return self._process.exitcode is None
 
     def output(self) -> str:
         """What it has written so far, standard output and error together."""
-        # pread: the child shares the file's position, which must not be moved.
-        size = os.fstat(self._file.fileno()).st_size
-        return os.pread(self._file.fileno(), size, 0).decode(errors="replace")
+        return Path(self._file.name).read_text(errors="replace")
 
     def wait_for(self, text: str, timeout_s: float = PATIENCE_S) -> None:
         """Until ``text`` is in the output; fails with the output if it ends or time runs out."""
@@ -110,15 +99,16 @@ class Process:
 
     def stop(self, sig: int = signal.SIGINT, timeout_s: float = 4.0) -> int:
         """Send ``sig`` and return the exit status; fails if it takes longer than ``timeout_s``."""
-        self._popen.send_signal(sig)
+        if self.running:
+            os.kill(self.pid, sig)
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Exit status of a process that ends by itself; fails when it does not."""
-        try:
-            return self._popen.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        self._process.join(timeout_s)
+        if self.running:
             pytest.fail(f"{self.command} did not end in {timeout_s} s:\n{self.output()}")
+        return self._process.exitcode
 
 
 def start(module: str, *ros_args: str, env: dict[str, str]) -> Process:
@@ -127,7 +117,7 @@ def start(module: str, *ros_args: str, env: dict[str, str]) -> Process:
     ``ros_args`` stand behind ``--ros-args``: ``"-p", "rate_hz:=5.0", "-r", "__ns:=/robot"``.
     """
     target = [module] if module.endswith(".py") else ["-m", module]
-    return Process([sys.executable, *target, "--ros-args", *ros_args], env)
+    return Process([*target, "--ros-args", *ros_args], env)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,80 @@
+"""Python programs as processes of their own, without four seconds of imports for each of them.
+
+One server process imports the libraries, and forks for every program. The program runs as
+``__main__`` with process, arguments, environment and output of its own. But its hash seed, and
+what libraries read from the environment while they load (``OMP_NUM_THREADS``), are the server's:
+tests to which these matter start their programs with ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import multiprocessing.context
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# With all that they import; where there is no ROS, its part is left out.
+LIBRARIES = ["da3_ros.replay.run", "da3_ros.drawing.scene_picture", "da3_ros.ros.node",
+             "da3_ros.ros.synthetic_camera"]  # fmt: skip
+
+
+def start(
+    words: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str
+) -> multiprocessing.context.ForkServerProcess:
+    """Run ``python words`` in the clone's folder; its output is appended to the named files.
+
+    ``words`` are ``-m MODULE ...`` or ``FILE ...``.
+    """
+    process = _server().Process(
+        target=_run, args=(list(words), dict(env), stdout, stderr), daemon=True
+    )
+    process.start()
+    return process
+
+
+def run(
+    *words: object, env: Mapping[str, str] | None = None, timeout_s: float = 300.0
+) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run`` of ``python words``: waits, and returns status and output as text."""
+    command = [str(word) for word in words]
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        process = start(command, os.environ if env is None else env, out.name, err.name)
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout_s, out.read(), err.read())
+        texts = [file.read().decode(errors="replace") for file in (out, err)]
+        return subprocess.CompletedProcess(command, process.exitcode, *texts)
+
+
+@functools.cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    return context
+
+
+def _run(words: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
+    """In the new process: become that program."""
+    for number, name in ((1, stdout), (2, stderr)):
+        file = os.open(name, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(ROOT)
+    if words[0] == "-m":
+        _, name, *rest = words
+        sys.argv, sys.path[0] = [name, *rest], str(ROOT)
+        sys.modules.pop(name, None)  # else runpy warns that it is there already
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
