@@ -36,10 +36,10 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference import InferenceSession
+from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SAMPLES, SharedView, sample
+from da3_ros.mapping.shared_view import SAMPLES, SharedView, sample
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,
@@ -88,12 +88,12 @@ def accepted(fit: Similarity | None) -> Alignment | None:
 class Centres:
     """Join by the camera centres of the shared frames alone."""
 
-    def join(self, anchors, prediction, indices, scale=None):
+    def align(self, shared_views, prediction, indices, scale=None):
         """As WindowAligner; the first windows (fewer than three centres) get the rotations."""
-        known = np.array([a.T_world_camera for a in anchors])
+        known = np.array([a.T_ref_camera for a in shared_views])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
-            return WindowAligner().join(anchors, prediction, indices)
+            return WindowAligner().align(shared_views, prediction, indices)
         ones = np.ones(len(known))
         return accepted(fit_points(poses[:, :3, 3], known[:, :3, 3], ones))
 
@@ -101,15 +101,15 @@ class Centres:
 class LeastSquares:
     """Join by all shared points, plain least squares."""
 
-    def join(self, anchors, prediction, indices, scale=None):
+    def align(self, shared_views, prediction, indices, scale=None):
         """As WindowAligner."""
         source, target = [], []
-        for anchor, i in zip(anchors, indices, strict=True):
-            ours = prediction.depth[i].reshape(-1)[anchor.pixels].astype(np.float64)
-            good = np.isfinite(ours) & np.isfinite(anchor.depth)
-            rays = anchor.rays()[good]
-            T, S = anchor.T_world_camera, prediction.T_window_camera[i]
-            target.append(anchor.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
+        for shared_view, i in zip(shared_views, indices, strict=True):
+            ours = prediction.depth[i].reshape(-1)[shared_view.pixels].astype(np.float64)
+            good = np.isfinite(ours) & np.isfinite(shared_view.depth)
+            rays = shared_view.rays()[good]
+            T, S = shared_view.T_ref_camera, prediction.T_window_camera[i]
+            target.append(shared_view.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
             source.append(ours[good, None] * rays @ S[:3, :3].T + S[:3, 3])
         points = np.concatenate(source)
         return accepted(fit_points(points, np.concatenate(target), np.ones(len(points))))
@@ -121,30 +121,30 @@ class Chain(LeastSquares):
     def __init__(self) -> None:
         self._last: dict[int, tuple[Array, Array]] = {}
 
-    def join(self, anchors, prediction, indices, scale=None):
+    def align(self, shared_views, prediction, indices, scale=None):
         """As WindowAligner, with what the previous window said, not what the scene knows."""
         # The previous window's new view was placed by it and by no other.
         pairs = [
             (self._as_last(a), i)
-            for a, i in zip(anchors, indices, strict=True)
+            for a, i in zip(shared_views, indices, strict=True)
             if a.view.id in self._last or a.observations == 1
         ]
-        found = super().join([a for a, _ in pairs], prediction, [i for _, i in pairs])
+        found = super().align([a for a, _ in pairs], prediction, [i for _, i in pairs])
         if found is not None:
             self._last = {
                 a.view.id: (
-                    found.T_scene_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
-                    found.T_scene_window.pose(prediction.T_window_camera[i]),
+                    found.T_ref_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
+                    found.T_ref_window.pose(prediction.T_window_camera[i]),
                 )
-                for a, i in zip(anchors, indices, strict=True)
+                for a, i in zip(shared_views, indices, strict=True)
             }
         return found
 
-    def _as_last(self, anchor):
-        if anchor.view.id not in self._last:
-            return anchor
-        depth, T = self._last[anchor.view.id]
-        return dataclasses.replace(anchor, depth=depth.astype(np.float64), T_world_camera=T)
+    def _as_last(self, shared_view):
+        if shared_view.view.id not in self._last:
+            return shared_view
+        depth, T = self._last[shared_view.view.id]
+        return dataclasses.replace(shared_view, depth=depth.astype(np.float64), T_ref_camera=T)
 
 
 class Oracle(WindowAligner):
@@ -155,19 +155,19 @@ class Oracle(WindowAligner):
         self._true = {f.stamp_ns: f.depth for f in frames}
         per_frame = np.hypot(noise.per_frame, noise.smooth / 3)
         sigma = np.array([per_frame, np.radians(noise.rotation_deg), noise.translation])
-        self.spread = Known(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
+        self.noise_model = Known(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
 
-    def join(self, anchors, prediction, indices, scale=None):
+    def align(self, shared_views, prediction, indices, scale=None):
         """As WindowAligner."""
         depth = prediction.depth.copy()
         kept = []
-        for anchor, i in zip(anchors, indices, strict=True):
-            true = self._true[anchor.view.stamp_ns]
+        for shared_view, i in zip(shared_views, indices, strict=True):
+            true = self._true[shared_view.view.stamp_ns]
             depth[i] = np.where(inlying(depth[i] / true), depth[i], np.nan)
-            good = inlying(anchor.depth / true.reshape(-1)[anchor.pixels])
-            cut = {n: getattr(anchor, n)[good] for n in ("pixels", "depth", "confidence")}
-            kept.append(dataclasses.replace(anchor, **cut))
-        return super().join(kept, dataclasses.replace(prediction, depth=depth), indices)
+            good = inlying(shared_view.depth / true.reshape(-1)[shared_view.pixels])
+            cut = {n: getattr(shared_view, n)[good] for n in ("pixels", "depth", "confidence")}
+            kept.append(dataclasses.replace(shared_view, **cut))
+        return super().align(kept, dataclasses.replace(prediction, depth=depth), indices)
 
 
 class Told(WindowAligner):
@@ -181,15 +181,15 @@ class Told(WindowAligner):
         self._rng = np.random.default_rng(0)
         self._scene: float | None = None  # scene units per metre
 
-    def join(self, anchors, prediction, indices, scale=None):
+    def align(self, shared_views, prediction, indices, scale=None):
         """As WindowAligner."""
         error = float(np.exp(self.SIGMA * self._rng.standard_normal()))
         known = None
         if self._scene is not None:
             known = (self._scene / self.session.unit * error, self.SIGMA)
-        found = super().join(anchors, prediction, indices, known)
+        found = super().align(shared_views, prediction, indices, known)
         if self._scene is None and found is not None:
-            self._scene = found.T_scene_window.scale * self.session.unit
+            self._scene = found.T_ref_window.scale * self.session.unit
         return found
 
 
@@ -238,18 +238,18 @@ def calibration(size: tuple[int, int]) -> Calibration:
 class Recorder:
     """Notes where a joiner places windows: the room in the scene, which should never move."""
 
-    def __init__(self, joiner, session: TruthSession) -> None:
-        self.joiner, self.session = joiner, session
+    def __init__(self, aligner, session: TruthSession) -> None:
+        self.aligner, self.session = aligner, session
         self.rooms: list[Similarity] = []
         self.seconds: list[float] = []
 
-    def join(self, *arguments, **values):
+    def align(self, *arguments, **values):
         """As the joiner."""
         start = time.perf_counter()
-        found = self.joiner.join(*arguments, **values)
+        found = self.aligner.align(*arguments, **values)
         self.seconds.append(time.perf_counter() - start)
         if found is not None:
-            place, T = found.T_scene_window, self.session.T_window_world
+            place, T = found.T_ref_window, self.session.T_window_world
             unit = place.scale * self.session.unit
             R = place.R @ T[:3, :3]
             t = place.points(self.session.unit * T[:3, 3])
@@ -257,15 +257,15 @@ class Recorder:
         return found
 
 
-def run(truth: list[Truth], noise: Noise, joiner=None, seed: int = 0, **values) -> Recorder:
-    """Send exact windows with noise through the pipeline, joined by ``joiner``."""
+def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values) -> Recorder:
+    """Send exact windows with noise through the pipeline, joined by ``aligner``."""
     size = truth[0].depth.shape[::-1]
     settings = {"process_res": max(size), "map.enabled": False, **values}
     session = TruthSession(truth, seed=seed, noise=noise)
     pipeline = Pipeline(config_from_parameters(settings), session)
-    if isinstance(joiner, Told):
-        joiner.session = session
-    recorder = Recorder(joiner or WindowAligner(), session)
+    if isinstance(aligner, Told):
+        aligner.session = session
+    recorder = Recorder(aligner or WindowAligner(), session)
     pipeline.odometry.aligner = recorder
     black, lens = np.zeros((*size[::-1], 3), np.uint8), calibration(size)
     for f in truth:
@@ -302,7 +302,7 @@ def drift(recorder: Recorder, truth: list[Truth]) -> dict:
     }
 
 
-def make_joiner(method: str, noise: Noise, truth: list[Truth]):
+def make_aligner(method: str, noise: Noise, truth: list[Truth]):
     """A fresh one of METHODS."""
     if method == "oracle":
         return Oracle(noise, truth)
@@ -326,8 +326,8 @@ def drift_rows(options: argparse.Namespace) -> list[dict]:
         truth = walk_truth(walk, options.frames, options.seed)
         for case in options.cases:
             for method in options.methods:
-                joiner = make_joiner(method, CASES[case], truth)
-                found = drift(run(truth, CASES[case], joiner), truth)
+                aligner = make_aligner(method, CASES[case], truth)
+                found = drift(run(truth, CASES[case], aligner), truth)
                 rows.append({"walk": walk, "noise": case, "method": method, **found})
                 show(rows[-1])
     return rows
@@ -345,7 +345,7 @@ def keyframe_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-class Cached:
+class Cached(Session):
     """A network that is asked only once about the same views."""
 
     def __init__(self, session: InferenceSession) -> None:
@@ -376,17 +376,17 @@ def network_rows(options: argparse.Namespace) -> list[dict]:
             if method in ("oracle", "ours, told"):  # nobody knows the truth of a network
                 continue
             values = {**config, "window.keyframes": keyframes, "map.enabled": False}
-            found = network_row(camera, frames, session, make_joiner(method, FULL, []), values)
+            found = network_row(camera, frames, session, make_aligner(method, FULL, []), values)
             rows.append({"walk": walk, "room": seed, "keyframes": keyframes, "method": method})
             rows[-1].update(found)
             show(rows[-1])
     return rows
 
 
-def network_row(camera: SyntheticCamera, frames: list, session, joiner, values: dict) -> dict:
+def network_row(camera: SyntheticCamera, frames: list, session, aligner, values: dict) -> dict:
     """One run: length of the path, ATE, refused windows."""
     pipeline = Pipeline(config_from_parameters(values), session)
-    pipeline.odometry.aligner = joiner
+    pipeline.odometry.aligner = aligner
     results = []
     for f in frames:
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
@@ -408,8 +408,8 @@ def nees_rows(options: argparse.Namespace) -> list[dict]:
     for walk in options.walks:
         some = walk_truth(walk, 40, options.seed)[::12]
         found = [one_nees(some, seed, FULL) for seed in range(options.frames)]
-        joiner = WindowAligner()
-        values = [nees(joiner, *pair) for pair in found][20:]
+        aligner = WindowAligner()
+        values = [nees(aligner, *pair) for pair in found][20:]
         rows.append(
             {"walk": walk, "nees": statistics.mean(values), "median": statistics.median(values)}
         )
@@ -424,15 +424,15 @@ def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
     known = TruthSession(truth, seed=seed + 10_000, noise=noise)
     stored = known.infer(Window(0, views, 1))
     place = true_place(known)
-    anchors = []
+    shared_views = []
     for i, view in enumerate(views):
-        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES // MOST_DEPTHS)
+        pixels = sample(np.isfinite(stored.depth[i]), SAMPLES)
         depth = place.scale * stored.depth[i].reshape(-1)[pixels]
         T = place.pose(stored.T_window_camera[i])
-        anchors.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
+        shared_views.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
     session = TruthSession(truth, seed=seed, noise=noise)
     prediction = session.infer(Window(0, views, 1))
-    return anchors, prediction, true_place(session)
+    return shared_views, prediction, true_place(session)
 
 
 def true_place(session: TruthSession) -> Similarity:
@@ -441,10 +441,10 @@ def true_place(session: TruthSession) -> Similarity:
     return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
 
 
-def nees(joiner: WindowAligner, anchors, prediction, truth: Similarity) -> float:
+def nees(aligner: WindowAligner, shared_views, prediction, truth: Similarity) -> float:
     """Of one join, over its seven degrees of freedom."""
-    found = joiner.join(anchors, prediction, range(len(anchors)))
-    fit, about = found.T_scene_window, found.about
+    found = aligner.align(shared_views, prediction, range(len(shared_views)))
+    fit, about = found.T_ref_window, found.pivot
     turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
     place = fit.points(about) - truth.points(about)
     error = np.array([np.log(fit.scale / truth.scale), *turn, *place])
@@ -483,19 +483,19 @@ class Noting:
     """A joiner that notes what it refused of broken and of honest windows, and its time."""
 
     def __init__(self, session: Broken, gate: bool) -> None:
-        self.joiner, self.session, self.gate = WindowAligner(), session, gate
+        self.aligner, self.session, self.gate = WindowAligner(), session, gate
         self.refused = {True: [], False: []}
         self.seconds: list[float] = []
 
-    def join(self, *arguments, **values):
+    def align(self, *arguments, **values):
         """As WindowAligner."""
-        before, start = (alignment.BROKEN, alignment.BROKEN_POSES), time.perf_counter()
+        before, start = (alignment.MAX_BAD_BLOCKS, alignment.MAX_BAD_POSES), time.perf_counter()
         if not self.gate:
-            alignment.BROKEN, alignment.BROKEN_POSES = math.inf, (math.inf, 1)
+            alignment.MAX_BAD_BLOCKS, alignment.MAX_BAD_POSES = math.inf, (math.inf, 1)
         try:
-            found = self.joiner.join(*arguments, **values)
+            found = self.aligner.align(*arguments, **values)
         finally:
-            alignment.BROKEN, alignment.BROKEN_POSES = before
+            alignment.MAX_BAD_BLOCKS, alignment.MAX_BAD_POSES = before
         self.seconds.append(time.perf_counter() - start)
         self.refused[self.session.bad].append(not (found and found.accepted))
         return found
@@ -536,7 +536,7 @@ def cost_rows(options: argparse.Namespace) -> list[dict]:
     truth = walk_truth("straight", min(options.frames, 100), options.seed, (504, 280))
     rows = []
     for method in ("ours", "least squares"):
-        seconds = run(truth, FULL, make_joiner(method, FULL, truth)).seconds[10:]
+        seconds = run(truth, FULL, make_aligner(method, FULL, truth)).seconds[10:]
         p50, p95 = np.percentile(seconds, (50, 95)) * 1e3
         rows.append({"method": method, "median_ms": p50, "p95_ms": p95, "windows": len(seconds)})
         show(rows[-1])

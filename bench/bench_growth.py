@@ -140,13 +140,13 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
             [c for c, s in zip(cost, at, strict=True) if low <= s < high]
             for low, high in ((90, 140), (options.submaps - 50, options.submaps + 1))
         )
-        graph = pipeline.loops._closer._graph
+        graph = pipeline.loops._closure._graph
         rows.append({
             "way": path.__name__, "submaps": at[-1], "keyframes": len(cost),
             "early_ms": statistics.median(early), "late_ms": statistics.median(late),
             "median_ratio": statistics.median(late) / statistics.median(early),
             "mean_ratio": statistics.mean(late) / statistics.mean(early),
-            "closed": pipeline.loops.closed, "looks": pipeline.loops._closer.found
+            "closed": pipeline.loops.closed, "looks": pipeline.loops._closure.found
             + pipeline.loops.refused, "nodes": len(graph.nodes), "edges": len(graph._edges),
         })  # fmt: skip
         show(rows[-1])
@@ -170,8 +170,8 @@ def walk(stage: LoopScheduler, n: int, rng: np.random.Generator, dimensions: int
     view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
     pixels = np.arange(SIDE * SIDE)
     depth = np.full(len(pixels), 2.0)
-    anchor = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
-    stage.add_keyframe(anchor, rng.normal(size=dimensions).astype(np.float32))
+    shared_view = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
+    stage.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
 
 
 def filled_rows(options: argparse.Namespace) -> list[dict]:
@@ -183,13 +183,13 @@ def filled_rows(options: argparse.Namespace) -> list[dict]:
         for k in range(20 * KEYFRAMES):
             before = time.thread_time()
             walk(stage, submaps * KEYFRAMES + k, rng, options.dimensions)
-            stage.bound(0)
-            stage.look(k, LoopConfig(), 8, refused, WindowAligner(), False)
+            stage.limit_memory(0)
+            stage.try_close_loop(k, LoopConfig(), 8, refused, WindowAligner(), False)
             cost.append(1e3 * (time.thread_time() - before))
         first = rows[0] if rows else None
         row = {"submaps": submaps, "median_ms": statistics.median(cost)}
         row |= {"mean_ms": statistics.mean(cost), "p99_ms": float(np.percentile(cost, 99))}
-        row["mib"] = len(pickle.dumps(stage._closer)) / 2**20
+        row["mib"] = len(pickle.dumps(stage._closure)) / 2**20
         row["mean_ratio"] = row["mean_ms"] / (first or row)["mean_ms"]
         rows.append(row)
         show(row)
@@ -228,7 +228,7 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
             found = judge(series, room)
             row |= {f"{name}_growth": found.growth, f"{name}_low": found.low}
             row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
-        row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closer))
+        row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closure))
         rows.append(row)
         show(row)
     return rows

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from da3_ros.config import PipelineConfig, config_from_parameters
-from da3_ros.inference import InferenceSession
+from da3_ros.inference import InferenceSession, Session
 from da3_ros.inference.preprocess import normalize
-from da3_ros.mapping.loop_closure import seen_through, whitening
+from da3_ros.mapping.loop_closure import whitened, whitening
 from da3_ros.network import build_network, load_checkpoint
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
@@ -100,11 +100,11 @@ class Seeing(TruthSession):
     def __init__(self, walk: Walk, seed: int) -> None:
         super().__init__(walk.truth, seed=seed, noise=NOISE)
         known = zip(walk.truth, walk.descriptors["mean"], strict=True)
-        self._looks = {f.stamp_ns: d for f, d in known}
+        self._descriptors = {f.stamp_ns: d for f, d in known}
 
     def infer(self, window: Window):
         """As TruthSession."""
-        looks = np.stack([self._looks[view.stamp_ns] for view in window.views])
+        looks = np.stack([self._descriptors[view.stamp_ns] for view in window.views])
         return dataclasses.replace(super().infer(window), descriptor=looks)
 
 
@@ -202,7 +202,7 @@ def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
             if loops:
-                closer = pipeline.loops._closer
+                closer = pipeline.loops._closure
                 row |= {"closed": pipeline.loops.closed, "found": closer.found}
                 row |= {
                     "looks": closer.found + closer.refused,
@@ -230,7 +230,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         session = Fooled(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
         row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.fooled}
-        row |= {"found": pipeline.loops._closer.found, "segments": pipeline.odometry.segment + 1}
+        row |= {"found": pipeline.loops._closure.found, "segments": pipeline.odometry.segment + 1}
         found.append(row)
         show(row)
     return found
@@ -251,7 +251,7 @@ def recall_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict
     return found
 
 
-class Looking:
+class Looking(Session):
     """da3-tiny, and which pairs it was shown."""
 
     def __init__(self, walk: Walk, settings: PipelineConfig) -> None:
@@ -299,7 +299,7 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
                 for _ in pipeline.push(frame):
                     pass
                 missing = len(looking.true) - len(verdicts)
-                verdicts += [pipeline.loops._closer.found - sum(verdicts)] * missing
+                verdicts += [pipeline.loops._closure.found - sum(verdicts)] * missing
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
         true = np.array(looking.true, bool)
@@ -319,7 +319,7 @@ def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
     """Of each keyframe of the second time round, whether a true match is among five."""
     chosen = np.arange(0, len(walk.truth), 4)
     x = walk.descriptors[kind][chosen]
-    x = seen_through(x, whitening(x)) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
+    x = whitened(x, whitening(x)) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
     first = round(len(chosen) / 1.25)
     old, new = np.arange(first // 2), np.arange(first, len(chosen))
     T = np.array([walk.truth[i].T_world_camera for i in chosen])

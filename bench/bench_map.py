@@ -26,18 +26,19 @@ from da3_ros.config import MapConfig
 from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.submaps import Snapshot, Submap, SubmapStore, held
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.submap_points import Submap, compact
+from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
-from da3_ros.types import Array, Scale, TrackedFrame, WindowReport
+from da3_ros.types import Array
 
 SIZE = (504, 378)
-REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
 SUBMAP_POINTS = 500_000
 JOBS = ["ply", "glb", "colmap", "ply:0.05", "ply:0.5", "save", "load"]
 
 
-def keyframe(i: int, rng: np.random.Generator) -> TrackedFrame:
+def keyframe(i: int, rng: np.random.Generator) -> SceneFrame:
     """A rough wall 2 m ahead, 3 m beside the last one."""
     depth = rng.uniform(1.8, 2.2, SIZE[::-1]).astype(np.float32)
     image = rng.integers(0, 256, (*SIZE[::-1], 3)).astype(np.uint8)
@@ -45,7 +46,7 @@ def keyframe(i: int, rng: np.random.Generator) -> TrackedFrame:
     T = np.eye(4)
     T[0, 3] = 3.0 * i
     confidence = np.full(depth.shape, 2.0, np.float32)
-    return TrackedFrame(i, i, "optical", "", image, depth, confidence, K, T, True, Scale(), REPORT)
+    return SceneFrame(i, "", image, depth, confidence, K, T, True)
 
 
 def growth(keyframes: int) -> dict[str, float]:
@@ -58,7 +59,7 @@ def growth(keyframes: int) -> dict[str, float]:
         T = np.eye(4)
         T[0, 3] = 3.0 * i
         frame = frames[i % len(frames)]
-        object.__setattr__(frame, "T_world_camera", T)
+        object.__setattr__(frame, "T_scene_camera", T)
         start = time.process_time()  # others on this machine do not count
         store.add(frame)
         times.append(time.process_time() - start)
@@ -89,7 +90,7 @@ def made_scene(points: int) -> Snapshot:
             np.ones(n, np.int32),
         )
         place = Similarity(1.0, np.eye(3), np.array([20.0 * i, 0, 0]))
-        submaps.append(Submap(i, 0, place, held(cloud)))
+        submaps.append(Submap(i, 0, place, compact(cloud)))
     K = np.array([[400.0, 0, 252], [0, 400, 189], [0, 0, 1]])
     poses = Poses.of([Pose(i, _at(0.01 * i), K, SIZE, i % 10 == 0) for i in range(2000)])
     return Snapshot(tuple(submaps), poses, 0, True, np.eye(4))

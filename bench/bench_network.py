@@ -169,7 +169,7 @@ class Runner:
         run()
         self._wait()
         self.device.release()
-        give_back()
+        release_memory()
         before = self.device.in_use() if self.device.kind == "cpu" else None
         self.device.reset_peak()
         allocated = 0 if self.device.kind == "cpu" else torch.cuda.memory_allocated()
@@ -193,7 +193,7 @@ def networks(name: str):
     return pair(name, 0, packaged=name in ("da3-small", "da3-base"), short=False)
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Let the C library return freed memory, so that a pass is seen to take it again."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

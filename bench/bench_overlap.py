@@ -165,7 +165,7 @@ def run_live(options: argparse.Namespace) -> dict:
     stream.publisher = Publisher(lambda error: logging.error("publishing failed", exc_info=error))
     waiting, spans = images(options, host.library), Spans()
     session = stream.pipeline.session
-    spans.wrap(stream, "_decode", "read image")
+    spans.wrap(stream._chooser, "_decode", "read image")
     spans.wrap(stream, "_publish", "publish")
     warm = options.window + options.new
     for count, pending in enumerate(waiting[:warm]):

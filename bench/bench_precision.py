@@ -47,7 +47,7 @@ def predictions(device: str, precision: str, given: list[Window]) -> tuple[str, 
         "da3-tiny", "", device, mixed_precision=precision, process_res=SIZE[0], compile="off"
     )
     session = InferenceSession(config)
-    return session.precision_name, [session.infer(window) for window in given]
+    return session.status().precision, [session.infer(window) for window in given]
 
 
 def exact(device: str, given: list[Window]) -> list[Prediction]:

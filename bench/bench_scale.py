@@ -52,7 +52,7 @@ CASES = (
     Case("odometry, clean", ODOMETRY),
     Case("odometry, 2 % per root metre", ODOMETRY, NOISY),
     Case("the same, given to the network", GIVEN, NOISY),
-    Case("metric model, 5 % per look", METRIC),
+    Case("metric model, 5 % per measurement", METRIC),
     *(Case(f"rig, {b:g} m between two cameras", RIG, baseline_m=b) for b in BASELINES_M),
 )
 
@@ -154,8 +154,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--case", default="", help="only those whose name begins so")
     options = parser.parse_args(arguments)
     print(
-        "| room | windows | source | metric from | depth off | scale off | at most | sigma | "
-        "in sigmas: rms, at most |"
+        "| room | windows | source | metric from | depth error | scale error | at most | sigma | "
+        "in sigmas: RMS, at most |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for seed, case in itertools.product(options.seeds, CASES):

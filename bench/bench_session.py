@@ -80,8 +80,8 @@ def one(options: argparse.Namespace) -> dict:
         "frames_per_s": speed.frames_per_s,
         "planned_gib": speed.planned.predicted / GIB,  # before anything was measured
         "predicted_gib": plan.predicted / GIB,
-        "peak_gib": session.peak / GIB,
-        "error": plan.predicted / max(session.peak, 1) - 1,
+        "peak_gib": session.memory.meter.peak / GIB,
+        "error": plan.predicted / max(session.memory.meter.peak, 1) - 1,
     }
 
 

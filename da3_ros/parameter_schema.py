@@ -1,4 +1,4 @@
-"""Parameters declared as dataclass fields: their texts, limits and conversion."""
+"""Parameters declared as dataclass fields, with texts, limits and type conversion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ConfigError(ValueError):
-    """A parameter that cannot be used; one line that names it, what it was and what it may be."""
+    """An invalid parameter; the text is one line with its name, its value and the valid values."""
 
 
 def option(
@@ -27,10 +27,11 @@ def option(
     items: type | None = None,
     pattern: str = "",
 ) -> Any:
-    """A config field with its description and allowed values.
+    """Declare a config field with its description and allowed values.
 
-    ``pattern``: a regular expression for texts that are allowed beside the choices.
-    ``items``: the type of a list of any length; None: a list has as many numbers as its default.
+    ``pattern``: a regular expression for texts that are allowed in addition to the choices.
+    ``items``: element type of a list of any length; None: a list has as many numbers as its
+    default.
     """
     metadata = {"text": text, "low": low, "high": high, "choices": choices, "items": items}
     metadata["pattern"] = pattern
@@ -40,13 +41,13 @@ def option(
 
 
 def group(cls: type, prefix: str) -> Any:
-    """A config field that holds further fields, whose outside names begin with ``prefix``."""
+    """Declare a nested config, whose parameter names start with ``prefix``."""
     return field(default_factory=cls, metadata={"prefix": prefix, "cls": cls})
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter as the outside sees it."""
+    """One parameter with its public name and value."""
 
     name: str
     value: Any
@@ -54,24 +55,25 @@ class Parameter:
     low: float | None
     high: float | None
     choices: tuple[str, ...]
-    items: type | None = None  # of a list of any length
-    pattern: str = ""  # of texts that are allowed beside the choices
+    items: type | None = None  # element type of a list of any length
+    pattern: str = ""  # of texts that are allowed in addition to the choices
 
     def check(self) -> None:
         """Raise ConfigError if the value is outside its range or choices."""
         free = self.pattern and re.fullmatch(self.pattern, str(self.value))
         if self.choices and self.value not in self.choices and not free:
-            raise ConfigError(f"{self.name} is {self.value!r}: one of {', '.join(self.choices)}")
+            choices = ", ".join(self.choices)
+            raise ConfigError(f"{self.name} is {self.value!r}: must be one of {choices}")
         if isinstance(self.value, float) and math.isnan(self.value):
             raise ConfigError(f"{self.name} is NaN")
         if self.low is not None and self.value < self.low:
-            raise ConfigError(f"{self.name} is {self.value}: at least {self.low}")
+            raise ConfigError(f"{self.name} is {self.value}: must be at least {self.low}")
         if self.high is not None and self.value > self.high:
-            raise ConfigError(f"{self.name} is {self.value}: at most {self.high}")
+            raise ConfigError(f"{self.name} is {self.value}: must be at most {self.high}")
 
 
 def parameters(config: Any, prefix: str = "") -> Iterator[Parameter]:
-    """All parameters of a config object by their outside names, in order."""
+    """Yield all parameters of a config object with their public names, in order."""
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         if "prefix" in item.metadata:
@@ -81,14 +83,15 @@ def parameters(config: Any, prefix: str = "") -> Iterator[Parameter]:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """`` (did you mean ...?)`` with the known name that is most like ``name``, or nothing."""
+    """The text `` (did you mean ...?)`` with the known name most similar to ``name``, or ""."""
     alike = difflib.get_close_matches(name, known, 1)
-    # A right last word in the wrong group, or without its group.
+    # The correct last part in the wrong group, or without a group.
     alike = alike or [k for k in known if k.rpartition(".")[2] == name.rpartition(".")[2]]
     return f" (did you mean {alike[0]}?)" if alike else ""
 
 
 def build_config(cls: type[T], given: Mapping[str, Any], prefix: str) -> T:
+    """Make a config of class ``cls`` from parameter values; missing ones keep their defaults."""
     chosen: dict[str, Any] = {}
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         if "prefix" in item.metadata:
@@ -100,7 +103,7 @@ def build_config(cls: type[T], given: Mapping[str, Any], prefix: str) -> T:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested YAML keys to dotted names: {"window": {"size": 8}} -> {"window.size": 8}."""
+    """Convert nested YAML keys to dotted names: {"window": {"size": 8}} -> {"window.size": 8}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -109,7 +112,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
-    """A list of any length. ROS knows no type of an empty one, which comes as None or as bytes."""
+    """Convert a list of any length to a tuple. Raises ConfigError for other values.
+
+    An empty list has no type in ROS: it arrives as None or as empty bytes.
+    """
     allowed = (int, float) if items is float else (str,)
     empty = value is None or (not isinstance(value, (str, Mapping)) and not len(value))
     if empty:
@@ -119,18 +125,21 @@ def convert_list(name: str, value: Any, items: type | None) -> tuple[Any, ...]:
     )
     if not good:
         kind = "numbers" if items is float else "texts"
-        raise ConfigError(f"{name} is {value!r}: a list of {kind} is wanted")
+        raise ConfigError(f"{name} is {value!r}: must be a list of {kind}")
     return tuple(float(v) if items is float else v for v in value)
 
 
-def word_of(value: Any, choices: Sequence[str]) -> Any:
-    """``off`` and ``on`` where they are words to choose: YAML reads them as truth values."""
+def bool_to_word(value: Any, choices: Sequence[str]) -> Any:
+    """Convert a bool to ``on`` or ``off`` if that is a choice: YAML reads these words as bools."""
     word = "on" if value is True else "off" if value is False else value
     return word if word in choices else value
 
 
 def convert(name: str, value: Any, default: Any) -> Any:
-    """``value`` in the type of the default; whole numbers may stand for floats, nothing else."""
+    """Convert ``value`` to the type of ``default``; only int to float and list to tuple.
+
+    Raises ConfigError for any other type.
+    """
     if isinstance(default, bool) or isinstance(value, bool):
         good = isinstance(default, bool) and isinstance(value, bool)
     elif isinstance(default, float):
@@ -143,5 +152,5 @@ def convert(name: str, value: Any, default: Any) -> Any:
         good = isinstance(value, type(default))
     if not good:
         kind = "list" if isinstance(default, tuple) else type(default).__name__
-        raise ConfigError(f"{name} is {value!r}: a {kind} like {default!r} is wanted")
+        raise ConfigError(f"{name} is {value!r}: must be a {kind}, for example {default!r}")
     return value

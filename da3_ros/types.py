@@ -1,17 +1,20 @@
-"""The vocabulary that every room shares: frames, windows, predictions, results.
+"""Data types shared by all rooms: frames, windows, predictions, results.
 
 Conventions, used everywhere in the ROS-free core
 -------------------------------------------------
 * Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
   camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
+* A name says its coordinate frame, and docs/architecture.md what each one is: ``window``,
+  ``segment``, ``vo``, ``scene``, ``world``, ``odom``, ``map``. ``ref`` is the one that the caller
+  works in.
 * Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
   unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
 * ``K`` is float64 [3, 3] under the *corner* rule: pixel ``i`` covers ``[i, i + 1)``, so the centre
-  of the top-left pixel is (0.5, 0.5). ``Calibration`` is the exception: it holds what
-  ``sensor_msgs/CameraInfo`` says, where pixel ``i`` is centred on ``i``.
+  of the top-left pixel is (0.5, 0.5). Exception: ``Calibration`` holds the values of
+  ``sensor_msgs/CameraInfo``, where pixel ``i`` is centred on ``i`` (the *ROS* rule).
 * Images are uint8 RGB [H, W, 3]. Stamps are integer nanoseconds and are never rounded.
 
-Knows NumPy and nothing else of this package.
+Imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]  # float64 unless said otherwise
+Array = NDArray[Any]  # float64 unless stated otherwise
 Image = NDArray[np.uint8]
 FloatImage = NDArray[np.float32]
 
@@ -31,8 +34,8 @@ FloatImage = NDArray[np.float32]
 class Calibration:
     """One camera's calibration, field by field as in sensor_msgs/CameraInfo (ROS pixel rule).
 
-    ``width`` and ``height`` are those of the full sensor mode that K, D and P refer to; binning
-    and region of interest say how the image at hand was cut from it (0: as the full image).
+    K, D and P refer to the full sensor mode of ``width`` x ``height``; binning and region of
+    interest define the part of it that the image shows (0: all of it).
     """
 
     width: int
@@ -41,9 +44,8 @@ class Calibration:
     distortion_model: str = "plumb_bob"
     D: Array = field(default_factory=lambda: np.zeros(0))  # [0..14]
     R: Array = field(default_factory=lambda: np.eye(3))  # [3, 3] rectifying rotation
-    P: Array | None = (
-        None  # [3, 4] projection of the rectified image; None: K with zero fourth column
-    )
+    # [3, 4] projection of the rectified image; None: K with a zero fourth column
+    P: Array | None = None
     binning_x: int = 0
     binning_y: int = 0
     roi_x: int = 0
@@ -55,18 +57,18 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """What a frame's image becomes for the network."""
+    """A frame's image, prepared for the network."""
 
-    process_res: int  # what it was made for
+    process_res: int  # value of the parameter for which it was prepared
     image: Image  # [h, w, 3] RGB, rectified, h and w multiples of 14
-    full: Image  # [H, W, 3] the same at the camera's size; the frame's own array if it was fine
+    full: Image  # [H, W, 3] rectified, at the camera's size; the frame's array if unchanged
     K: Array | None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
     valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera's image; None: all
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One camera image as it came in, with what is known about it."""
+    """One camera image as received, with its calibration and poses."""
 
     stamp_ns: int
     image: Image  # [H, W, 3] RGB
@@ -74,56 +76,58 @@ class Frame:
     camera: str = ""  # name within a rig; empty for a single camera
     calibration: Calibration | None = None
     rectified: bool = False  # True: the image is already rectified, P holds and D is ignored
-    # [4, 4] of the robot's own odometry at this stamp, in its world, metres; None: not known
+    # [4, 4] camera pose at this stamp from the robot, in the prior's world, metres; None: unknown
     T_prior_camera: Array | None = None
-    T_rig_camera: Array | None = None  # [4, 4] where on the rig it is, metres; None: not known
-    ready: Ready | None = None  # what was prepared beforehand; None: nothing
+    T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
+    ready: Ready | None = None  # the prepared image; None: not prepared yet
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A frame made ready for the network: rectified, resized to multiples of 14."""
+    """A frame prepared for the network: rectified, resized to multiples of 14."""
 
-    id: int  # unique in a stream; the same frame keeps its id in every window it is in
+    id: int  # unique in a stream; a frame has the same id in all its windows
     stamp_ns: int
     image: Image  # [h, w, 3] RGB
-    K: Array | None = (
-        None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
-    )
+    # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
+    K: Array | None = None
     frame_id: str = "camera_optical"
     camera: str = ""
     T_prior_camera: Array | None = None  # [4, 4] as in Frame
     T_rig_camera: Array | None = None  # [4, 4] as in Frame
-    instant: int = -1  # views of one instant, seen by several cameras, have the same number
+    instant: int = -1  # equal for views that several cameras took at one instant
 
 
 @dataclass(frozen=True)
 class ScaleMeasurement:
     """A measurement of one window's unit."""
 
-    value: float  # metres per network unit; NaN where it could not be measured
+    value: float  # metres per network unit; NaN: could not be measured
     sigma: float  # relative standard deviation
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Views that pass the network together: shared ones first (anchor first), new ones last."""
+    """Views that pass the network together: shared views first, new views last.
+
+    The first view is the reference view of the network.
+    """
 
     id: int
     views: tuple[View, ...]
-    new: int  # how many views at the end have not been delivered yet
-    wanted: tuple[int, ...] | None = None  # views whose depth is needed; None: of all
-    # [N, 4, 4] the robot's own poses of all views, metres, for the network; None: it gets none
+    new: int  # number of new views, at the end
+    wanted: tuple[int, ...] | None = None  # indices of views whose depth is needed; None: all
+    # [N, 4, 4] the robot's own camera poses, metres, as network input; None: no known poses
     T_prior_camera: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What the network says of a window, in that window's own world and unit.
+    """The network's output for a window, in the window's own world and unit.
 
-    The world is about the first view's camera; depth and translations share one unknown unit.
-    Maps of views that the window did not want are NaN. A network that sees each image alone says
-    nothing of poses, confidence and K (NaN, K as calibrated), and each depth has its own unit.
+    The world is close to the first view's camera; depth and translations share one unknown unit.
+    Maps of unwanted views are NaN. With a single-image network, poses and confidence are NaN, K
+    is the calibrated one, and each depth map has its own unit.
     """
 
     depth: FloatImage  # [N, h, w] z-depth
@@ -132,19 +136,29 @@ class Prediction:
     K: Array  # [N, 3, 3] corner rule, pixels of the processed image
     sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: not predicted
     inference_s: float = 0.0
-    measure: ScaleMeasurement | None = (
-        None  # of the window's unit, where a metric model looked at it
-    )
-    posed: bool = True  # False: each view was seen alone
-    descriptor: FloatImage | None = None  # [N, D] alike for views that look alike
+    measure: ScaleMeasurement | None = None  # of the window's unit; None: not measured
+    posed: bool = True  # False: no poses, from a single-image network
+    descriptor: FloatImage | None = None  # [N, D], similar for views with similar appearance
+
+
+@dataclass(frozen=True)
+class MotionError:
+    """Systematic error of a network's relative pose of two cameras: the same in every window.
+
+    Standard deviations of the error's length (rad for rotation; times the depth for position).
+    """
+
+    rotation: float = 0.0  # per radian of rotation between the cameras
+    distance: float = 0.0  # per distance between the cameras over the depth
+    least: float = 0.0  # the smallest error of any pair
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How network units relate to metres, and who says so."""
+    """Metres per unit of the scene, with source and uncertainty."""
 
     source: str = "none"  # none | fixed | metric_model | odometry | rig
-    value: float = float("nan")  # metres per unit of the scene; NaN if unknown
+    value: float = float("nan")  # metres per scene unit; NaN if unknown
     sigma: float = float("nan")  # relative standard deviation; NaN if unknown
 
     @property
@@ -155,19 +169,19 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class WindowReport:
-    """What happened to one window on its way into the scene."""
+    """Results of aligning one window to the scene."""
 
     id: int
     stamp_ns: int  # of the newest frame
-    view_ids: tuple[int, ...]  # of all its views, the new ones last
+    view_ids: tuple[int, ...]  # ids of all views, new ones last
     new_frames: int
-    aligned: bool  # False: the fit was refused and motion was extrapolated
-    alignment_rms: float  # scene units, over the inliers; NaN for the first window
+    aligned: bool  # False: the fit was rejected and the motion extrapolated
+    alignment_rms: float  # segment units, over the inliers; NaN for the first window
     alignment_inliers: float  # share 0..1; NaN for the first window
-    unit: float  # scene units per network unit of this window
+    unit: float  # segment units per network unit of this window
     scale: Scale = field(default_factory=Scale)
     loop_closed: bool = False
-    segment: int = 0  # windows of one are joined; what lies between two segments is guessed
+    segment: int = 0  # windows of a segment are aligned; the pose between segments is guessed
     focal_ratio: float = float("nan")  # the network's focal length over the calibrated one
     inference_s: float = 0.0
     total_s: float = 0.0
@@ -175,7 +189,7 @@ class WindowReport:
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrame:
-    """A processed frame, delivered once, in stamp order. World = the scene's one world frame."""
+    """A processed frame, delivered once, in stamp order. World: the scene's world frame."""
 
     id: int
     stamp_ns: int
@@ -189,15 +203,15 @@ class TrackedFrame:
     keyframe: bool
     scale: Scale
     window: WindowReport
-    # [4, 4] corrections of the world that odometry, which never jumps, does not take part in
+    # [4, 4] world to odom: removes scale and loop corrections, so that odometry stays continuous
     T_odom_world: Array = field(default_factory=lambda: np.eye(4))
-    leads: bool = True  # of several cameras the first one that saw this instant
-    # [6, 6] of (place, rotation about fixed axes) in the world's axes, published units; None: not
-    # known. In odometry since it began, and in the map.
+    leads: bool = True  # whether it is the first frame of its instant; True with one camera
+    # [6, 6] of (position, rotation about fixed axes) in the world's axes, published units; None:
+    # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
 
     @property
     def posed(self) -> bool:
-        """Whether anybody knows where the camera was; K may be unknown (NaN) too where not."""
+        """Whether the camera pose is known; if not, K may be unknown (NaN) too."""
         return bool(np.isfinite(self.T_world_camera).all())

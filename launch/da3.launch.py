@@ -1,15 +1,15 @@
 """The live node, with RViz on request: `ros2 launch da3_ros da3.launch.py --show-args`.
 
-The command line wins over the parameter file. Two things see to that:
+Arguments override the parameter file. Two rules ensure this:
 
-* Only what was given is handed to the node; an argument left empty leaves the file's value alone.
-* It is handed over behind the file and under the node's full name. In ROS a later value wins only
-  within one name: a file with `/**:` and then `/da3:` would beat a later `-p model:=x`, because
-  that one stands for `/**`, which came first. launch_ros writes our values under `/da3`.
+* Only given arguments are passed to the node; an empty argument keeps the file's value.
+* They are passed after the file and under the node's full name. In ROS a later value overrides
+  only within one name: a file with `/**:` and then `/da3:` would override a later `-p model:=x`,
+  which stands for `/**`. launch_ros writes our values under `/da3`.
 
 A plain Node action, not a LifecycleNode: da3_node configures and activates itself (`autostart`) on
 every ROS distribution in the same way, and nothing here reacts to its transitions. With
-`autostart:=false` a lifecycle manager or `ros2 lifecycle set` leads it through its services.
+`autostart:=false` a lifecycle manager or `ros2 lifecycle set` controls the node.
 """
 
 import os
@@ -40,7 +40,7 @@ PARAMETERS = {
 PRESETS = ["realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"]
 DEFAULTS = os.path.join(SHARE, "config", "da3.yaml")
 REMAPPINGS = {"image": "image_topic", "camera_info": "camera_info_topic"}
-# What rviz/da3.rviz shows. Relative on the right: it follows `namespace`.
+# Topics in rviz/da3.rviz. Relative names on the right follow `namespace`.
 DISPLAYED = [
     ("/da3/rgb/image", "da3/rgb/image"),
     ("/da3/depth/image_color", "da3/depth/image_color"),
@@ -54,29 +54,30 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",
         default_value=DEFAULTS,
-        description="YAML file with parameters of the node; arguments that are given win over it",
+        description="YAML file with parameters of the node; given arguments override it",
     ),
     DeclareLaunchArgument(
         "preset",
         default_value="",
         choices=["", *PRESETS],
-        description="settings for a purpose, from config/; params_file and arguments win over it",
+        description="preset of parameters in config/; params_file and arguments override it",
     ),
     DeclareLaunchArgument(
         "image_topic",
         default_value="",
-        description="image to subscribe to, without /compressed; empty: `image` in the namespace",
+        description="image topic, without /compressed; empty: `image` in the namespace",
     ),
     DeclareLaunchArgument(
         "camera_info_topic",
         default_value="",
-        description="calibration of the image; empty: `camera_info` beside the image",
+        description="calibration topic; empty: `camera_info` in the namespace of the image",
     ),
     DeclareLaunchArgument(
         "image_transport",
         default_value="",
         choices=["", "raw", "compressed"],
-        description="which image topic: itself, or its /compressed; empty: as in params_file",
+        description="raw: image topic; compressed: the same with /compressed; empty: as in "
+        "params_file",
     ),
     DeclareLaunchArgument(
         "model",
@@ -86,7 +87,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "checkpoint",
         default_value="",
-        description="weights: folder, hub name, or random (no meaning, for tests); "
+        description="weights: folder, hub name, or random (for tests: results have no meaning); "
         "empty: as in params_file",
     ),
     DeclareLaunchArgument(
@@ -98,7 +99,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "process_res",
         default_value="",
-        description="longest side in the network, pixels; empty: as in params_file",
+        description="longest image side in the network, pixels; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "namespace",
@@ -109,42 +110,42 @@ ARGUMENTS = [
         "use_sim_time",
         default_value="",
         choices=["", *SWITCH],
-        description="whether time comes from /clock (simulation, ros2 bag play --clock), for RViz "
-        "too; empty: as in params_file, else false",
+        description="use time from /clock (simulation, ros2 bag play --clock), for RViz too; "
+        "empty: as in params_file, else false",
     ),
     DeclareLaunchArgument(
         "log_level",
         default_value="info",
         choices=["debug", "info", "warn", "error", "fatal"],
-        description="least severe messages that the node logs",
+        description="lowest severity of the node's log messages",
     ),
     DeclareLaunchArgument(
         "autostart",
         default_value="",
         choices=["", *SWITCH],
-        description="whether the node configures and activates itself; empty: as in params_file",
+        description="the node configures and activates itself; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "base_frame",
         default_value="",
-        description="the robot's base, for transforms; empty: as in params_file",
+        description="frame of the robot's base, for transforms; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "export_dir",
         default_value="",
-        description="folder that scenes are exported to; empty: as in params_file",
+        description="folder of exported scenes; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "republish",
         default_value="",
-        description="image_transport that only `image_transport republish` reads, for example "
-        "theora or ffmpeg: it decodes image_topic for the node; empty: none",
+        description="image transport that `image_transport republish` decodes for the node, for "
+        "example theora or ffmpeg; empty: none",
     ),
     DeclareLaunchArgument(
         "rviz",
         default_value="false",
         choices=SWITCH,
-        description="whether RViz starts too",
+        description="start RViz too",
     ),
     DeclareLaunchArgument(
         "python",
@@ -161,7 +162,7 @@ def generate_launch_description():
 
 
 def make_nodes(context):
-    """The actions, once the arguments are known."""
+    """Returns the actions for the given arguments."""
     values = launch_helpers.values_of(context, ARGUMENTS)
     given = {
         name: ParameterValue(LaunchConfiguration(name), value_type=kind)
@@ -171,33 +172,35 @@ def make_nodes(context):
     nodes = [republish(values)] if values["republish"] else []
     nodes.append(da3_node(values, given))
     if launch_helpers.is_on(values["rviz"]):
-        nodes.append(Node(remappings=DISPLAYED, **launch_helpers.rviz(values, SHARE, given)))
+        nodes.append(
+            Node(remappings=DISPLAYED, **launch_helpers.rviz_options(values, SHARE, given))
+        )
     return nodes
 
 
 def da3_node(values, given):
-    """The live node; raises RuntimeError if there is no such parameter file."""
+    """Returns the live node. Raises RuntimeError if the parameter file does not exist."""
     params_file = launch_helpers.parameter_file(values)
     preset = os.path.join(SHARE, "config", f"{values['preset']}.yaml")
     files = [preset, params_file] if values["preset"] else [params_file]
     if params_file == DEFAULTS:
-        files.reverse()  # the defaults come first: they name every parameter
+        files.reverse()  # the defaults come first, since they set every parameter
     if values["republish"]:
         values = {**values, "image_topic": decoded(values)}
     return Node(
         parameters=[*files, *([given] if given else [])],
         remappings=[(ours, values[a]) for ours, a in REMAPPINGS.items() if values[a]],
-        **launch_helpers.live_node(values),
+        **launch_helpers.node_options(values),
     )
 
 
 def decoded(values):
-    """Topic of the images that republish makes, beside the original and its camera_info."""
+    """Returns the topic of the decoded images, in the namespace of the original."""
     return f"{values['image_topic'] or 'image'}_decoded"
 
 
 def republish(values):
-    """A decoder of a transport that the node does not read itself."""
+    """Returns the decoder of an image transport that the node does not read itself."""
     kind, topic = values["republish"], values["image_topic"] or "image"
     return Node(
         package="image_transport",

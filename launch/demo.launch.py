@@ -1,6 +1,6 @@
 """A synthetic camera and the live node: `ros2 launch da3_ros demo.launch.py rviz:=true`.
 
-It runs on da3-tiny, the weights that ship for trying; `model:=da3-small` takes an official model
+It uses da3-tiny, the shipped weights for trials; `model:=da3-small` selects an official model
 (`da3_ros models --get da3-small`). `make demo` compares with the truth and needs no launch.
 """
 
@@ -18,46 +18,46 @@ from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
 IMAGE = "/demo/image_raw"
-ANSWER = "/da3/depth/camera_info"  # comes with each result
+ANSWER = "/da3/depth/camera_info"  # published with each result
 # Arguments of the same name and type as the synthetic camera's parameter.
 CAMERA = {"walk": str, "rate_hz": float, "seed": int}
 ARGUMENTS = [
     DeclareLaunchArgument(
         "model",
         default_value="da3-tiny",
-        description="any-view model; da3-tiny is our own, for trying",
+        description="any-view model; da3-tiny is a small one that ships for trials",
     ),
     DeclareLaunchArgument(
         "checkpoint",
         default_value="",
-        description="weights: folder or hub name; empty: those that ship, or the local hub cache",
+        description="weights: folder or hub name; empty: shipped ones, or the local hub cache",
     ),
     DeclareLaunchArgument(
         "process_res",
         default_value="224",
-        description="longest side in the network, pixels; what da3-tiny was trained at",
+        description="longest image side in the network, pixels; da3-tiny was trained at 224",
     ),
     DeclareLaunchArgument(
         "walk",
         default_value="loop",
         choices=["loop", "straight", "spot", "handheld", "still", "strafe"],
-        description="how the synthetic camera moves",
+        description="path of the synthetic camera",
     ),
     DeclareLaunchArgument(
         "rate_hz",
         default_value="4.0",
-        description="most frames per second of the synthetic camera, which waits for each result",
+        description="largest frame rate of the synthetic camera, which waits for each result",
     ),
     DeclareLaunchArgument(
         "seed",
         default_value="42",
-        description="of room and walk; 42 is that of `make demo`",
+        description="seed of room and walk; 42 as in `make demo`",
     ),
     DeclareLaunchArgument(
         "rviz",
         default_value="false",
         choices=["true", "false", "True", "False"],
-        description="whether RViz starts too",
+        description="start RViz too",
     ),
     DeclareLaunchArgument(
         "python",
@@ -82,14 +82,14 @@ def generate_launch_description():
 
 
 def make_camera(context):
-    """The synthetic camera's action, once the arguments are known."""
+    """Returns the synthetic camera's action for the given arguments."""
     values = launch_helpers.values_of(context, ARGUMENTS)
     parameters = {
         name: ParameterValue(LaunchConfiguration(name), value_type=kind)
         for name, kind in CAMERA.items()
     }
-    # Nothing is lost before the node listens, nor later on a machine that is slower than rate_hz:
-    # with holes in the walk windows would not fit.
+    # No frame is lost before the node subscribes, nor on a machine slower than rate_hz:
+    # windows could not be aligned across gaps in the walk.
     parameters.update(
         width=504, height=378, max_speed_m_s=0.4, wait_for_subscribers=1, pace_topic=ANSWER
     )
@@ -98,6 +98,6 @@ def make_camera(context):
         name="synthetic_camera",
         parameters=[parameters],
         remappings=[("image_raw", IMAGE)],
-        **launch_helpers.our_process(values),
+        **launch_helpers.process_options(values),
     )
     return [camera]

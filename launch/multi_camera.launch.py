@@ -1,8 +1,8 @@
 """Several cameras, one node: `ros2 launch da3_ros multi_camera.launch.py cameras:=front,left`.
 
-The cameras' images are `<camera>/image` by default; `image_topic:=/{camera}/image_raw` says where
-they are instead. With `synthetic:=true` a rendered rig stands in for real cameras. As in
-da3.launch.py the command line wins over the parameter file, and what is empty is left to it.
+The image topics are `<camera>/image` by default; `image_topic:=/{camera}/image_raw` sets others.
+With `synthetic:=true` a rendered rig replaces real cameras. As in da3.launch.py, given arguments
+override the parameter file, and empty ones keep its values.
 """
 
 import os
@@ -31,30 +31,31 @@ PARAMETERS = {
     "base_frame": ("base_frame", str),
     "use_sim_time": ("use_sim_time", bool),
 }
-# What rviz/da3.rviz shows of frames: here of the first camera. Relative: it follows `namespace`.
+# Frame topics in rviz/da3.rviz, here of the first camera. Relative names follow `namespace`.
 DISPLAYED = ["rgb/image", "depth/image_color", "confidence/image_color", "points", "odom"]
 ARGUMENTS = [
     DeclareLaunchArgument(
         "params_file",
         default_value=os.path.join(SHARE, "config", "da3.yaml"),
-        description="YAML file with parameters of the node; arguments that are given win over it",
+        description="YAML file with parameters of the node; given arguments override it",
     ),
     DeclareLaunchArgument(
         "cameras",
         default_value="front,left",
-        description="names of the cameras, with commas between them; the first one leads",
+        description="names of the cameras, separated by commas; the first one leads",
     ),
     DeclareLaunchArgument(
         "image_topic",
         default_value="",
-        description="images to subscribe to, without /compressed, {camera} stands for the name, "
+        description="image topics, without /compressed, with {camera} for the camera's name, "
         "for example /{camera}/image_raw; empty: `<camera>/image` in the namespace",
     ),
     DeclareLaunchArgument(
         "window_mode",
         default_value="",
         choices=["", "joint", "independent"],
-        description="one window of all cameras, or of each alone; empty: as in params_file",
+        description="joint: one window of all cameras; independent: one per camera; empty: as in "
+        "params_file",
     ),
     DeclareLaunchArgument(
         "window_size",
@@ -65,14 +66,14 @@ ARGUMENTS = [
         "scale_source",
         default_value="",
         choices=["", "none", "fixed", "metric_model", "odometry", "rig"],
-        description="where metres come from; rig: from the distances between the cameras, which "
-        "/tf_static or rig.poses says; empty: as in params_file",
+        description="source of the metric scale; rig: distances between the cameras, from "
+        "/tf_static or rig.poses; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "image_transport",
         default_value="",
         choices=["", "raw", "compressed"],
-        description="which image topics: themselves, or their /compressed; empty: as in "
+        description="raw: image topics; compressed: image topics with /compressed; empty: as in "
         "params_file",
     ),
     DeclareLaunchArgument(
@@ -83,18 +84,18 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "checkpoint",
         default_value="",
-        description="weights: folder, hub name, or random (no meaning, for tests); "
+        description="weights: folder, hub name, or random (for tests: results have no meaning); "
         "empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "process_res",
         default_value="",
-        description="longest side in the network, pixels; empty: as in params_file",
+        description="longest image side in the network, pixels; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "base_frame",
         default_value="",
-        description="the robot's base, for transforms; empty: as in params_file",
+        description="frame of the robot's base, for transforms; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "namespace",
@@ -105,27 +106,27 @@ ARGUMENTS = [
         "use_sim_time",
         default_value="",
         choices=["", *SWITCH],
-        description="whether time comes from /clock (simulation, ros2 bag play --clock), for RViz "
-        "too; empty: as in params_file, else false",
+        description="use time from /clock (simulation, ros2 bag play --clock), for RViz too; "
+        "empty: as in params_file, else false",
     ),
     DeclareLaunchArgument(
         "log_level",
         default_value="info",
         choices=["debug", "info", "warn", "error", "fatal"],
-        description="least severe messages that the node logs",
+        description="lowest severity of the node's log messages",
     ),
     DeclareLaunchArgument(
         "synthetic",
         default_value="false",
         choices=SWITCH,
-        description="whether a rendered rig publishes `<camera>/image_raw` of all cameras, for "
-        "trying; image_topic is set to it",
+        description="start a rendered rig that publishes `<camera>/image_raw` of all cameras, for "
+        "trials; sets image_topic",
     ),
     DeclareLaunchArgument(
         "rviz",
         default_value="false",
         choices=SWITCH,
-        description="whether RViz starts too",
+        description="start RViz too",
     ),
     DeclareLaunchArgument(
         "python",
@@ -142,11 +143,11 @@ def generate_launch_description():
 
 
 def make_nodes(context):
-    """The actions, once the arguments are known."""
+    """Returns the actions for the given arguments."""
     values = launch_helpers.values_of(context, ARGUMENTS)
     cameras = [name.strip() for name in values["cameras"].split(",") if name.strip()]
     if not cameras:
-        raise RuntimeError("cameras: give names with commas between them, as in front,left")
+        raise RuntimeError("cameras: give names separated by commas, as in front,left")
     given = {
         parameter: ParameterValue(LaunchConfiguration(argument), value_type=kind)
         for argument, (parameter, kind) in PARAMETERS.items()
@@ -161,18 +162,18 @@ def make_nodes(context):
 
 
 def da3_node(values, cameras, given):
-    """The live node; raises RuntimeError if there is no such parameter file."""
+    """Returns the live node. Raises RuntimeError if the parameter file does not exist."""
     params_file = launch_helpers.parameter_file(values)
     topic = "{camera}/image_raw" if is_on(values["synthetic"]) else values["image_topic"]
     return Node(
         parameters=[params_file, {"cameras": cameras, **given}],
         remappings=[(f"{c}/image", topic.replace("{camera}", c)) for c in cameras if topic],
-        **launch_helpers.live_node(values),
+        **launch_helpers.node_options(values),
     )
 
 
 def synthetic_rig(values, cameras):
-    """Rendered cameras beside each other, and their transforms."""
+    """Returns the rendered cameras, side by side, and their transforms."""
     return Node(
         executable="da3_synthetic_camera",
         name="synthetic_camera",
@@ -188,12 +189,12 @@ def synthetic_rig(values, cameras):
                 "wait_for_subscribers": 1,
             }
         ],
-        **launch_helpers.our_process(values),
+        **launch_helpers.process_options(values),
     )
 
 
 def rviz(values, first, given):
-    """RViz with our displays of the first camera."""
+    """Returns RViz with the displays of the first camera."""
     alone = values["window_mode"] == "independent"
     scene = ["map/points", "path"]
     own = [*DISPLAYED, *(scene if alone else [])]
@@ -202,5 +203,5 @@ def rviz(values, first, given):
             *((f"/da3/{topic}", f"da3/{first}/{topic}") for topic in own),
             *((f"/da3/{topic}", f"da3/{topic}") for topic in scene if not alone),
         ],
-        **launch_helpers.rviz(values, SHARE, given),
+        **launch_helpers.rviz_options(values, SHARE, given),
     )

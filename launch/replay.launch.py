@@ -1,7 +1,7 @@
-"""A bag played to the live node: `ros2 launch da3_ros replay.launch.py bag:=FOLDER`.
+"""Plays a bag to the live node: `ros2 launch da3_ros replay.launch.py bag:=FOLDER`.
 
-The node lives by the bag's clock. It drops what it has no time for, as on a robot; the command
-`da3_ros replay` reads a bag without a player and drops nothing.
+The node uses the bag's clock and drops frames if it is too slow, as on a robot. The command
+`da3_ros replay` reads a bag without a player and drops no frame.
 """
 
 import os
@@ -21,7 +21,7 @@ from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
 SWITCH = ["true", "false", "True", "False"]
-# Arguments of da3.launch.py that are handed on as they are.
+# Arguments that are passed on to da3.launch.py.
 PASSED_ON = [
     *("image_topic", "camera_info_topic", "image_transport", "preset", "model", "checkpoint"),
     *("rviz", "python"),
@@ -30,7 +30,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "bag",
         default_value="",
-        description="the recording: a bag folder, .mcap or .db3; must be given",
+        description="the recording: a bag folder, .mcap or .db3; required",
     ),
     DeclareLaunchArgument(
         "rate",
@@ -41,7 +41,7 @@ ARGUMENTS = [
         "loop",
         default_value="false",
         choices=SWITCH,
-        description="whether the bag begins anew at its end; window and odometry then do too",
+        description="repeat the bag; window and odometry are reset at its end",
     ),
     DeclareLaunchArgument(
         "start_offset",
@@ -51,7 +51,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "delay",
         default_value="8.0",
-        description="seconds before the playback begins, in which the network is loaded",
+        description="seconds before the playback begins, for loading the network",
     ),
     DeclareLaunchArgument(
         "image_topic",
@@ -61,19 +61,19 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "camera_info_topic",
         default_value="",
-        description="calibration of the image; empty: `camera_info` beside the image",
+        description="calibration topic; empty: `camera_info` in the namespace of the image",
     ),
     DeclareLaunchArgument(
         "image_transport",
         default_value="",
         choices=["", "raw", "compressed"],
-        description="which image topic: itself, or its /compressed; empty: raw",
+        description="raw: image topic; compressed: image topic with /compressed; empty: raw",
     ),
     DeclareLaunchArgument(
         "preset",
         default_value="",
         choices=["", "realtime", "quality", "low_memory", "budget_12gb", "jetson", "replay"],
-        description="settings for a purpose, from config/",
+        description="preset of parameters from config/",
     ),
     DeclareLaunchArgument(
         "model",
@@ -83,13 +83,13 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "checkpoint",
         default_value="",
-        description="weights: folder or hub name; empty: those that ship, or the local hub cache",
+        description="weights: folder or hub name; empty: shipped ones, or the local hub cache",
     ),
     DeclareLaunchArgument(
         "rviz",
         default_value="false",
         choices=SWITCH,
-        description="whether RViz starts too",
+        description="start RViz too",
     ),
     DeclareLaunchArgument(
         "python",
@@ -113,11 +113,11 @@ def generate_launch_description():
 
 
 def make_player(context):
-    """`ros2 bag play`, once the arguments are known; raises RuntimeError without a bag."""
+    """Returns `ros2 bag play` for the given arguments. Raises RuntimeError without a bag."""
     values = launch_helpers.values_of(context, ARGUMENTS)
     bag = os.path.expanduser(values["bag"])
     if not os.path.exists(bag):
-        raise RuntimeError(f"bag: {bag or 'none given'} does not exist, give bag:=FOLDER")
+        raise RuntimeError(f"bag: {bag or 'none given'} does not exist; give bag:=FOLDER")
     command = ["ros2", "bag", "play", bag, "--clock", "100"]
     for name in ("rate", "delay", "start_offset"):
         command += [f"--{name.replace('_', '-')}", values[name]]

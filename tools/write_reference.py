@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.config import NodeConfig
+from da3_ros.messages.decode import DEPTH_ENCODINGS, ENCODINGS
 from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
 from da3_ros.parameter_schema import parameters
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = """\
-# Reference
+# Which topics, services, messages and parameters are there?
 
-Made from the code by `python tools/write_reference.py docs/reference.md`; a test keeps it
-current. `~` is the node's name, `/da3` by default. With several cameras
-(`cameras: [front, left]`) inputs become `front/image` ... and outputs of single frames
-`~/front/depth/image` ... ([several cameras](cameras.md))
+For looking up a name, a type, a default or a QoS. Generated from the code by
+`python tools/write_reference.py docs/reference.md`; a test keeps it current.
+
+`~` is the node's name, `/da3` by default. With several cameras (`cameras: [front, left]`) inputs
+become `front/image` ..., and outputs of single frames `~/front/depth/image` ...
+([several cameras](cameras.md)).
 """
 INPUTS = (
     ("image", "sensor_msgs/msg/Image", "or `image/compressed`, a CompressedImage, with "
@@ -34,36 +37,36 @@ INPUTS = (
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),
 )  # fmt: skip
 OUTPUTS = {
-    "depth/image": "32FC1, metres along the optical axis once the scale is known; NaN unknown, "
-    "+Inf sky",
-    "depth/camera_info": "of exactly that image, undistorted",
+    "depth/image": "32FC1, along the optical axis, metres once the scale is known; NaN: "
+    "unknown, +Inf: sky",
+    "depth/camera_info": "of exactly that image, without distortion",
     "rgb/image": "rgb8, rectified, at the depth's size",
     "depth/image_color": "rgb8, over the fixed range `depth.color_range_m`",
-    "confidence/image": "32FC1, at the depth's size, the network's own",
-    "confidence/image_color": "rgb8, red where the network doubts; fixed: the logarithm of "
-    "confidence - 1 from 0.01 to 10",
-    "points": "organised, x y z rgb, NaN where depth is not finite, in the optical frame",
-    "pose": "of the optical frame in `map_frame`",
-    "odom": "in `odom_frame`, continuous",
-    "/tf": "by `tf.publish`",
-    "window": "how the newest window ran and joined, with the poses of all its frames",
+    "confidence/image": "32FC1, at the depth's size, as the network gives it",
+    "confidence/image_color": "rgb8, red is low; fixed range: the logarithm of confidence - 1 "
+    "from 0.01 to 10",
+    "points": "organised, x y z rgb, in the optical frame; NaN where depth is not finite",
+    "pose": "pose of the optical frame in `map_frame`",
+    "odom": "pose in `odom_frame`, without jumps",
+    "/tf": "as chosen by `tf.publish`",
+    "window": "how the newest window ran and was aligned, with the poses of all its frames",
     "path": "at most 1000 poses, at most once a second",
     "map/points": "the scene thinned for display, at most once a second",
-    "status": "once a second: what runs, memory, rates, drops, scale, map",
-    "/diagnostics": "once a second: the same for people, with stage times; WARN and ERROR",
+    "status": "once a second: state, device, memory, rates, drops, scale, map",
+    "/diagnostics": "once a second: the same with stage times, and a level OK, WARN or ERROR",
 }
 SERVICES = {
-    "export_scene": ("da3_ros/srv/ExportScene", "the scene as a file below `export_dir`"),
-    "save_scene": ("da3_ros/srv/SceneFile", "the whole scene to a folder below `export_dir`"),
-    "load_scene": ("da3_ros/srv/SceneFile", "a saved scene, to go on in it"),
-    "reset": ("std_srvs/srv/Trigger", "window, odometry and map start anew"),
-    "enable": ("std_srvs/srv/SetBool", "false: images are received and dropped; nothing is lost "
-               "of the scene"),
+    "export_scene": ("da3_ros/srv/ExportScene", "writes the scene to a file below `export_dir`"),
+    "save_scene": ("da3_ros/srv/SceneFile", "saves the scene to a folder below `export_dir`"),
+    "load_scene": ("da3_ros/srv/SceneFile", "loads a saved scene and continues in it"),
+    "reset": ("std_srvs/srv/Trigger", "restarts window, odometry and map"),
+    "enable": ("std_srvs/srv/SetBool", "false: images are received and dropped; the scene is "
+               "kept"),
 }  # fmt: skip
 COMMANDS = (
-    "configure/activate/deactivate/cleanup by `ros2 lifecycle set /da3 ...` with "
-    "`autostart: false`; under nav2's lifecycle manager with `bond_timeout: 0.0`, since rclpy "
-    "has no bonds."
+    "With `autostart: false`, configure, activate, deactivate and clean up by "
+    "`ros2 lifecycle set /da3 ...`. Under nav2's lifecycle manager also set `bond_timeout: 0.0`, "
+    "because rclpy has no bonds."
 )
 
 
@@ -78,6 +81,11 @@ def _topics() -> Iterator[str]:
     yield "| In | Type | |\n|---|---|---|"
     for name, kind, text in INPUTS:
         yield f"| `{name}` | `{kind}` | {text} |"
+    names = ", ".join(f"`{name}`" for name in ENCODINGS if name not in DEPTH_ENCODINGS)
+    yield (
+        f"\nEncodings of `image`: {names}. "
+        "Other transports: argument `republish` of `da3.launch.py`."
+    )
     kinds = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
     kinds |= {
         "status": "da3_ros/msg/Status",
@@ -97,7 +105,7 @@ def _topics() -> Iterator[str]:
     yield (
         "\nThe QoS of each can be overridden: `-p qos_overrides./da3/points.publisher."
         "reliability:=best_effort`, or `.subscription.` for an input (and `history`, "
-        "`depth`, `durability`). Peers whose QoS does not fit are named with both sides."
+        "`depth`, `durability`). A warning names peers with incompatible QoS, with both settings."
     )
 
 
@@ -107,16 +115,16 @@ def _services() -> Iterator[str]:
         yield f"| `~/{name}` | `{kind}` | {text} |"
     queue = constant("da3_ros/ros/services.py", "QUEUE")
     yield (
-        f"\n{queue} requests of each service may wait. A client's own queue counts too: it is 10 "
-        "by default, so who sends more at once gives the client a deeper one (`qos_profile`) or "
-        "waits for answers; what exceeds a queue is lost, without an answer."
+        f"\n{queue} requests of each service can wait. The client has a queue of its own, 10 by "
+        "default: to send more at once, give it a deeper one (`qos_profile`) or wait for answers. "
+        "Requests that exceed a queue are lost, without an answer."
     )
     yield f"\n{COMMANDS}"
 
 
 def _parameters() -> Iterator[str]:
     dynamic = constant("da3_ros/ros/parameters.py", "DYNAMIC")
-    yield "`live`: a change takes effect at once; others are fixed while the node is configured.\n"
+    yield "`live`: can change at any time. The others are fixed while the node is configured.\n"
     yield "| Name | Default | Allowed | | |\n|---|---|---|---|---|"
     for p in parameters(NodeConfig()):
         live = "live" if p.name.startswith(tuple(dynamic)) else ""

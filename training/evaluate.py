@@ -307,7 +307,7 @@ def noise_curve(
 def to_markdown(report: Report) -> str:
     """Tables (medians unless said otherwise) and the sentences that compare their rows."""
     return (
-        "Every figure is followed by that of not looking: the mean depth map, no motion.\n\n"
+        "Every figure is followed by that of the blind baseline (mean depth map, no motion).\n\n"
         + _table(_beside_blind(report.rows))
         + "\n"
         + "".join(f"- {line}\n" for line in compare_rows(report.rows))

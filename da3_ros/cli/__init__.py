@@ -1,1 +1,1 @@
-"""The command line. Each command's heavy imports are inside its function."""
+"""The command line. Functions of commands import heavy modules when called."""

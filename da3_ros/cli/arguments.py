@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and exit codes."""
+"""Arguments that several commands share, and exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from da3_ros.config import (
 )
 from da3_ros.parameter_schema import ConfigError, flatten, parameters
 
-# What replay takes of the parameters that say how images reach the live node.
+# The image input parameters of the live node that replay uses too.
 REPLAY_INPUT = ("input_rectified", "camera_info_timeout_s")
 
 
@@ -25,23 +25,24 @@ FAILED, USAGE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130
 
 
 EXIT_CODES = (
-    "exit codes: 0 done; 1 failed, nothing written; 2 wrong usage; "
+    "exit codes: 0 success; 1 failed, nothing written; 2 wrong usage; "
     "3 the recording is damaged, its readable part was processed; 130 interrupted, nothing written"
 )
 
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
+    """Add the options --config and -p."""
     command.add_argument(
         "--config", type=Path, help="YAML file with parameters (as for ROS nodes)"
     )
     command.add_argument(
         "-p", "--param", action="append", default=[], metavar="NAME:=VALUE",
-        help="one parameter; wins over --config",
+        help="one parameter; overrides --config",
     )  # fmt: skip
 
 
 def load_config(file: Path | None, assignments: Sequence[str]) -> NodeConfig:
-    """Parameters of a YAML file, then ``NAME:=VALUE`` assignments, over the defaults.
+    """Returns the defaults, overridden by a YAML file, then by ``NAME:=VALUE`` assignments.
 
     The file is a plain mapping (nested or dotted names) or a ROS parameter file for any node name.
     Raises ConfigError.
@@ -61,7 +62,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"--config {path}: a mapping of parameters is wanted")
+        raise ConfigError(f"--config {path}: it must hold a mapping of parameters")
     values: dict[str, Any] = {}
     for key, value in data.items():
         inner = value.get("ros__parameters") if isinstance(value, dict) else None
@@ -77,6 +78,7 @@ def _parse_value(text: str) -> Any:
 
 
 def parameter_help() -> str:
+    """Returns help lines of all parameters that a replay uses."""
     lines = ["parameters (-p NAME:=VALUE or --config), with their defaults:"]
     used = [*parameters(PipelineConfig())]
     used += [p for p in parameters(InputConfig()) if p.name in REPLAY_INPUT]
@@ -87,7 +89,7 @@ def parameter_help() -> str:
 
 
 def size_argument(text: str) -> tuple[int, int]:
-    """Width and height of WIDTHxHEIGHT. Raises ConfigError."""
+    """Returns width and height of WIDTHxHEIGHT. Raises ConfigError."""
     width, _, height = text.partition("x")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
         raise ConfigError(f"--size {text!r}: write WIDTHxHEIGHT")

@@ -1,4 +1,4 @@
-"""`da3_ros bench`: how fast this machine runs a configuration."""
+"""`da3_ros bench`: measures the speed of a configuration on this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from da3_ros.parameter_schema import ConfigError
 def add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
-        help="how fast the network runs here as configured, and what memory it takes",
-        description="Runs the network of the parameters in a sliding window of random pictures, "
-        "as the node would: times of a window and of a new frame, cold start, memory against plan "
-        "and budget. Times hold upload, network and download, not messages. Where weights are "
-        "missing -p checkpoint:=random measures the same: speed does not depend on them.",
+        help="measure speed and memory of the configured network on this machine",
+        description="Runs the configured network in a sliding window of random images, like the "
+        "node. Prints the times of a window and of a new frame, the cold start, and memory, plan "
+        "and budget. Times include upload, network and download, not messages. If weights "
+        "are missing, use -p checkpoint:=random: speed does not depend on them.",
         epilog="parameters: as in `da3_ros replay --help`, e.g. -p model:=da3-base "
         "-p device:=cpu -p window.new:=2 -p mixed_precision:=off",
     )
@@ -30,9 +30,11 @@ def add_bench(commands: Any) -> None:
         "--size",
         default="640x480",
         metavar="WxH",
-        help="of the camera's images (default: 640x480)",
+        help="size of the camera's images (default: 640x480)",
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    bench.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all measurements to this file"
+    )
     bench.set_defaults(run=_run_bench)
 
 

@@ -1,7 +1,7 @@
-"""`da3_ros bench`: how fast the network runs here as it is configured, and what memory it takes.
+"""`da3_ros bench`: measures speed and memory of the configured network on this machine.
 
-The session and plan are those of the node; pictures are random, weights may be. Times are the
-network's own, with upload and download; messages and joining windows are not in them.
+Session and plan are those of the node; images are random, weights may be. Times include network,
+upload and download, but neither messages nor the alignment of windows.
 """
 
 from __future__ import annotations
@@ -31,44 +31,42 @@ from da3_ros.inference import (
     open_networks,
 )
 from da3_ros.inference.benchmark import WARM_UP, Speed, measure_speed
-from da3_ros.inference.memory_governor import OOM_FALLBACKS
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
 
 log = logging.getLogger(__name__)
 
-UNSEEN = 3  # windows none of whose views was seen before
+UNSEEN = 3  # timed windows without a view of an earlier window
 PERCENTILES = (50, 95, 99)
 
 
 class BenchError(RuntimeError):
-    """A measurement that could not be made; one line with the remedy."""
+    """A failed measurement; the text is one line with the remedy."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure beside the parameters."""
+    """What to measure, besides the parameters."""
 
     image: tuple[int, int]  # width, height of the camera
-    frames: int  # new frames that are timed
+    frames: int  # number of new frames to time
     json: Path | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The networks, ready to run, and what it took."""
+    """The loaded networks, and the times of loading and warm-up."""
 
     session: InferenceSession
-    ruler: MetricDepthModel | None
+    metric_model: MetricDepthModel | None
     loading_s: float
-    warm_up_s: float  # as the node does it before its first frame
+    warm_up_s: float  # the node's warm-up before its first frame
 
 
 def bench(options: BenchOptions, settings: NodeConfig) -> str:
-    """Measure, write the JSON file if one is wanted, and return the table.
+    """Measure, write the JSON file if requested, and return the table.
 
     Raises BenchError or ConfigError.
     """
@@ -92,7 +90,7 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
 
 def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
     start = time.perf_counter()
-    session, ruler = open_networks(config)
+    session, metric_model = open_networks(config)
     joint = config.window.mode == "joint"
     cameras = max(1, len(config.cameras)) if joint else 1
     try:
@@ -100,8 +98,8 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
     except ValueError as error:
         raise BenchError(f"--size: {error}") from error
     loaded = time.perf_counter()
-    warm_up(session, config.window.size, config.window.new * cameras, image=image)
-    return Opened(session, ruler, loaded - start, time.perf_counter() - loaded)
+    session.warm_up(config.window.size, config.window.new * cameras, image=image)
+    return Opened(session, metric_model, loaded - start, time.perf_counter() - loaded)
 
 
 def _without_weights(config: PipelineConfig) -> str:
@@ -111,10 +109,10 @@ def _without_weights(config: PipelineConfig) -> str:
 
 
 def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> dict[str, Any]:
-    """Everything that the table and the file say."""
+    """Returns the content of table and file."""
     session = opened.session
     assert session.plan is not None
-    # A single-image network has no use for frames that it saw before.
+    # A single-image network sees no earlier frames.
     views = None if session.spec.multi_view else session.plan.new
     windows = max(1, math.ceil(options.frames / session.plan.new))
     progress = tqdm(
@@ -125,37 +123,37 @@ def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> 
         speed = measure_speed(
             session, windows, views=views, unseen=UNSEEN, on_window=progress.update
         )
-        look_s = _look(opened, speed)
+        metric_s = _metric_model_s(opened, speed)
     return _machine(session) | _what_ran(config, options, session, speed) | {
-        "milliseconds": _times(speed, opened, look_s),
-        "frames_per_s": _rate(config, speed, look_s),
+        "milliseconds": _times(speed, opened, metric_s),
+        "frames_per_s": _rate(config, speed, metric_s),
         "window_ms": [1e3 * s for s in speed.window_s],
         "memory_gib": {
-            "peak": session.peak / GIB,
+            "peak": session.status().memory_peak_gb,
             "planned": speed.planned.predicted / GIB,
             "planned_after_measuring": (session.plan or speed.planned).predicted / GIB,
-            "budget": session.budget / GIB,
+            "budget": session.status().memory_budget_gb,
         },
     }  # fmt: skip
 
 
-def _look(opened: Opened, speed: Speed) -> float | None:
-    """Seconds of a look of the metric model at the new frames of a window, if it is in use."""
-    session, ruler = opened.session, opened.ruler
-    if ruler is None or session.plan is None:
+def _metric_model_s(opened: Opened, speed: Speed) -> float | None:
+    """Returns the seconds that the metric model takes per window; None if it is not used."""
+    session, metric_model = opened.session, opened.metric_model
+    if metric_model is None or session.plan is None:
         return None
     seconds = []
     for window in random_windows(session.plan, speed.views, speed.new, 1 + UNSEEN):
         prediction = session.infer(window)
         start = time.perf_counter()
-        ruler.measure(window, prediction)
+        metric_model.measure(window, prediction)
         seconds.append(time.perf_counter() - start)
     return sorted(seconds[1:])[UNSEEN // 2]
 
 
-def _rate(config: PipelineConfig, speed: Speed, look_s: float | None) -> float:
-    """New frames per second, the metric model's looks included."""
-    return speed.new / (speed.percentile(50) + (look_s or 0.0) / config.scale.metric_every)
+def _rate(config: PipelineConfig, speed: Speed, metric_s: float | None) -> float:
+    """Returns the new frames per second, including the metric model's share."""
+    return speed.new / (speed.percentile(50) + (metric_s or 0.0) / config.scale.metric_every)
 
 
 def _machine(session: InferenceSession) -> dict[str, Any]:
@@ -166,7 +164,7 @@ def _machine(session: InferenceSession) -> dict[str, Any]:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
-            "device": session.on.name(),
+            "device": session.hardware.name(),
         },
     }
 
@@ -174,12 +172,12 @@ def _machine(session: InferenceSession) -> dict[str, Any]:
 def _what_ran(
     config: PipelineConfig, options: BenchOptions, session: InferenceSession, speed: Speed
 ) -> dict[str, Any]:
-    plan = session.plan or speed.planned
+    plan, status = session.plan or speed.planned, session.status()
     return {
         "model": config.inference.model,
         "checkpoint": config.inference.checkpoint,
-        "precision": session.precision_name,
-        "attention": session.attention,
+        "precision": status.precision,
+        "attention": status.attention,
         "compile": session.compile_mode or "off",
         "image": list(options.image),
         "network_image": [plan.width, plan.height],
@@ -188,23 +186,24 @@ def _what_ran(
         "cameras": list(config.cameras),
         "metric_every": config.scale.metric_every,
         "parameters": {p.name: p.value for p in parameters(config)},
-        "reduced": [*plan.reduced, *_relief(session)],
+        "reduced": [*plan.reduced, *_fallback(session)],
     }
 
 
-def _relief(session: InferenceSession) -> list[str]:
-    return [f"out of memory: {OOM_FALLBACKS[session.relief].text}"] if session.relief else []
+def _fallback(session: InferenceSession) -> list[str]:
+    fallback = session.memory.fallback
+    return [f"out of memory: {fallback.current.text}"] if fallback.level else []
 
 
-def _times(speed: Speed, opened: Opened, look_s: float | None) -> dict[str, Any]:
-    """Milliseconds. A frame's share of a window is what it costs, not how long it takes."""
+def _times(speed: Speed, opened: Opened, metric_s: float | None) -> dict[str, Any]:
+    """Returns milliseconds. ``new_frame`` is a frame's share of its window, not its latency."""
     window = {f"p{q}": 1e3 * speed.percentile(q) for q in PERCENTILES}
     unseen = sorted(speed.unseen_s)
     return {
         "new_frame": {name: value / speed.new for name, value in window.items()},
         "window": window,
         "window_of_unseen_views": 1e3 * unseen[len(unseen) // 2],
-        "metric_look": None if look_s is None else 1e3 * look_s,
+        "metric_look": None if metric_s is None else 1e3 * metric_s,
         "loading": 1e3 * opened.loading_s,
         "warm_up": 1e3 * opened.warm_up_s,
         "first_window": 1e3 * speed.first_s,
@@ -212,7 +211,7 @@ def _times(speed: Speed, opened: Opened, look_s: float | None) -> dict[str, Any]
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The table of a report."""
+    """Returns the table of a report."""
     ms, memory = report["milliseconds"], report["memory_gib"]
     license = MODELS[report["model"]].license
     checkpoint = report["checkpoint"] or "as found by name"
@@ -225,7 +224,7 @@ def as_text(report: dict[str, Any]) -> str:
         ("attention, compile", f"{report['attention']}, {compiled}"),
         ("images", f"{size}, {inner} in the network"),
         ("window", f"{report['views']} views, {report['new']} of them new"),
-        ("given up for memory", ", ".join(report["reduced"]) or "nothing"),
+        ("reduced for memory", ", ".join(report["reduced"]) or "nothing"),
         ("windows timed", f"{len(report['window_ms'])}"),
         ("", ""),
         ("cold start", f"{(ms['loading'] + ms['warm_up']) / 1e3:.2f} s: "
@@ -238,11 +237,11 @@ def as_text(report: dict[str, Any]) -> str:
     ]  # fmt: skip
     if ms["metric_look"] is not None:
         every = report["metric_every"]
-        rows.append(("metric model's look", f"{ms['metric_look']:10.1f}  every {every} windows"))
+        rows.append(("metric model, ms", f"{ms['metric_look']:10.1f}  every {every} windows"))
     rows += [
         ("frames per second", f"{report['frames_per_s']:10.2f}"),
-        ("memory, GiB", f"{memory['peak']:.2f} at most; planned {memory['planned']:.2f}, then "
-         f"{memory['planned_after_measuring']:.2f} by measuring; allowed {memory['budget']:.2f}"),
+        ("memory, GiB", f"peak {memory['peak']:.2f}; planned {memory['planned']:.2f}, then "
+         f"{memory['planned_after_measuring']:.2f} by measuring; budget {memory['budget']:.2f}"),
     ]  # fmt: skip
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{text}".rstrip() for name, text in rows) + "\n"

@@ -1,4 +1,4 @@
-"""`da3_ros export`: a saved scene becomes a file for viewers, point tools or splatting tools."""
+"""`da3_ros export`: converts a saved scene for viewers, point cloud tools or splatting tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from da3_ros.export.selection import Progress
 
 
 def convert(source: Path, target: Path, selection: Selection, form: str = "") -> str:
-    """Export the scene in ``source``, or in the replay's output that it is; says what it wrote.
+    """Export the scene folder, or replay's output folder, ``source``; returns a text.
 
     Raises SceneFileError or ExportError.
     """

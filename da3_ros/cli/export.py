@@ -1,4 +1,4 @@
-"""`da3_ros export`: a saved scene in another format."""
+"""`da3_ros export`: writes a saved scene in another format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_export(commands: Any) -> None:
         "export",
         help="write a saved scene as GLB, PLY, COLMAP model or TUM trajectory",
         description="Convert a scene that a replay or the service save_scene has saved. "
-        "Points pass in chunks, so that memory holds little more than the scene itself.",
+        "Points are written in chunks, so that little more memory is used than for the scene.",
     )
     export.add_argument("scene", type=Path, help="scene folder, or a replay's output folder")
     export.add_argument(
@@ -23,18 +23,24 @@ def add_export(commands: Any) -> None:
     )
     export.add_argument(
         "--format", default="", choices=("glb", "ply", "colmap", "tum"),
-        help="where the output's suffix does not say it",
+        help="format, if the output's suffix does not define it",
     )  # fmt: skip
     export.add_argument(
         "--voxel", type=float, default=0.0, metavar="M",
-        help="average points in voxels of this edge; also merges where submaps overlap",
+        help="average points in voxels of this edge; also merges overlapping submaps",
     )  # fmt: skip
     export.add_argument("--min-confidence", type=float, default=0.0, metavar="C")
     export.add_argument(
         "--min-observations", type=int, default=1, metavar="N",
-        help="leave out points seen less often (after averaging)",
+        help="leave out points with fewer observations (after averaging)",
     )  # fmt: skip
-    export.add_argument("--max-points", type=int, default=0, metavar="N", help="thin evenly")
+    export.add_argument(
+        "--max-points",
+        type=int,
+        default=0,
+        metavar="N",
+        help="thin evenly to this number of points",
+    )
     export.add_argument(
         "--crop", type=float, nargs=6, default=[0.0] * 6,
         metavar=("X0", "Y0", "Z0", "X1", "Y1", "Z1"), help="box in the map frame",
@@ -44,8 +50,8 @@ def add_export(commands: Any) -> None:
     )
     export.add_argument(
         "--known-only", action="store_true",
-        help="leave out parts of the scene whose place is guessed (after a time jump or where "
-        "windows could not be joined)",
+        help="leave out parts of the scene whose place is guessed (after a time jump, or where "
+        "windows could not be aligned)",
     )  # fmt: skip
     export.set_defaults(run=_run_export)
 

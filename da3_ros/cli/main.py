@@ -24,8 +24,11 @@ from da3_ros.parameter_schema import ConfigError
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or a kill. Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports,
-    dataclasses), CPython ends the process by SIGINT whatever we return."""
+    """Raised by SIGINT and SIGTERM.
+
+    Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports, dataclasses), CPython
+    ends the process by SIGINT, whatever exit code we return.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         format="%(levelname)s %(name)s: %(message)s", level=options.log_level.upper()
     )
-    # A kill from a launch system must clean up just as Ctrl-C does, and Ctrl-C must work where a
-    # parent shell has set it to be ignored.
+    # SIGTERM of a launch system must clean up like Ctrl-C, and Ctrl-C must work even if the parent
+    # shell ignores it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_paths(options: argparse.Namespace) -> None:
-    """Expand ~ in all paths that are given. Raises ConfigError for what no file can be called."""
+    """Expand ~ in all given paths. Raises ConfigError for impossible file names."""
     for name, path in vars(options).items():
         if isinstance(path, Path):
             try:
@@ -64,12 +67,12 @@ def _check_paths(options: argparse.Namespace) -> None:
 
 
 def _cause(error: Exception) -> str:
-    """Without the path, which may be very long."""
+    """Returns the error's text without the path, which may be very long."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line, with its help."""
+    """Returns the parser of the whole command line, with its help."""
     parser = argparse.ArgumentParser(
         prog="da3_ros", description="Cameras to metric-aware 3D with Depth Anything 3."
     )

@@ -1,4 +1,4 @@
-"""The family of models as `da3_ros models` prints it. Reads folders, never the network."""
+"""The table of models that `da3_ros models` prints. Reads local folders, not the internet."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from da3_ros.network.checkpoint import WEIGHTS, cached_folder, shipped_folder
 
 COLUMNS = ("model", "hub name", "parameters", "weights", "licence", "gives", "here")
 NOTES = (
-    "parameters and weights: of the official files; Gaussian heads are left out on loading",
-    "metres: da3metric-large needs the focal length; all other depth is in a unit of its own",
+    "parameters and weights are those of the official files; Gaussian heads are not loaded",
+    "depth in metres: da3metric-large needs the focal length; all others use their own unit",
     "CC BY-NC 4.0: no commercial use of these weights; fetch one with `da3_ros models --get NAME`",
 )
 
 
 def model_table() -> str:
-    """All models, a line each, with what is on this machine; lines end with a newline."""
+    """Returns a table with a line per model, and the folders of weights on this machine."""
     rows = [COLUMNS, *(_row(spec) for spec in MODELS.values())]
     return "".join(f"{line}\n" for line in (*_aligned(rows), "", *NOTES))
 

@@ -1,4 +1,4 @@
-"""`da3_ros models`: the networks, and their weights."""
+"""`da3_ros models`: lists the networks and fetches their weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from da3_ros.parameter_schema import ConfigError
 
 def add_models(commands: Any) -> None:
     models = commands.add_parser(
-        "models", help="the models, their licences, and which are on this machine"
+        "models", help="list the models and licences, and which are on this machine; fetch weights"
     )
     models.add_argument(
-        "--get", metavar="NAME", help="fetch a model's weights, or check those here"
+        "--get", metavar="NAME", help="fetch a model's weights, or verify those on this machine"
     )
     models.add_argument(
         "--to", type=Path, metavar="FOLDER",
@@ -35,7 +35,7 @@ def _run_models(options: argparse.Namespace) -> int:
 
 
 def _get_model(name: str, folder: Path | None) -> int:
-    """Fetch one model's weights, or look whether what is here is whole."""
+    """Fetch one model's weights, or verify those on this machine."""
     from da3_ros.network import MODELS
     from da3_ros.network.checkpoint import remedies, shipped_folder
     from da3_ros.network.hub import PINS, HubError, fetch
@@ -44,7 +44,7 @@ def _get_model(name: str, folder: Path | None) -> int:
         raise ConfigError(f"--get {name!r}: one of {', '.join(MODELS)}")
     spec = MODELS[name]
     if not spec.repo:
-        sys.stdout.write(f"{name} comes with this package: {shipped_folder(name) or 'not here'}\n")
+        sys.stdout.write(f"{name} is part of this package: {shipped_folder(name) or 'missing'}\n")
         return 0
     pin = PINS[spec.repo]
     sys.stdout.write(
@@ -60,5 +60,5 @@ def _get_model(name: str, folder: Path | None) -> int:
         sys.stderr.write(f"da3_ros: {spec.repo}: {error}: {remedies(spec)}\n")
         return FAILED
     use = f"`checkpoint: {where}`" if folder else f"`model: {name}` finds it"
-    sys.stdout.write(f"{where}: size and SHA-256 are right; {use}\n")
+    sys.stdout.write(f"{where}: size and SHA-256 are correct; {use}\n")
     return 0

@@ -1,4 +1,4 @@
-"""`da3_ros plan`: what fits into a memory budget."""
+"""`da3_ros plan`: predicts what fits into a memory budget."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from da3_ros.parameter_schema import ConfigError
 def add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
-        help="what fits into a memory budget: models, window, image size, precision",
-        description="Predicts what runs in each memory budget; --measure also runs it.",
+        help="predict what fits into a memory budget: models, window, image size, precision",
+        description="Predicts the configuration for each memory budget; --measure also runs it.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     config = InferenceConfig()
@@ -28,15 +28,19 @@ def add_plan(commands: Any) -> None:
     plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
     plan.add_argument(
         "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",
-        help="0: 90 %% of what is free",
+        help="memory budgets, GiB; 0: 90 %% of the free memory",
     )  # fmt: skip
-    plan.add_argument("--size", default="640x480", metavar="WxH", help="of the camera's images")
+    plan.add_argument(
+        "--size", default="640x480", metavar="WxH", help="size of the camera's images"
+    )
     plan.add_argument("--process-res", type=int, default=config.process_res)
     plan.add_argument("--window", type=int, default=WindowConfig().size)
     plan.add_argument("--new", type=int, default=WindowConfig().new)
     plan.add_argument("--mixed-precision", default=config.mixed_precision)
     plan.add_argument("--performance-mode", default=config.performance_mode)
-    plan.add_argument("--measure", action="store_true", help="run each with random weights")
+    plan.add_argument(
+        "--measure", action="store_true", help="run each configuration with random weights"
+    )
     plan.set_defaults(run=_run_plan)
 
 

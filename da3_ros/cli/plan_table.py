@@ -1,4 +1,4 @@
-"""What fits into which budget: the table that `da3_ros plan` prints."""
+"""The table that `da3_ros plan` prints: what fits into each memory budget."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
 from da3_ros.inference.memory_governor import FREE_SHARE
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import InferenceSession
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network.model import Chunks
 
 WARM_UP, TIMED = 2, 3  # windows of a measurement
 
 
 class AbsentCuda(Device):
-    """A recent NVIDIA card that is not here, for predictions."""
+    """Stands for a recent NVIDIA GPU that this machine lacks, for predictions."""
 
     kind = "cuda"
     shares_host = False
@@ -46,10 +45,10 @@ class AbsentCuda(Device):
 
 @dataclass(frozen=True)
 class Question:
-    """What `da3_ros plan` is asked."""
+    """Arguments of `da3_ros plan`."""
 
     models: Sequence[str]
-    budgets_gb: Sequence[float]  # 0: 90 % of what is free
+    budgets_gb: Sequence[float]  # 0: 90 % of the free memory
     config: InferenceConfig
     image: tuple[int, int]  # width, height
     window: int
@@ -58,7 +57,7 @@ class Question:
 
 
 def planning_device(name: str, mode: str) -> Device:
-    """The device of that name, or a stand-in for a CUDA card that is not here."""
+    """Returns the device of that name, or a stand-in for a missing CUDA device."""
     try:
         return open_device(name, mode)
     except DeviceError:
@@ -68,11 +67,11 @@ def planning_device(name: str, mode: str) -> Device:
 
 
 def table(question: Question) -> list[list[str]]:
-    """A header and a row for every model and budget; what does not fit says why."""
+    """Returns a header and a row per model and budget; a row tells why a model does not fit."""
     device = planning_device(question.config.device, question.config.performance_mode)
     if question.measure and isinstance(device, AbsentCuda):
-        raise DeviceError("--measure needs the device itself: set --device to one that is here")
-    header = ["budget", "model", "views", "size", "precision", "predicted", "given up"]
+        raise DeviceError("--measure needs the device itself: set --device to one of this machine")
+    header = ["budget", "model", "views", "size", "precision", "predicted", "reduced"]
     if question.measure:
         header[6:6] = ["measured", "frames/s"]
     asked = list(itertools.product(question.budgets_gb, question.models))
@@ -109,18 +108,18 @@ def _row(
 
 
 def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
-    """Peak in GiB and new frames per second of random weights, which take as long as any."""
+    """Returns peak GiB and new frames per second, with random weights: speed is the same."""
     config = dataclasses.replace(
         question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
     )
     session = InferenceSession(config, poses=False)
-    warm_up(session, question.window, question.new, image=question.image)
+    session.warm_up(question.window, question.new, image=question.image)
     speed = measure_speed(session, TIMED, warm_up=WARM_UP)
-    return [f"{session.peak / GIB:.2f}", f"{speed.frames_per_s:.2f}"]
+    return [f"{session.status().memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"]
 
 
 def as_text(rows: list[list[str]]) -> str:
-    """Columns of equal width."""
+    """Returns the rows as aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines) + "\n"

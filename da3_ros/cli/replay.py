@@ -1,4 +1,4 @@
-"""`da3_ros replay`: a recording to depth, poses, clouds and a scene."""
+"""`da3_ros replay`: processes a recording to depth, poses, clouds and a scene."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_replay(commands: Any) -> None:
         "replay",
         help="process a recording without a player: every frame, repeatably",
         description="Process a recording: depth, poses, clouds and one scene. "
-        "Drops nothing; two runs give the same bytes on a CPU.",
+        "Drops no frame; two runs write the same bytes on a CPU.",
         epilog=f"{parameter_help()}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,23 +35,27 @@ def add_replay(commands: Any) -> None:
     add_parameters(replay)
     replay.add_argument(
         "--camera", action="append", default=[], metavar="TOPIC",
-        help="image topic, where the recording has several; with parameter `cameras` NAME:=TOPIC "
-        "for each whose topic is not below /NAME",
+        help="image topic, if the recording has several; with parameter `cameras`: NAME:=TOPIC "
+        "for each camera whose topic is not below /NAME",
     )  # fmt: skip
-    replay.add_argument("--odometry", help="topic of the robot's own poses, if there are several")
+    replay.add_argument(
+        "--odometry", help="topic of the robot's own poses, if the recording has several"
+    )
     replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
     replay.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
     replay.add_argument(
         "--plan", type=Path, metavar="FILE",
-        help="run exactly as an earlier replay's report.json says, whatever memory is free",
+        help="use exactly the plan in an earlier replay's report.json, whatever memory is free",
     )  # fmt: skip
     replay.add_argument(
         "--resume", type=Path, metavar="DIR",
-        help="go on in a saved scene, or in that of an earlier replay's output folder",
+        help="continue a saved scene, or that of an earlier replay's output folder",
     )  # fmt: skip
-    replay.add_argument("--pictures", action="store_true", help="contact sheet and cloud picture")
+    replay.add_argument(
+        "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
+    )
     replay.set_defaults(run=_run_replay)
 
 
@@ -85,7 +89,7 @@ def _run_replay(options: argparse.Namespace) -> int:
 
 
 def _camera_topics(given: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """TOPIC, or NAME:=TOPIC of each of several cameras."""
+    """Returns TOPIC, or the topics by name of NAME:=TOPIC arguments. Raises ConfigError."""
     pairs = [text.partition(":=") for text in given]
     plain = [topic for topic, separator, _ in pairs if not separator]
     if len(plain) > 1 or (plain and len(pairs) > 1):

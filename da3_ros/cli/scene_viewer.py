@@ -1,4 +1,4 @@
-"""`da3_ros view`: a picture of a scene, for whom has no viewer or no display."""
+"""`da3_ros view`: draws a picture of a scene; needs neither viewer nor display."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def view(
     size: tuple[int, int],
     below: float = float("inf"),
 ) -> str:
-    """Write a PNG of the scene in ``source`` from each of ``sides``; says what is in it.
+    """Write one PNG with the scene in ``source`` seen from each of ``sides``; returns a text.
 
-    ``below``: greatest height of points that are shown, in the map's unit.
+    below: largest height of drawn points, in the map's unit.
 
     Raises SceneFileError or ExportError.
     """
     if target.suffix.lower() != ".png":
-        raise ExportError(f"--output {target}: a .png is written")
+        raise ExportError(f"--output {target}: must end with .png")
     if max(size) > MOST_SIDE:
         raise ExportError(f"--size {size[0]}x{size[1]}: at most {MOST_SIDE} pixels a side")
     drawing = read_drawing(source)
     drawing = drawing.take(drawing.points[:, 2] < below)
     if not len(drawing.points) and not len(drawing.cameras):
-        raise ExportError(f"{source}: there are neither points nor cameras to show")
+        raise ExportError(f"{source}: no points and no cameras to draw")
     pictures = [render(drawing, size, side) for side in sides]
     gap = np.full((size[1], GAP, 3), 255, np.uint8)
     row = [part for picture in pictures for part in (gap, picture)][1:]

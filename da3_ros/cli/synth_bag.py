@@ -1,4 +1,4 @@
-"""`da3_ros synth-bag`: a recording of a synthetic room."""
+"""`da3_ros synth-bag`: writes a recording of a synthetic room."""
 
 from __future__ import annotations
 
@@ -18,23 +18,30 @@ def add_synth_bag(commands: Any) -> None:
     )
     synth.add_argument("output", type=Path, help="bag folder to write; must not exist")
     synth.add_argument("--frames", type=int, default=60)
-    synth.add_argument("--seed", type=int, default=0, help="room, walk and noise")
+    synth.add_argument("--seed", type=int, default=0, help="seed of room, walk and noise")
     synth.add_argument("--width", type=int, default=640)
     synth.add_argument("--height", type=int, default=480)
     synth.add_argument("--rate", type=float, default=10.0, help="frames per second")
-    synth.add_argument("--fov", type=float, default=65.0, help="horizontal, degrees")
+    synth.add_argument("--fov", type=float, default=65.0, help="horizontal field of view, degrees")
     synth.add_argument("--walk", default="loop", choices=_walks())
     synth.add_argument(
         "--cameras", nargs="+", default=[], metavar="NAME",
-        help="several cameras on a rig, below topics of their names",
+        help="names of several cameras on a rig, which prefix their topics",
     )  # fmt: skip
-    synth.add_argument("--baseline", type=float, default=0.2, help="between them, metres")
-    synth.add_argument("--yaw", type=float, default=0.0, help="between them, degrees to the right")
+    synth.add_argument(
+        "--baseline", type=float, default=0.2, help="distance of neighbouring cameras, metres"
+    )
+    synth.add_argument(
+        "--yaw",
+        type=float,
+        default=0.0,
+        help="rotation between neighbouring cameras, degrees to the right",
+    )
     synth.add_argument("--storage", default="mcap", choices=("mcap", "sqlite3"))
     synth.add_argument(
         "--tf", action="store_true",
-        help="the true poses in /tf too, as of a robot that knows where it is: then its tree is "
-        "the robot's, and da3 adds nothing to it",
+        help="write the true poses to /tf too, like a robot with its own localization; then da3 "
+        "adds no transform to the robot's tree",
     )  # fmt: skip
     synth.add_argument("--force", action="store_true", help="replace an existing bag")
     synth.set_defaults(run=_run_synth_bag)

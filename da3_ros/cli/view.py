@@ -1,4 +1,4 @@
-"""`da3_ros view`: a picture of a saved scene."""
+"""`da3_ros view`: draws a picture of a saved scene."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from da3_ros.cli.arguments import FAILED, size_argument
 def add_view(commands: Any) -> None:
     view = commands.add_parser(
         "view",
-        help="a picture of a scene: points, cameras and path, without a display",
+        help="draw a picture of a scene (points, cameras and path) without a display",
         description="Draws a scene off-screen: a saved scene, a replay's output folder, a GLB or "
-        "a PLY. Ceilings and walls that stand between the eye and the room are left out.",
+        "a PLY. Ceilings and walls between the viewpoint and the room are left out.",
     )
     view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
     view.add_argument("--output", type=Path, required=True, help="PNG to write; replaced")
     view.add_argument(
         "--from", dest="sides", nargs="+", default=["behind"], choices=_sides(),
-        help="where from, seen from the first camera (default: behind); several stand beside "
-        "each other",
+        help="viewpoint relative to the first camera (default: behind); several give pictures "
+        "side by side",
     )  # fmt: skip
     view.add_argument(
-        "--size", default="960x720", metavar="WxH", help="of each view (default: 960x720)"
+        "--size", default="960x720", metavar="WxH", help="size of each picture (default: 960x720)"
     )
     view.add_argument(
         "--below", type=float, default=float("inf"), metavar="Z",
-        help="show points below this height of the map only: a PLY has no cameras that tell where "
-        "the ceiling is",
+        help="draw only points below this height in the map; for a PLY, whose ceiling cannot "
+        "be found without cameras",
     )  # fmt: skip
     view.set_defaults(run=_run_view)
 

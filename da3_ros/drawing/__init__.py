@@ -1,1 +1,1 @@
-"""Pictures of scenes and depth."""
+"""Renders images of scenes, depth and confidence."""

@@ -1,4 +1,4 @@
-"""Depth and confidence as colours that a person reads. Knows arrays and OpenCV; no ROS."""
+"""Converts depth and confidence maps to colour images. Independent of ROS."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 
 from da3_ros.types import Array, FloatImage, Image
 
-SKY_RGB = (225, 235, 245)  # +Inf: farther than any range, and no colour of a map
+SKY_RGB = (225, 235, 245)  # +Inf; not a colour of the colour maps
 UNKNOWN_RGB = (0, 0, 0)  # NaN
-# Confidence is 1 + exp(what the network says), so that its excess over 1 tells, by orders of
-# magnitude. In six rendered rooms da3-tiny put 0 to 28 % of all pixels below the range, and none
-# above it.
+# Confidence is 1 + exp(network output), so its excess over 1 varies by orders of magnitude. In six
+# rendered rooms da3-tiny gave 0 to 28 % of all pixels below this range, and none above it.
 CONFIDENCE_EXCESS = (0.01, 10.0)
 
 # ColorBrewer's Spectral, low to high, as RGB.
@@ -31,7 +30,7 @@ def color_table(name: str) -> Image:
         columns = [np.interp(at, np.arange(len(anchors)), c) for c in anchors.T]
         return np.stack(columns, axis=1).round().astype(np.uint8)
     if name == "turbo":
-        # Turbo runs from blue to red; near shall be red.
+        # Turbo runs from blue to red: reversed, as near is red.
         ramp = np.arange(255, -1, -1, dtype=np.uint8)[:, None]
         return np.ascontiguousarray(cv2.applyColorMap(ramp, cv2.COLORMAP_TURBO)[:, 0, ::-1])
     raise ValueError(f"unknown colour map {name!r}: spectral or turbo")
@@ -40,13 +39,13 @@ def color_table(name: str) -> Image:
 def colorize_depth(
     depth: FloatImage, range_m: tuple[float, float], name: str = "spectral"
 ) -> Image:
-    """RGB uint8 [H, W, 3] of z-depth float32 [H, W] over a fixed range (near, far), never fitted.
+    """Convert z-depth float32 [H, W] to RGB uint8 [H, W, 3] over a fixed range (near, far).
 
-    Near is red; nearer and farther than the range take its end colours; NaN is black and +Inf
-    (sky) a light grey. The same depth has the same colour in every frame.
+    Near is red; values outside the range get its end colours; NaN is black and +Inf (sky) light
+    grey. Equal depths have equal colours in all frames.
     """
     near, far = range_m
-    # OpenCV's colour maps work on whole images at once, an index of NumPy's pixel by pixel.
+    # OpenCV's colour maps are faster than indexing with NumPy.
     above = np.clip(depth, near, far, dtype=np.float32) - np.float32(near)
     index = cv2.convertScaleAbs(above, alpha=255 / (far - near))
     colors = np.asarray(cv2.applyColorMap(index, _table_column(name)), np.uint8)
@@ -58,10 +57,10 @@ def colorize_depth(
 
 
 def colorize_confidence(confidence: FloatImage, name: str = "spectral") -> Image:
-    """RGB uint8 [H, W, 3] of a confidence map float32 [H, W], from 1 upwards, never fitted.
+    """Convert confidence float32 [H, W], from 1 upwards, to RGB uint8 [H, W, 3].
 
-    The logarithm of confidence - 1 over the fixed range CONFIDENCE_EXCESS: doubt is red, what is
-    sure is cold, NaN is black. The same confidence has the same colour in every frame.
+    Shows the logarithm of confidence - 1 over the fixed range CONFIDENCE_EXCESS: low confidence
+    is red, high confidence blue, NaN black. Equal confidences have equal colours in all frames.
     """
     low, high = np.log(CONFIDENCE_EXCESS, dtype=np.float32)
     excess = np.clip(confidence - 1, *CONFIDENCE_EXCESS, dtype=np.float32)
@@ -75,5 +74,5 @@ def colorize_confidence(confidence: FloatImage, name: str = "spectral") -> Image
 
 @functools.lru_cache
 def _table_column(name: str) -> Image:
-    """The table as OpenCV wants it, [256, 1, 3]."""
+    """The colour table in OpenCV's shape [256, 1, 3]."""
     return color_table(name)[:, None]

@@ -1,4 +1,4 @@
-"""One picture that shows what a run saw: input, coloured depth and confidence of a few frames."""
+"""A contact sheet of a run: image, coloured depth and coloured confidence of a few frames."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MARGIN = 4
 
 
 class ContactSheet:
-    """Keeps evenly spread frames of a stream whose length is not known beforehand.
+    """Keeps evenly spaced frames of a stream of unknown length.
 
-    When twice as many as wanted are held, every second one goes and the spacing doubles.
+    When more than twice ROWS frames are kept, every second one is dropped and the spacing doubles.
     """
 
     def __init__(self, config: DepthConfig, metric: bool) -> None:
@@ -28,7 +28,7 @@ class ContactSheet:
         self._spacing = 1
 
     def add(self, image: Image, depth: FloatImage, confidence: FloatImage) -> None:
-        """Look at one frame of the stream: RGB [h, w, 3], depth and confidence [h, w]."""
+        """Add the stream's next frame: RGB [h, w, 3], depth and confidence [h, w]."""
         if self._count % self._spacing == 0:
             self._rows.append(self._row(image, depth, confidence))
         self._count += 1
@@ -37,7 +37,7 @@ class ContactSheet:
             self._spacing *= 2
 
     def picture(self) -> Image:
-        """RGB [H, W, 3], a row a frame; black if nothing was added."""
+        """The sheet, RGB [H, W, 3], one row per frame; black if no frame was added."""
         if not self._rows:
             return np.zeros((MARGIN, CELL_WIDTH, 3), np.uint8)
         chosen = (
@@ -56,7 +56,7 @@ class ContactSheet:
         return np.concatenate([_cell(c) for c in cells], axis=1)
 
     def _range(self, depth: FloatImage) -> tuple[float, float]:
-        """The configured range; without a scale metres mean nothing, so the frame's own."""
+        """The configured range; without metric scale the frame's own range."""
         known = depth[np.isfinite(depth)]
         if self.metric or not len(known):
             return self.config.color_range_m

@@ -1,4 +1,4 @@
-"""Reads what a picture shows from a saved scene, a replay's output, or an exported GLB or PLY."""
+"""Reads drawings from a saved scene, a replay's output, or an exported GLB or PLY."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREY = 160  # points of a file without colours
 
 
 def read_drawing(path: Path) -> Drawing:
-    """What there is to draw in a scene's folder, a folder that holds a scene, a .glb or a .ply.
+    """Read a scene folder, a folder that contains a scene, a .glb or a .ply.
 
     A PLY has no cameras. Raises SceneFileError.
     """
@@ -35,12 +35,14 @@ def read_drawing(path: Path) -> Drawing:
         path = next((file for file in exported if file.is_file()), path)
     if path.is_dir():
         raise SceneFileError(
-            f"{path} holds no scene: a saved scene or a replay's output is wanted, or a "
+            f"{path} contains no scene: give a saved scene, a replay's output or a "
             f"{' or '.join(READERS)} file"
         )
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise SceneFileError(f"{path}: a scene's folder or a {' or '.join(READERS)} is wanted")
+        raise SceneFileError(
+            f"{path} is not a scene: give a scene folder or a {' or '.join(READERS)} file"
+        )
     try:
         return reader(path)
     except SceneFileError:
@@ -51,11 +53,11 @@ def read_drawing(path: Path) -> Drawing:
 
 
 def _read_glb(path: Path) -> Drawing:
-    """A GLB as ``glb.write_glb`` makes it: others have meshes and nested nodes."""
+    """Read a GLB written by ``glb.write_glb``; others have meshes and nested nodes."""
     data = path.read_bytes()
     magic, version, size = struct.unpack_from("<4sII", data)
     if (magic, version) != (b"glTF", 2) or size != len(data):
-        raise SceneFileError(f"{path} is cut off or no GLB of glTF 2.0")
+        raise SceneFileError(f"{path} is truncated or not a GLB file of glTF 2.0")
     (length,) = struct.unpack_from("<I", data, 12)
     document = json.loads(data[20 : 20 + length])
     if not str(document["asset"].get("generator")).startswith("da3_ros"):
@@ -71,7 +73,7 @@ def _read_glb(path: Path) -> Drawing:
 
 
 def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:
-    """Vertices or line ends of each mesh by its name."""
+    """Vertices or line ends of each mesh, by mesh name."""
     found: dict[str, NDArray[Any]] = {}
     for mesh in document["meshes"]:
         attributes = mesh["primitives"][0]["attributes"]
@@ -85,7 +87,7 @@ def _meshes(document: dict[str, Any], binary: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _srgb(linear: Array) -> NDArray[np.uint8]:
-    """The 8-bit colours whose linear light this is."""
+    """Convert linear colours to 8-bit sRGB."""
     between = (LINEAR[1:] + LINEAR[:-1]) / 2
     return np.searchsorted(between, linear).astype(np.uint8)
 
@@ -94,11 +96,11 @@ def _read_ply(path: Path) -> Drawing:
     import trimesh  # slow to import
 
     if not path.read_bytes()[:4].startswith(b"ply"):
-        raise SceneFileError(f"{path} is no PLY file")
+        raise SceneFileError(f"{path} is not a PLY file")
     cloud: Any = trimesh.load(path, process=False)
     points = np.asarray(cloud.vertices, np.float32)
     if not len(points):
-        raise SceneFileError(f"{path} holds no points")
+        raise SceneFileError(f"{path} contains no points")
     colors = cloud.colors if hasattr(cloud, "colors") else cloud.visual.vertex_colors
     rgb = np.asarray(colors, np.uint8).reshape(-1, 4)[:, :3]
     if len(rgb) != len(points):

@@ -1,8 +1,8 @@
-"""An off-screen picture of the scene: points, cameras and path, without any graphics library.
+"""Renders an image of a scene: points, cameras and path, without a graphics library.
 
-A room is seen as a doll's house: surfaces that show the eye their back are left out, and what
-lies above the cameras. Points are squares as large as the gaps around them, edges are darkened
-where depth jumps (eye-dome lighting, Boucheny 2009), and the whole is drawn at twice its size.
+To show the inside of a room, surfaces seen from behind and points above the cameras are omitted.
+Points are squares as large as the gaps between them, pixels behind depth edges are darkened
+(eye-dome lighting, Boucheny 2009), and the image is rendered at twice its size.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.types import Array, Image
 
 BACKGROUND = 24
-MOST_POINTS = 5_000_000  # more would only cover each other
+MAX_POINTS = 5_000_000  # more points would hide each other
 FIELD_OF_VIEW_DEG = 45.0
-FILL = 0.93  # share of the picture that the scene may take
-FITTED = 50_000  # points that tell where the scene is
+FILL = 0.93  # share of the image that the scene fills
+FIT_SAMPLES = 50_000  # points used to fit the viewpoint
 CAMERA_COLOR, PATH_COLOR = (255, 140, 0), (0, 160, 255)
-# From where: turn to the right of the first camera's heading, and elevation, degrees.
+# Viewing direction: azimuth to the right of the first camera's heading, and elevation, degrees.
 SIDES = {"behind": (0.0, 45.0), "corner": (40.0, 40.0), "side": (90.0, 35.0), "top": (0.0, 90.0)}
-FINER = 2  # drawn so many times larger
-MOST_PX = 6 * FINER  # largest square that stands for a point
-CELL = 0.03  # patches whose normal and density are looked at, over the scene's size
-FLAT = 0.3  # most variance across a patch over that along it
-LEAST_IN_PATCH = 8  # points that can have a normal
-LONE = 4  # fewer points in a patch are taken for noise
-LIGHT = 0.35  # how much a jump in depth darkens
+SUPERSAMPLING = 2  # factor of the internal image size
+MAX_SQUARE_PX = 6 * SUPERSAMPLING  # largest square of a point
+CELL = 0.03  # size of a patch, relative to the scene
+FLAT = 0.3  # largest ratio of variance across a flat patch to that along it
+MIN_POINTS_FOR_NORMAL = 8  # fewest points in a patch with a normal
+MIN_POINTS = 4  # patches with fewer points are noise
+LIGHT = 0.35  # strength of the darkening at depth edges
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """What a picture shows, in the map frame (z up)."""
+    """Contents of an image of a scene, in the map frame (z up)."""
 
     points: NDArray[np.float32]  # [M, 3]
     rgb: NDArray[np.uint8]  # [M, 3]
-    cameras: Array  # line segments [8 C, 2, 3], eight a camera as of ``frusta.frustum``
+    cameras: Array  # line segments [8 C, 2, 3], eight per camera as in ``camera_frusta``
     path: Array  # line segments [P, 2, 3]
 
     def centres(self) -> Array:
-        """Where cameras have been [N, 3]."""
+        """Camera positions [N, 3] of keyframes and path."""
         return np.concatenate((self.cameras[::8, 0], self.path.reshape(-1, 3)))
 
     def heading(self) -> Array:
-        """Horizontal unit vector [2] that the first camera looks along."""
+        """Horizontal viewing direction of the first camera, a unit vector [2]."""
         rays = self.cameras[:4]
         axis = (rays[:, 1] - rays[:, 0]).sum(axis=0)[:2]
         norm = np.linalg.norm(axis)
         return axis / norm if norm > 1e-6 else np.array([1.0, 0.0])
 
     def take(self, keep: Array) -> Drawing:
-        """With the points of a mask or index only."""
+        """A copy with only the points selected by a mask or index."""
         return Drawing(self.points[keep], self.rgb[keep], self.cameras, self.path)
 
 
 @dataclass(frozen=True, eq=False)
 class _Viewpoint:
-    """A pinhole looking at the scene: world axes are the ROS map's (z up)."""
+    """A virtual pinhole camera in the map frame (z up)."""
 
     R: Array  # [3, 3] map to view (x right, y down, z forward)
     eye: Array
@@ -81,34 +81,34 @@ class _Viewpoint:
 
 @dataclass(frozen=True, eq=False)
 class _Patches:
-    """Small cubes of the scene, and what surface is in each."""
+    """Small cubes of the scene with the surface in each."""
 
     of_point: Array  # [M] index of the patch
     mean: Array  # [V, 3]
     normal: Array  # [V, 3] unit, of either sign
     flat: NDArray[np.bool_]  # [V] whether it has a normal
     spacing: Array  # [V] between neighbouring points
-    lone: NDArray[np.bool_]  # [V] whether hardly a point is in it, where others have many
+    isolated: NDArray[np.bool_]  # [V] whether it has few points compared to others
 
 
 def render_scene(scene: Scene, size: tuple[int, int] = (960, 720)) -> Image:
-    """RGB [H, W, 3] of the scene from above and behind the first camera."""
+    """Render a scene from above and behind the first camera, RGB [H, W, 3]."""
     return render(drawing_of(scene), size)
 
 
 def drawing_of(scene: Scene) -> Drawing:
-    """Points, keyframes' cameras and path of a scene."""
-    cloud, centres = scene.cloud(MOST_POINTS), path_points(scene)
+    """Points, keyframe cameras and path of a scene."""
+    cloud, centres = scene.cloud(MAX_POINTS), path_points(scene)
     path = np.stack((centres[:-1], centres[1:]), axis=1)
     return Drawing(cloud.xyz, cloud.rgb, frusta(scene), path)
 
 
 def render(drawing: Drawing, size: tuple[int, int] = (960, 720), side: str = "behind") -> Image:
-    """RGB [H, W, 3] of (width, height) ``size``, seen from one of SIDES."""
-    canvas = np.full((size[1] * FINER, size[0] * FINER, 3), BACKGROUND, np.uint8)
+    """Render RGB [H, W, 3] of (width, height) ``size``; ``side``: a key of SIDES."""
+    canvas = np.full((size[1] * SUPERSAMPLING, size[0] * SUPERSAMPLING, 3), BACKGROUND, np.uint8)
     drawing = drawing.take(_thinned(drawing.points))
     drawing = drawing.take(_below_ceiling(drawing.points, drawing.centres()))
-    everything = _where(drawing)
+    everything = _places_in_view(drawing)
     if len(everything):
         viewpoint = _viewpoint(everything, drawing.heading(), side, canvas.shape[1::-1])
         if len(drawing.points):
@@ -120,15 +120,15 @@ def render(drawing: Drawing, size: tuple[int, int] = (960, 720), side: str = "be
 
 
 def write_png(path: Path, image: Image) -> None:
-    """Write RGB [H, W, 3]. Raises OSError."""
+    """Write RGB [H, W, 3] as PNG. Raises OSError."""
     _, data = cv2.imencode(".png", cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     path.write_bytes(data.tobytes())
 
 
 def _thinned(points: Array) -> Array:
-    """Index of points that are finite, evenly thinned to MOST_POINTS."""
+    """Indices of finite points, evenly thinned to MAX_POINTS."""
     finite = np.flatnonzero(np.isfinite(points).all(axis=1))
-    return finite[:: max(1, -(-len(finite) // MOST_POINTS))]
+    return finite[:: max(1, -(-len(finite) // MAX_POINTS))]
 
 
 def _below_ceiling(points: Array, centres: Array) -> Array:
@@ -139,9 +139,9 @@ def _below_ceiling(points: Array, centres: Array) -> Array:
     return np.asarray(points[:, 2] < top + 0.15 * max(high - low, 1e-6))
 
 
-def _where(drawing: Drawing) -> Array:
-    """Places [N, 3] that must be in the picture: cameras, and points but the farthest few."""
-    some = drawing.points[:: max(1, len(drawing.points) // FITTED)].astype(np.float64)
+def _places_in_view(drawing: Drawing) -> Array:
+    """Positions [N, 3] that must be visible: all cameras, and points without outliers."""
+    some = drawing.points[:: max(1, len(drawing.points) // FIT_SAMPLES)].astype(np.float64)
     if len(some):
         low, high = np.percentile(some, (1, 99), axis=0)
         some = some[((some >= low) & (some <= high)).all(axis=1)]
@@ -149,17 +149,17 @@ def _where(drawing: Drawing) -> Array:
 
 
 def _viewpoint(places: Array, heading: Array, side: str, size: tuple[int, ...]) -> _Viewpoint:
-    """The nearest eye that looks in the side's direction and has all places in the picture."""
-    turn, elevation = np.radians(SIDES[side])
-    c, s = np.cos(turn), np.sin(turn)
+    """The nearest viewpoint with the given direction from which all places are visible."""
+    azimuth, elevation = np.radians(SIDES[side])
+    c, s = np.cos(azimuth), np.sin(azimuth)
     forward = np.array([c * heading[0] + s * heading[1], c * heading[1] - s * heading[0]])
     look = np.array([*(np.cos(elevation) * forward), -np.sin(elevation)])
     right = np.array([forward[1], -forward[0], 0.0])
     R = np.stack((right, np.cross(look, right), look))
     focal = min(size) / 2 / np.tan(np.radians(FIELD_OF_VIEW_DEG) / 2)
     view = places @ R.T
-    # Inside the picture's edges is |x - eye_x| <= slope (z - eye_z), likewise y: the outermost
-    # places bound the eye on both sides, and the farther back of x and y decides.
+    # A place is visible if |x - eye_x| <= slope (z - eye_z), likewise for y. The outermost places
+    # bound the eye on both sides; of x and y, the one that needs the larger distance decides.
     slope = FILL * np.array(size) / 2 / focal
     ahead = view[:, 2:] * slope
     most, least = (view[:, :2] - ahead).max(axis=0), (-view[:, :2] - ahead).max(axis=0)
@@ -169,7 +169,7 @@ def _viewpoint(places: Array, heading: Array, side: str, size: tuple[int, ...]) 
 
 
 def _patches(points: Array, edge: float) -> _Patches:
-    """The points by cubes of length ``edge``."""
+    """Group the points into cubes of side ``edge``."""
     cell = np.floor((points - points.min(axis=0)) / max(edge, 1e-9)).astype(np.int64)
     sides = cell.max(axis=0) + 1
     keys = (cell[:, 0] * sides[1] + cell[:, 1]) * sides[2] + cell[:, 2]
@@ -183,18 +183,18 @@ def _patches(points: Array, edge: float) -> _Patches:
     offset = points - centre[of_point]
     pairs = [[mean(offset[:, i] * offset[:, j]) for j in range(3)] for i in range(3)]
     variance, axes = np.linalg.eigh(np.moveaxis(np.array(pairs), 2, 0))
-    flat = (variance[:, 0] < FLAT * variance[:, 1]) & (count >= LEAST_IN_PATCH)
-    # A surface through a cube is about as large as its side; points lie unevenly on it.
+    flat = (variance[:, 0] < FLAT * variance[:, 1]) & (count >= MIN_POINTS_FOR_NORMAL)
+    # A surface in a cube has about the area of its side; 1.5: points are unevenly distributed.
     spacing = 1.5 * edge / np.sqrt(count)
     spacing = np.minimum(spacing, 2 * float(np.median(spacing[of_point])))
-    lone = count < min(LONE, float(np.median(count)))
-    return _Patches(of_point, centre, axes[:, :, 0], flat, spacing, lone)
+    isolated = count < min(MIN_POINTS, float(np.median(count)))
+    return _Patches(of_point, centre, axes[:, :, 0], flat, spacing, isolated)
 
 
 def _shown(patches: _Patches, centres: Array, eye: Array) -> Array:
-    """Which patches [V] do not show their back: the camera that saw one was in front of it."""
+    """Mask [V] of patches seen from their front: the side of the camera nearest to the patch."""
     if not len(centres):
-        return ~patches.lone
+        return ~patches.isolated
     nearest = np.full(len(patches.mean), np.inf)
     seen_from = np.zeros_like(patches.mean)
     for centre in centres[:: max(1, len(centres) // 200)]:
@@ -204,17 +204,17 @@ def _shown(patches: _Patches, centres: Array, eye: Array) -> Array:
     front = np.sign(((seen_from - patches.mean) * patches.normal).sum(axis=1))
     to_eye = eye - patches.mean
     cosine = front * (to_eye * patches.normal).sum(axis=1) / np.linalg.norm(to_eye, axis=1)
-    return np.asarray(~patches.lone & (~patches.flat | (cosine > -0.1)))
+    return np.asarray(~patches.isolated & (~patches.flat | (cosine > -0.1)))
 
 
 def _paint_points(
     canvas: Image, viewpoint: _Viewpoint, drawing: Drawing, patches: _Patches
 ) -> None:
-    """The nearest point of each pixel, darker beside what is nearer still."""
+    """Draw the nearest point of each pixel, darkened at depth edges."""
     shown = _shown(patches, drawing.centres(), viewpoint.eye)[patches.of_point]
     pixels, depth = viewpoint.project(drawing.points[shown].astype(np.float64))
     side = viewpoint.focal * patches.spacing[patches.of_point[shown]] / np.maximum(depth, 1e-9)
-    side = np.clip(np.ceil(side), 1, MOST_PX).astype(np.int64)
+    side = np.clip(np.ceil(side), 1, MAX_SQUARE_PX).astype(np.int64)
     corner = np.floor(pixels - (side[:, None] - 1) / 2)
     good = (depth > 0) & (np.abs(corner) < 1e6).all(axis=1)
     corner, side = corner[good].astype(np.int64), side[good]
@@ -232,7 +232,7 @@ def _paint_points(
 
 
 def _squares(corner: Array, side: Array, width: int, height: int) -> Iterator[tuple[Array, Array]]:
-    """Pixels (flat index) that points cover, and the points: one offset in a square at a time."""
+    """Yield pixels (flat index) and the points that cover them, for each offset in the squares."""
     order = np.argsort(-side, kind="stable")
     largest = int(side.max(initial=0))
     for dx, dy in np.ndindex(largest, largest):
@@ -244,15 +244,15 @@ def _squares(corner: Array, side: Array, width: int, height: int) -> Iterator[tu
 
 
 def _shade(z: Array) -> Array:
-    """Eye-dome lighting: brightness 0..1 [H, W] by how much nearer the neighbours are."""
+    """Eye-dome lighting: brightness 0..1 [H, W], lower where neighbours are nearer."""
     far = np.log2(np.where(np.isfinite(z), z, np.finfo(np.float32).max)).astype(np.float32)
-    padded = np.pad(far, FINER, mode="edge")
+    padded = np.pad(far, SUPERSAMPLING, mode="edge")
     height, width = z.shape
-    # A wall that is seen at a slant gets farther too: only jumps count.
+    # The depth of a slanted wall changes too: only depth edges count.
     darker = np.zeros_like(far)
     for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0)):
-        rows = slice(FINER * (1 + dy), FINER * (1 + dy) + height)
-        columns = slice(FINER * (1 + dx), FINER * (1 + dx) + width)
+        rows = slice(SUPERSAMPLING * (1 + dy), SUPERSAMPLING * (1 + dy) + height)
+        columns = slice(SUPERSAMPLING * (1 + dx), SUPERSAMPLING * (1 + dx) + width)
         darker += np.clip((far - padded[rows, columns] - 0.03) / 0.1, 0, 1)
     return np.where(np.isfinite(z), np.exp(-LIGHT * darker), 1.0)
 
@@ -264,4 +264,4 @@ def _paint_lines(
     near = np.abs(pixels).max(axis=(1, 2), initial=0) < 1e5 if len(pixels) else np.zeros(0, bool)
     for ends in pixels[near & (depth > 0).all(axis=1)]:
         a, b = ((round(float(x)), round(float(y))) for x, y in ends)
-        cv2.line(canvas, a, b, color, FINER, cv2.LINE_AA)
+        cv2.line(canvas, a, b, color, SUPERSAMPLING, cv2.LINE_AA)

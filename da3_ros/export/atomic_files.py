@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Writes files and folders atomically: they appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from da3_ros.export.selection import ExportError
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it at the end, removed on any error.
+    """Yields a temporary path beside ``path``, renamed to it at the end, removed on any error.
 
-    Raises ExportError when the folder cannot be made or written, and for what is no regular file.
+    Raises ExportError if the folder cannot be made or written, or ``path`` is not a regular file.
     """
     try:
         _check_regular(path)
@@ -41,15 +41,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """A temporary folder beside ``path``, renamed to it at the end, removed on any error.
+def atomic_folder(path: Path, is_replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yields a temporary folder beside ``path``, renamed to it at the end, removed on any error.
 
-    A folder that is there already is replaced if it is empty, or if ``ours`` says that it holds
-    nothing but what is written here. Raises ExportError, also for any other folder.
+    An existing folder is replaced if it is empty or ``is_replaceable`` accepts it. Raises
+    ExportError, also for any other existing folder.
     """
     try:
         if path.is_dir():
-            _check_ours(path, ours)
+            _check_replaceable(path, is_replaceable)
         else:
             _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,24 +66,27 @@ def atomic_folder(path: Path, ours: Callable[[Path], bool]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_ours(folder: Path, ours: Callable[[Path], bool]) -> None:
-    if any(folder.iterdir()) and not ours(folder):
-        raise ExportError(f"{folder} is a folder that holds other things: name a new one")
+def _check_replaceable(folder: Path, is_replaceable: Callable[[Path], bool]) -> None:
+    if any(folder.iterdir()) and not is_replaceable(folder):
+        raise ExportError(f"{folder} is a folder with other contents: name a new one")
 
 
 def _check_regular(path: Path) -> None:
-    """Raise ExportError for a device, a pipe or a socket: a rename would put a file in its place.
+    """Raises ExportError for a device, a pipe or a socket, which a rename would replace by a file.
 
-    A folder is left to the rename, which refuses it. Raises OSError, ValueError too.
+    A folder is accepted: the rename refuses it. Also raises OSError, ValueError.
     """
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ExportError(f"{path} cannot be written: it is no regular file")
+            raise ExportError(f"{path} cannot be written: it is not a regular file")
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Move a folder to where one may be; the old one stays if that fails. Raises OSError."""
+    """Moves a folder to ``path`` and removes an old one there, which stays if that fails.
+
+    Raises OSError.
+    """
     if not path.is_dir():
         os.rename(new, path)
         return

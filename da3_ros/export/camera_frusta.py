@@ -1,4 +1,4 @@
-"""Cameras and path of a scene as line segments, for pictures and viewers."""
+"""Cameras and path of a scene as line segments, for drawings and viewers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from da3_ros.types import Array
 
 FRUSTUM = 0.03  # camera size over the scene's diagonal
 MAX_FRUSTA = 200
-MEASURED = 100_000  # points that tell the scene's size
+MEASURED = 100_000  # points that the scene's size is measured by
 
 
 def frusta(scene: Scene) -> Array:
-    """Line segments [M, 2, 3] of the scene's keyframes in the map frame."""
+    """Returns line segments [M, 2, 3] of the scene's keyframes in the map frame."""
     chosen = chosen_frusta(scene.poses)
     if not chosen:
         return np.zeros((0, 2, 3))
@@ -26,7 +26,7 @@ def frusta(scene: Scene) -> Array:
 
 
 def frustum(pose: Pose, size: float) -> Array:
-    """Line segments [8, 2, 3] of a camera in world coordinates: four rays and the image's rim."""
+    """Returns line segments [8, 2, 3] of a camera in world coordinates: four rays, and the rim."""
     width, height = pose.size
     corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], dtype=float)
     rim = size * corners @ np.linalg.inv(pose.K).T
@@ -37,7 +37,7 @@ def frustum(pose: Pose, size: float) -> Array:
 
 
 def scene_size(scene: Scene) -> float:
-    """Diagonal of the box that holds the middle 90 % of points, or of the path; at least tiny."""
+    """Returns the diagonal of the box around the middle 90 % of points, or of the path; > 0."""
     points = scene.cloud(MEASURED).xyz if len(scene) else path_points(scene)
     if not len(points):
         return 1.0
@@ -46,13 +46,14 @@ def scene_size(scene: Scene) -> float:
 
 
 def path_points(scene: Scene) -> Array:
-    """Centres [N, 3] of the leading camera in the map frame."""
+    """Returns the centres [N, 3] of the leading camera in the map frame."""
     centres = scene.poses.leading().rows["T"][:, :, 3]
     return np.asarray(centres @ scene.T_map_world[:3, :3].T + scene.T_map_world[:3, 3])
 
 
 def path_segments(scene: Scene) -> Array:
-    """Lines [N, 2, 3] between neighbours on the path, in the map frame; parts stay apart."""
+    """Returns lines [N, 2, 3] between neighbours on the path, in the map frame; none between
+    parts."""
     leading = replace(scene, poses=scene.poses.leading())
     part, centres = np.array(leading.part_of_poses(), int), path_points(scene)
     lines = np.stack((centres[:-1], centres[1:]), axis=1)
@@ -60,6 +61,6 @@ def path_segments(scene: Scene) -> Array:
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:
-    """Keyframes, evenly thinned to what a viewer can show."""
+    """Returns an even choice of at most MAX_FRUSTA keyframes."""
     keyframes = np.flatnonzero(poses.rows["keyframe"])
     return list(poses.take(keyframes[:: max(1, -(-len(keyframes) // MAX_FRUSTA))]))

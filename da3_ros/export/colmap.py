@@ -1,9 +1,9 @@
-"""Writes a COLMAP text model: what tools for 3D Gaussian splatting begin with.
+"""Writes a COLMAP text model, the input of tools for 3D Gaussian splatting.
 
 ``cameras.txt`` (PINHOLE), ``images.txt`` (world to camera, quaternions w first) and
 ``points3D.txt`` (no tracks) as in COLMAP's documentation of its text format; COLMAP's pixel
-centres are at 0.5, the corner rule of ``types``. Its world is the ROS map frame. Beside them lie
-the keyframes' images, as the network saw them, where the map has kept them.
+centres are at 0.5, the corner rule of ``types``. Its world is the ROS map frame. The folder
+``images`` holds the keyframes' images, at the network's size, that the map has kept.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ROW = "%d %.6f %.6f %.6f %d %d %d 0\n"
 
 
 def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress) -> None:
-    """Fill an empty folder. Raises ExportError if no camera is left."""
+    """Writes a model into an empty folder. Raises ExportError if the scene has no keyframe."""
     poses = [p for p in scene.poses if p.keyframe]
     shown = [p for p in poses if (p.camera, p.stamp_ns) in scene.images]
     poses = shown or poses
     if not poses:
-        raise ExportError("no keyframe is left of the scene: a COLMAP model needs cameras")
+        raise ExportError("the scene has no keyframe: a COLMAP model needs cameras")
     cameras = _write_cameras(folder / "cameras.txt", poses)
     _write_images(folder / "images.txt", poses, cameras, scene)
     for pose in shown:
@@ -41,29 +41,29 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
         for chunk in points.chunks(progress):
             ids = range(first, first + len(chunk))
             columns = (*chunk["xyz"].T.tolist(), *chunk["rgb"].T.tolist())
-            # Twice as fast as NumPy's savetxt, and lines are all that this is.
+            # Twice as fast as NumPy's savetxt.
             text.writelines(map(ROW.__mod__, zip(ids, *columns, strict=True)))
             first += len(chunk)
 
 
 def image_name(camera: str, stamp_ns: int, suffix: str) -> str:
-    """Name of a keyframe's image below ``images``: its stamp, in a folder for each camera."""
+    """Returns a keyframe's file name below ``images``: its stamp, in a folder per camera."""
     return f"{camera}/{stamp_ns}.{suffix}" if camera else f"{stamp_ns}.{suffix}"
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a COLMAP text model and nothing else."""
+    """True if a folder holds a COLMAP text model and nothing else."""
     names = {p.name for p in folder.iterdir()}
     return names >= set(FILES) and names <= {*FILES, "images"}
 
 
 def _write_cameras(path: Path, poses: list[Pose]) -> list[int]:
-    """Write each camera that is unlike the others once; returns the number of each pose's."""
+    """Writes each distinct camera once; returns the camera number of each pose."""
     numbers: dict[str, int] = {}
     chosen = []
     for p in poses:
         K = " ".join(f"{v:.6f}" for v in (p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]))
-        # The name apart: two cameras of a rig stay two, however alike.
+        # With the name: two cameras of a rig stay two, even with equal intrinsics.
         line = f"PINHOLE {p.size[0]} {p.size[1]} {K}"
         chosen.append(numbers.setdefault(f"{p.camera}\n{line}", len(numbers) + 1))
     rows = (f"{number} {key.partition(chr(10))[2]}\n" for key, number in numbers.items())

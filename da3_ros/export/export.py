@@ -1,8 +1,8 @@
 """Writes the scene: GLB for viewers, PLY for point tools, COLMAP for splatting, TUM for paths.
 
-Everything is written under a temporary name beside its place and renamed when whole. All but GLB
-are in the ROS map frame (x forward, y left, z up); GLB is in glTF axes (y up) of the same. Points
-pass in chunks: an export takes the same memory however large the scene is.
+Everything is written under a temporary name in the same folder and renamed when complete. All but
+GLB are in the ROS map frame (x forward, y left, z up); GLB is in glTF axes (y up). Points are
+processed in chunks: the memory of an export does not depend on the size of the scene.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ ALL = Selection()
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     path: Path
     points: int
-    bytes: int  # of the file, or of all in the folder
-    parts: int = 1  # of the scene, whose places to each other are not measured
-    guessed: int = 0  # of them have a guessed place in the map
+    bytes: int  # of the file, or of all files in the folder
+    parts: int = 1  # number of parts of the scene
+    guessed: int = 0  # number of parts with a guessed place in the map
 
     @property
     def text(self) -> str:
-        """What was written, in one line."""
-        return f"{self.points} points in {self.path}{said_of_parts(self.parts, self.guessed)}"
+        """The result in one line."""
+        return f"{self.points} points in {self.path}{parts_note(self.parts, self.guessed)}"
 
 
 def export_scene(
@@ -53,10 +53,11 @@ def export_scene(
     form: str = "",
     progress: Progress = silent,
 ) -> Exported:
-    """Write what ``selection`` takes of ``scene``.
+    """Writes the ``selection`` of ``scene``.
 
-    ``form`` is one of FORMATS; by default the path's suffix says it. ``colmap`` is a folder.
-    ``progress`` may raise, which ends the export and leaves nothing behind. Raises ExportError.
+    ``form`` is one of FORMATS; by default it follows from the path's suffix. ``colmap`` is a
+    folder. ``progress`` may raise, which aborts the export and removes its files. Raises
+    ExportError.
     """
     form = format_of(path, form)
     if _is_empty(scene):
@@ -64,7 +65,7 @@ def export_scene(
     scene = scene if selection.guessed else scene.of_part(REFERENCE)
     if _is_empty(scene):
         raise ExportError(
-            "all parts of the scene lie at guessed places: export those too (without "
+            "all parts of the scene are at guessed places: export those too (without "
             "--known-only, or with map.export_guessed: true)"
         )
     place = atomic_folder(path, is_model) if form == "colmap" else atomic_path(path)
@@ -81,7 +82,7 @@ def _is_empty(scene: Scene) -> bool:
 
 
 def format_of(path: Path, form: str = "") -> str:
-    """The format that is asked for, or that the suffix says. Raises ExportError."""
+    """Returns the requested format, or that of the suffix. Raises ExportError."""
     asked = form.lower().lstrip(".")
     if asked and asked not in FORMATS:
         raise ExportError(f"unknown format {form!r}: one of {', '.join(FORMATS)}, or empty")
@@ -92,15 +93,15 @@ def format_of(path: Path, form: str = "") -> str:
     return form
 
 
-def said_of_parts(parts: int, guessed: int) -> str:
-    """What to add about the parts of a scene; nothing where there is but one, at its place."""
+def parts_note(parts: int, guessed: int) -> str:
+    """Returns a note on guessed parts of a scene; empty if there are none."""
     if not guessed:
         return ""
     return f"; {parts} part{'s' * (parts > 1)}, {guessed} at a guessed place"
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
+    """Returns the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(f.stat().st_size for f in files if f.is_file())
 

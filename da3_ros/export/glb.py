@@ -1,8 +1,8 @@
 """Writes binary glTF 2.0: points with colours, camera frusta and path as lines.
 
-Written here rather than by a library so that the points pass in chunks. Colours are linear light,
-as glTF asks for, in floats: 8 bits would band in the dark, and common readers take 16 for 8.
-Materials are unlit, because points and lines have no normals.
+Not written by a library, so that points are processed in chunks. Colours are linear light, as glTF
+requires, in floats: 8 bits would show bands in dark areas, and common readers misread 16 bits as
+8. Materials are unlit, because points and lines have no normals.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ VERTEX = np.dtype([("position", "<f4", (3,)), ("color", "<f4", (3,))])
 POINTS, LINES = 0, 1
 FLOAT, ARRAY_BUFFER = 5126, 34962
 CAMERA_RGB, PATH_RGB = (255, 140, 0), (0, 160, 255)
-MOST_BYTES = 2**32 - 1  # the format's own limit
+MAX_BYTES = 2**32 - 1  # the format's own limit
 
 
 def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
-    """Write the points, and the scene's poses if there are any. Raises ExportError."""
+    """Writes the points, and the scene's poses if there are any. Raises ExportError."""
     model = _Model()
     if len(points):
         model.points(points)
     model.lines("cameras", frusta(scene), CAMERA_RGB)
     model.lines("path", path_segments(scene), PATH_RGB)
     if scene.guessed:
-        said = {"parts": len(scene.parts), "parts_guessed": scene.guessed}
-        model.extras = {"extras": said}
+        counts = {"parts": len(scene.parts), "parts_guessed": scene.guessed}
+        model.extras = {"extras": counts}
     if not model.meshes:
-        raise ExportError("nothing of the scene is left by the selection")
-    if model.size > MOST_BYTES:
+        raise ExportError("the selection of the scene is empty")
+    if model.size > MAX_BYTES:
         raise ExportError("GLB cannot hold so many points: set max_points or voxel, or write PLY")
     with path.open("wb") as file:
         file.write(model.header())
@@ -64,7 +64,7 @@ class _Model:
         self._bytes = 0
 
     def points(self, points: Points) -> None:
-        """Announce the points, interleaved with their colours."""
+        """Adds the mesh of the points, interleaved with their colours."""
         count = len(points)
         ends = [corner @ GLTF_FROM_MAP.T.astype(np.float32) for corner in points.box()]
         self._view(count * VERTEX.itemsize, VERTEX.itemsize)
@@ -73,7 +73,7 @@ class _Model:
         self._mesh("points", POINTS, (255, 255, 255), {"POSITION": position, "COLOR_0": color})
 
     def lines(self, name: str, segments: Array, rgb: tuple[int, int, int]) -> None:
-        """Add line segments [N, 2, 3] in the map frame; nothing if there are none."""
+        """Adds line segments [N, 2, 3] in the map frame; nothing if there are none."""
         if not len(segments):
             return
         data = (segments.reshape(-1, 3) @ GLTF_FROM_MAP.T).astype("<f4")
@@ -84,11 +84,11 @@ class _Model:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the whole file, bytes."""
         return 12 + 8 + len(self._json()) + 8 + self._bytes
 
     def header(self) -> bytes:
-        """All that comes before the binary part."""
+        """Returns everything before the binary part."""
         text = self._json()
         head = struct.pack("<4sII", b"glTF", 2, self.size)
         head += struct.pack("<I4s", len(text), b"JSON") + text
@@ -116,8 +116,10 @@ class _Model:
     ) -> None:
         linear = [round(float(v), 6) for v in LINEAR[np.array(rgb)]]
         unlit: dict[str, Any] = {"KHR_materials_unlit": {}}
-        look = {"baseColorFactor": [*linear, 1.0], "metallicFactor": 0.0}
-        self._materials.append({"name": name, "pbrMetallicRoughness": look, "extensions": unlit})
+        material = {"baseColorFactor": [*linear, 1.0], "metallicFactor": 0.0}
+        self._materials.append(
+            {"name": name, "pbrMetallicRoughness": material, "extensions": unlit}
+        )
         primitive = {"attributes": attributes, "mode": mode, "material": len(self.meshes)}
         self.meshes.append({"name": name, "primitives": [primitive]})
 
@@ -134,7 +136,7 @@ class _Model:
 
 
 def _vertices(xyz: Array, rgb: Array) -> Array:
-    """Rows of VERTEX."""
+    """Returns points and colours as rows of VERTEX."""
     rows = np.empty(len(xyz), VERTEX)
     rows["position"] = xyz @ GLTF_FROM_MAP.T.astype(np.float32)
     rows["color"] = LINEAR[rgb]
@@ -142,7 +144,7 @@ def _vertices(xyz: Array, rgb: Array) -> Array:
 
 
 def _box(positions: Array) -> dict[str, list[float]]:
-    """Bounds as they are in float32, which readers check to the bit."""
+    """Returns the exact bounds in float32, which readers verify."""
     ends = positions.astype(np.float32)
     return {
         name: [float(v) for v in side]
@@ -151,7 +153,7 @@ def _box(positions: Array) -> dict[str, list[float]]:
 
 
 def _linear_of_srgb() -> Array:
-    """Linear light float32 [256], 0..1, of an 8-bit colour, IEC 61966-2-1."""
+    """Returns linear light float32 [256], 0..1, of an 8-bit colour, by IEC 61966-2-1."""
     srgb = np.arange(256) / 255
     low, high = srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4
     return np.where(srgb <= 0.04045, low, high).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Point clouds as PLY files."""
+"""Writes point clouds as PLY files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from da3_ros.export.selection import (
 from da3_ros.mapping.scene import Scene
 
 PLY_FIELDS = "float x,float y,float z,uchar red,uchar green,uchar blue,float confidence"
-
-
 PLY_ROW = np.dtype([(name, POINT[name]) for name in ("xyz", "rgb", "confidence")])
 
 
 def write_ply(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
+    """Writes the points in the map frame, binary little endian."""
     header = ["ply", "format binary_little_endian 1.0", "comment frame map, x forward, z up"]
     if scene.guessed:
         header += [f"comment parts {len(scene.parts)}, of which {scene.guessed} at guessed places"]

@@ -1,7 +1,7 @@
-"""Saves a whole scene to a folder and loads it again, so that a recording can be done in parts.
+"""Saves a whole scene to a folder and loads it again, so that mapping can continue later.
 
-``docs/map.md`` describes the folder. It appears whole or not at all; loading checks all of it
-before anything is changed, and reads arrays and numbers only, never objects.
+``docs/map.md`` describes the folder. It is written atomically; loading validates all of it before
+anything is changed, and reads arrays and numbers only, never objects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Shot
-from da3_ros.mapping.submaps import HELD, Snapshot, Submap
+from da3_ros.mapping.submap_points import POINT_BYTES, Submap
+from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
@@ -34,22 +35,22 @@ FORMAT, VERSION = "da3_ros scene", 1
 NAMES = {"scene.json", "poses.npz", "submaps", "images"}
 CAMERA = re.compile(r"[A-Za-z0-9_]*")  # also a folder's name
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
-OVERHEAD = 4096  # most bytes of a file of arrays beside what they hold
-MOST_JSON, MOST_IMAGE = 1 << 25, 1 << 26  # bytes
-MOST_POINTS = 10**8  # of a submap
-MOST_WHOLE = 1 << 30  # of other whole numbers: int32 holds as many again to go on with
-MOST_SCALE, FAR = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
-SKEW = 1e-4  # of a rotation whose errors of rounding added up
+OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
+MAX_JSON, MAX_IMAGE = 1 << 25, 1 << 26  # bytes
+MAX_POINTS = 10**8  # of a submap
+MAX_INTEGER = 1 << 30  # of other integers: half of int32, so that ids can still be added
+MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
+SKEW = 1e-4  # largest deviation of R R' from identity, by accumulated rounding
 
 
 class SceneFileError(RuntimeError):
-    """A folder that holds no scene which can be loaded; one line that names it and the cause."""
+    """A folder without a loadable scene; one line that names it and the cause."""
 
 
 def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None:
-    """Write a scene to the folder ``path``, in place of an older scene if there is one.
+    """Writes a scene to the folder ``path``; replaces an older scene there.
 
-    ``progress`` may raise, which leaves nothing behind. Raises ExportError.
+    ``progress`` may raise, which aborts saving and removes its files. Raises ExportError.
     """
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
@@ -66,55 +67,55 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
                 file.write_bytes(data)
         columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
         np.savez(folder / "poses.npz", **columns)
-        (folder / "scene.json").write_text(json.dumps(_described(saved), indent=1) + "\n")
+        (folder / "scene.json").write_text(json.dumps(_description(saved), indent=1) + "\n")
 
 
 def load_scene(path: Path) -> Snapshot:
-    """Read a scene that ``save_scene`` wrote. Raises SceneFileError."""
+    """Reads a scene that ``save_scene`` wrote. Raises SceneFileError."""
     try:
         return _load(path)
     except SceneFileError:
         raise
-    except Exception as error:  # JSON, zip, inflate, NumPy: each has its own for a damaged file
+    except Exception as error:  # JSON, zip, zlib and NumPy raise various ones
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SceneFileError(f"the scene in {path} is damaged ({what})") from error
 
 
 def find_scene(path: Path) -> Path:
-    """The scene's folder: ``path``, or ``scene`` in it, as in a replay's output."""
-    inner = path / "scene"  # os.path: a name that no file can have is not there, and no error
+    """Returns the scene's folder: ``path``, or ``scene`` in it, as in a replay's output."""
+    inner = path / "scene"  # os.path returns False for impossible names and does not raise
     return inner if not os.path.exists(path / "scene.json") and os.path.isdir(inner) else path
 
 
 def is_scene(folder: Path) -> bool:
-    """Whether a folder holds a scene, of any version, and nothing else."""
+    """True if a folder holds a scene, of any version, and nothing else."""
     return {p.name for p in folder.iterdir()} <= NAMES and _is_described(folder)
 
 
 def check_outside_scenes(path: Path) -> None:
-    """Raise ExportError where ``path`` lies inside a saved scene.
+    """Raises ExportError if ``path`` is inside a saved scene.
 
-    A scene with other things in its folder would not be replaced by a later one; a replaced one
-    would take them along.
+    A scene with other files in its folder could not be replaced later; replacing a scene would
+    delete them.
     """
-    for folder in Path(os.path.realpath(path)).parents:  # a circle of links is no error
+    for folder in Path(os.path.realpath(path)).parents:  # does not raise for a cycle of links
         if _is_described(folder):
             raise ExportError(
-                f"{path} lies in the saved scene {folder}, which holds nothing else: name a place "
-                f"outside, such as {folder.with_name(f'{folder.name}_{path.name}')}"
+                f"{path} is inside the saved scene {folder}, where no other files may be: name a "
+                f"path outside, such as {folder.with_name(f'{folder.name}_{path.name}')}"
             )
 
 
 def _is_described(folder: Path) -> bool:
-    """Whether a folder's description says that it is a scene."""
+    """True if a folder has a scene.json of this format."""
     try:
         return bool(_json(folder)["format"] == FORMAT)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError):
         return False
 
 
-def _described(saved: Snapshot) -> dict[str, Any]:
-    """The JSON part."""
+def _description(saved: Snapshot) -> dict[str, Any]:
+    """Returns the contents of scene.json."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -147,11 +148,11 @@ def _load(path: Path) -> Snapshot:
         raise SceneFileError(f"{path} holds no scene: scene.json is missing")
     described = _json(path)
     if not isinstance(described, dict) or described.get("format") != FORMAT:
-        raise SceneFileError(f"{path} holds no scene: scene.json is not of da3_ros")
+        raise SceneFileError(f"{path} holds no scene: scene.json is not from da3_ros")
     if described.get("version") != VERSION:
         raise SceneFileError(
             f"the scene in {path} has version {described.get('version')}, this da3_ros reads "
-            f"version {VERSION}: export it with the da3_ros that wrote it "
+            f"version {VERSION}: export it with the da3_ros version that wrote it "
             f"({described.get('written_by')})"
         )
     submaps = tuple(_submap(path, entry) for entry in described["submaps"])
@@ -163,7 +164,7 @@ def _load(path: Path) -> Snapshot:
     unit, metric = float(described["unit"]), described["metric"]
     _check(_is_scale(unit) and isinstance(metric, bool), "unit")
     poses = _poses(path, described, ids)
-    return Snapshot(submaps, poses, _whole(described, "segment"), metric, T, unit)
+    return Snapshot(submaps, poses, _integer(described, "segment"), metric, T, unit)
 
 
 def _submap(path: Path, entry: dict[str, Any]) -> Submap:
@@ -173,12 +174,12 @@ def _submap(path: Path, entry: dict[str, Any]) -> Submap:
     good = _is_scale(place.scale) and place.R.shape == (3, 3) and place.t.shape == (3,)
     good = good and _are_poses(np.column_stack((place.R, place.t))[None])
     _check(good, "a submap's place")
-    submap = Submap(_whole(entry, "id"), _whole(entry, "segment"), place)
-    submap.keyframes = _whole(entry, "keyframes")
-    # Before parts were kept, each segment lay where odometry guessed.
-    submap.part = _whole(entry, "part") if "part" in entry else submap.segment
+    submap = Submap(_integer(entry, "id"), _integer(entry, "segment"), place)
+    submap.keyframes = _integer(entry, "keyframes")
+    # Scenes from before parts were saved: each segment has a guessed place.
+    submap.part = _integer(entry, "part") if "part" in entry else submap.segment
     submap.images.update(_images(path, entry))
-    points = _whole(entry, "points", MOST_POINTS)
+    points = _integer(entry, "points", MAX_POINTS)
     if points:
         submap.cloud = _cloud(path, _cloud_name(submap.id), points)
     return submap
@@ -188,15 +189,15 @@ def _images(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Shot, bytes]]:
     for camera, stamp_ns, size in entry["images"]:
         _check(CAMERA.fullmatch(camera) is not None, "a camera's name")
         shot = (camera, int(stamp_ns))
-        with _opened(path, _image_name(shot), MOST_IMAGE) as file:
-            data = file.read(MOST_IMAGE)
+        with _opened(path, _image_name(shot), MAX_IMAGE) as file:
+            data = file.read(MAX_IMAGE)
         _check(len(data) == size, f"the size of {_image_name(shot)}")
         yield shot, data
 
 
 def _cloud(path: Path, name: str, points: int) -> PointCloud:
     columns = {}
-    with _arrays(path, name, HELD * points) as data:
+    with _arrays(path, name, POINT_BYTES * points) as data:
         for column, kind in CLOUD.items():
             shape = (points, 3) if column in ("xyz", "rgb") else (points,)
             columns[column] = data[column]
@@ -206,7 +207,7 @@ def _cloud(path: Path, name: str, points: int) -> PointCloud:
 
 
 def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
-    cameras, count = tuple(described["cameras"]), _whole(described, "poses")
+    cameras, count = tuple(described["cameras"]), _integer(described, "poses")
     _check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
     with _arrays(path, "poses.npz", count * ROW.itemsize) as data:
         rows = np.zeros(count, ROW)
@@ -223,15 +224,15 @@ def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
 
 
 def _json(folder: Path) -> Any:
-    with _opened(folder, "scene.json", MOST_JSON) as file:
-        return json.loads(file.read(MOST_JSON))
+    with _opened(folder, "scene.json", MAX_JSON) as file:
+        return json.loads(file.read(MAX_JSON))
 
 
 @contextmanager
 def _arrays(folder: Path, name: str, size: int) -> Iterator[Any]:
-    """The arrays of a file that holds ``size`` bytes of them, as it says itself.
+    """Yields the arrays of a file, after checking that it holds ``size`` bytes of them.
 
-    Before NumPy believes a header that asks for all memory, or zlib inflates a bomb.
+    So that no header makes NumPy allocate all memory, and zlib inflates no zip bomb.
     """
     with _opened(folder, name, size + OVERHEAD) as file:
         _check(os.fstat(file.fileno()).st_size >= size, f"the size of {name}")
@@ -245,53 +246,54 @@ def _arrays(folder: Path, name: str, size: int) -> Iterator[Any]:
 
 @contextmanager
 def _opened(folder: Path, name: str, most: int) -> Iterator[IO[bytes]]:
-    """A regular file inside ``folder`` of at most ``most`` bytes; all reading goes through here.
+    """Opens a regular file inside ``folder`` of at most ``most`` bytes; used for all reading.
 
-    A pipe would block its reader for ever, a device may do anything, and a link could lead to any
-    file of this machine. Raises OSError, ValueError, RuntimeError (links in a circle).
+    A pipe would block forever, opening a device may have effects, and a link could point to any
+    file of this machine. Raises OSError, ValueError, RuntimeError (cycle of links).
     """
     path = (folder / name).resolve(strict=True)
     if folder.resolve() not in path.parents:
-        raise ValueError(f"{name} leads out of the folder: nothing is read outside export_dir")
-    # Before it is opened, for opening a device acts on it; and after, for it may be another now.
+        raise ValueError(f"{name} points out of the folder: only export_dir is read")
+    # Before opening, because opening a device may have effects; and after it, because the file may
+    # have been replaced meanwhile.
     _check_regular(path.lstat(), name)
-    with open(path, "rb", opener=_open_at_once) as file:
+    with open(path, "rb", opener=_open_nonblocking) as file:
         status = os.fstat(file.fileno())
         _check_regular(status, name)
         _check(status.st_size <= most, f"the size of {name}")
         yield file
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _check_regular(status: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{name} is no regular file")
+        raise ValueError(f"{name} is not a regular file")
 
 
 def _check(good: bool, what: str) -> None:
     if not good:
-        raise ValueError(f"{what} cannot be right")
+        raise ValueError(f"{what} is invalid")
 
 
-def _whole(entry: dict[str, Any], name: str, most: int = MOST_WHOLE) -> int:
+def _integer(entry: dict[str, Any], name: str, most: int = MAX_INTEGER) -> int:
     value = entry[name]
     _check(type(value) is int and 0 <= value <= most, name)
     return int(value)
 
 
 def _is_scale(value: float) -> bool:
-    return 1 / MOST_SCALE <= value <= MOST_SCALE  # False for NaN
+    return 1 / MAX_SCALE <= value <= MAX_SCALE  # False for NaN
 
 
 def _is_near(numbers: NDArray[np.floating]) -> bool:
-    return bool((np.abs(numbers) <= FAR).all())  # False for NaN
+    return bool((np.abs(numbers) <= MAX_COORDINATE).all())  # False for NaN
 
 
 def _are_poses(T: Array) -> bool:
-    """Whether all [N, 3, 4] are rotations, no reflections, with translations in reach."""
+    """True if all [N, 3, 4] are proper rotations with translations in range."""
     if not _is_near(T):
         return False
     R = T[:, :, :3]

@@ -1,4 +1,4 @@
-"""Which part of a scene is exported, gathered in a file so that no size of scene fills memory."""
+"""Selects the points of a scene to export; collects them in a file, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.mapping.scene import CHUNK, Scene
-from da3_ros.mapping.voxel_map import MOST_CELLS, PointCloud, VoxelMap, voxel_hash
+from da3_ros.mapping.voxel_map import MAX_CELLS, PointCloud, VoxelMap, voxel_hash
 
-FINEST = float(np.float32(1e-6))  # voxel; float32 is what a service is asked with
+MIN_VOXEL = float(np.float32(1e-6))  # as float32, the type in the service's request
 SHARE = 1 << 19  # points that are averaged at once
-MOST_SHARES = 256  # each is an open file
+MAX_SHARES = 256  # number of temporary files
 POINT = np.dtype(
     [("xyz", "<f4", (3,)), ("rgb", "u1", (3,)), ("confidence", "<f4"), ("count", "<u4")]
 )
-Progress = Callable[[str, float], None]  # what is being done, and its share done, 0..1
+Progress = Callable[[str, float], None]  # takes the step's name and its completed share, 0..1
 
 
 class ExportError(RuntimeError):
-    """A scene that could not be written; one line that names the path and the cause."""
+    """A failed export; one line with the path and the cause."""
 
 
 def silent(step: str, share: float) -> None:
@@ -35,30 +35,32 @@ def silent(step: str, share: float) -> None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of a scene is exported; the defaults take all of it."""
+    """The part of a scene to export; by default all of it."""
 
     voxel: float = 0.0  # edge of the voxels that points are averaged in; 0: as stored
     min_confidence: float = 0.0
-    min_observations: int = 1  # of a point; with ``voxel``, of what is averaged
+    min_observations: int = 1  # of a point; with ``voxel``, of an averaged one
     max_points: int = 0  # evenly thinned to at most this many; 0: all
     crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
     cameras: bool = True
-    guessed: bool = True  # also the parts whose places in the scene are guessed
+    guessed: bool = True  # also parts with guessed places
 
     def check(self) -> None:
-        """Raise ExportError for numbers that mean nothing."""
+        """Raises ExportError for invalid numbers."""
         low, high = self.crop[:3], self.crop[3:]
         if any(self.crop) and not all(a < b for a, b in zip(low, high, strict=True)):
             raise ExportError(f"crop is {list(self.crop)}: min x y z must be below max x y z")
         for name in ("voxel", "min_confidence", "min_observations", "max_points"):
             if not getattr(self, name) >= 0:
-                raise ExportError(f"{name} is {getattr(self, name)}: at least 0")
-        if self.voxel and not FINEST <= self.voxel < math.inf:
-            raise ExportError(f"voxel is {self.voxel:g}: 0 (none), or at least 1e-06 and finite")
+                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
+        if self.voxel and not MIN_VOXEL <= self.voxel < math.inf:
+            raise ExportError(
+                f"voxel is {self.voxel:g}: must be 0 (none), or at least 1e-06 and finite"
+            )
 
 
 class Points:
-    """The points of an export, in the map frame; they lie in a file."""
+    """The points of an export, in the map frame, stored in a file."""
 
     def __init__(self, file: IO[bytes], total: int, stride: int) -> None:
         self._file, self._total, self._stride = file, total, stride
@@ -67,7 +69,7 @@ class Points:
         return -(-self._total // self._stride)
 
     def chunks(self, progress: Progress = silent) -> Iterator[NDArray[np.void]]:
-        """Rows of POINT, at most ``CHUNK`` at once."""
+        """Yields rows of POINT, at most ``CHUNK`` at once."""
         step = max(1, CHUNK // self._stride) * self._stride
         for start in range(0, self._total, step):
             progress("writing", start / self._total)
@@ -76,7 +78,7 @@ class Points:
             yield np.frombuffer(self._file.read(wanted), POINT)[:: self._stride]
 
     def box(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Lowest and highest corner [3] of the box that holds all points, of which there are."""
+        """Returns the lowest and highest corner [3] of the box around all points; needs one."""
         corners = [(c["xyz"].min(axis=0), c["xyz"].max(axis=0)) for c in self.chunks()]
         low, high = zip(*corners, strict=True)
         return np.min(low, axis=0), np.max(high, axis=0)
@@ -86,7 +88,7 @@ class Points:
 def selected(
     scene: Scene, selection: Selection, folder: Path, progress: Progress = silent
 ) -> Iterator[Points]:
-    """The points of ``scene`` that ``selection`` takes; a nameless file in ``folder`` holds them.
+    """Yields the selected points of ``scene``, in an unnamed file in ``folder``.
 
     Raises ExportError.
     """
@@ -103,7 +105,7 @@ def selected(
 def _chosen(
     scene: Scene, selection: Selection, folder: Path, progress: Progress
 ) -> Iterator[PointCloud]:
-    # Part by part: where points of two parts come to lie in one voxel is a guess.
+    # Part by part: points of two parts must not be averaged, because their places are guessed.
     for part in scene.parts:
         of_part = scene.of_part(part)
         clouds = _within(of_part, selection, progress)
@@ -116,7 +118,7 @@ def _chosen(
 
 
 def _within(scene: Scene, selection: Selection, progress: Progress) -> Iterator[PointCloud]:
-    """The points in the box and above the confidence, in chunks."""
+    """Yields the points in the box and above the confidence, in chunks."""
     low, high = np.array(selection.crop[:3]), np.array(selection.crop[3:])
     done, total = 0, max(1, len(scene))
     for cloud in scene.chunks():
@@ -131,8 +133,8 @@ def _within(scene: Scene, selection: Selection, progress: Progress) -> Iterator[
 def _averaged(
     clouds: Iterator[PointCloud], total: int, voxel: float, folder: Path, progress: Progress
 ) -> Iterator[PointCloud]:
-    """The points averaged in voxels, share by share; a voxel is whole in one of the shares."""
-    shares = max(1, min(MOST_SHARES, -(-total // SHARE)))
+    """Yields the points averaged in voxels, share by share; each voxel is in one share."""
+    shares = max(1, min(MAX_SHARES, -(-total // SHARE)))
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(shares)]
         for cloud in clouds:
@@ -149,14 +151,14 @@ def _averaged(
 
 
 def _check_range(cloud: PointCloud, voxel: float) -> None:
-    """Raise ExportError for points so far out that their voxels cannot be counted."""
+    """Raises ExportError for points whose voxel indices would overflow."""
     far = float(np.abs(cloud.xyz).max(initial=0.0))
-    if far > voxel * MOST_CELLS:
-        raise ExportError(f"voxel is {voxel:g}: too fine for points at {far:g}, name a larger one")
+    if far > voxel * MAX_CELLS:
+        raise ExportError(f"voxel is {voxel:g}: too fine for points at {far:g}; use a larger one")
 
 
 def _averaged_file(file: IO[bytes], voxel: float) -> PointCloud:
-    """The cloud of the points in a file, averaged."""
+    """Returns the cloud of the points in a file, averaged in voxels."""
     voxels = VoxelMap(voxel)
     file.seek(0)
     while data := file.read(CHUNK * POINT.itemsize):
@@ -166,7 +168,7 @@ def _averaged_file(file: IO[bytes], voxel: float) -> PointCloud:
 
 
 def _rows(cloud: PointCloud) -> NDArray[np.void]:
-    """The cloud as rows of POINT."""
+    """Returns the cloud as rows of POINT."""
     rows = np.empty(len(cloud), POINT)
     rows["xyz"], rows["rgb"] = cloud.xyz, cloud.rgb
     rows["confidence"], rows["count"] = cloud.confidence, cloud.count

@@ -1,4 +1,4 @@
-"""Trajectories in the TUM format: a line per pose."""
+"""Writes trajectories in the TUM format: a line per pose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from da3_ros.types import Array
 
 
 def write_trajectory(file: TextIO, scene: Scene) -> None:
-    """Write the leading camera's poses in the TUM format; a comment begins each further part."""
+    """Writes the leading camera's poses in the TUM format; a comment begins each further part."""
     leading = replace(scene, poses=scene.poses.leading())
     last = 0
     for part, pose in zip(leading.part_of_poses(), leading.poses, strict=True):
@@ -28,12 +28,14 @@ def write_trajectory(file: TextIO, scene: Scene) -> None:
 
 
 def write_tum(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
+    """Writes the trajectory file of a scene."""
     with path.open("w") as file:
         write_trajectory(file, scene)
 
 
 def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
-    """``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps exact.
+    """Returns ``timestamp tx ty tz qx qy qz qw`` of the optical camera in the map frame, stamps
+    exact.
 
     Format: TUM RGB-D benchmark. Seconds are written from the integer nanoseconds.
     """

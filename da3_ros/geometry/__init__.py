@@ -1,4 +1,4 @@
-"""Poses, similarity transforms and pinhole projection. Imports nothing but types."""
+"""Poses, similarity transforms and pinhole projection. Depends only on ``types``."""
 
 from da3_ros.geometry.poses import (
     T_MAP_WORLD,

@@ -1,4 +1,4 @@
-"""Small pure functions on poses and pixels, in the conventions of ``types``."""
+"""Pure functions on poses and rotations, in the conventions of ``types``."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def invert_pose(T: Array) -> Array:
 
 
 def quaternion_from_matrix(R: Array) -> Array:
-    """Unit quaternion [4] (x, y, z, w), w >= 0, of a rotation [3, 3]."""
+    """Convert a rotation [3, 3] to a unit quaternion [4] (x, y, z, w) with w >= 0."""
     q = Rotation.from_matrix(R).as_quat()
     return np.asarray(-q if q[3] < 0 else q)
 
 
 def matrix_from_quaternion(q: Array) -> Array:
-    """Rotation [3, 3] of a quaternion [4] (x, y, z, w) of any non-zero length."""
+    """Convert a quaternion [4] (x, y, z, w) of any non-zero length to a rotation [3, 3]."""
     return np.asarray(Rotation.from_quat(q).as_matrix())
 
 
 def interpolate(a: Array, b: Array, share: float) -> Array:
-    """Pose [4, 4] between ``a`` (share 0) and ``b`` (share 1): straight line and slerp."""
+    """Interpolate between poses ``a`` (share 0) and ``b`` (share 1), [4, 4]: linear and slerp."""
     out = np.eye(4)
     rotations = Rotation.from_matrix(np.stack((a[:3, :3], b[:3, :3])))
     out[:3, :3] = Slerp([0.0, 1.0], rotations)(share).as_matrix()
@@ -42,18 +42,18 @@ def interpolate(a: Array, b: Array, share: float) -> Array:
 
 
 def is_pose(T: Array) -> bool:
-    """Whether [4, 4] is a finite rigid motion."""
+    """Whether ``T`` [4, 4] is a finite rigid transform."""
     R = T[:3, :3]
     return bool(
         np.isfinite(T).all() and np.abs(R @ R.T - np.eye(3)).max() < 1e-3 and np.linalg.det(R) > 0
     )
 
 
-def carry_on(a: Array, b: Array, share: float) -> Array:
-    """The pose [4, 4] that comes ``share`` of the motion from ``a`` to ``b`` after ``b``."""
+def extrapolate(a: Array, b: Array, share: float) -> Array:
+    """The pose [4, 4] after ``b``, further by ``share`` of the motion from ``a`` to ``b``."""
     step = invert_pose(a) @ b
     out = np.eye(4)
-    turn = Rotation.from_matrix(step[:3, :3]).as_rotvec() * share
-    out[:3, :3] = Rotation.from_rotvec(turn).as_matrix()
+    rotation = Rotation.from_matrix(step[:3, :3]).as_rotvec() * share
+    out[:3, :3] = Rotation.from_rotvec(rotation).as_matrix()
     out[:3, 3] = step[:3, 3] * share
     return b @ out

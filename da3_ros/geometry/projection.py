@@ -1,4 +1,4 @@
-"""Pixels, rays and intrinsics of pinhole cameras, in the conventions of ``types``."""
+"""Projection and intrinsics of pinhole cameras, in the conventions of ``types``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from da3_ros.types import Array, FloatImage
 
 
 def backproject(depth: FloatImage, K: Array) -> FloatImage:
-    """Points [h, w, 3] in the camera's optical axes of z-depth [h, w]; NaN stays NaN.
+    """Convert z-depth [h, w] to points [h, w, 3] in the camera's optical axes; NaN stays NaN.
 
-    Corner rule: the ray of pixel (row i, column j) passes (j + 0.5, i + 0.5).
+    Corner rule: the ray of the pixel in row i, column j passes through (j + 0.5, i + 0.5).
     """
     height, width = depth.shape
     inverse = np.linalg.inv(K)
@@ -22,7 +22,10 @@ def backproject(depth: FloatImage, K: Array) -> FloatImage:
 
 
 def project(points: Array, K: Array) -> Array:
-    """Pixels [..., 2] (column, row; corner rule) of camera points [..., 3]; NaN behind it."""
+    """Project camera points [..., 3] to pixels [..., 2] (column, row; corner rule).
+
+    Points behind the camera give NaN.
+    """
     z = np.where(points[..., 2] > 0, points[..., 2], np.nan)
     return (points / z[..., None] @ K.T)[..., :2]
 
@@ -34,19 +37,20 @@ _HALF_PIXEL = np.array([[0.0, 0.0, 0.5], [0.0, 0.0, 0.5], [0.0, 0.0, 0.0]])
 
 
 def corner_K(K_ros: Array) -> Array:
-    """K [3, 3] under the corner rule from one under the ROS rule (pixel centres at integers)."""
+    """Convert K [3, 3] from the ROS rule (pixel centres at integers) to the corner rule."""
     return np.asarray(K_ros, np.float64) + _HALF_PIXEL
 
 
 def ros_K(K_corner: Array) -> Array:
-    """K [3, 3] under the ROS rule from one under the corner rule; the inverse of ``corner_K``."""
+    """Convert K [3, 3] from the corner rule to the ROS rule; the inverse of ``corner_K``."""
     return np.asarray(K_corner, np.float64) - _HALF_PIXEL
 
 
 def resize_K(K_corner: Array, from_size: Size, to_size: Size) -> Array:
-    """K [3, 3] (corner rule) of an image after it was resized; sizes are (width, height).
+    """K [3, 3] (corner rule) after an image was resized; sizes are (width, height).
 
-    Under the corner rule the whole row scales by the exact ratio, x and y each by its own.
+    Under the corner rule the first row scales by the ratio of widths, the second one by the
+    ratio of heights.
     """
     ratio = np.array([to_size[0] / from_size[0], to_size[1] / from_size[1], 1.0])
     return np.asarray(K_corner, np.float64) * ratio[:, None]

@@ -18,10 +18,10 @@ class Similarity:
     t: Array  # [3]
 
     def __matmul__(self, first: Similarity) -> Similarity:
-        """``first``, then this one.
+        """The composition: ``first`` is applied first, then this transform.
 
-        The rotation is made orthonormal: every loop moves submaps by a product with their poses,
-        and after thirty loops rounding errors would otherwise have destroyed it.
+        The rotation is made orthonormal: each loop closure multiplies the submaps' poses, and
+        after thirty of them rounding errors would otherwise have destroyed the rotation.
         """
         R = orthonormal(self.R @ first.R)
         return Similarity(self.scale * first.scale, R, self.points(first.t))
@@ -35,7 +35,7 @@ class Similarity:
         return self.scale * x @ self.R.T + self.t
 
     def pose(self, T: Array) -> Array:
-        """Transform a rigid pose [4, 4]: its unit changes, its rotation stays a rotation."""
+        """Transform a rigid pose [4, 4]: its translation is scaled, its rotation is not."""
         out = np.eye(4)
         out[:3, :3] = self.R @ T[:3, :3]
         out[:3, 3] = self.points(T[:3, 3])
@@ -43,13 +43,13 @@ class Similarity:
 
     @staticmethod
     def between(T_target: Array, T_source: Array, scale: float) -> Similarity:
-        """The similarity of a known scale that maps pose ``T_source`` onto ``T_target``."""
+        """The similarity with a given scale that maps pose ``T_source`` to ``T_target``."""
         R = T_target[:3, :3] @ T_source[:3, :3].T
         return Similarity(scale, R, T_target[:3, 3] - scale * R @ T_source[:3, 3])
 
     @staticmethod
     def from_pose(T: Array) -> Similarity:
-        """A rigid transform [4, 4] as a similarity of scale 1."""
+        """Convert a rigid transform [4, 4] to a similarity of scale 1."""
         return Similarity(1.0, T[:3, :3], T[:3, 3])
 
 
@@ -57,7 +57,7 @@ IDENTITY = Similarity(1.0, np.eye(3), np.zeros(3))
 
 
 def orthonormal(R: Array) -> Array:
-    """The rotation [3, 3] nearest to ``R``, which differs from one by rounding errors only.
+    """The rotation [3, 3] nearest to ``R``, which is a rotation with rounding errors.
 
     One Newton step of the polar decomposition.
     """

@@ -1,6 +1,6 @@
-"""How fast a session is in a sliding window. Weights may be random: speed does not depend on them.
+"""Measures the speed of a session with sliding windows. It does not depend on the weights.
 
-Times are those of the session: upload, pre-processing, network, download. Nothing of messages.
+Times cover the session only: upload, pre-processing, network, download; no messages.
 """
 
 from __future__ import annotations
@@ -10,38 +10,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.inference.compiled import IN_A_ROW
+from da3_ros.inference.compiled import CALLS_BEFORE_COMPILING
+from da3_ros.inference.interfaces import Session
 from da3_ros.inference.planner import Plan
 from da3_ros.inference.random_windows import slide
-from da3_ros.inference.session import InferenceSession
 
-WARM_UP = 1 + IN_A_ROW  # windows before any that count: all views are new in the first
-MOST_PLANS = 3  # how often the warm-up begins anew because a measured window changed the plan
+WARM_UP = (
+    1 + CALLS_BEFORE_COMPILING
+)  # windows before any that count: all views are new in the first
+MAX_REPLANS = 3  # warm-ups, each repeated if a measured window changed the plan
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured; times in seconds, in the order in which the windows ran."""
+    """The measured times in seconds, in the order in which the windows ran."""
 
-    views: int  # of a window
-    new: int  # of them new in each of ``window_s``
-    first_s: float  # the very first window, with what compiler and libraries do once
-    window_s: tuple[float, ...]  # windows as in a stream
-    unseen_s: tuple[float, ...]  # windows none of whose views had been seen before
-    planned: Plan  # before anything was measured
+    views: int  # per window
+    new: int  # new views per window in ``window_s``
+    first_s: float  # the first window, including one-time work of compiler and libraries
+    window_s: tuple[float, ...]  # sliding windows
+    unseen_s: tuple[float, ...]  # windows of only new views
+    planned: Plan  # the plan before any measurement
 
     @property
     def frames_per_s(self) -> float:
-        """New frames per second, by the median window."""
+        """New frames per second in the median window."""
         return self.new / self.percentile(50)
 
     def percentile(self, q: float) -> float:
-        """Seconds of a window in a stream that ``q`` percent of them do not exceed."""
+        """The ``q``-th percentile of the sliding windows' times, in seconds."""
         return float(np.percentile(self.window_s, q))
 
 
 def measure_speed(
-    session: InferenceSession,
+    session: Session,
     windows: int,
     *,
     views: int | None = None,
@@ -49,19 +51,19 @@ def measure_speed(
     unseen: int = 0,
     on_window: Callable[[], object] = lambda: None,
 ) -> Speed:
-    """Time ``windows`` windows of the session's plan, and ``unseen`` whole ones.
+    """Time ``windows`` sliding windows of the session's plan, and ``unseen`` of only new views.
 
-    ``views``: in a window, fewer than planned. ``on_window`` is called after each one. Raises
-    WindowTooLargeError.
+    ``views``: views per window, if fewer than planned. ``on_window`` is called after each window.
+    Raises WindowTooLargeError.
     """
     planned = session.plan
     assert planned is not None, "call fit first"
     warming: list[float] = []
-    for _ in range(MOST_PLANS):
+    for _ in range(MAX_REPLANS):
         plan = session.plan or planned
         warming += _run(session, plan, views, warm_up, on_window)
         if session.plan is None or session.plan.repeatable() == plan.repeatable():
-            break  # else a measured window has changed what runs
+            break  # otherwise a measured window has changed the plan: warm up again
     plan = session.plan or planned
     return Speed(
         views=_views(plan, views),
@@ -74,7 +76,7 @@ def measure_speed(
 
 
 def _run(
-    session: InferenceSession,
+    session: Session,
     plan: Plan,
     views: int | None,
     windows: int,

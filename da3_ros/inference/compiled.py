@@ -1,9 +1,8 @@
-"""A network's functions through torch.compile: a program per shape, bounded and compared.
+"""Compiles functions with torch.compile: one program per input shape, limited and verified.
 
-The compiler keeps its programs with a function's code and gives up after a few; so every shape has
-code of its own here. A program is used only where it says what the plain function says, and
-whatever goes wrong with it, the plain function answers: no window is lost to the compiler. Knows
-no network.
+torch.compile stores programs per code object and gives up after a few, so each shape gets a code
+object of its own. A program is used only after its results agreed with the plain function; if
+anything fails, the plain function runs instead, so no window is lost. Independent of any network.
 """
 
 from __future__ import annotations
@@ -21,27 +20,28 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-MOST = 32  # shapes that have a program; the least recently used one leaves
-IN_A_ROW = 3  # calls of one shape before it is compiled: each size of a growing window comes once
-CHECKS = {"reduce-overhead": 3}  # runs that are compared: CUDA graphs warm up, record and replay
-BOUND = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # relative, in the norm
+MAX_PROGRAMS = 32  # the least recently used program is dropped
+# Consecutive calls of a shape before it is compiled: sizes of a growing window occur only once.
+CALLS_BEFORE_COMPILING = 3
+CHECKS = {"reduce-overhead": 3}  # verified runs: CUDA graphs warm up, record and replay
+BOUND = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # of the norm, relative
 GRAPHS = "reduce-overhead"
 
 
 @dataclass
 class _Program:
-    """What became of one shape."""
+    """The program of one shape."""
 
     run: Callable[..., Any] | None  # None: the plain function runs
-    unchecked: int  # runs that are still to be compared
+    unchecked: int  # number of runs still to be verified
 
 
 class Compiler:
-    """Runs functions compiled once a shape comes several times in a row. Not thread-safe.
+    """Compiles a function after several consecutive calls of one shape. Not thread-safe.
 
-    ``mode`` is torch.compile's, or "" for none. ``compiled`` counts programs so far; ``at_work``
-    is whether the newest call compiled or compared one, so that its time and memory tell nothing.
-    With ``at_once`` every shape is compiled when it comes first.
+    ``mode`` is torch.compile's, or "" for none. ``compiled`` counts programs. ``at_work``: the
+    newest call compiled or verified a program, so its time and memory are not representative.
+    ``at_once``: compile at the first call of a shape.
     """
 
     def __init__(
@@ -53,38 +53,38 @@ class Compiler:
         streams: int = 1,
         fault: Callable[[Any, Any], str] = lambda found, expected: "",
     ) -> None:
-        """``streams``: of so many streams the calls come in turns.
+        """``streams``: number of streams whose calls alternate.
 
-        ``fault``: what else is wrong with an answer that is within ``BOUND``, or an empty text.
+        ``fault``: further check of a result within ``BOUND``; returns an empty text if it passes.
         """
         self.mode, self.backend, self._streams, self._fault = mode, backend, streams, fault
-        self._is_out_of_memory = is_out_of_memory  # which is not the compiler's fault
+        self._is_out_of_memory = is_out_of_memory  # such an error is not the compiler's fault
         self.compiled = 0
         self.at_work = self.at_once = False
         self._programs: OrderedDict[Hashable, _Program] = OrderedDict()  # oldest use first
-        # Of each function, the newest call of every stream: its shape, and how often in a row.
+        # By function: the newest call of each stream, as (shape, consecutive calls).
         self._newest: dict[str, deque[tuple[Hashable, int]]] = {}
-        self._works = False  # whether any program was ever right
-        self._said: Counter[str] = Counter()
+        self._any_valid = False  # whether any program has passed its verification
+        self._log_counts: Counter[str] = Counter()
 
     def forget(self) -> None:
-        """Drop all programs: the network they were made of has changed."""
+        """Drop all programs: the network has changed."""
         self._programs.clear()
         self._newest.clear()
 
     def release(self) -> None:
-        """Drop CUDA graphs: their memory pools serve no other allocation."""
+        """Drop CUDA graphs: no other allocation can use their memory pools."""
         if self.mode == GRAPHS:
             self.forget()
-            gc.collect()  # a graph and what replays it know each other
+            gc.collect()  # graphs are part of reference cycles
 
     def call(
         self, plain: Callable[..., Any], dtype: torch.dtype, state: Hashable, *args: Any, **kw: Any
     ) -> Any:
-        """``plain(*args, **kw)``, compiled where that is on, pays, and gives the same.
+        """``plain(*args, **kw)``, compiled if that is enabled and its results agree.
 
-        ``dtype`` is that of the matrix products; ``state`` what the function depends on beside its
-        arguments. Raises what ``plain`` raises.
+        ``dtype``: type of the matrix products. ``state``: all that the function depends on in
+        addition to its arguments. Raises as ``plain``.
         """
         self.at_work = False
         program = self._program(plain, (state, _signature((args, kw))))
@@ -94,18 +94,18 @@ class Compiler:
         expected = plain(*args, **kw) if self.at_work else None
         try:
             found = self._run(program, args, kw)
-        except Exception as error:  # whatever it is, the plain function decides what is wrong
+        except Exception as error:  # of any kind: the plain function runs instead
             if self._is_out_of_memory(error):
                 if not self.at_work:
                     raise
-                program.run = None  # what making it takes is in no plan, and the answer is there
-                self._say("memory", "no memory to compile a shape: it runs uncompiled")
+                program.run = None  # compiling is not part of the memory plan; the result exists
+                self._log_once("memory", "no memory to compile a shape: it runs uncompiled")
                 return expected
             reason = f"{type(error).__name__}: {first_line(error)}"
         else:
             reason = self._difference(found, expected, BOUND[dtype]) if self.at_work else ""
         if not reason:
-            self._works, program.unchecked = True, max(0, program.unchecked - 1)
+            self._any_valid, program.unchecked = True, max(0, program.unchecked - 1)
             return found
         self._give_up(program, reason)
         return plain(*args, **kw) if expected is None else expected
@@ -116,11 +116,11 @@ class Compiler:
     def _run(self, program: _Program, args: Any, kw: Any) -> Any:
         assert program.run is not None
         if self.mode == GRAPHS:
-            torch.compiler.cudagraph_mark_step_begin()  # what came before has been copied
+            torch.compiler.cudagraph_mark_step_begin()  # earlier outputs have been copied
         return program.run(*args, **kw)
 
     def _program(self, plain: Callable[..., Any], shape: Hashable) -> _Program | None:
-        """The program of a shape; None while it has none."""
+        """The program of a shape; None before it is compiled."""
         if not self.mode:
             return None
         count = self._count(plain.__name__, shape)
@@ -128,7 +128,7 @@ class Compiler:
         if key in self._programs:
             self._programs.move_to_end(key)
             return self._programs[key]
-        if count < IN_A_ROW * self._streams and not self.at_once:
+        if count < CALLS_BEFORE_COMPILING * self._streams and not self.at_once:
             return None
         self._make_room()
         self.compiled += 1
@@ -140,9 +140,9 @@ class Compiler:
         return self._programs[key]
 
     def _count(self, name: str, shape: Hashable) -> int:
-        """How often in a row a function was called with ``shape``, this call included.
+        """Number of consecutive calls of a function with ``shape``, this call included.
 
-        Of several streams that take turns, one call of each may lie between.
+        With several streams, one call of each other stream may lie in between.
         """
         newest = self._newest.setdefault(name, deque(maxlen=self._streams))
         count = 1 + next((n for other, n in reversed(newest) if other == shape), 0)
@@ -150,34 +150,38 @@ class Compiler:
         return count
 
     def _make_room(self) -> None:
-        """Drop the program that was not used for longest, where there are as many as may be."""
-        if len(self._programs) < MOST:
+        """Drop the least recently used program if there are ``MAX_PROGRAMS``."""
+        if len(self._programs) < MAX_PROGRAMS:
             return
-        self._say("full", f"{MOST} shapes are compiled: the least recently used one is dropped")
+        self._log_once(
+            "full", f"{MAX_PROGRAMS} shapes are compiled: the least recently used one is dropped"
+        )
         self._programs.popitem(last=False)
         gc.collect()  # as in ``release``
 
     def _give_up(self, program: _Program, reason: str) -> None:
-        """This shape runs uncompiled from now on; all do where the compiler never worked."""
+        """Run this shape uncompiled from now on; all shapes if no program was ever valid."""
         program.run = None
-        if self._works:
-            self._say("shape", f"torch.compile fails for a shape ({reason}): it runs uncompiled")
+        if self._any_valid:
+            self._log_once(
+                "shape", f"torch.compile fails for a shape ({reason}): it runs uncompiled"
+            )
             return
         self.mode = ""
-        self._say("off", f"torch.compile does not work here ({reason}): running uncompiled")
+        self._log_once("off", f"torch.compile does not work here ({reason}): running uncompiled")
 
-    def _say(self, what: str, text: str) -> None:
-        self._said[what] += 1
-        log.log(logging.WARNING if self._said[what] == 1 else logging.DEBUG, "%s", text)
+    def _log_once(self, what: str, text: str) -> None:
+        self._log_counts[what] += 1
+        log.log(logging.WARNING if self._log_counts[what] == 1 else logging.DEBUG, "%s", text)
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's text, which compilers fill with pages."""
+    """First line of an error's text: compiler errors have many pages."""
     return next(iter(str(error).strip().splitlines()), "")
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` behind code that nothing else has: the compiler counts programs per code."""
+    """``function`` with a code object of its own: the compiler limits programs per code object."""
 
     def program(*args: Any, **kw: Any) -> Any:
         return function(*args, **kw)
@@ -190,18 +194,18 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def difference(found: Any, expected: Any, bound: float) -> str:
-    """How two equally built answers differ by more than ``bound`` of their norm; else nothing."""
+    """Text about results that differ by more than ``bound`` of their norm; empty if none do."""
     pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
     for number, (a, b) in enumerate(pairs):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"result {number} is {a.dtype} {list(a.shape)} instead of {list(b.shape)}"
-        ours, theirs = a.cpu().double(), b.cpu().double()
-        known = theirs.isfinite()
-        if not torch.equal(ours.isfinite(), known):
-            return f"result {number} has other places that are no number"
-        error = (ours - theirs)[known].norm() / theirs[known].norm().clamp_min(1e-30)
+        own, reference = a.cpu().double(), b.cpu().double()
+        known = reference.isfinite()
+        if not torch.equal(own.isfinite(), known):
+            return f"result {number} has non-finite values at other places"
+        error = (own - reference)[known].norm() / reference[known].norm().clamp_min(1e-30)
         if not float(error) <= bound:
-            return f"result {number} is off by {float(error):.2g} of its norm"
+            return f"result {number} differs by {float(error):.2g} of its norm"
     return ""
 
 
@@ -214,7 +218,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _signature(value: Any) -> Hashable:
-    """What the compiler makes a program for: shapes and types of tensors, and all the rest."""
+    """Key of a program: shapes, types and strides of tensors, and all other values."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.stride()
     if isinstance(value, dict):

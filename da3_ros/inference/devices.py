@@ -1,7 +1,7 @@
-"""CUDA, Apple MPS and CPU behind one small interface: what each does well, and its memory.
+"""CUDA, Apple MPS and CPU behind one small interface: their capabilities and their memory.
 
-A device chooses from what the chip really has: precision, kernels, layout, threads, compiler. All
-sizes are bytes. Nothing here knows a network.
+A device selects precision, kernels, layout, threads and compiler by what the chip supports. All
+sizes are in bytes. Independent of any network.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from da3_ros.network.model import Chunks
 log = logging.getLogger(__name__)
 
 SMALLER = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
-CONTEXT = 600 * 2**20  # of a CUDA context with its libraries, until it can be measured
-# What RuntimeErrors say when memory ran out, beside those that have a type of their own.
+CONTEXT = 600 * 2**20  # bytes of a CUDA context with its libraries, an estimate
+# Texts of RuntimeErrors for exhausted memory that have no exception type of their own.
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
 NO_MEMORY_CUDA = (
     *NO_MEMORY, "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED",
     "cudaErrorMemoryAllocation",
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # what its handle says without memory
-    # cuDNN's search passes over engines for which memory runs out, and then has none left.
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for the handle
+    # cuDNN's search skips engines for which memory runs out, and then finds none.
     "unable to find an engine to execute this computation",
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # a Jetson's allocator, asked when memory is out
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # a Jetson's allocator without memory
 )  # fmt: skip
 NO_MEMORY_MPS = (
     *NO_MEMORY, "Invalid buffer size", "Failed to allocate", "OutOfMemory", "Insufficient Memory",
 )  # fmt: skip
-PROBED_TOKENS = 4096  # of a probe of the attention kernel: its scores take 64 MiB in fp32
-BF16 = ("amx_tile", "avx512_bf16")  # what a CPU multiplies bfloat16 with
-BF16_PAYS = 1.25  # times as fast as fp32
+PROBED_TOKENS = 4096  # size of the attention probe: its scores take 64 MiB in fp32
+BF16 = ("amx_tile", "avx512_bf16")  # CPU features that multiply bfloat16
+BF16_PAYS = 1.25  # least speed-up over fp32 for which bfloat16 is used
 _threads_set = False
 
 
 class DeviceError(RuntimeError):
-    """A device that was asked for and is not there or cannot do it; one line with the remedy."""
+    """The requested device is missing or lacks a feature; the text is one line with the remedy."""
 
 
 class Device:
-    """The interface, with what most devices share."""
+    """Interface of devices, with defaults that most of them share."""
 
     kind = ""
     has_cap = False  # whether the allocator itself can be bounded
-    shares_host = True  # whether the host's memory is the device's: nothing to offload to
+    shares_host = True  # whether the device uses the host's memory: no offloading
     no_memory: tuple[str, ...] = NO_MEMORY
 
     def __init__(self, mode: str = "balanced", index: int | None = None) -> None:
@@ -66,52 +66,52 @@ class Device:
         self.device = torch.device(self.kind)
 
     def prepare(self) -> None:
-        """Settings of the process."""
+        """Apply settings of the process."""
 
     def native_half(self) -> torch.dtype | None:
-        """The 16-bit type that the chip computes in natively, or None."""
+        """The 16-bit type that the chip supports natively; None: none."""
         return None
 
-    def can(self, dtype: torch.dtype) -> bool:
-        """Whether ``dtype`` is allowed here, native or not."""
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Whether the device supports ``dtype``, natively or not."""
         return dtype in (torch.float32, torch.bfloat16)
 
     def precision(self, wanted: str) -> torch.dtype:
         """The type of matrix products for ``mixed_precision``: auto, off, or a type's name.
 
-        Raises DeviceError for a type that the device cannot or must not use.
+        Raises DeviceError for an unsupported type.
         """
         if wanted == "off":
             return torch.float32
         if wanted == "auto":
             return self.native_half() or torch.float32
-        if not self.can(SMALLER[wanted]):
+        if not self.supports(SMALLER[wanted]):
             raise DeviceError(
                 f"mixed_precision {wanted} is not usable on {self.kind}: set auto or off"
             )
         return SMALLER[wanted]
 
     def compile_mode(self, wanted: str) -> str:
-        """The mode for torch.compile, or "" for none, by `compile` and the performance mode."""
+        """The mode of torch.compile, or "" for none, from `compile` and the performance mode."""
         return "default" if wanted == "on" else ""
 
     def chunks(self) -> Chunks:
-        """How much passes at a time while memory is plenty."""
+        """Chunk sizes for sufficient memory."""
         return Chunks(head_frames=1, local_frames=1)
 
     def attention(self, dtype: torch.dtype) -> str:
-        """The attention kernel that will run. Raises DeviceError if only a quadratic one would."""
+        """The attention kernel for ``dtype``. Raises DeviceError if its memory is quadratic."""
         return "fused"
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether ``error`` says that memory ran out, so that less of it may help."""
+        """Whether ``error`` means that memory ran out, so that a smaller window may run."""
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             return True
         text = str(error)  # torch.AcceleratorError is a RuntimeError too
         return isinstance(error, RuntimeError) and any(words in text for words in self.no_memory)
 
     def free(self) -> int:
-        """Memory that this process could still take."""
+        """Memory still available to this process."""
         raise NotImplementedError
 
     def in_use(self) -> int:
@@ -119,31 +119,31 @@ class Device:
         raise NotImplementedError
 
     def peak(self) -> int:
-        """The most that this process held since ``reset_peak``."""
+        """Peak memory of this process since ``reset_peak``."""
         raise NotImplementedError
 
     def reset_peak(self) -> None:
         """Start a new measurement."""
 
-    def taken(self, before: int, persistent: int) -> int:
-        """The peak of a pass that began with ``before`` in use, ``persistent`` of it ours.
+    def window_peak(self, before: int, persistent: int) -> int:
+        """Peak of a pass that began with ``before`` in use, ``persistent`` of it by the network.
 
-        On a card all that the process holds is ours; on the host a map and messages are not.
+        On a GPU all memory of the process is counted; on the host the map and messages are not.
         """
         return self.peak()
 
     def cap(self, budget: int) -> None:
-        """Bound what the allocator may take, where that is possible."""
+        """Limit the allocator to ``budget`` if the device can."""
 
     def release(self) -> None:
-        """Give cached memory back."""
+        """Return cached memory to the device."""
 
     def context(self) -> int:
-        """What driver and libraries take beside the allocator."""
+        """Memory of driver and libraries outside the allocator."""
         return 0
 
     def name(self) -> str:
-        """The chip, in words."""
+        """Name of the chip."""
         return self.kind
 
 
@@ -153,7 +153,7 @@ class Cpu(Device):
     kind = "cpu"
 
     def prepare(self) -> None:
-        """Use every core, or half of them in `minimal`; a process can only choose once."""
+        """Use all cores, or half of them in `minimal`; can be set only once per process."""
         global _threads_set
         if _threads_set or "OMP_NUM_THREADS" in os.environ:
             return
@@ -167,7 +167,7 @@ class Cpu(Device):
             return torch.bfloat16
         return None
 
-    def can(self, dtype: torch.dtype) -> bool:
+    def supports(self, dtype: torch.dtype) -> bool:
         return dtype != torch.int8 or hasattr(torch.ops.onednn, "qlinear_pointwise")
 
     def free(self) -> int:
@@ -176,7 +176,7 @@ class Cpu(Device):
     def in_use(self) -> int:
         return _anonymous("RssAnon")
 
-    def taken(self, before: int, persistent: int) -> int:
+    def window_peak(self, before: int, persistent: int) -> int:
         return persistent + max(0, self.peak() - before)
 
     def peak(self) -> int:
@@ -188,15 +188,15 @@ class Cpu(Device):
     def reset_peak(self) -> None:
         try:
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:  # not Linux, or not allowed: the peak then is that of the whole process
-            log.debug("the memory peak cannot be reset here")
+        except OSError:  # not Linux, or not allowed: the peak is then since the process started
+            log.debug("the memory peak cannot be reset on this system")
 
     def name(self) -> str:
         return f"cpu, {torch.get_num_threads()} threads"
 
 
 class Cuda(Device):
-    """An NVIDIA card, or a Jetson whose memory is the host's as well."""
+    """An NVIDIA GPU, or a Jetson, which shares the host's memory."""
 
     kind = "cuda"
     has_cap = True
@@ -210,7 +210,7 @@ class Cuda(Device):
         self.shares_host = bool(getattr(self.properties, "is_integrated", False))
 
     def prepare(self) -> None:
-        torch.set_float32_matmul_precision("high")  # TF32: what the reference runs with
+        torch.set_float32_matmul_precision("high")  # TF32, as in the reference
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = self.mode != "minimal"
 
@@ -220,10 +220,10 @@ class Cuda(Device):
         capability = (self.properties.major, self.properties.minor)
         return torch.float16 if capability >= (7, 0) else None
 
-    def can(self, dtype: torch.dtype) -> bool:
+    def supports(self, dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16:
             return self._has_bf16()
-        return dtype != torch.int8  # only faster where there are no 16 bits
+        return dtype != torch.int8  # int8 pays only on devices without a 16-bit type
 
     def compile_mode(self, wanted: str) -> str:
         if wanted == "off" or (wanted == "auto" and self.mode != "max"):
@@ -242,7 +242,7 @@ class Cuda(Device):
             if torch.backends.cuda.can_use_efficient_attention(given):
                 return "memory-efficient"
         raise DeviceError(
-            f"{self.name()} has no fused attention for {str(dtype).removeprefix('torch.')}, the "
+            f"{self.name()} has no fused attention for {str(dtype).removeprefix('torch.')}, so "
             "memory would grow with the square of the window: set mixed_precision to float16 "
             "or bfloat16, or device to cpu"
         )
@@ -275,7 +275,7 @@ class Cuda(Device):
         return str(self.properties.name)
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, questions without a device are about this card."""
+        """Context in which this GPU is torch's current one."""
         if self.device.index in (None, torch.cuda.current_device()):
             return contextlib.nullcontext()
         return torch.cuda.device(self.device)
@@ -290,17 +290,17 @@ class Cuda(Device):
 
 
 class Mps(Device):
-    """Apple silicon: 16 bits where Metal has them. No compiler: it is experimental."""
+    """Apple silicon: 16 bits if Metal supports them; no torch.compile, which is experimental."""
 
     kind = "mps"
     has_cap = True
     no_memory = NO_MEMORY_MPS
-    _told = False  # that attention is not fused
+    _warned = False  # whether it was logged that attention is not fused
 
     def native_half(self) -> torch.dtype | None:
-        return next((t for t in (torch.bfloat16, torch.float16) if self.can(t)), None)
+        return next((t for t in (torch.bfloat16, torch.float16) if self.supports(t)), None)
 
-    def can(self, dtype: torch.dtype) -> bool:
+    def supports(self, dtype: torch.dtype) -> bool:
         return dtype != torch.int8 and (dtype == torch.float32 or self._multiplies(dtype))
 
     def chunks(self) -> Chunks:
@@ -308,7 +308,7 @@ class Mps(Device):
         return pieces.get(self.mode, Chunks(head_frames=1, local_frames=1))
 
     def attention(self, dtype: torch.dtype) -> str:
-        """Found by what a pass of many tokens leaves in the driver's hands: Metal says nothing."""
+        """Detected by the memory that a pass of many tokens takes: Metal cannot be queried."""
         self.release()
         before = self.in_use()
         q = torch.zeros(1, 1, PROBED_TOKENS, 64, device=self.device, dtype=dtype)
@@ -318,16 +318,16 @@ class Mps(Device):
         self.release()
         if taken < PROBED_TOKENS**2 * q.element_size() // 2:
             return "fused"
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning(
-                "attention on this mps is not fused: memory grows with the square of a window's "
-                "pixels; a newer PyTorch may help, or a smaller process_res or window.size"
+                "attention on this MPS device is not fused: memory grows with the square of a "
+                "window's pixels; use a newer PyTorch, or a smaller process_res or window.size"
             )
         return "math"
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
-        """Whether Metal knows the type: bfloat16 came with macOS 14."""
+        """Whether Metal supports the type: bfloat16 came with macOS 14."""
         try:
             one = torch.ones(2, 2, device=self.device, dtype=dtype)
             return bool(torch.isfinite(one @ one).all())
@@ -337,7 +337,7 @@ class Mps(Device):
     def compile_mode(self, wanted: str) -> str:
         if wanted == "on":
             raise DeviceError(
-                "torch.compile on mps is experimental and changes results: set compile to off"
+                "torch.compile on MPS is experimental and changes results: set compile to off"
             )
         return ""
 
@@ -348,7 +348,7 @@ class Mps(Device):
         return int(torch.mps.driver_allocated_memory())
 
     def peak(self) -> int:
-        return self.in_use()  # Metal keeps no peak; its driver hardly gives memory back
+        return self.in_use()  # Metal records no peak, but its driver rarely frees memory
 
     def cap(self, budget: int) -> None:
         torch.mps.set_per_process_memory_fraction(max(0.0, min(2.0, budget / self._limit())))
@@ -362,20 +362,20 @@ class Mps(Device):
 
 
 def open_device(name: str, mode: str = "balanced") -> Device:
-    """The device for ``auto``, ``cuda``, ``cuda:1``, ``mps`` or ``cpu``; or an error.
+    """Open ``auto``, ``cuda``, ``cuda:1``, ``mps`` or ``cpu``.
 
-    ``auto`` prefers CUDA, then Apple's MPS, then the CPU. Raises DeviceError rather than falling
-    back silently.
+    ``auto`` prefers CUDA, then Apple's MPS, then the CPU. Raises DeviceError if the device is not
+    available; there is no silent fallback.
     """
-    there: dict[str, Callable[[], bool]] = {
+    available: dict[str, Callable[[], bool]] = {
         "cuda": torch.cuda.is_available,
         "mps": torch.backends.mps.is_available,
         "cpu": lambda: True,
     }
     if name == "auto":
-        name = next(n for n, ok in there.items() if ok())
+        name = next(n for n, ok in available.items() if ok())
     kind, _, number = name.partition(":")
-    if kind not in there or not there[kind]():
+    if kind not in available or not available[kind]():
         raise DeviceError(
             f"device {name!r} is not usable here: install a PyTorch build for it, "
             "or set `device` to auto or cpu"
@@ -387,18 +387,21 @@ def open_device(name: str, mode: str = "balanced") -> Device:
 
 
 def _index(name: str, kind: str, number: str) -> int | None:
-    """The number of a card; None: the one that is in use. Raises DeviceError."""
+    """The GPU's index; None: torch's current GPU. Raises DeviceError for an index out of range."""
     if ":" not in name:
         return None
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if number.isdecimal() and int(number) < count:
         return int(number)
     here = [f"{kind}:{i}" for i in range(count)] if kind == "cuda" else [kind]
-    raise DeviceError(f"device {name!r} is not here: set `device` to one of {', '.join(here)}")
+    raise DeviceError(f"device {name!r} does not exist: set `device` to one of {', '.join(here)}")
 
 
 def sdpa_params(q: Tensor) -> Any:
-    """Attention of ``q`` with itself, as PyTorch is asked about its kernels; 2.4 takes less."""
+    """Parameters to query PyTorch's attention kernels for self-attention of ``q``.
+
+    PyTorch 2.4 has one argument less.
+    """
     params: Any = torch.backends.cuda.SDPAParams
     try:
         return params(q, q, q, None, 0.0, False, False)  # the last: grouped queries
@@ -410,9 +413,9 @@ def sdpa_params(q: Tensor) -> Any:
 def bf16_pays() -> bool:
     """Whether matrix products are clearly faster in bfloat16 than in fp32 on this CPU.
 
-    Chips with AVX512-BF16 and without AMX differ: some, and some virtual machines, are slower.
-    Measured once per process, in turns, so that other work slows both alike; the bound is far from
-    what either kind of chip shows.
+    Some chips with AVX512-BF16 and without AMX, and some virtual machines, are slower. Measured
+    once per process, alternating both types so that other load slows both alike; BF16_PAYS is
+    far from the ratio of either kind of chip.
     """
     times = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     pairs = {t: (torch.ones(512, 768, dtype=t), torch.ones(768, 768, dtype=t)) for t in times}
@@ -427,7 +430,7 @@ def bf16_pays() -> bool:
 
 
 def host_free(meminfo: str = "/proc/meminfo", cgroup: str = "/sys/fs/cgroup") -> int:
-    """Memory of the host that is available to this process, containers' limits included."""
+    """Host memory available to this process, within the limits of its container."""
     try:
         lines = Path(meminfo).read_text().splitlines()
         free = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
@@ -460,14 +463,14 @@ def _max_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return the memory of freed networks to the device and to the system."""
-    gc.collect()  # a pipeline and its outputs know each other
+    gc.collect()  # a pipeline and its outputs form reference cycles
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    # glibc keeps what was freed in its own lists; other C libraries have no such call.
+    # glibc keeps freed memory in its own lists; other C libraries have no such call.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

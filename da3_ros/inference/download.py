@@ -1,8 +1,8 @@
-"""Results on their way from a device to the host, without stopping the device on the way.
+"""Copies results from a device to the host asynchronously.
 
-On CUDA a plain copy to the host waits for everything before it, once per tensor. Here all copies
-are queued behind the work into pinned memory, and one wait at the end, in which Python's other
-threads run, is all there is.
+On CUDA a plain copy to the host blocks until all earlier work is done, once per tensor. Here all
+copies into pinned memory are queued behind the work, and the caller waits once at the end; other
+Python threads run during that wait.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ class Download(Generic[Values]):
     """A named tuple of tensors (and of None) that is being copied to the host."""
 
     def __init__(self, values: Values) -> None:
-        """Queues the copies; returns at once on CUDA, and with the copies done elsewhere."""
+        """Queue the copies. On CUDA this returns at once; elsewhere the copies are then done."""
         self._event: Any = None
         make: Any = type(values)
         self._host: Values = make(*(self._copy(x) for x in values))
-        card = next((x.device for x in values if isinstance(x, Tensor) and x.is_cuda), None)
-        if card is not None:
+        gpu = next((x.device for x in values if isinstance(x, Tensor) and x.is_cuda), None)
+        if gpu is not None:
             self._event = torch.cuda.Event()
-            # That card's stream: the thread's current card may be another one.
-            self._event.record(torch.cuda.current_stream(card))
+            # The stream of that GPU: the thread's current GPU may be another one.
+            self._event.record(torch.cuda.current_stream(gpu))
 
     def wait(self) -> Values:
-        """The values on the host, once they are there."""
+        """Wait for the copies and return the values on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
 
     @property
     def queued(self) -> bool:
-        """Whether there was something to wait for when it began."""
+        """Whether the copies are asynchronous (CUDA)."""
         return self._event is not None
 
     def done(self) -> bool:
-        """Whether the values are there; does not wait."""
+        """Whether the copies are complete; does not block."""
         return self._event is None or bool(self._event.query())
 
     @staticmethod

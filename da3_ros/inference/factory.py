@@ -1,4 +1,4 @@
-"""Which networks a pipeline's parameters ask for, and whether they can be had together."""
+"""Opens the networks that a pipeline's parameters select, after checking their combination."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ log = logging.getLogger(__name__)
 
 
 def open_networks(config: PipelineConfig) -> tuple[InferenceSession, MetricDepthModel | None]:
-    """The networks that the parameters ask for, in one memory budget.
+    """Open the session and, if selected, the metric model, in one memory budget.
 
-    A nested model measures its own windows. Raises ConfigError, CheckpointError or DeviceError.
+    A nested model measures its own windows and needs no metric model. Raises ConfigError,
+    CheckpointError or DeviceError.
     """
     inference, spec = config.inference, _checked_model(config)
-    ruler = None
+    metric_model = None
     if config.scale.source == "metric_model" and not spec.metric:
-        # First: the session then knows what is taken, and a missing file is told at once.
-        ruler = MetricDepthModel(inference, config.scale.metric_checkpoint)
+        # Opened first: the session then counts its memory, and a missing file fails early.
+        metric_model = MetricDepthModel(inference, config.scale.metric_checkpoint)
     independent = config.window.mode == "independent"
     session = InferenceSession(
         inference,
         poses=config.pose_prior.source != "none",
         streams=max(1, len(config.cameras)) if independent else 1,
-        beside=ruler.beside if ruler else None,
+        companion=metric_model.beside if metric_model else None,
     )
-    return session, ruler
+    return session, metric_model
 
 
 def _checked_model(config: PipelineConfig) -> ModelSpec:
-    """The model, if it can do what other parameters ask of it. Raises ConfigError."""
+    """The model's spec. Raises ConfigError if the other parameters need more than it gives."""
     name, source = config.inference.model, config.scale.source
     if name not in MODELS:
-        raise ConfigError(f"model is {name!r}: one of {', '.join(MODELS)}")
+        raise ConfigError(f"unknown model {name!r}: set model to one of {', '.join(MODELS)}")
     spec = MODELS[name]
     if spec.multi_view:
         if spec.metric and source == "none":
-            log.warning("%s knows metres: set scale.source to metric_model to have them", name)
+            log.warning(
+                "%s measures metric scale: set scale.source to metric_model to use it", name
+            )
         return spec
     if config.pose_prior.source != "none":
         raise ConfigError(
-            f"{name} sees each image alone and takes no poses: set pose_prior.source to none"
+            f"{name} is a single-image network and takes no poses: set pose_prior.source to none"
         )
     if source not in (("none", "metric_model") if spec.metric else ("none",)):
         raise ConfigError(
-            f"{name} sees each image alone, so scale.source {source} has nothing to measure: "
-            "set scale.source to none; da3metric-large says metres by itself"
+            f"{name} is a single-image network, so scale.source {source} cannot measure its "
+            "scale: set scale.source to none; the depth of da3metric-large is in metres anyway"
         )
     return spec

@@ -1,4 +1,4 @@
-"""From a model's name and a checkpoint to a network on a device, as fast as it is still right."""
+"""Loads a network onto a device, in the requested precision if its results stay close to fp32."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RANDOM = "random"
 
 
 def load_network(model: str, checkpoint: str, *, meaning: str = "numbers") -> Network:
-    """The network with its weights in fp32 on the host, for inference only.
+    """Load a network with fp32 weights on the host, for inference only.
 
-    ``checkpoint`` is as in InferenceConfig; ``meaning`` is what random weights leave without one.
-    Raises CheckpointError.
+    ``checkpoint``: as in InferenceConfig. ``meaning``: the outputs that random weights make
+    meaningless, for the warning. Raises CheckpointError.
     """
     network = empty_network(model)
     if checkpoint == RANDOM:
-        log.warning("checkpoint `random`: %s gives %s without meaning", model, meaning)
+        log.warning("checkpoint `random`: the %s of %s are meaningless", meaning, model)
         initialize_randomly(network)
     else:
         folder = load_checkpoint(network, checkpoint)
@@ -34,30 +34,30 @@ def load_network(model: str, checkpoint: str, *, meaning: str = "numbers") -> Ne
     return network
 
 
-def put_on(network: Network, on: Device) -> Network:
-    """The network on a device, laid out as the device likes it."""
-    if on.device.type != "cpu":
+def put_on(network: Network, hardware: Device) -> Network:
+    """Move the network to a device, in the memory layout that is fastest there."""
+    if hardware.device.type != "cpu":
         channels_last(network)
-    return network.to(on.device)
+    return network.to(hardware.device)
 
 
 def load_checked(
     load: Callable[[], Network],
-    on: Device,
+    hardware: Device,
     precision: torch.dtype,
     loaded: Network | None = None,
 ) -> tuple[Network, torch.dtype]:
-    """What ``load`` gives, on the device in ``precision``, or in fp32 if that is not close to it.
+    """Put the network on the device in ``precision``, or in fp32 if the self-check fails.
 
-    Returns the type too. Only one copy stays. ``loaded``: what is there already, in fp32; it is
-    changed.
+    Returns the network and its precision. ``loaded``: the network in fp32 if it is loaded
+    already, modified in place; else ``load()`` is called. Only one copy stays in memory.
     """
     network = loaded if loaded is not None else load()
     if precision == torch.float32:
-        return put_on(network, on), precision
+        return put_on(network, hardware), precision
     check = SelfCheck(network)
     convert(network, precision)
-    network = put_on(network, on)
+    network = put_on(network, hardware)
     fault = check.fault(network)
     if not fault:
         return network, precision
@@ -68,4 +68,4 @@ def load_checked(
         fault,
     )
     del network, loaded
-    return put_on(load(), on), torch.float32
+    return put_on(load(), hardware), torch.float32

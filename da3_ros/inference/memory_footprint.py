@@ -1,8 +1,7 @@
-"""How much memory a network needs, found by running it on tensors that have shapes and no data.
+"""Predicts the memory of a network by running it on meta tensors, which have shapes but no data.
 
-The network itself is what is counted, so the prediction follows every change of its code. Not
-seen: work space inside kernels, an allocator's fragments, and a CUDA context; a measured pass
-tells about those.
+The network's own code runs, so the prediction follows every change of it. Not included: work
+space inside kernels, fragmentation of the allocator, and the CUDA context; these are measured.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from da3_ros.network.model import Chunks
 from da3_ros.network.monocular import MonocularDepth
 from da3_ros.network.precision import KEPT, convert, drop_camera_encoder, drop_rays
 
-_counting = threading.Lock()  # networks without data are shared, and hold the shape's chunks
+_counting = threading.Lock()  # meta networks are shared, and hold the shape's chunk sizes
 RESIZES = (torch.ops.aten.upsample_bilinear2d.vec, torch.ops.aten.upsample_bicubic2d.vec)
-ALIGN_BYTES = 64  # per pixel: masks, two maps without sky, their ratio, sorted with places
+ALIGN_BYTES = 64  # per pixel: masks, two maps without sky, their ratio, sorted with indices
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes, without what kernels, allocator and driver add."""
+    """Memory in bytes, without that of kernels, allocator and driver."""
 
     weights: int
     prefix: int  # of all frames of a window, fp32
-    activations: int  # the most at one time while a window runs, its inputs included
+    activations: int  # peak while a window runs, inputs included
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What determines the memory of a pass."""
+    """All values that determine the memory of a pass."""
 
     model: str
     views: int
@@ -55,26 +54,26 @@ class Shape:
     width: int
     dtype: torch.dtype
     chunks: Chunks
-    poses: bool = False  # whether the network is given poses
+    poses: bool = False  # whether poses are inputs of the network
 
 
 def footprint(shape: Shape) -> Footprint:
-    """The memory that a window of this shape needs. Any thread may ask."""
+    """The memory that a window of this shape needs. Thread-safe."""
     return cached_footprint(shape, MODELS[shape.model])
 
 
 @functools.lru_cache(maxsize=512)
 def cached_footprint(shape: Shape, spec: ModelSpec) -> Footprint:
-    """``footprint`` of a model of these sizes: a name may come to mean another network."""
+    """``footprint`` with the spec in the cache key: a model's name may be registered again."""
     with _counting:
         return _footprint(shape, spec)
 
 
-@torch.inference_mode()  # always: a network that was built in it does not run outside
+@torch.inference_mode()  # always: a network built in inference mode does not run outside it
 def _footprint(shape: Shape, spec: ModelSpec) -> Footprint:
-    network = _without_data(spec, shape.dtype, shape.poses)
+    network = _meta_network(spec, shape.dtype, shape.poses)
     for part in parts(network):
-        part.forget_tables()  # so that an answer does not depend on what was asked before
+        part.forget_tables()  # so that the result does not depend on earlier calls
     network.set_chunks(shape.chunks)
     size = (shape.height, shape.width)
 
@@ -88,7 +87,7 @@ def _footprint(shape: Shape, spec: ModelSpec) -> Footprint:
         return _decode(network, type(alone)(*kept), shape)
 
     prefix = shape.views * sum(x.nbytes for x in alone)
-    peak = max(peak_of(encode), peak_of(window), _aligning(shape, spec))
+    peak = max(peak_of(encode), peak_of(window), _alignment_bytes(shape, spec))
     weights = weight_bytes(network)
     if shape.dtype == torch.int8:
         weights -= sum(int8_saving(part, KEPT) for part in parts(network))
@@ -108,22 +107,22 @@ def _decode(network: Network, prefix: Any, shape: Shape) -> Any:
     return network.decode(prefix, size, tokens, ref_view="first", frames=frames)
 
 
-def _aligning(shape: Shape, spec: ModelSpec) -> int:
-    """What a nested network's two parts need to agree on a metre: counts data, so not run here."""
+def _alignment_bytes(shape: Shape, spec: ModelSpec) -> int:
+    """Bytes to align a nested network's two parts: depends on data, so it cannot run on meta."""
     nested = spec.metric_branch is not None
     return ALIGN_BYTES * shape.wanted * shape.height * shape.width if nested else 0
 
 
 @functools.lru_cache(maxsize=16)
-def _without_data(spec: ModelSpec, dtype: torch.dtype, poses: bool) -> Network:
+def _meta_network(spec: ModelSpec, dtype: torch.dtype, poses: bool) -> Network:
     with torch.device("meta"):
         network = network_of(spec).eval()
     drop_rays(network)
     if not poses:
         drop_camera_encoder(network)
     for block in (m for m in network.modules() if isinstance(m, Block)):
-        block.forward = _CountedOnce(block)  # type: ignore[method-assign]
-    if dtype != torch.int8:  # which is computed in fp32 around the products, and needs data
+        block.forward = _CachedBlock(block)  # type: ignore[method-assign]
+    if dtype != torch.int8:  # int8 computes in fp32 around the products, and needs data
         convert(network, dtype)
     return network
 
@@ -135,7 +134,7 @@ def weight_bytes(network: nn.Module) -> int:
 
 
 def peak_of(work: Callable[[], Any]) -> int:
-    """The most bytes alive at one time in what ``work`` computes on meta tensors."""
+    """Peak bytes of live storages while ``work`` runs on meta tensors."""
     with _FusedAttention(), _Ledger() as ledger:
         _Ledger.open = ledger
         try:
@@ -147,18 +146,18 @@ def peak_of(work: Callable[[], Any]) -> int:
 
 
 @dataclass
-class _Noted:
-    """Bytes beside what was there: at the most, and in the end."""
+class _BlockMemory:
+    """Bytes that a block adds: at its peak, and after it has returned."""
 
-    most: int = 0
-    left: int = 0  # beside the result: weights that a cast returns as they are
+    peak: int = 0
+    retained: int = 0  # without the result: weights that a cast returns unchanged
 
 
-class _CountedOnce:
-    """Stands in for a block's ``forward``: blocks that are alike need the same memory.
+class _CachedBlock:
+    """Replaces a block's ``forward``: blocks of equal structure need equal memory.
 
-    The first call of a kind in a pass is run; for the others the ledger is told what that one
-    needed. A network has dozens of blocks of two kinds, called for every frame.
+    The first call of a structure in a pass runs; later calls add its bytes to the ledger without
+    running. A network has dozens of blocks of two structures, called for every frame.
     """
 
     def __init__(self, block: Block) -> None:
@@ -168,36 +167,36 @@ class _CountedOnce:
         ledger = _Ledger.open
         if ledger is None:
             return self._run(x, rope)
-        turned = None if rope is None else (*rope.cos.shape, rope.stride)
-        kind = (self._built, self._block.mlp_tokens, turned, x.shape, x.stride(), x.dtype)
+        rope_shape = None if rope is None else (*rope.cos.shape, rope.stride)
+        kind = (self._structure, self._block.mlp_tokens, rope_shape, x.shape, x.stride(), x.dtype)
         if kind in ledger.known:
             noted, out = ledger.known[kind]
-            ledger.repeat(noted, first=self not in ledger.met)
-            ledger.met.add(self)
+            ledger.repeat(noted, first=self not in ledger.seen)
+            ledger.seen.add(self)
             return torch.empty_strided(*out[:2], dtype=out[2], device="meta")
-        with ledger.alone() as noted:
+        with ledger.measure_block() as noted:
             result = self._run(x, rope)
-        ledger.met.add(self)
+        ledger.seen.add(self)
         out = result.shape, result.stride(), result.dtype
-        ledger.known[kind] = _Noted(noted.most, noted.left - result.nbytes), out
+        ledger.known[kind] = _BlockMemory(noted.peak, noted.retained - result.nbytes), out
         return result
 
     @functools.cached_property
-    def _built(self) -> Hashable:
-        """What tells blocks apart, of this part and of another one's."""
+    def _structure(self) -> Hashable:
+        """Equal for blocks that need equal memory."""
         weights = tuple((n, p.shape, p.dtype) for n, p in self._block.named_parameters())
         return self._block.attn.heads, weights
 
 
 def _resized(x: Tensor, size: list[int] | None, corners: bool, scales: Any = None) -> Tensor:
-    """What a resize makes, without the arithmetic that PyTorch does on shapes alone, too."""
+    """The result of a resize, without the index arithmetic that PyTorch runs on meta tensors."""
     H, W = size or (int(n * s) for n, s in zip(x.shape[2:], scales, strict=True))
     like = suggest_memory_format(x)
     return torch.empty((*x.shape[:2], H, W), dtype=x.dtype, device="meta", memory_format=like)
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention as fused kernels do it: nothing of quadratic size."""
+    """Replaces attention by an output tensor only: fused kernels store no quadratic matrix."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -208,15 +207,15 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class _Ledger(TorchDispatchMode):
-    """Adds up the storages that operations make, as long as anything holds them."""
+    """Sums the bytes of live storages that operations create."""
 
-    open: ClassVar[_Ledger | None] = None  # there is one at a time: see ``_counting``
+    open: ClassVar[_Ledger | None] = None  # one at a time: see ``_counting``
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self.known: dict[Hashable, tuple[_Noted, Any]] = {}  # and the shape of the result
-        self.met: set[_CountedOnce] = set()
+        self.known: dict[Hashable, tuple[_BlockMemory, Any]] = {}  # and the shape of the result
+        self.seen: set[_CachedBlock] = set()
         self._total = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -227,27 +226,27 @@ class _Ledger(TorchDispatchMode):
         for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._note(tensor)
-        if self._total > self.peak:  # at most so much: what is gone has not been looked for yet
+        if self._total > self.peak:  # an upper bound: freed storages are not subtracted yet
             self._forget()
             self.peak = max(self.peak, self._total)
         return out
 
     @contextmanager
-    def alone(self) -> Iterator[_Noted]:
-        """Yields what will hold the bytes that what runs inside adds."""
-        noted = _Noted()
+    def measure_block(self) -> Iterator[_BlockMemory]:
+        """Measure the bytes added inside this context; yields the object that receives them."""
+        noted = _BlockMemory()
         self._forget()
         before, peak, self.peak = self._total, self.peak, self._total
         yield noted
         self._forget()
-        noted.most, noted.left = self.peak - before, self._total - before
+        noted.peak, noted.retained = self.peak - before, self._total - before
         self.peak = max(peak, self.peak)
 
-    def repeat(self, noted: _Noted, *, first: bool) -> None:
-        """What was noted happens again, for the first time to that very block or once more."""
+    def repeat(self, noted: _BlockMemory, *, first: bool) -> None:
+        """Add a measured block again; ``first``: first call of this block, which adds weights."""
         self._forget()
-        self._total += noted.left if first else 0
-        self.peak = max(self.peak, self._total + noted.most - noted.left)
+        self._total += noted.retained if first else 0
+        self.peak = max(self.peak, self._total + noted.peak - noted.retained)
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()

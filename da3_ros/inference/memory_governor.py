@@ -1,30 +1,314 @@
-"""What a session falls back to when a window runs out of memory despite its plan."""
+"""Keeps a session in its memory budget: plans, measures, and falls back if memory runs out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from da3_ros.inference.devices import DeviceError
+from da3_ros.inference.loaded_network import LoadedNetwork
+from da3_ros.inference.oom_fallback import FallbackLevel
+from da3_ros.inference.peak_meter import PeakMeter
+from da3_ros.inference.planner import (
+    GIB,
+    SMALLEST,
+    UNMEASURED,
+    BudgetError,
+    Plan,
+    Request,
+    check_fits,
+    kept_views,
+    least_memory,
+    make_plan,
+    needs_lower_precision,
+)
+from da3_ros.inference.prefix_cache import CachePolicy, PrefixCache
+from da3_ros.inference.requested_plans import RequestedPlans
+
+log = logging.getLogger(__name__)
 
 FREE_SHARE = 0.9  # of the free memory, when no budget is given
 
 
-CALM = 100  # windows without trouble after which a step that memory forced is taken back
+class MemoryGovernor:
+    """Owns the budget, the plan, the measured memory of windows, and the fallback in force.
 
+    Applies plan and fallback to the network. One thread owns it; any thread may call
+    ``check_budget``.
+    """
 
-class WindowTooLargeError(MemoryError):
-    """Memory ran out with everything done that keeps a window whole: give fewer views."""
+    def __init__(
+        self,
+        network: LoadedNetwork,
+        kept: PrefixCache,
+        base_request: Request,
+        memory_budget_gb: float,
+        free: int,
+    ) -> None:
+        """``base_request``: common part of all requests; ``fit`` adds image, window and new views.
 
+        ``free``: bytes that were free on the device before the session was opened.
+        """
+        self._network, self._prefix_cache, self._base_request = network, kept, base_request
+        self._hardware, self._free_at_start = network.hardware, free
+        self.budget = self._bytes(memory_budget_gb, warn=True)
+        self.requests = RequestedPlans(base_request.streams)
+        self.fallback, self.meter = FallbackLevel(), PeakMeter(network.hardware)
+        self.plan: Plan | None = None
+        self._pinned = False  # whether the plan comes from ``use_plan`` and must not change
+        self.over_budget = ""  # why no new plan was made after a window exceeded the budget
+        self.factor = UNMEASURED  # ratio of measured to predicted activations
+        self.measured = False
+        self._rehearsing = False
 
-@dataclass(frozen=True)
-class OomFallback:
-    """What is done about memory that ran out in a window, beyond the plan."""
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        """Reductions of the results, caused by the budget."""
+        plan, level = self.plan, self.fallback.level
+        if plan is None:
+            return ()
+        below = (f"memory ran out: fallback level {level}",) if level else ()
+        over = (self.over_budget,) if self.over_budget else ()
+        return (*plan.reduced, *below, *over)
 
-    text: str
-    scale: float = 1.0  # of the image's sides in the network
+    # Plans ---------------------------------------------------------------------------------------
 
+    def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
+        """Plan for camera images of (width, height) and windows of ``window`` views, ``new`` new.
 
-OOM_FALLBACKS = (
-    OomFallback("as planned"),
-    OomFallback("smallest pieces, no kept prefixes"),
-    OomFallback("images at 3/4 of their size in the network", 0.75),
-    OomFallback("images at 1/2 of their size in the network", 0.5),
-)
+        Raises BudgetError if nothing fits.
+        """
+        if self._pinned and self.plan is not None:
+            return self.plan
+        request = replace(
+            self._base_request,
+            lower_precision=self._network.lower_precision, image=image, window=window, new=new,
+        )  # fmt: skip
+        gone = self.requests.note(request)
+        if gone and self._network.precision != self._network.preferred_precision:
+            self.requests.plans.clear()  # the camera that needed the lower precision may be gone
+        known = self.requests.plans.get(request)
+        if known is not None and known.dtype == self._network.precision:
+            if known is not self.plan:  # alternating cameras: keep the cache of the other one
+                self.plan = known
+                self._set_chunks()
+            return known
+        plan = self._adopt(self._make(request, self.budget))
+        self.requests.keep(plan)
+        # Computed now (and cached), so that ``check_budget`` is fast. ``_adopt`` may have changed
+        # the request: no lower precision after a failed self-check.
+        least_memory(self._hardware, self.requests.active[0])
+        return plan
+
+    def fit_as_is(self, size: tuple[int, int], views: int, new: int) -> None:
+        """Plan from the first window for callers that did not call ``fit``.
+
+        size: (height, width) of the images in the network.
+        """
+        if self.plan is None:
+            self._base_request = replace(self._base_request, process_res=max(size))
+            self.fit((size[1], size[0]), max(2, views), new)
+
+    def use_plan(self, plan: Plan) -> None:
+        """Use ``plan`` whatever memory is free: two runs with one plan give equal results.
+
+        Raises ValueError for another model's plan, DeviceError for an unsupported precision.
+        """
+        if plan.model != self._base_request.model:
+            raise ValueError(f"the plan is for {plan.model}, not for {self._base_request.model}")
+        if not self._hardware.supports(plan.dtype):
+            raise DeviceError(
+                f"the plan's precision {plan.precision} is not usable on {self._hardware.device}"
+            )
+        self._pinned = True
+        self._take(plan)
+
+    def _make(self, request: Request, budget: int) -> Plan:
+        """Make a plan, in the lower precision if another camera needs it: they share a network."""
+        others = (r for r in self.requests.active if r != request)
+        needed = any(needs_lower_precision(self._hardware, r, budget, self.factor) for r in others)
+        lower = request.lower_precision if needed else None
+        return make_plan(self._hardware, request, budget, self.factor, lower)
+
+    def _take(self, plan: Plan) -> None:
+        """``_adopt`` a plan for a new budget or measurement; earlier plans become invalid."""
+        self.requests.keep_only(self._adopt(plan))
+
+    def _adopt(self, plan: Plan) -> Plan:
+        """Apply ``plan``; if its precision fails the self-check, apply a plan without it.
+
+        Returns the applied plan. Raises BudgetError or DeviceError, and keeps the previous plan,
+        if there is none.
+        """
+        if plan.dtype != self._network.precision:
+            valid = self._network.change_precision(plan.dtype)
+            self._prefix_cache.clear()
+            if not valid:
+                return self._adopt_without_lower_precision(plan)
+        before, self.plan = self.plan, plan
+        if before is None or before.reduced != plan.reduced:
+            for text in plan.reduced:
+                log.warning("reduced to fit the memory budget: %s", text)
+        if before is None or (before.width, before.height) != (plan.width, plan.height):
+            self._prefix_cache.clear()
+        if before is not None and before.repeatable() != plan.repeatable():
+            self._network.compiler.release()
+        self.over_budget = ""
+        self._set_chunks()
+        self.meter.release_cached()
+        self._hardware.cap(self.budget)
+        return plan
+
+    def _adopt_without_lower_precision(self, plan: Plan) -> Plan:
+        if self._pinned or self.requests.newest is None:
+            raise DeviceError(f"the plan's precision {plan.precision} is not close to fp32 here")
+        self._network.reject_lower_precision()
+        self.requests.drop_lower_precision()
+        return self._adopt(self._make(self.requests.active[0], self.budget))
+
+    def _set_chunks(self) -> None:
+        planned = self.plan.chunks if self.plan else self._hardware.chunks()
+        short = self.fallback.level > 0
+        # A fallback is temporary: compiling for its chunk sizes would only cost memory and time.
+        self._network.set_chunks(SMALLEST if short else planned, may_compile=not short)
+
+    # The budget ----------------------------------------------------------------------------------
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """Set the budget in GiB, 0 for 90 % of the memory free at the start, and plan again.
+
+        Raises BudgetError, and changes nothing, if nothing fits for the images of one camera.
+        """
+        budget = self._bytes(memory_budget_gb, warn=True)
+        self._check(budget)
+        plan, request = self.plan, self.requests.newest
+        if request is not None and not self._pinned:
+            plan = self._make(request, budget)
+        with self.undone_if_refused():
+            self.budget, self.fallback.level = budget, 0
+            if plan is not None:
+                self._take(plan)
+                self._check(budget)  # again: the self-check may have ruled out a lower precision
+
+    def check_budget(self, memory_budget_gb: float) -> None:
+        """Raise BudgetError if nothing fits into this budget; changes nothing.
+
+        Any thread may call it, even during a window. Fast: it makes no plan.
+        """
+        self._check(self._bytes(memory_budget_gb))
+
+    @contextmanager
+    def undone_if_refused(self) -> Iterator[None]:
+        """A BudgetError inside this context restores the budget and all plans from before."""
+        budget, level, over_budget = self.budget, self.fallback.level, self.over_budget
+        plan, plans = self.plan, dict(self.requests.plans)
+        try:
+            yield
+        except BudgetError:
+            self.budget, self.fallback.level = budget, level
+            if plan is not None:
+                self._adopt(plan)
+            self.plan, self.requests.plans, self.over_budget = plan, plans, over_budget
+            raise
+
+    def _check(self, budget: int) -> None:
+        """Raise BudgetError if the camera images that need most memory do not fit."""
+        requests, factor = self.requests.active, self.factor
+        if requests and not self._pinned:
+            most = max(requests, key=lambda r: least_memory(self._hardware, r, factor))
+            check_fits(self._hardware, most, budget, factor)
+
+    def _bytes(self, gigabytes: float, *, warn: bool = False) -> int:
+        if not gigabytes:
+            return int(FREE_SHARE * self._free_at_start)
+        budget = int(gigabytes * GIB)
+        if warn and budget > self._free_at_start:
+            log.warning(
+                "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
+                gigabytes,
+                self._free_at_start / GIB,
+                self._hardware.name(),
+            )
+        return budget
+
+    # Windows -------------------------------------------------------------------------------------
+
+    def cache_policy(self, views: int) -> CachePolicy | None:
+        """The cache policy for a window of ``views`` views; None: no caching, memory is short."""
+        if self.fallback.level:
+            return None
+        plan = self.plan
+        if plan is None:
+            return CachePolicy(self._base_request.streams * views, on_host=False)
+        room = max(views, kept_views(plan.window, plan.new))
+        return CachePolicy(self._base_request.streams * room, plan.prefix_on_host)
+
+    def measure(self, views: int) -> None:
+        """Measure the peak of the last window; the first one at full size corrects predictions."""
+        clean = self.meter.end()
+        if self._network.compiling or self._rehearsing:
+            return
+        plan = self.plan
+        planned = plan.weights + plan.fixed if plan else 0
+        taken = self.meter.window_peak(planned + self._prefix_cache.nbytes)
+        if plan is None or self._pinned or self.fallback.level or views < plan.window:
+            return
+        over = taken > plan.budget
+        if (over or not self.measured) and not clean:
+            self.meter.release_cached()  # so that the next window can be measured
+        elif over or not self.measured:
+            if over:
+                log.warning(
+                    "a window took %.2f GiB, above the budget of %.2f GiB",
+                    taken / GIB,
+                    plan.budget / GIB,
+                )
+            self._replan(plan, taken)
+
+    def step_down(self, window: int, views: int) -> None:
+        """Apply the next fallback after memory ran out in this window.
+
+        Raises WindowTooLargeError if there is no further fallback.
+        """
+        self._prefix_cache.clear()
+        self._network.compiler.release()
+        self._hardware.release()
+        self.fallback.step_down(views)
+        self._set_chunks()
+        log.warning("out of memory: retrying window %d, %s", window, self.fallback.current.text)
+
+    def note_success(self) -> None:
+        """Count a successful window; after many of them one fallback is undone."""
+        if self.fallback.step_up_when_stable():
+            self._prefix_cache.clear()
+            self._set_chunks()
+            log.info("memory is sufficient again: %s", self.fallback.current.text)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Windows inside this context belong to no stream: they are not cached or measured."""
+        level, self._rehearsing = self.fallback.level, True
+        try:
+            yield
+        finally:
+            self._rehearsing = False
+            self.fallback.restart(level)  # memory short at start-up may be free during the stream
+            self._set_chunks()
+            self._prefix_cache.clear()
+            self.requests.note_guess()
+
+    def _replan(self, plan: Plan, taken: int) -> None:
+        """Plan again with the measured memory of a window, in bytes."""
+        self.measured = True
+        activations = max(1, taken - (plan.predicted - plan.activations))
+        self.factor = min(4.0, max(1.0, self.factor * activations / plan.activations))
+        request = self.requests.newest
+        if request is None:
+            return
+        try:
+            self._take(self._make(request, self.budget))
+        except BudgetError as error:  # the window succeeded, and the next one may as well
+            self.over_budget = f"{error}; the old plan stays"
+            log.warning("%s", self.over_budget)

@@ -1,7 +1,7 @@
-"""A metric model beside a multi-view one: looks at new frames now and then and says the unit.
+"""Measures a window's unit in metres with a separate single-image network, da3metric-large.
 
-Runs da3metric-large on the very images that the window's network saw, and aligns both depths as
-the nested model does. Knows windows and predictions, not what becomes of the measure.
+It runs on the same images as the window's network, and both depths are aligned as in the nested
+model. The caller decides which windows are measured and what the measurement is used for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.loading import load_checked, load_network
 from da3_ros.inference.memory_footprint import weight_bytes
 from da3_ros.inference.planner import SMALLEST, CompanionModel
-from da3_ros.inference.prediction import focal_px, spread
-from da3_ros.inference.preprocess import normalize, smaller, to_size
+from da3_ros.inference.prediction import focal_px, to_all_views
+from da3_ros.inference.preprocess import normalize, resize_to, scaled_size
 from da3_ros.network import CheckpointError, Network, metric
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.types import Prediction, ScaleMeasurement, Window
@@ -28,12 +28,12 @@ from da3_ros.types import Prediction, ScaleMeasurement, Window
 log = logging.getLogger(__name__)
 
 MODEL = "da3metric-large"
-SCALES = (1.0, 0.5)  # of the pictures' sides, where memory runs out
+SCALES = (1.0, 0.5)  # factors for the images' sides; the second one if memory runs out
 WARN_EVERY_S = 60.0
 
 
 class MetricDepthModel:
-    """Holds one metric network. Not thread-safe: the worker that owns the session owns it too.
+    """Owns one metric network. Not thread-safe: the worker that owns the session owns it too.
 
     Raises CheckpointError or DeviceError at construction, each with one line.
     """
@@ -41,13 +41,13 @@ class MetricDepthModel:
     def __init__(
         self, config: InferenceConfig, checkpoint: str = "", network: MonocularDepth | None = None
     ) -> None:
-        """``network`` stands in for the official one."""
-        self.on = open_device(config.device, config.performance_mode)
-        self.device = self.on.device
+        """``network`` replaces the one loaded from ``checkpoint``."""
+        self.hardware = open_device(config.device, config.performance_mode)
+        self.device = self.hardware.device
         loaded, precision = load_checked(
             lambda: network or _load(checkpoint),
-            self.on,
-            self.on.precision(config.mixed_precision),
+            self.hardware,
+            self.hardware.precision(config.mixed_precision),
         )
         loaded.set_chunks(SMALLEST)
         self.network = loaded
@@ -59,34 +59,37 @@ class MetricDepthModel:
 
     @torch.inference_mode()
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """``prediction`` with its ``measure`` and with the sky of the new frames.
+        """Return ``prediction`` with ``measure`` and with the sky of the new frames.
 
-        The measure is NaN where too little can be compared (all sky). Where memory runs out the
-        pictures are taken at half size, and if that does not do, ``prediction`` stays as it was.
+        The measurement is NaN if too few pixels can be compared (all sky). If memory runs out,
+        the images are halved; if it runs out again, ``prediction`` is returned unchanged.
         """
         for scale in SCALES:
             try:
-                return self._look(window, prediction, scale)
+                return self._measure_at(window, prediction, scale)
             except Exception as error:
-                if not self.on.is_out_of_memory(error):
+                if not self.hardware.is_out_of_memory(error):
                     raise
-            self.on.release()  # outside `except`: the error's frames hold the tensors
+            self.hardware.release()  # outside `except`: the error's frames hold the tensors
         if time.monotonic() >= self._warn_again_at:
             self._warn_again_at = time.monotonic() + WARN_EVERY_S
             log.warning(
-                "out of memory: %s did not look at window %d, the scale is held; lower "
+                "out of memory: %s did not measure window %d and the scale is held; lower "
                 "process_res or raise memory_budget_gb", MODEL, window.id,
             )  # fmt: skip
         return prediction
 
-    def _look(self, window: Window, prediction: Prediction, scale: float) -> Prediction:
+    def _measure_at(self, window: Window, prediction: Prediction, scale: float) -> Prediction:
         count, size = len(window.views), window.views[0].image.shape[:2]
         new = list(range(count - window.new, count))
-        inner = smaller(size, scale)
-        out = self._run([to_size(window.views[i].image, inner) for i in new])
+        inner = scaled_size(size, scale)
+        out = self._run([resize_to(window.views[i].image, inner) for i in new])
         focal = self._focal_px(window, prediction, new, inner)
         metres = metric.metric_depth(out.depth.float().cpu(), focal)[0]
-        depth, sky = spread(metres, count, new, size), spread(out.sky[0], count, new, size)
+        depth, sky = (
+            to_all_views(metres, count, new, size),
+            to_all_views(out.sky[0], count, new, size),
+        )
         maps = (prediction.depth, prediction.confidence, depth, sky)
         found = metric.align_depth(*(torch.from_numpy(m[new])[None] for m in maps))
         measure = ScaleMeasurement(float(found.scale[0]), float(found.spread[0]))
@@ -100,13 +103,13 @@ class MetricDepthModel:
     def _focal_px(
         self, window: Window, prediction: Prediction, new: list[int], size: tuple[int, int]
     ) -> Tensor:
-        """Mean focal lengths [1, M] in pixels of the images that the network sees."""
+        """Mean focal lengths [1, M] in pixels, for images of ``size`` (height, width)."""
         known = focal_px(window, new, size)
         if bool(known.isfinite().all()):
             return known
         if not self._warned:
             self._warned = True
-            log.warning("metres by a focal length that was guessed: publish a camera_info")
+            log.warning("metric scale uses an estimated focal length: publish a camera_info")
         views = zip(window.views, prediction.K, strict=True)
         guessed = replace(window, views=tuple(replace(v, K=K) for v, K in views))
         return torch.where(known.isfinite(), known, focal_px(guessed, new, size))
@@ -114,6 +117,6 @@ class MetricDepthModel:
 
 def _load(checkpoint: str) -> Network:
     try:
-        return load_network(MODEL, checkpoint, meaning="metres")
+        return load_network(MODEL, checkpoint, meaning="metric depths")
     except CheckpointError as error:
         raise CheckpointError(f"scale.source is metric_model: {error}") from error

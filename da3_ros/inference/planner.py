@@ -1,9 +1,9 @@
-"""Fits a model into a memory budget: what is kept, what is given up, in a stated order.
+"""Fits a model into a memory budget by reducing its memory in a fixed order of steps.
 
-Steps, until the prediction fits: the head one frame at a time; feed-forward layers in pieces; the
-rest in the smallest pieces; kept prefixes on the host. None of these changes a result beyond
-rounding. Only then 16 bits (where `mixed_precision` allows it), smaller images, fewer views. The
-model itself is never changed: the error names one that fits.
+Steps, until the prediction fits: the head one frame at a time; feed-forward layers in chunks;
+everything in the smallest chunks; cached prefixes on the host. These change results by rounding
+only. Then 16 bits (if `mixed_precision` allows it), smaller images, fewer views. The model itself
+is never changed: the error names one that fits.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import torch
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
+from da3_ros.inference.wanted_views import usual_wanted
 from da3_ros.network import MODELS
 from da3_ros.network.model import Chunks
 from da3_ros.network.specs import PATCH
 
 GIB = 2**30
-JOINING = 3  # shared frames whose depth joins a window to the scene
 SMALLEST = Chunks(head_frames=1, local_frames=1, mlp_tokens=1024)
 LEAST_RES, LEAST_WINDOW = 224, 2
-UNMEASURED = 1.2  # of predicted activations, until a pass was measured: work space, fragments
-SLACK = 48 * 2**20  # what libraries keep for themselves
+UNMEASURED = 1.2  # factor on activations before a measurement: work space, fragmentation
+SLACK = 48 * 2**20  # bytes that libraries take
 ORDER = ("da3nested-giant-large", "da3-giant", "da3-large", "da3-base", "da3-small", "da3-tiny")
 
 
 class BudgetError(RuntimeError):
-    """A budget that nothing fits into; one line with the remedy."""
+    """Nothing fits into the memory budget; the text is one line with the remedy."""
 
 
 @dataclass(frozen=True)
 class CompanionModel:
-    """A single-image network in the same process and budget, which looks at frames in turn."""
+    """A single-image network in the same process and budget, run on one frame at a time."""
 
     model: str
     precision: torch.dtype
@@ -47,23 +47,23 @@ class CompanionModel:
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted, before the budget is looked at."""
+    """The requested settings, before any reduction."""
 
     model: str
     precision: torch.dtype
-    spare_precision: torch.dtype | None  # a smaller type that is allowed, or None
+    lower_precision: torch.dtype | None  # 16-bit type allowed if memory is short; None: none
     process_res: int
     window: int
     new: int
-    image: tuple[int, int] = (4, 3)  # width, height of the camera; only the ratio counts
-    poses: bool = False  # whether windows bring known poses
-    streams: int = 1  # cameras whose windows come in turns
-    beside: CompanionModel | None = None
+    image: tuple[int, int] = (4, 3)  # width, height of the camera; only the ratio matters
+    poses: bool = False  # whether windows have known poses
+    streams: int = 1  # number of cameras whose windows alternate
+    companion: CompanionModel | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs, and what memory it is predicted to take. Sizes in bytes."""
+    """Settings that fit the budget, and their predicted memory in bytes."""
 
     model: str
     device: str
@@ -79,12 +79,12 @@ class Plan:
     weights: int
     prefix: int
     activations: int
-    fixed: int  # context and libraries, and weights beside
-    reduced: tuple[str, ...] = ()  # what was given up that changes results
+    fixed: int  # context and libraries, and weights of a companion model
+    reduced: tuple[str, ...] = ()  # reductions that change results
 
     @property
     def predicted(self) -> int:
-        """The peak of everything on the device."""
+        """Predicted peak of the process on the device."""
         kept = 0 if self.prefix_on_host else self.prefix
         return self.weights + kept + self.activations + self.fixed
 
@@ -94,17 +94,17 @@ class Plan:
         return _dtype(self.precision)
 
     def to_json(self) -> str:
-        """As it is written into reports and read by ``from_json``."""
+        """The plan as JSON, as written into reports and read by ``from_json``."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
     def repeatable(self) -> dict[str, Any]:
-        """What decides results, without what was free or measured; ``from_json`` reads it too."""
+        """The values that determine results, measured ones set to 0; ``from_json`` reads them."""
         values = dataclasses.asdict(self) | {"chunks": list(self.chunks)}
         return values | {"budget": 0, "activations": 0, "fixed": 0}
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Read what ``to_json`` wrote. Raises BudgetError for anything else."""
+        """Parse the text of ``to_json``. Raises BudgetError for any other text."""
         try:
             values: dict[str, Any] = json.loads(text)
             values["chunks"] = Chunks(*values["chunks"])
@@ -117,15 +117,15 @@ class Plan:
             ):
                 raise ValueError("a size below 1")
         except (ValueError, TypeError, KeyError) as error:
-            raise BudgetError(f"not a plan as `da3_ros replay` writes it: {error}") from error
+            raise BudgetError(f"not a plan written by `da3_ros replay`: {error}") from error
         if plan.model not in MODELS:
             raise BudgetError(f"the plan is for an unknown model {plan.model!r}")
         return plan
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """One rung of the ladder."""
+class _Settings:
+    """The settings of one step."""
 
     precision: torch.dtype
     process_res: int
@@ -141,43 +141,48 @@ def make_plan(
     factor: float = UNMEASURED,
     precision: torch.dtype | None = None,
 ) -> Plan:
-    """The first rung that fits ``budget`` bytes.
+    """The plan of the first step that fits ``budget`` bytes.
 
-    factor: measured over predicted activations. precision: that of all rungs, where another camera
-    needs the spare one. Raises BudgetError when nothing fits.
+    factor: ratio of measured to predicted activations. precision: for all steps, if another
+    camera needs the lower one. Raises BudgetError if nothing fits.
     """
-    rungs = (*_rungs(device, request, precision), _last_full_size(device, request))
-    plans = (_plan(device, request, choice, budget, factor) for choice in rungs)
+    steps = (*_lossless_steps(device, request, precision), _last_full_size(device, request))
+    plans = (_plan(device, request, choice, budget, factor) for choice in steps)
     fitting = next((p for p in plans if p.predicted <= budget), None)
-    return fitting or _smaller(device, request, budget, factor)
+    return fitting or _reduced_plan(device, request, budget, factor)
 
 
-def needs_spare(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> bool:
-    """Whether it fits, but only in the spare precision, where one is allowed."""
-    if request.spare_precision is None or least_memory(device, request, factor) > budget:
+def needs_lower_precision(
+    device: Device, request: Request, budget: int, factor: float = UNMEASURED
+) -> bool:
+    """Whether the request fits at full size only in its lower precision, if one is allowed."""
+    if request.lower_precision is None or least_memory(device, request, factor) > budget:
         return False
-    plans = (_plan(device, request, choice, budget, factor) for choice in _rungs(device, request))
+    plans = (
+        _plan(device, request, choice, budget, factor)
+        for choice in _lossless_steps(device, request)
+    )
     return all(plan.predicted > budget for plan in plans)
 
 
 def least_memory(device: Device, request: Request, factor: float = UNMEASURED) -> int:
-    """Bytes of the last rung of all. Found once for a request; asked again it takes no time."""
-    return _plan(device, request, _last(device, request), 0, factor).predicted
+    """Bytes of the last step. Slow at the first call for a request; later calls are cached."""
+    return _plan(device, request, _smallest(device, request), 0, factor).predicted
 
 
 def check_fits(device: Device, request: Request, budget: int, factor: float = UNMEASURED) -> None:
-    """Raise BudgetError when ``make_plan`` would, without a plan, which may take seconds."""
+    """Raise BudgetError if ``make_plan`` would; fast, as it makes no plan."""
     needed = least_memory(device, request, factor)
     if needed > budget:
         choice = _last_full_size(device, request)
         raise BudgetError(_no_fit(device, request, choice, budget, factor, needed))
 
 
-def _rungs(
+def _lossless_steps(
     device: Device, request: Request, precision: torch.dtype | None = None
-) -> Iterator[_Choice]:
-    """Lossless steps, in the wanted precision if no other one is given."""
-    first = _Choice(
+) -> Iterator[_Settings]:
+    """Yield the lossless steps, in the requested precision unless another one is given."""
+    first = _Settings(
         precision or request.precision, request.process_res, request.window, device.chunks()
     )
     yield first
@@ -187,14 +192,14 @@ def _rungs(
         yield dataclasses.replace(first, chunks=SMALLEST, prefix_on_host=True)
 
 
-def _last_full_size(device: Device, request: Request) -> _Choice:
-    """The last step that leaves images and views as they are."""
-    *_, last = _rungs(device, request)
-    return dataclasses.replace(last, precision=request.spare_precision or request.precision)
+def _last_full_size(device: Device, request: Request) -> _Settings:
+    """The last step that changes neither image size nor number of views."""
+    *_, last = _lossless_steps(device, request)
+    return dataclasses.replace(last, precision=request.lower_precision or request.precision)
 
 
-def _last(device: Device, request: Request) -> _Choice:
-    """The last rung of all: the smallest images, the fewest views."""
+def _smallest(device: Device, request: Request) -> _Settings:
+    """The last step of all: the smallest images, the fewest views."""
     sizes, views = _sizes(request), _views(request)
     return dataclasses.replace(
         _last_full_size(device, request),
@@ -211,10 +216,10 @@ def _views(request: Request) -> list[int]:
     return list(range(max(LEAST_WINDOW, request.new + 1), request.window + 1))
 
 
-def _smaller(device: Device, request: Request, budget: int, factor: float) -> Plan:
-    """Smaller images, then fewer views; the largest that fits."""
+def _reduced_plan(device: Device, request: Request, budget: int, factor: float) -> Plan:
+    """The plan of the largest images that fit, then of the most views. Raises BudgetError."""
     check_fits(device, request, budget, factor)
-    last = _last(device, request)
+    last = _smallest(device, request)
 
     def at(**change: int) -> Plan:
         changed = dataclasses.replace(last, **change)  # type: ignore[arg-type]
@@ -225,7 +230,7 @@ def _smaller(device: Device, request: Request, budget: int, factor: float) -> Pl
 
 
 def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
-    """The plan of the largest value that fits; memory grows with the value."""
+    """The plan of the largest value that fits, by bisection: memory grows with the value."""
     low, high, best = 0, len(values), None
     while low < high:
         middle = (low + high) // 2
@@ -240,14 +245,14 @@ def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
 def _no_fit(
     device: Device,
     request: Request,
-    choice: _Choice,
+    choice: _Settings,
     budget: int,
     factor: float,
     needed: int,
 ) -> str:
     text = (
         f"{request.model} does not fit into {budget / GIB:.2f} GiB on {device.kind}: it needs "
-        f"{needed / GIB:.2f} GiB at the least{_said_beside(request.beside)}; raise "
+        f"at least {needed / GIB:.2f} GiB{_companion_note(request.companion)}; raise "
         "memory_budget_gb"
     )
     views = max(LEAST_WINDOW, request.new + 1)
@@ -259,19 +264,19 @@ def _no_fit(
     return text
 
 
-def _said_beside(beside: CompanionModel | None) -> str:
-    if beside is None:
+def _companion_note(companion: CompanionModel | None) -> str:
+    if companion is None:
         return ""
     return (
-        f", {beside.weights / GIB:.2f} of it for the weights of {beside.model} (without it: "
-        "another scale.source)"
+        f", {companion.weights / GIB:.2f} of it for the weights of {companion.model} (another "
+        "scale.source does not need it)"
     )
 
 
-def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor: float) -> Plan:
+def _plan(device: Device, request: Request, choice: _Settings, budget: int, factor: float) -> Plan:
     width, height = fit_size(*request.image, choice.process_res)[-1]
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
-    beside, new = request.beside, min(request.new, choice.window - 1)
+    companion, new = request.companion, min(request.new, choice.window - 1)
     return Plan(
         model=request.model,
         device=device.kind,
@@ -286,16 +291,19 @@ def _plan(device: Device, request: Request, choice: _Choice, budget: int, factor
         budget=budget,
         weights=needed.weights,
         prefix=needed.prefix * request.streams * kept_views(choice.window, new) // choice.window,
-        activations=max(round(needed.activations * factor), _work_beside(beside, height, width)),
-        fixed=SLACK + device.context() + (beside.weights if beside else 0),
-        reduced=_given_up(request, choice),
+        activations=max(
+            round(needed.activations * factor), _companion_activations(companion, height, width)
+        ),
+        fixed=SLACK + device.context() + (companion.weights if companion else 0),
+        reduced=_reductions(request, choice),
     )
 
 
 def kept_views(window: int, new: int) -> int:
-    """How many views' prefixes a session keeps: a window's, and new ones of the next.
+    """Number of views whose prefixes are cached: a window, and new views of the next one.
 
-    Those come while this window's are still of use: of it, as many as the next one shares.
+    New views are encoded while this window's prefixes are still needed; at most as many as the
+    next window shares with this one.
     """
     return window + min(new, window - new)
 
@@ -303,20 +311,20 @@ def kept_views(window: int, new: int) -> int:
 def predict(
     request: Request, views: int, size: tuple[int, int], dtype: torch.dtype, chunks: Chunks
 ) -> Footprint:
-    """What a window of ``views`` at ``size`` (height, width) takes by the network's own shapes."""
-    wanted = min(views, request.new + JOINING)
+    """Predicted memory of a window of ``views`` views at ``size`` (height, width)."""
+    wanted = len(usual_wanted(views, min(views, request.new)))
     return footprint(Shape(request.model, views, wanted, *size, dtype, chunks, request.poses))
 
 
-def _work_beside(beside: CompanionModel | None, height: int, width: int) -> int:
-    """What the other network needs for a frame, beside its weights; never while a window runs."""
-    if beside is None:
+def _companion_activations(companion: CompanionModel | None, height: int, width: int) -> int:
+    """Activation bytes of the companion for one frame; it never runs at the same time."""
+    if companion is None:
         return 0
-    shape = Shape(beside.model, 1, 1, height, width, beside.precision, SMALLEST)
+    shape = Shape(companion.model, 1, 1, height, width, companion.precision, SMALLEST)
     return round(UNMEASURED * footprint(shape).activations)
 
 
-def _given_up(request: Request, choice: _Choice) -> tuple[str, ...]:
+def _reductions(request: Request, choice: _Settings) -> tuple[str, ...]:
     parts = []
     if choice.precision != request.precision:
         parts.append(f"precision {str(choice.precision).removeprefix('torch.')}")

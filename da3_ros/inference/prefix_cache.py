@@ -1,4 +1,4 @@
-"""What a network made of images alone, kept for the windows that those images will be in again."""
+"""Caches prefixes, the outputs of the network's per-image layers, for images in later windows."""
 
 from __future__ import annotations
 
@@ -12,41 +12,49 @@ from typing import Any
 from da3_ros.inference.download import Download
 from da3_ros.types import Image
 
-Prefix = Any  # what a network's `encode` makes of frames alone: a NamedTuple of tensors
+Prefix = Any  # output of a network's `encode`, which sees each image alone: NamedTuple of tensors
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Entry:
     image: weakref.ref[Image]
-    prefix: Callable[[], Prefix]  # waits for what is on its way to the host
+    prefix: Callable[[], Prefix]  # waits for a running download
     nbytes: int
 
 
-class KeptPrefixes:
-    """By the image's address: the image alone decides. The longest unused leave first."""
+@dataclass(frozen=True)
+class CachePolicy:
+    """How many prefixes are cached, and where."""
+
+    most: int  # number of images
+    on_host: bool
+
+
+class PrefixCache:
+    """Least-recently-used cache of prefixes. The key is the identity of the image array."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int, _Kept] = OrderedDict()
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def nbytes(self) -> int:
-        """Of all that is kept, wherever."""
+        """Bytes of all cached prefixes, on device and host."""
         return sum(entry.nbytes for entry in self._entries.values())
 
     def get(self, image: Image) -> Prefix | None:
-        """The prefix [T, D] ... of ``image``, without a batch; None if there is none."""
+        """The prefix of ``image``, tensors [T, D] without a batch axis; None if not cached."""
         entry = self._entries.get(id(image))
-        if entry is None or entry.image() is not image:  # an address may be used again
+        if entry is None or entry.image() is not image:  # an `id()` may be reused
             self._entries.pop(id(image), None)
             return None
         self._entries.move_to_end(id(image))
         return entry.prefix()
 
     def put(self, image: Image, prefix: Prefix, *, on_host: bool) -> None:
-        """Keep a copy: frames of one batch share its storage, and each must be able to leave."""
+        """Cache a copy: images of one batch share storage, and each must be freed separately."""
         make: Any = type(prefix)
         own = (
             Download(prefix).wait
@@ -54,13 +62,13 @@ class KeptPrefixes:
             else functools.partial(make, *(x.clone() for x in prefix))
         )
         size = sum(x.nbytes for x in prefix)
-        self._entries[id(image)] = _Kept(weakref.ref(image), own, size)
+        self._entries[id(image)] = _Entry(weakref.ref(image), own, size)
 
     def bound(self, most: int) -> None:
-        """Drop the longest unused beyond ``most``."""
+        """Drop the least recently used entries beyond ``most``."""
         while len(self._entries) > most:
             self._entries.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all entries."""
         self._entries.clear()

@@ -1,7 +1,7 @@
-"""Image size and normalisation as the network was trained with (architecture notes, section 12).
+"""Image resizing and normalisation as in training (architecture notes, section 12).
 
-Two resizes, first to the longest side and then to multiples of 14, because that is what the
-reference does and a single one gives other pixels.
+Images are resized twice, first to the longest side and then to multiples of 14, because the
+reference does so and a single resize gives other pixels.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_ASPECT = 20.0
 
 
 def fit_size(width: int, height: int, process_res: int) -> list[tuple[int, int]]:
-    """The sizes (width, height) an image passes through on its way to the network; last = final.
+    """The sizes (width, height) after each of the two resizes; the last one is the final size.
 
-    Raises ValueError for images so thin that no patch fits.
+    Raises ValueError if the aspect ratio exceeds MAX_ASPECT.
     """
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(f"image of {width}x{height} is too thin for patches of {PATCH} pixels")
@@ -36,9 +36,9 @@ def fit_size(width: int, height: int, process_res: int) -> list[tuple[int, int]]
 def resize_for_network(
     image: Image, K: Array | None, process_res: int
 ) -> tuple[Image, Array | None]:
-    """RGB [H, W, 3] -> [h, w, 3] with h and w multiples of 14, longest side near ``process_res``.
+    """Resize RGB [H, W, 3] to [h, w, 3], multiples of 14, the longest side near ``process_res``.
 
-    ``K`` (corner rule) follows by the exact ratios of each side.
+    ``K`` (pixel i covers [i, i+1)) is scaled by the exact ratio of each side.
     """
     source = (image.shape[1], image.shape[0])
     for size in fit_size(*source, process_res):
@@ -47,21 +47,21 @@ def resize_for_network(
     return image, None if K is None else resize_K(K, source, final)
 
 
-def smaller(size: tuple[int, ...], scale: float) -> tuple[int, int]:
-    """``size`` (height, width) of a prepared image, both sides about ``scale`` as long."""
+def scaled_size(size: tuple[int, ...], scale: float) -> tuple[int, int]:
+    """``size`` (height, width) of a prepared image times ``scale``, as multiples of 14."""
     if scale == 1:
         return size[0], size[1]
     width, height = fit_size(size[1], size[0], round(max(size) * scale))[-1]
     return height, width
 
 
-def to_size(image: Image, size: tuple[int, int]) -> Image:
-    """A prepared image at a smaller ``size`` (height, width)."""
+def resize_to(image: Image, size: tuple[int, int]) -> Image:
+    """Resize a prepared image to ``size`` (height, width)."""
     return _resize(image, (size[1], size[0]))
 
 
 def normalize(images: Tensor) -> Tensor:
-    """uint8 RGB [..., H, W, 3] on any device -> float32 [..., 3, H, W], ImageNet statistics."""
+    """Convert uint8 RGB [..., H, W, 3] to float32 [..., 3, H, W], ImageNet-normalised."""
     mean = torch.tensor(MEAN).to(images.device)
     std = torch.tensor(STD).to(images.device)
     return ((images.float() / 255 - mean) / std).movedim(-1, -3).contiguous()

@@ -1,4 +1,4 @@
-"""Compares the fast path with fp32 on a tiny window, before anything real depends on it."""
+"""Compares a lower precision or a compiled program with fp32 on a tiny window before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.network.specs import PATCH
 
 SIZE = (5 * PATCH, 7 * PATCH)
-BOUNDS = {  # and what of
+BOUNDS = {  # largest difference from fp32, and its unit
     "depth": (0.03, " of its value"),  # median
     "rotation": (1.5, " degrees"),
     "focal length": (0.03, " of its value"),
@@ -24,22 +24,22 @@ BOUNDS = {  # and what of
 
 
 class SelfCheck:
-    """Keeps what a network in fp32 says of two small pictures; ``fault`` asks a faster one."""
+    """Keeps an fp32 network's output for two small images; ``fault`` compares another network."""
 
     def __init__(self, network: Network) -> None:
-        """``network`` is in fp32, wherever it is."""
+        """``network``: in fp32, on any device."""
         self.images = _pictures()
         self.expected = _run(network, self.images)
 
     def fault(self, network: Network) -> str:
-        """What is too far from fp32, or an empty text."""
-        found = _run(network, self.images)
-        pairs = zip(found, self.expected, strict=True)
-        return _faults(value for ours, theirs in pairs for value in _differences(ours, theirs))
+        """Text about values too far from fp32; empty if there are none."""
+        outputs = _run(network, self.images)
+        pairs = zip(outputs, self.expected, strict=True)
+        return _faults(d for found, expected in pairs for d in _differences(found, expected))
 
 
 def pose_fault(found: Any, expected: Any) -> str:
-    """By how much poses or intrinsics are too far from those expected; empty where none are."""
+    """Text about poses or intrinsics too far from those expected; empty if there are none."""
     if not isinstance(found, Output) or not isinstance(expected, Output):
         return ""
     return _faults(_pose_differences(found, expected))
@@ -50,7 +50,7 @@ def _faults(differences: Iterable[tuple[str, float]]) -> str:
     for name, value in differences:
         bound, unit = BOUNDS[name]
         if not value <= bound:  # also catches NaN
-            faults.append(f"{name} off by {value:.3g}{unit}")
+            faults.append(f"{name} differs by {value:.3g}{unit}")
     return ", ".join(faults)
 
 
@@ -70,7 +70,7 @@ def _pose_differences(found: Output, expected: Output) -> Iterator[tuple[str, fl
 
 @torch.inference_mode()
 def _run(network: Network, images: Tensor) -> list[Output | MonocularOutput]:
-    """What each part says: a nested network's unit depends on both, and on its sky mask."""
+    """Outputs of each part: a nested network's unit depends on both, and on its sky mask."""
     return [_answer(part, images) for part in parts(network)]
 
 
@@ -78,12 +78,12 @@ def _answer(part: DepthAnything3 | MonocularDepth, images: Tensor) -> Output | M
     images = images.to(next(part.parameters()).device)
     if isinstance(part, MonocularDepth):
         return MonocularOutput(*(x.float().cpu() for x in part(images, fill_sky=False)))
-    # `first`: on pictures this alike, rounding would decide any other choice of reference.
+    # `first`: on images this similar, rounding would decide any other choice of reference view.
     return Output(*(x.float().cpu() for x in part(images, ref_view="first")[:4]))
 
 
 def _pictures() -> Tensor:
-    """Two smooth pictures [1, 2, 3, H, W] of one pattern, a little apart."""
+    """Two smooth images [1, 2, 3, H, W] of one pattern, slightly shifted."""
     y, x = np.mgrid[: SIZE[0], : SIZE[1]] / 14.0
     waves = [np.sin((k + 1) * x + p) * np.cos((3 - k) * y - p) for k in range(3) for p in (0, 0.4)]
     pictures = np.stack([np.stack(waves[p::2]) for p in (0, 1)])
@@ -91,6 +91,6 @@ def _pictures() -> Tensor:
 
 
 def _angle_deg(a: Tensor, b: Tensor) -> float:
-    """Largest angle between rotations [..., 3, 3 or 4]."""
+    """Largest angle in degrees between rotations [..., 3, 3 or 4]."""
     trace = (a[..., :3, :3] * b[..., :3, :3]).sum((-1, -2))
     return float(((trace - 1) / 2).clamp(-1, 1).acos().rad2deg().max())

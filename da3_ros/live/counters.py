@@ -1,4 +1,4 @@
-"""Counts that several threads add to and read. No middleware."""
+"""Counters for several threads. No middleware."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 
 
 class ThreadSafeCounter:
-    """Counts by name; every call is whole, whichever thread it comes from."""
+    """Counts by name; all methods are atomic."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, name: str, count: int = 1) -> None:
-        """``count`` more of ``name``."""
+        """Add ``count`` to the counter ``name``."""
         with self._lock:
             self._counts[name] += count
 
@@ -23,6 +23,6 @@ class ThreadSafeCounter:
             return self._counts[name]
 
     def now(self) -> Counter[str]:
-        """A copy of all counts as they are."""
+        """Returns a copy of all counts."""
         with self._lock:
             return Counter(self._counts)

@@ -1,7 +1,7 @@
-"""Where live frames wait for the worker: the newest counts, and drops are spread evenly.
+"""Queue of live frames for the worker: keeps the newest frame and drops the others evenly.
 
-A camera is usually faster than the network. Waiting frames are thinned so that those that are used
-stand at even distances in time, never as a burst of neighbours followed by a hole. No middleware.
+A camera is usually faster than the network. Waiting frames are thinned so that the used ones are
+evenly spaced in time, not a burst of neighbours followed by a gap. No middleware.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Generic, Protocol, TypeVar
 
 from da3_ros.live.counters import ThreadSafeCounter
 
-SPARE = 4  # frames held per frame wanted, so that an even choice is possible
+SPARE = 4  # frames kept per frame of a pass, so that an even choice is possible
 
 
 class Stamped(Protocol):
-    """Anything with a header stamp in nanoseconds."""
+    """An object with a header stamp in nanoseconds."""
 
     @property
     def stamp_ns(self) -> int: ...
@@ -27,17 +27,17 @@ Item = TypeVar("Item", bound=Stamped)
 
 
 class FrameQueue(Generic[Item]):
-    """A bounded, thread-safe store of frames between two passes.
+    """A bounded, thread-safe queue of frames between two passes.
 
-    ``counts`` holds what was dropped, by cause.
+    ``counts``: dropped images by cause.
     """
 
     def __init__(
         self, wanted: int, max_age_s: float = 0.0, images: Callable[[Item], int] = lambda _: 1
     ) -> None:
-        """``wanted`` frames per pass; frames older than ``max_age_s`` (0: any) are dropped.
+        """wanted: frames per pass. max_age_s: older frames are dropped; 0: none.
 
-        ``images``: how many images a frame is, for the counts.
+        images: returns the number of images in a frame, for the counts.
         """
         self.wanted = wanted
         self._images = images
@@ -52,7 +52,7 @@ class FrameQueue(Generic[Item]):
         return len(self._frames)
 
     def put(self, frame: Item) -> None:
-        """Add the newest frame; may drop a waiting one."""
+        """Add the newest frame; drops a waiting frame if the queue is full."""
         with self._lock:
             self._frames.append(frame)
             self._since_ns = frame.stamp_ns if self._since_ns is None else self._since_ns
@@ -62,14 +62,14 @@ class FrameQueue(Generic[Item]):
 
     @property
     def since_ns(self) -> float:
-        """Stamp of the first frame since the last pass, even if it was dropped; inf if none."""
+        """Stamp of the first frame since the last pass, dropped or not; inf if there is none."""
         since = self._since_ns
         return math.inf if since is None else since
 
     def take(self, now_ns: int | None = None) -> list[Item]:
-        """The frames of the next pass in order of arrival, newest included; empty if too few wait.
+        """Remove and return the frames of the next pass in order of arrival, newest included.
 
-        ``now_ns`` is the clock that stamps are compared with for their age.
+        Empty if too few frames wait. now_ns: time that stamps are compared with for their age.
         """
         with self._lock:
             if now_ns is not None and self.max_age_ns:
@@ -95,7 +95,7 @@ class FrameQueue(Generic[Item]):
         self._frames = [f for f in self._frames if now_ns - f.stamp_ns <= self.max_age_ns]
 
     def _most_crowded(self) -> int:
-        """Index of the frame whose neighbours are closest together; never the newest."""
+        """Returns the index of the frame with the closest neighbours in time; never the newest."""
         if len(self._frames) == 2:
             return 0
         stamps = [f.stamp_ns for f in self._frames]
@@ -106,9 +106,9 @@ class FrameQueue(Generic[Item]):
 
 
 def choose_evenly(stamps: list[int], count: int, last: int | None) -> list[int]:
-    """Indices of ``count`` stamps spread evenly over the time since ``last``, newest included.
+    """Returns indices of ``count`` stamps, evenly spaced since ``last`` and including the newest.
 
-    ``stamps`` are in order. Without ``last`` the first stamp is one of them.
+    ``stamps`` are sorted. Without ``last`` the first stamp is included too.
     """
     newest = len(stamps) - 1
     if count >= len(stamps):
@@ -120,7 +120,7 @@ def choose_evenly(stamps: list[int], count: int, last: int | None) -> list[int]:
     for step in range(count):
         target = start + (stamps[newest] - start) * (first + step) / steps
         low = chosen[-1] + 1 if chosen else 0
-        high = newest - (count - 1 - step)  # leave enough for the rest
+        high = newest - (count - 1 - step)  # keeps enough stamps for the remaining steps
         chosen.append(min(range(low, high + 1), key=lambda i: abs(stamps[i] - target)))
     chosen[-1] = newest
     return chosen

@@ -1,4 +1,4 @@
-"""How often a line may be said. Plain numbers; knows no middleware."""
+"""Limits how often a line is logged. Plain numbers; no middleware."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ MOST = 256  # keys remembered
 
 
 class Throttle:
-    """Each key at most once in so many seconds of steady time.
+    """Allows each key at most once per period of steady time.
 
-    rclpy's own throttle counts per calling line, so that the second of two topics which share a
-    line is never heard of, and it follows the system's clock, which may be set back.
+    rclpy's own throttle counts per calling line, so that it hides the second of two topics that
+    share a line; and it uses the system clock, which may be set back.
     """
 
     def __init__(self) -> None:
-        self._said: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     def ready(self, key: str, every_s: float, now_s: float) -> bool:
-        """Whether ``key`` may be said at ``now_s``, steady seconds."""
-        return now_s >= self._said.get(key, -float("inf")) + every_s
+        """True if ``key`` may be logged at ``now_s``, steady seconds."""
+        return now_s >= self._logged_s.get(key, -float("inf")) + every_s
 
     def due(self, key: str, every_s: float, now_s: float | None = None) -> bool:
-        """Whether ``key`` may be said now; if so, it counts as said."""
+        """True if ``key`` may be logged now; then it counts as logged."""
         now_s = time.monotonic() if now_s is None else now_s
         if not self.ready(key, every_s, now_s):
             return False
-        self._said.pop(key, None)
-        self._said[key] = now_s
-        while len(self._said) > MOST:
-            del self._said[next(iter(self._said))]
+        self._logged_s.pop(key, None)
+        self._logged_s[key] = now_s
+        while len(self._logged_s) > MOST:
+            del self._logged_s[next(iter(self._logged_s))]
         return True

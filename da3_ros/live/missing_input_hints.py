@@ -1,7 +1,7 @@
-"""What to say when nothing arrives, or when not everything does.
+"""Warnings about missing input: no messages at all, or images lost on the way.
 
-Texts from plain data: what the node waits for, what is on the graph, which stamps came. Knows no
-middleware; ``look_around`` reads a node by its methods alone.
+The texts are made from plain data: the awaited topics, the ROS graph, the received stamps. No
+middleware; ``read_graph`` only calls methods of a node.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from da3_ros.live.qos_rules import refused_policies
+from da3_ros.live.qos_rules import incompatible_policies
 from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic
 
 PROFILE = Path("config") / "fastdds_images.xml"
 
 _SUFFIX = "/compressed"
-_SHOWN = 3  # similar topics named per awaited one
-_SIMILAR = 0.8  # names of another type must be this close to be worth a word
-_NOT_A_PICTURE = ("depth", "disparity", "mask", "confidence", "infra", "thermal")
+_SHOWN = 3  # similar topics named per awaited topic
+_SIMILAR = 0.8  # least similarity of a name for a topic of another type to be named
+_NOT_CAMERA_IMAGES = ("depth", "disparity", "mask", "confidence", "infra", "thermal")
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """A publisher on the graph, as discovery tells of it."""
+    """A publisher on the graph, as reported by discovery."""
 
     node: str  # full name
     type: str  # pkg/msg/Name
@@ -38,19 +38,19 @@ class Publisher:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A topic from which nothing has come, and how it is subscribed to."""
+    """A topic without messages, and the QoS of its subscription."""
 
     topic: str  # full name
     type: str
-    name: str  # as it stands on the left of a remap rule: "image", "front/image"
+    name: str  # left side of its remap rule: "image", "front/image"
     reliability: str = "best_effort"
     durability: str = "volatile"
-    reliability_parameter: str = ""  # our parameter that decides it, if there is one
+    reliability_parameter: str = ""  # parameter that sets the reliability; empty if there is none
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What others publish."""
+    """Publishers and nodes other than this node."""
 
     publishers: Mapping[str, Sequence[Publisher]] = field(default_factory=dict)  # by topic
     other_nodes: int = 0
@@ -60,28 +60,28 @@ class Graph:
 
 
 def waiting_text(
-    awaited: Sequence[Awaited], graph: Graph, surroundings: str = "", after_s: float = 5.0
+    awaited: Sequence[Awaited], graph: Graph, settings: str = "", after_s: float = 5.0
 ) -> str:
-    """One message, a line per awaited topic: what is there instead, and what to do.
+    """Returns a warning with a line per awaited topic: what was found instead, and the remedy.
 
-    ``surroundings`` is the text of ``describe_surroundings``, added where no publisher is
-    visible.
+    after_s: seconds without a message. settings: text of ``discovery_settings``, added if no other
+    node is visible.
     """
-    lines = [f"nothing has come for {after_s:g} s; waiting for"]
+    lines = [f"no message received for {after_s:g} s; waiting for"]
     chosen = _chosen_image(awaited, graph)
     for item in awaited:
         how = ", ".join((item.type, item.reliability, item.durability))
         lines.append(f"  {item.topic} ({how}): {_finding(item, graph, chosen)}")
     if not graph.other_nodes and not any(graph.publishers.values()):
         lines.append(
-            "  No other node is visible at all: is the driver running, in the same ROS_DOMAIN_ID, "
-            "discovery range and middleware?" + (f" Here: {surroundings}." if surroundings else "")
+            "  No other node is visible: is the driver running, with the same ROS_DOMAIN_ID, "
+            "discovery range and middleware?" + (f" Here: {settings}." if settings else "")
         )
     return "\n".join(lines)
 
 
-def describe_surroundings(environ: Mapping[str, str], middleware: str = "") -> str:
-    """The settings that decide who sees whom, out of a process's environment."""
+def discovery_settings(environ: Mapping[str, str], middleware: str = "") -> str:
+    """Returns the environment's settings that decide which nodes discover each other."""
     settings = [f"ROS_DOMAIN_ID={environ.get('ROS_DOMAIN_ID', '0')}"]
     for name in (
         "ROS_AUTOMATIC_DISCOVERY_RANGE",
@@ -95,16 +95,16 @@ def describe_surroundings(environ: Mapping[str, str], middleware: str = "") -> s
     return ", ".join(settings + ([rmw] if rmw else []))
 
 
-def look_around(node: Any, awaited: Sequence[Awaited]) -> Graph:
-    """The graph as an rclpy node sees it, without the node itself.
+def read_graph(node: Any, awaited: Sequence[Awaited]) -> Graph:
+    """Returns the graph as seen by an rclpy node, without the node itself.
 
-    Only topics of a type or with a name like an awaited one's cost a query each.
+    Queries only topics whose type or name resembles that of an awaited topic.
     """
     own = (node.get_name(), node.get_namespace())
     wanted = {IMAGE, COMPRESSED, CAMERA_INFO, *(item.type for item in awaited)}
     found: dict[str, list[Publisher]] = {}
     for topic, types in node.get_topic_names_and_types():
-        alike = any(_likeness(item.topic, topic) >= _SIMILAR for item in awaited)
+        alike = any(_similarity(item.topic, topic) >= _SIMILAR for item in awaited)
         if not alike and not wanted.intersection(types):
             continue
         others = [
@@ -127,48 +127,52 @@ def _publisher(info: Any) -> Publisher:
 
 
 def _finding(item: Awaited, graph: Graph, chosen: str) -> str:
-    """What is wrong with one topic, and the remedy."""
-    there = graph.publishers.get(item.topic, ())
-    if there:
-        return _finding_there(item, there, graph)
+    """Returns what is wrong with one topic, and the remedy."""
+    publishers = graph.publishers.get(item.topic, ())
+    if publishers:
+        return _finding_with_publishers(item, publishers, graph)
     if item.type == CAMERA_INFO and chosen:
-        beside = info_topic(chosen)
-        if any(p.type == CAMERA_INFO for p in graph.publishers.get(beside, ())):
-            return f"nobody publishes it; {beside} will be used once the image is {chosen}"
+        sibling = info_topic(chosen)
+        if any(p.type == CAMERA_INFO for p in graph.publishers.get(sibling, ())):
+            return f"it has no publisher; {sibling} will be used once the image is {chosen}"
     candidates = _candidates(item, graph)
     if not candidates:
-        return f"nobody publishes it, nor anything else of type {item.type}: start the driver"
+        return f"it has no publisher, nor has any topic of type {item.type}: start the driver"
     named = "; ".join(_named(topic, graph, item) for topic in candidates[:_SHOWN])
-    return f"nobody publishes it. There is {named}. {_remedy(item, candidates[0], graph)}"
+    return f"it has no publisher. Similar topics: {named}. {_remedy(item, candidates[0], graph)}"
 
 
-def _finding_there(item: Awaited, there: Sequence[Publisher], graph: Graph) -> str:
-    """The topic has publishers and nothing comes all the same."""
-    fitting = [p for p in there if p.type == item.type]
+def _finding_with_publishers(item: Awaited, publishers: Sequence[Publisher], graph: Graph) -> str:
+    """Returns why no message comes although the topic has publishers, and the remedy."""
+    fitting = [p for p in publishers if p.type == item.type]
     if not fitting:
-        types = ", ".join(sorted({f"{p.type} from {p.node}" for p in there}))
-        found = f"it is {types}: another type"
+        types = ", ".join(sorted({f"{p.type} from {p.node}" for p in publishers}))
+        found = f"its type is {types}"
         usable = [t for t in _candidates(item, graph) if _rank(item.type, _types(t, graph)) < 2]
-        tail = _remedy(item, usable[0], graph) if usable else f"Remap {item.name} to one of ours."
+        tail = (
+            _remedy(item, usable[0], graph)
+            if usable
+            else f"Remap {item.name} to a topic of type {item.type}."
+        )
         return f"{found}. {tail}"
-    refused = [f"{p.node} offers {_conflict(item, p)}" for p in fitting if _conflict(item, p)]
-    if len(refused) == len(fitting):
-        return f"the QoS does not fit: {'; '.join(refused)}. {_qos_remedy(item, fitting)}"
+    incompatible = [f"{p.node} offers {_conflict(item, p)}" for p in fitting if _conflict(item, p)]
+    if len(incompatible) == len(fitting):
+        return f"incompatible QoS: {'; '.join(incompatible)}. {_qos_remedy(item, fitting)}"
     names = ", ".join(f"{p.node} ({p.reliability})" for p in fitting if not _conflict(item, p))
-    text = f"published by {names}, type and QoS fit, but nothing comes: does the camera stream?"
+    text = f"published by {names} with the right type and QoS, but silent: does the camera stream?"
     if item.type == IMAGE and any(p.reliability == "best_effort" for p in fitting):
         text += (
-            " Large best-effort images may all be lost on their way: publish reliable, or set "
+            " Large best-effort images may all be lost in transport: publish reliable, or set "
             f"the Fast DDS profile ({PROFILE.name}) in the driver's process."
         )
     return text
 
 
 def _conflict(item: Awaited, publisher: Publisher) -> str:
-    """What a publisher offers that a subscription as ours refuses, or an empty text."""
+    """What a publisher offers that a subscription as wanted refuses, or an empty text."""
     return " and ".join(
-        f"{getattr(publisher, policy)}, we ask for {getattr(item, policy)}"
-        for policy in refused_policies(publisher, item)
+        f"{getattr(publisher, policy)}, this node requests {getattr(item, policy)}"
+        for policy in incompatible_policies(publisher, item)
     )
 
 
@@ -188,7 +192,7 @@ def _qos_remedy(item: Awaited, publishers: Sequence[Publisher]) -> str:
 
 
 def _chosen_image(awaited: Sequence[Awaited], graph: Graph) -> str:
-    """The image topic that we shall propose, or an empty text."""
+    """Returns the image topic to propose, or an empty text."""
     for item in awaited:
         if item.type in (IMAGE, COMPRESSED) and not graph.publishers.get(item.topic):
             pictures = [
@@ -201,40 +205,44 @@ def _chosen_image(awaited: Sequence[Awaited], graph: Graph) -> str:
 
 
 def _candidates(item: Awaited, graph: Graph) -> list[str]:
-    """Topics that may be meant, the likeliest first: our type, its other transport, our name."""
+    """Returns the candidates, best first: same type, other image transport, similar name."""
     picture = item.type in (IMAGE, COMPRESSED)
     ranked = []
     for topic in filter(graph.publishers.get, graph.publishers):
-        rank, likeness = _rank(item.type, _types(topic, graph)), _likeness(item.topic, topic)
-        if rank == 2 and likeness < _SIMILAR:
+        rank, similarity = _rank(item.type, _types(topic, graph)), _similarity(item.topic, topic)
+        if rank == 2 and similarity < _SIMILAR:
             continue
-        odd = picture and any(word in topic for word in _NOT_A_PICTURE)
-        order = (rank == 2, odd, not _same_tail(item.topic, topic), rank, -likeness)
+        odd = picture and any(word in topic for word in _NOT_CAMERA_IMAGES)
+        order = (rank == 2, odd, not _same_suffix(item.topic, topic), rank, -similarity)
         ranked.append((order, topic))
     return [topic for _, topic in sorted(ranked)]
 
 
-def _rank(ours: str, theirs: set[str]) -> int:
-    if ours in theirs:
+def _rank(wanted: str, found: set[str]) -> int:
+    """0: same type; 1: other image transport; 2: another type."""
+    if wanted in found:
         return 0
-    return 1 if ours in (IMAGE, COMPRESSED) and theirs & {IMAGE, COMPRESSED} else 2
+    return 1 if wanted in (IMAGE, COMPRESSED) and found & {IMAGE, COMPRESSED} else 2
 
 
 def _types(topic: str, graph: Graph) -> set[str]:
     return {p.type for p in graph.publishers.get(topic, ())}
 
 
-def _likeness(ours: str, theirs: str) -> float:
-    """0 to 1: whole names and last words count alike; the transport's suffix does not."""
-    a, b = ours.removesuffix(_SUFFIX), theirs.removesuffix(_SUFFIX)
+def _similarity(wanted: str, found: str) -> float:
+    """Similarity of two topic names without transport suffix, 0 to 1.
+
+    The mean of the similarities of the whole names and of their last words.
+    """
+    a, b = wanted.removesuffix(_SUFFIX), found.removesuffix(_SUFFIX)
     whole = difflib.SequenceMatcher(None, a, b).ratio()
     last = difflib.SequenceMatcher(None, a.rpartition("/")[2], b.rpartition("/")[2]).ratio()
     return (whole + last) / 2
 
 
-def _same_tail(ours: str, theirs: str) -> bool:
-    """Whether they differ by a namespace alone, or by the transport's suffix."""
-    a, b = ours.removesuffix(_SUFFIX), theirs.removesuffix(_SUFFIX)
+def _same_suffix(wanted: str, found: str) -> bool:
+    """True if two names differ only by a namespace or the transport suffix."""
+    a, b = wanted.removesuffix(_SUFFIX), found.removesuffix(_SUFFIX)
     return a.endswith(b) or b.endswith(a)
 
 
@@ -247,88 +255,90 @@ def _named(topic: str, graph: Graph, item: Awaited) -> str:
 
 
 def _remedy(item: Awaited, topic: str, graph: Graph) -> str:
-    """ROS arguments that make ``topic`` arrive."""
+    """Returns the ROS arguments that subscribe to ``topic`` instead."""
     types = _types(topic, graph)
     if _rank(item.type, types) == 2:
-        return f"{topic} has another type; if it is meant, convert it to {item.type}."
+        return f"{topic} has another type; to use it, convert it to {item.type}."
     used = item.type if item.type in types else ({IMAGE, COMPRESSED} - {item.type}).pop()
-    ours, theirs = item.topic.removesuffix(_SUFFIX), topic.removesuffix(_SUFFIX)
+    wanted, found = item.topic.removesuffix(_SUFFIX), topic.removesuffix(_SUFFIX)
     arguments = []
-    if used == COMPRESSED and theirs == topic:
-        # Not named as image_transport does: remapping the base cannot reach it.
-        arguments.append(f"-r {ours}{_SUFFIX}:={topic}")
-    elif ours != theirs:
-        arguments.append(f"-r {item.name}:={theirs}")
+    if used == COMPRESSED and found == topic:
+        # Its name lacks image_transport's suffix: remapping the base name cannot reach it.
+        arguments.append(f"-r {wanted}{_SUFFIX}:={topic}")
+    elif wanted != found:
+        arguments.append(f"-r {item.name}:={found}")
     if used != item.type:
         arguments.append(f"-p image_transport:={'compressed' if used == COMPRESSED else 'raw'}")
     text = f"Start with: --ros-args {' '.join(arguments)}"
-    if ours != theirs and theirs.endswith(ours):
-        text += f" (or in its namespace: -r __ns:={theirs.removesuffix(ours)})"
+    if wanted != found and found.endswith(wanted):
+        text += f" (or in its namespace: -r __ns:={found.removesuffix(wanted)})"
     return text
 
 
 class WaitingReport:
-    """When to say that nothing arrives: after ``after_s`` on a steady clock, once per situation.
+    """Decides when to warn about missing input: after ``after_s`` steady seconds without any.
 
-    A text is repeated only after input had come for ``after_s`` without a pause as long as that.
+    The same text is repeated only after input has arrived for ``after_s`` without such a pause.
     """
 
     def __init__(self, now_s: float, after_s: float = 5.0) -> None:
         self._after_s = after_s
-        self._heard_s = self._flows_since_s = now_s
-        self._said = ""
+        self._received_s = self._flowing_since_s = now_s
+        self._last_text = ""
 
-    def heard(self, now_s: float) -> None:
-        """Input has come."""
-        if now_s - self._heard_s >= self._after_s:
-            self._flows_since_s = now_s
-        elif now_s - self._flows_since_s >= self._after_s:
-            self._said = ""
-        self._heard_s = now_s
+    def received(self, now_s: float) -> None:
+        """Record a received message."""
+        if now_s - self._received_s >= self._after_s:
+            self._flowing_since_s = now_s
+        elif now_s - self._flowing_since_s >= self._after_s:
+            self._last_text = ""
+        self._received_s = now_s
 
     def restart(self, now_s: float) -> None:
-        """Waiting begins anew, as at activation."""
-        self._heard_s = self._flows_since_s = now_s
-        self._said = ""
+        """Restart the wait, as after an activation."""
+        self._received_s = self._flowing_since_s = now_s
+        self._last_text = ""
 
     def due(self, now_s: float, text: Callable[[], str]) -> str:
-        """What is to be said now, or nothing; ``text`` is asked only while nothing comes."""
-        if now_s - self._heard_s < self._after_s:
+        """Returns the warning if due, else ""; calls ``text`` only while input is missing."""
+        if now_s - self._received_s < self._after_s:
             return ""
         now_text = text()
-        if now_text == self._said:
+        if now_text == self._last_text:
             return ""
-        self._said = now_text
+        self._last_text = now_text
         return now_text
 
 
 # Gaps -------------------------------------------------------------------------------------------
 
 _INTERVALS, _EXPECTED, _SHARE = 30, 100, 0.05
-_GAP, _PAUSE = 1.5, 20.0  # in periods
-_ENOUGH = 10  # intervals before a period is believed
-_SHORT = 1.75  # times the 20th percentile of the intervals: no frame is missing in these
-_JITTER, _IRREGULAR = 0.3, 0.2  # of a period; share of intervals that may be farther off
-_STEADY = 4  # alike intervals in a row: another rate, not loss
+_GAP, _PAUSE = 1.5, 20.0  # periods; longer intervals are gaps, or pauses
+_ENOUGH = 10  # intervals needed to estimate a period
+_SHORT = 1.75  # times their 20th percentile: shorter intervals lack no frame
+_JITTER, _IRREGULAR = 0.3, 0.2  # share of a period; share of intervals that may exceed it
+_STEADY = 4  # equal intervals in a row: a changed rate, not loss
 
 
 class GapMeter:
     """Counts the frames missing from a stream by its header stamps, and warns once.
 
-    The period is the median of the shorter of the last 30 intervals, those that lack no frame; an
-    interval above 1.5 periods lacks frames.
-    Time jumps, pauses and a camera that changes its rate are no loss. Of a stream without a period
-    (a camera that is triggered, or goes at our own pace) missing frames cannot be counted: no
-    loss. Regular loss (every second frame) looks like another rate and is not counted.
+    The period is the median of the shorter of the last 30 intervals, which lack no frame; a longer
+    interval than 1.5 periods lacks frames. Time jumps, pauses and a changed rate do not count as
+    loss. In a stream without a period (a triggered camera, or one paced by this node) missing
+    frames cannot be counted. Regular loss (every second frame) looks like a lower rate and is not
+    counted.
     """
 
     def __init__(self, topic: str, profile: str, middleware: str = "") -> None:
         """``profile``: path of the Fast DDS profile; ``middleware``: identifier, empty: any."""
         self.topic, self._profile, self._middleware = topic, profile, middleware
-        self.missing = 0  # since the beginning
+        self.missing = 0  # frames since the start
         self._last_ns: int | None = None
         self._intervals: deque[int] = deque(maxlen=_INTERVALS)
-        self._expected: deque[bool] = deque(maxlen=_EXPECTED)  # whether each frame has come
+        self._expected: deque[bool] = deque(
+            maxlen=_EXPECTED
+        )  # True for each frame that was received
         self._warned = False
 
     @property
@@ -337,12 +347,12 @@ class GapMeter:
         return self._expected.count(False) / len(self._expected) if self._expected else 0.0
 
     def add(self, stamp_ns: int, size_bytes: int, *, best_effort: bool = True) -> str:
-        """A frame has come; returns the warning when it is due, once, else nothing."""
+        """Record a frame; returns the warning, once, when it is due, else an empty text."""
         last, self._last_ns = self._last_ns, stamp_ns
         if last is None:
             return ""
         after_gap = self._count(stamp_ns - last)
-        # Right after a gap it is open whether the rate has changed.
+        # Right after a gap the rate may have changed.
         if after_gap or self._warned or not best_effort:
             return ""
         if len(self._expected) < _EXPECTED or self.share < _SHARE:
@@ -351,7 +361,7 @@ class GapMeter:
         return self._warning(size_bytes)
 
     def _count(self, interval: int) -> bool:
-        """Take an interval in; says whether frames are missing in it."""
+        """Record an interval, nanoseconds; True if frames are missing in it."""
         known = len(self._intervals) >= _ENOUGH
         period = self._period() if known else 0.0
         if interval <= 0 or (known and interval > _PAUSE * period):
@@ -369,15 +379,15 @@ class GapMeter:
         return lacking > 0
 
     def _period(self) -> float:
-        """Nanoseconds between frames, though half of them may be lost."""
+        """Returns the nanoseconds between frames; valid if up to half of the frames are lost."""
         short = sorted(self._intervals)[len(self._intervals) // 5]
         return median(i for i in self._intervals if i <= _SHORT * short)
 
     def _is_periodic(self, period: float) -> bool:
-        """Whether nearly all intervals are whole periods: lost frames leave those, too."""
-        turns = [i / period for i in self._intervals]
-        off = sum(abs(t - max(1, round(t))) > _JITTER for t in turns)
-        return off <= _IRREGULAR * len(self._intervals)
+        """True if nearly all intervals are whole numbers of periods, as with lost frames."""
+        periods = [i / period for i in self._intervals]
+        irregular = sum(abs(p - max(1, round(p))) > _JITTER for p in periods)
+        return irregular <= _IRREGULAR * len(self._intervals)
 
     def _rate_has_changed(self) -> bool:
         newest = list(self._intervals)[-_STEADY:]
@@ -386,25 +396,25 @@ class GapMeter:
     def _warning(self, size_bytes: int) -> str:
         return (
             f"{self.topic}: {100 * self.share:.0f} % of the last {_EXPECTED} best-effort images "
-            f"({size_bytes} bytes each) were lost on their way. The cure belongs in the process "
-            f"that publishes them (the camera driver), not in this one: {self._cures()}; or have "
-            "it publish reliable"
+            f"({size_bytes} bytes each) were lost in transport. Apply the remedy in the process "
+            f"that publishes them (the camera driver), not in this one: {self._remedies()}; or "
+            "make it publish reliable"
         )
 
-    def _cures(self) -> str:
-        cures = {
+    def _remedies(self) -> str:
+        remedies = {
             "fastrtps": "Fast DDS: set in its environment "
             f"FASTDDS_DEFAULT_PROFILES_FILE={self._profile} (before Jazzy "
             "FASTRTPS_DEFAULT_PROFILES_FILE)",
             "cyclonedds": "Cyclone DDS: raise net.core.rmem_max (here too) and MaxMessageSize",
             "zenoh": "Zenoh: enable shared memory",
         }
-        fitting = [text for name, text in cures.items() if name in self._middleware]
-        return "; ".join(fitting or cures.values())
+        fitting = [text for name, text in remedies.items() if name in self._middleware]
+        return "; ".join(fitting or remedies.values())
 
 
 def profile_file(prefix_path: str = "") -> str:
-    """Path of the Fast DDS profile: installed below one of AMENT_PREFIX_PATH's, or in the clone.
+    """Returns the path of the Fast DDS profile: installed (AMENT_PREFIX_PATH) or in the clone.
 
     Empty if it is in neither.
     """

@@ -1,23 +1,23 @@
-"""Makes and publishes messages on a thread of its own, while the device works on the next window.
+"""Thread that builds and publishes messages while the device runs the next window.
 
-Torch and the middleware release Python's lock, so the worker's window and these messages run at
-the same time. Knows no middleware.
+Torch and the middleware release Python's global lock, so both run at the same time. No
+middleware.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError  # until 3.11 a class of its own
+from concurrent.futures import TimeoutError as FutureTimeoutError  # a separate class until 3.11
 
 from da3_ros.live.worker import Worker
 
-MOST = 8  # frames that wait; each holds an image, depth and confidence
-LOOK_S = 0.2  # period of checks for the end while waiting for room
+MOST = 8  # waiting frames; each holds an image, depth and confidence
+CHECK_PERIOD_S = 0.2  # between checks for the end while the queue is full
 
 
 class Publisher:
-    """Runs jobs one after another. An exception goes to ``on_error``, and the next still runs."""
+    """Runs jobs in order. An exception is passed to ``on_error``; the next job still runs."""
 
     def __init__(self, on_error: Callable[[BaseException], None], most: int = MOST) -> None:
         self._on_error = on_error
@@ -25,14 +25,14 @@ class Publisher:
         self._worker = Worker(lambda: False, on_error, name="da3-publisher")
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job`` soon; waits while too many wait already, so that memory is bounded."""
-        while not self._room.acquire(timeout=LOOK_S):
+        """Enqueue ``job``; blocks while the queue is full, so that memory is bounded."""
+        while not self._room.acquire(timeout=CHECK_PERIOD_S):
             if self._worker.stopping:
                 return
         self._worker.submit(lambda: self._run(job))
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Wait until everything submitted so far has run. Raises TimeoutError."""
+        """Wait until all submitted jobs have run. Raises TimeoutError."""
         if self._worker.stopping:
             return
         try:
@@ -42,7 +42,7 @@ class Publisher:
             raise TimeoutError(text) from None
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread after what waits; False if it is still busy after ``timeout_s``."""
+        """End the thread after the waiting jobs; False if it is busy after ``timeout_s``."""
         try:
             self.drain(timeout_s)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""Which QoS of a publisher and a subscription do not fit: the middleware's own rule."""
+"""The middleware's rule for incompatible QoS of a publisher and a subscription."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Endpoint(Protocol):
-    """One side of a topic; ``unknown`` where discovery does not tell."""
+    """QoS of one side of a topic; ``unknown`` if discovery does not report it."""
 
     @property
     def reliability(self) -> str:
@@ -17,8 +17,8 @@ class Endpoint(Protocol):
         """``volatile``, ``transient_local`` or ``unknown``."""
 
 
-def refused_policies(offer: Endpoint, request: Endpoint) -> list[str]:
-    """The policies in which a publisher offers less than a subscription requests."""
+def incompatible_policies(offer: Endpoint, request: Endpoint) -> list[str]:
+    """Returns the policies in which a publisher offers less than a subscription requests."""
     out = []
     if (offer.reliability, request.reliability) == ("best_effort", "reliable"):
         out.append("reliability")

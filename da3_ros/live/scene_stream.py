@@ -1,4 +1,4 @@
-"""One pipeline of the live node: what waits before it, and what its results become."""
+"""One pipeline of the live node, with the queue before it and the publishing after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.live.frame_queue import FrameQueue
-from da3_ros.live.tf_output import TfOutput, level_of
+from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages import build
 from da3_ros.messages.library import MessageLibrary
@@ -19,7 +19,6 @@ from da3_ros.messages.outputs import (
     MAX_DISPLAY,
     MAX_PATH,
     PATH_TOPIC,
-    Outputs,
     Published,
 )
 from da3_ros.pipeline.pipeline import Pipeline
@@ -33,7 +32,7 @@ MAP_PERIOD_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class RawFrame:
-    """An image that waits for the worker, still as it came."""
+    """An image that waits for the worker, still undecoded."""
 
     stamp_ns: int
     message: Any  # sensor_msgs/Image or CompressedImage
@@ -45,7 +44,7 @@ class RawFrame:
 
 
 class Host(Protocol):
-    """What a lane needs of the node."""
+    """The part of the node that a stream uses."""
 
     def publish(self, published: Published) -> None: ...
     def wanted(self, topic: str) -> bool: ...
@@ -55,10 +54,9 @@ class Host(Protocol):
 
 
 class SceneStream:
-    """All cameras together, or one of several that go each its own way.
+    """The stream of one scene: of all cameras, or of one of several independent cameras.
 
-    The first camera's lane has the robot's frames; one ``beside`` it has frames of its own, named
-    ``<camera>/map`` and ``<camera>/odom``.
+    additional: True for all but the first independent camera.
     """
 
     def __init__(
@@ -71,119 +69,95 @@ class SceneStream:
         transforms: TransformTree,
         *,
         prior: bool,
-        beside: bool = False,
+        additional: bool = False,
     ) -> None:
-        self.pipeline, self.host, self.transforms = pipeline, host, transforms
-        self._base = config.base_frame
-        window, own = pipeline.config.window, f"{name}/" if beside else ""
+        self.pipeline, self.host = pipeline, host
         self.sync: RigSync[RawFrame] = RigSync.of(pipeline.config)
-        self.inbox: FrameQueue[Instant[RawFrame]] = FrameQueue(
-            window.new, config.input.max_frame_age_s, images=len
+        self.queue: FrameQueue[Instant[RawFrame]] = FrameQueue(
+            pipeline.config.window.new, config.input.max_frame_age_s, images=len
         )
-        self.outputs = Outputs(
-            lib,
-            config.pipeline.depth,
-            window_size=window.size,
-            map_frame=own + config.map_frame,
-            odom_frame=own + config.odom_frame,
-            tf=lambda frame: self.tf.edges(frame),
-            scene_prefix=name,
-        )
-        self.tf = TfOutput(
-            config, transforms, self.outputs, host.warn, prior=prior,
-            camera=name if beside else "",
+        self.output = SceneOutput(
+            pipeline.scene_map, lib, config, transforms, host.warn,
+            camera=name, additional=additional, prior=prior,
         )  # fmt: skip
-        self._lock = threading.Lock()  # callbacks put while the worker resets
+        self._lock = threading.Lock()  # callbacks add images while the worker resets
         self._path_at = self._map_at = 0.0
-        self._shown = pipeline.map.revision  # of the map that was published last
-        self._placed = False  # whether it is decided where the map lies
+        self._shown = pipeline.map.revision  # revision of the last published map
 
-    def put(self, pending: RawFrame) -> None:
-        """A new image; called from callbacks."""
+    def put(self, raw: RawFrame) -> None:
+        """Add a new image; called from callbacks."""
         with self._lock:
-            for instant in self.sync.add(pending):
-                self.inbox.put(instant)
+            for instant in self.sync.add(raw):
+                self.queue.put(instant)
 
     def put_rest(self) -> None:
-        """No more images come: what waits for other cameras goes on without them."""
+        """Queue incomplete instants: no more images will come."""
         with self._lock:
             for instant in self.sync.flush():
-                self.inbox.put(instant)
+                self.queue.put(instant)
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
         self._clear_inputs()
         self.pipeline.reset()
-        self.outputs.reset()
-        self.tf.reset()
-        self._placed = False
+        self.output.reset()
 
     def resume(self, saved: Snapshot) -> str:
-        """Go on in a saved scene; says where. Raises SceneFileError, and changes nothing."""
-        said = self.pipeline.resume(saved)
+        """Continue in a saved scene; returns a text about the place.
+
+        Raises SceneFileError, and then changes nothing.
+        """
+        text = self.pipeline.resume(saved)
         self._clear_inputs()
-        self.outputs.reset()
-        self.tf.reset()
-        self.outputs.T_map_world = saved.T_map_world
-        self._placed = True
-        return said
+        self.output.reset()
+        return text
 
     def reconfigure(self, config: PipelineConfig) -> None:
-        """Take over parameters that are read anew at every frame."""
+        """Apply parameters that may change while the node is configured."""
         self.pipeline.reconfigure(config)
-        self.outputs.config = config.depth
-
-    def place(self, frame: TrackedFrame) -> None:
-        """Decide where the map lies, before the first frame goes out."""
-        if not self._placed:
-            self._placed = True
-            self._level(frame)
+        self.output.messages.config = config.depth
 
     def deliver(self, frame: TrackedFrame) -> None:
-        """Publish one processed frame. Needs nothing of the pipeline: any thread may do it."""
-        for published in self.outputs.frame(frame, self.host.wanted):
+        """Publish one processed frame. Thread-safe: does not use the pipeline."""
+        for published in self.output.messages.frame(frame, self.host.wanted):
             self.host.publish(published)
 
     def repeat_transforms(self) -> None:
-        """Publish the last transforms again, if nothing newer has come for a while."""
-        transforms = self.tf.repeat()
+        """Publish the last transforms again if there are no recent ones."""
+        transforms = self.output.tf.repeat()
         if transforms:
-            message = build.tf(self.outputs.lib, transforms)
+            message = build.tf(self.output.messages.lib, transforms)
             self.host.publish(("/tf", FRAME_TOPICS["/tf"], message))
 
     def publish_map(self) -> None:
         """Publish the map's cloud for display."""
         store = self.pipeline.map
         if not len(store.trajectory) and self._shown == store.revision:
-            return  # nothing was ever there
+            return  # the map has always been empty
         self._map_at, self._shown = time.monotonic(), store.revision
         stamp_ns = store.trajectory.newest_stamp_ns if len(store.trajectory) else 0
         scene = store.thinned(MAX_DISPLAY, self.pipeline.scene_map.T_map_world)
-        self.host.publish(self.outputs.map_points(scene, stamp_ns or self.host.now_ns()))
+        stamp_ns = stamp_ns or self.host.now_ns()
+        self.host.publish(self.output.messages.map_points(scene, stamp_ns))
 
     def refresh_map(self) -> None:
-        """Publish the map's cloud if it has changed, has a subscriber, and is due."""
+        """Publish the map's cloud if it has changed, is due and has a subscriber."""
         changed = self.pipeline.map.revision != self._shown
-        topic = self.outputs.of_scene(MAP_TOPIC)[0]
+        topic = self.output.messages.of_scene(MAP_TOPIC)[0]
         if changed and time.monotonic() - self._map_at >= MAP_PERIOD_S and self.host.wanted(topic):
             self.publish_map()
 
     def publish_scene(self, frame: TrackedFrame) -> None:
-        """Publish the path and the map, now and then."""
-        path, now = self.outputs.of_scene(PATH_TOPIC)[0], time.monotonic()
-        if self.host.wanted(path) and now - self._path_at >= PATH_PERIOD_S:
+        """Publish the path and the map if they are due."""
+        messages, now = self.output.messages, time.monotonic()
+        wanted = self.host.wanted(messages.of_scene(PATH_TOPIC)[0])
+        if wanted and now - self._path_at >= PATH_PERIOD_S:
             self._path_at = now
-            self.host.publish(self.outputs.path(self.pipeline.path(MAX_PATH), frame.stamp_ns))
+            self.host.publish(messages.path(self.pipeline.path(MAX_PATH), frame.stamp_ns))
         self.refresh_map()
 
     def _clear_inputs(self) -> None:
         with self._lock:
-            for instant in self.sync.flush():  # so that the inbox counts them
-                self.inbox.put(instant)
-            self.inbox.clear()
-
-    def _level(self, frame: TrackedFrame) -> None:
-        """With a known base the map begins at the base, level as the robot stands."""
-        T = level_of(self.transforms, self._base, frame, self.host.warn)
-        if T is not None:
-            self.pipeline.scene_map.T_map_world = self.outputs.T_map_world = T
+            for instant in self.sync.flush():  # so that the queue counts them as cleared
+                self.queue.put(instant)
+            self.queue.clear()

@@ -1,7 +1,7 @@
-"""The configured state of the live node: frames in, messages out, on the worker's thread.
+"""The processing of the configured node: images in, messages out, on the worker's thread.
 
-Everything it does beyond ROS is the pipeline that replay uses. Knows messages by duck typing; the
-node gives it functions to publish with.
+Uses the same pipeline as replay. No middleware: messages are read by duck typing, and published by
+functions of the node.
 """
 
 from __future__ import annotations
@@ -10,52 +10,38 @@ import dataclasses
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig, PipelineConfig
-from da3_ros.inference import BudgetError, InferenceSession, Running, WindowTooLargeError
-from da3_ros.inference.warm_up import warm_up
-from da3_ros.live.counters import ThreadSafeCounter
+from da3_ros.inference import BudgetError, Session, WindowTooLargeError
+from da3_ros.live.frame_accounts import FrameAccounts
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
+from da3_ros.live.window_chooser import NextWindow, WindowChooser
 from da3_ros.mapping.submaps import Snapshot
-from da3_ros.messages.decode import ImageError, decode
 from da3_ros.messages.library import MessageLibrary
 from da3_ros.messages.odometry_tf import open_prior
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.sensors.pose_prior import PriorError
-from da3_ros.sensors.rig_geometry import RigGeometry
-from da3_ros.sensors.rig_sync import Instant
+from da3_ros.sensors.frame_annotator import FrameAnnotator
+from da3_ros.sensors.pose_prior import PosePrior
 from da3_ros.sensors.transform_tree import TransformTree
-from da3_ros.types import Array, Frame, TrackedFrame, WindowReport
+from da3_ros.types import TrackedFrame, WindowReport
 
 __all__ = ["Host", "RawFrame", "Stream"]
 
 log = logging.getLogger(__name__)
 
-LATENCIES = 100  # frames whose latency is kept
-POLL_S = 0.001  # how often a running window is looked at
-DRAIN_S = 10.0  # for frames on their way out, before a service that waits for them gives up
-
-
-@dataclass(frozen=True, eq=False)
-class NextWindow:
-    """What goes into the next window."""
-
-    lane: SceneStream
-    instants: list[list[Frame]]
+LATENCIES = 100  # newest frames whose latency is kept
+DRAIN_S = 10.0  # longest wait of a service for frames that are being published
 
 
 class Stream:
-    """Frames from the inboxes through the pipelines to the topics.
+    """Processes frames: synchronise, queue, decode, prepare, annotate, push, publish.
 
-    One pipeline, or one per camera (``window.mode: independent``), all on one network.
+    One pipeline, or one per camera (``window.mode: independent``); all share one network.
     """
 
     def __init__(
@@ -64,185 +50,192 @@ class Stream:
         lib: MessageLibrary,
         host: Host,
         transforms: TransformTree,
-        session: Network | None = None,
+        session: Session | None = None,
     ) -> None:
         self.config, self.host = config, host
-        self.prior = open_prior(config, transforms)
-        self.rig = RigGeometry(config.pipeline, transforms, host.warn)
+        prior = open_prior(config, transforms)
+        self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn)
         pipelines = open_pipelines(config.pipeline, session)
         for pipeline in pipelines.values():
-            pipeline.loops.patient = False  # frames do not wait for the graph
-        self.lanes = {
+            pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
+        self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,
-                prior=self.prior is not None, beside=i > 0,
+                prior=prior is not None, additional=i > 0,
             )
             for i, (name, pipeline) in enumerate(pipelines.items())
         }  # fmt: skip
-        self.received = 0
-        self.drops = ThreadSafeCounter()
-        self.publish_failed = 0  # frames that were processed and did not all go out
-        self._taken = self._settled = 0  # images out of the inboxes; of these, accounted for
+        self.publish_failed = 0  # processed frames that were not published completely
         self.last_report: WindowReport | None = None
         self.process_size = (0, 0)
-        self.warm_up_s = math.nan  # how long it took, once it is over
+        self.warm_up_s = math.nan  # duration of the warm-up; NaN before its end
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.published, self.arrived = Events(), Events()
         self.stages, self.growth = Stages(), Growth()
-        self.publisher: Publisher | None = None  # frames go out on its thread, if there is one
-        self._next: NextWindow | None = None  # what was taken while a window ran
-        self._preparing_s = 0.0  # how long that took lately
-        network = self._first.pipeline.session
-        if isinstance(network, InferenceSession):
-            network.meanwhile = self._begin_next
+        self.publisher: Publisher | None = None  # publishes on its own thread; None: on the worker
+        self._accounts = FrameAccounts(self.scene_streams)
+        self._chooser = WindowChooser(self.scene_streams, host, self._accounts, self.stages)
+        self._session = self._first.pipeline.session  # shared by all scenes
+        self._session.on_window_running = self._chooser.choose_ahead
 
-    def put(self, pending: RawFrame) -> None:
-        """A new image; called from callbacks."""
-        self.received += 1
+    def put(self, raw: RawFrame) -> None:
+        """Add a new image; called from callbacks."""
+        self._accounts.receive()
         self.arrived.add(self.host.now_ns())
-        self.lanes.get(pending.camera, self._first).put(pending)
+        self.scene_streams.get(raw.camera, self._first).put(raw)
+
+    def discard(self, cause: str, images: int) -> None:
+        """Count images that were received and are not used; called from callbacks."""
+        self._accounts.discard(cause, images)
 
     def put_rest(self) -> None:
-        """No more images come."""
-        for lane in self.lanes.values():
-            lane.put_rest()
+        """Queue incomplete instants: no more images will come."""
+        for scene_stream in self.scene_streams.values():
+            scene_stream.put_rest()
 
     def step(self) -> bool:
-        """Work on what waits; called by the worker. False if nothing waited.
+        """Process the waiting frames; called by the worker. False if too few frames wait.
 
-        An unexpected exception is raised on; the images it costs are counted as ``failed``.
+        Raises unexpected exceptions again; images lost by one are counted as ``failed``.
         """
         try:
-            chosen, self._next = self._next or self._take(), None
+            chosen = self._chooser.next()
             if chosen is None:
                 return False
             self._run(chosen)
         except Exception:
-            self._settle("failed", self._in_hand())
+            self._accounts.lose("failed", self._accounts.in_processing(self._chooser.images))
             raise
         return True
 
     @property
     def pipeline(self) -> Pipeline:
-        """The first camera's."""
+        """The first camera's pipeline."""
         return self._first.pipeline
 
     @property
+    def pipelines(self) -> list[Pipeline]:
+        """One pipeline, or one per camera."""
+        return [scene_stream.pipeline for scene_stream in self.scene_streams.values()]
+
+    @property
+    def prior(self) -> PosePrior | None:
+        """The robot's own poses; None if they are not used."""
+        return self._annotator.prior
+
+    @property
+    def received(self) -> int:
+        """Number of received images."""
+        return self._accounts.received
+
+    @property
     def processed(self) -> int:
-        """Frames of all cameras that went through."""
-        return sum(lane.pipeline.counters["processed"] for lane in self.lanes.values())
+        """Number of processed images of all cameras."""
+        return self._accounts.processed
 
-    def warm_up(self, leaving: Callable[[], bool] = lambda: False) -> None:
-        """Run a window before the first frame, on the worker: frames that come meanwhile wait.
+    def warm_up(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Run the network once before the first frame, on the worker; new frames wait.
 
-        The images' shape is a guess, 4:3: of another one some tables and kernels stay cold. A
-        compiled network takes several windows; between two it ends if it is ``leaving``.
+        Assumes images of 4:3: for another shape some tables and kernels stay cold. A compiled
+        network needs several windows; the warm-up ends between two of them if ``stopping()``.
         """
-        pipeline, start = self._first.pipeline, time.perf_counter()
-        if not isinstance(pipeline.session, InferenceSession):
-            return
-        window, cameras = pipeline.config.window, max(1, len(pipeline.config.cameras))
+        start = time.perf_counter()
         try:
-            done = warm_up(pipeline.session, window.size, window.new * cameras, stopping=leaving)
-            if done is not None and pipeline.inference.ruler is not None:
-                pipeline.inference.ruler.measure(*done)
+            done = self._first.pipeline.inference.warm_up(stopping)
         except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
-        if done is not None:
+        if done:
             self.warm_up_s = time.perf_counter() - start
             log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
 
     def check_budget(self, memory_budget_gb: float) -> None:
-        """Raise BudgetError if nothing fits; needs no worker, and waits for no window."""
-        session = self._first.pipeline.session
-        if isinstance(session, InferenceSession):
-            session.check_budget(memory_budget_gb)
+        """Raise BudgetError if nothing fits the budget (GiB). Callable from any thread."""
+        self._session.check_budget(memory_budget_gb)
 
     def reset(self) -> None:
         """Forget window, odometry and map."""
         self._drain()
         self._forget_next()
-        for lane in self.lanes.values():
-            lane.reset()
+        for scene_stream in self.scene_streams.values():
+            scene_stream.reset()
 
     def reconfigure(self, config: PipelineConfig, *, budget: bool = True) -> None:
-        """Take over parameters that are read anew at every frame.
+        """Apply parameters that may change while the node is configured.
 
-        ``budget``: the memory budget is one of those that changed; else the one in force stays.
-        Raises BudgetError, with the old budget in force and all else taken over, where one does
-        not fit that did when it was checked.
+        budget: True if the memory budget has changed; else the one in force stays. Raises
+        BudgetError if a budget that fitted when it was checked no longer fits; then the old budget
+        stays in force and all other parameters are applied.
         """
         before = self.config.pipeline.inference
         if not budget:
             config = dataclasses.replace(config, inference=before)
         self.config = dataclasses.replace(self.config, pipeline=config)
-        for lane in self.lanes.values():
-            lane.reconfigure(alone(config))
+        for scene_stream in self.scene_streams.values():
+            scene_stream.reconfigure(alone(config))
         if config.inference.memory_budget_gb == before.memory_budget_gb:
             return
         try:
-            with self._undone_if_refused():  # for the first cameras too, where the last one does
-                for lane in self.lanes.values():
-                    lane.pipeline.set_budget(config.inference.memory_budget_gb)
+            with self._session.undone_if_refused():  # undone for all cameras if one does not fit
+                for scene_stream in self.scene_streams.values():
+                    scene_stream.pipeline.set_budget(config.inference.memory_budget_gb)
         except BudgetError as error:
             kept = dataclasses.replace(config, inference=before)
             self.config = dataclasses.replace(self.config, pipeline=kept)
-            for lane in self.lanes.values():
-                lane.reconfigure(alone(kept))
+            for scene_stream in self.scene_streams.values():
+                scene_stream.reconfigure(alone(kept))
             raise BudgetError(f"memory_budget_gb: {error}; the old plan stays") from error
 
-    def _undone_if_refused(self) -> AbstractContextManager[None]:
-        session = self._first.pipeline.session
-        if isinstance(session, InferenceSession):
-            return session.undone_if_refused()
-        return nullcontext()
-
     def snapshots(self) -> dict[str, Snapshot]:
-        """The scenes as they are now: the first camera's, then those of cameras with their own.
+        """Returns snapshots of the scenes: the first camera's, then those of further cameras.
 
-        Cheap; another thread may write them while the stream goes on.
+        Cheap; another thread may write them to files while the stream continues.
         """
-        lanes = {n: x for n, x in self.lanes.items() if x is self._first or len(x.pipeline.map)}
-        return {name: lane.pipeline.snapshot() for name, lane in lanes.items()}
+        return {
+            name: scene_stream.pipeline.snapshot()
+            for name, scene_stream in self.scene_streams.items()
+            if scene_stream is self._first or len(scene_stream.pipeline.map)
+        }
 
     def resume(self, saved: dict[str, Snapshot]) -> str:
-        """Go on in saved scenes; says where. Raises SceneFileError, and changes nothing."""
+        """Continue in saved scenes; returns a text about the place.
+
+        Raises SceneFileError, and then changes nothing.
+        """
         self._drain()
         for name, snapshot in saved.items():
-            self.lanes[name].pipeline.check_unit(snapshot)
+            self.scene_streams[name].pipeline.check_unit(snapshot)
         self._forget_next()
-        said = [lane.resume(saved[name]) for name, lane in self.lanes.items() if name in saved]
-        return said[0]
+        texts = [
+            scene_stream.resume(saved[name])
+            for name, scene_stream in self.scene_streams.items()
+            if name in saved
+        ]
+        return texts[0]
 
     def _drain(self) -> None:
-        """Wait until what was processed has gone out. Raises TimeoutError."""
+        """Wait until all processed frames are published. Raises TimeoutError."""
         if self.publisher is not None:
             self.publisher.drain(DRAIN_S)
 
     def repeat_transforms(self) -> None:
-        """Publish the last transforms again where no frame has brought newer ones of late."""
-        for lane in self.lanes.values():
-            lane.repeat_transforms()
+        """Publish the last transforms again if there are no recent ones."""
+        for scene_stream in self.scene_streams.values():
+            scene_stream.repeat_transforms()
 
     def publish_map(self) -> None:
         """Publish the maps' clouds for display."""
-        for lane in self.lanes.values():
-            lane.publish_map()
+        for scene_stream in self.scene_streams.values():
+            scene_stream.publish_map()
 
     def refresh_map(self) -> None:
-        """Publish the maps' clouds where they have changed and have a subscriber."""
-        for lane in self.lanes.values():
-            lane.refresh_map()
+        """Publish the maps' clouds that have changed and have a subscriber."""
+        for scene_stream in self.scene_streams.values():
+            scene_stream.refresh_map()
 
     def drop_counts(self) -> dict[str, int]:
-        """Frames lost so far, by cause."""
-        counts = self.drops.now()
-        for lane in self.lanes.values():
-            counts.update(lane.inbox.counts.now())
-            counts["stray"] += lane.sync.strays
-            counts.update(_drops(lane.pipeline))
-        return {name: count for name, count in sorted(counts.items()) if count}
+        """Returns the number of lost images by cause."""
+        return self._accounts.drop_counts()
 
     def latency(self) -> tuple[float, float]:
         """Median and 95th percentile of stamp to publication, seconds; NaN before the first."""
@@ -250,128 +243,37 @@ class Stream:
 
     @property
     def _first(self) -> SceneStream:
-        return next(iter(self.lanes.values()))
-
-    def _take(self) -> NextWindow | None:
-        """The frames of the next window, decoded, rectified and resized, if enough wait."""
-        for lane in sorted(self.lanes.values(), key=lambda lane: lane.inbox.since_ns):
-            waiting = lane.inbox.take(self.host.now_ns())
-            if waiting:
-                self._taken += sum(map(len, waiting))
-                return NextWindow(lane, [self._read(lane, instant) for instant in waiting])
-        return None
-
-    def _begin_next(self, window: Running) -> None:
-        """While a window runs beside us: choose the next one's frames, and begin with them.
-
-        The newest frame counts, so they are chosen as late as they can be ready in time. That
-        costs no latency: if they were chosen later, the device would wait for them.
-        """
-        while self._next is None and not (window.done() or self.host.stopping()):
-            start = time.perf_counter()
-            if start >= window.ends - self._preparing_s:
-                self._next = self._take()
-            if self._next is None:
-                time.sleep(POLL_S)
-                continue
-            for frame in (f for instant in self._next.instants for f in instant):
-                self._next.lane.pipeline.begin(frame)
-            self._preparing_s = time.perf_counter() - start
+        return next(iter(self.scene_streams.values()))
 
     def _forget_next(self) -> None:
-        """Give up what was taken and has not been through a window."""
-        self._next = None
-        self._settle("cleared", self._in_hand() + self._waiting())
+        """Discard frames that were taken from the queues and not yet processed."""
+        self._chooser.ahead = None
+        self._accounts.lose("cleared", self._accounts.in_processing(0) + self._accounts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:
         for frames in chosen.instants:
-            known = [self._known(frame) for frame in frames]
-            for tracked in chosen.lane.pipeline.push(*known) if known else ():
+            known = self._annotator.annotate(frames)
+            for tracked in chosen.scene_stream.pipeline.push(*known) if known else ():
                 if self.host.stopping():
                     return
-                self._deliver(chosen.lane, tracked)
+                self._deliver(chosen.scene_stream, tracked)
 
-    def _read(self, lane: SceneStream, instant: Instant[RawFrame]) -> list[Frame]:
-        """The usable frames of one instant, ready for the network."""
-        self.stages.add("wait", (self.host.now_ns() - instant.stamp_ns) / 1e9)
-        frames = [self._decode(pending) for pending in instant.frames]
-        with self.stages.of("prepare"):
-            return [lane.pipeline.prepare(frame) for frame in frames if frame is not None]
-
-    def _decode(self, pending: RawFrame) -> Frame | None:
-        try:
-            with self.stages.of("decode"):
-                image = decode(pending.message)
-        except ImageError as error:
-            self._settle("bad_image")
-            self.host.warn(f"{pending.topic}: image dropped: {error}", every_s=5.0)
-            return None
-        return Frame(
-            stamp_ns=pending.stamp_ns,
-            image=image,
-            frame_id=pending.frame_id,
-            camera=pending.camera,
-            calibration=pending.calibration,
-            rectified=pending.rectified,
-        )
-
-    def _known(self, frame: Frame) -> Frame:
-        """The frame with what the robot knows of it."""
-        return dataclasses.replace(
-            frame,
-            T_prior_camera=self._prior_of(frame),
-            T_rig_camera=self.rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
-        )
-
-    def _prior_of(self, frame: Frame) -> Array | None:
-        """Where the robot says that the camera was; None, with a warning, if it does not know."""
-        if self.prior is None:
-            return None
-        try:
-            return self.prior.camera(frame.frame_id, frame.stamp_ns)
-        except PriorError as error:
-            self.host.warn(f"no pose from {self.prior.source}: {error}", every_s=5.0)
-            return None
-
-    def _deliver(self, lane: SceneStream, frame: TrackedFrame) -> None:
-        lane.place(frame)
-        self._settled += 1  # what goes wrong from here on is the publisher's to count
+    def _deliver(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
+        scene_stream.output.place_map(frame)
+        self._accounts.deliver()
         if self.publisher is None:
-            self._publish(lane, frame)
+            self._publish(scene_stream, frame)
         else:
-            self.publisher.submit(lambda: self._publish(lane, frame))
-        lane.publish_scene(frame)
+            self.publisher.submit(lambda: self._publish(scene_stream, frame))
+        scene_stream.publish_scene(frame)
         if frame.window is not self.last_report:
             self.stages.add("network", frame.window.inference_s)
             self.stages.add("window", frame.window.total_s)
         self.last_report = frame.window
-        self.process_size = lane.pipeline.builder.network_size
+        self.process_size = scene_stream.pipeline.builder.network_size
 
-    def _settle(self, cause: str, images: int = 1) -> None:
-        """Images that were taken from an inbox and come to nothing."""
-        if images > 0:
-            self.drops.add(cause, images)
-            self._settled += images
-
-    def _waiting(self) -> int:
-        """Images in the pipelines that wait for a full window."""
-        return sum(lane.pipeline.builder.waiting for lane in self.lanes.values())
-
-    def _in_hand(self) -> int:
-        """Images that were taken and neither wait for a window, went out nor are counted."""
-        dropped = sum(sum(_drops(lane.pipeline).values()) for lane in self.lanes.values())
-        chosen = sum(map(len, self._next.instants)) if self._next is not None else 0
-        return self._taken - self._settled - dropped - self._waiting() - chosen
-
-    def _publish(self, lane: SceneStream, frame: TrackedFrame) -> None:
+    def _publish(self, scene_stream: SceneStream, frame: TrackedFrame) -> None:
         with self.stages.of("publish"):
-            lane.deliver(frame)
+            scene_stream.deliver(frame)
         self.published.add(self.host.now_ns())
         self.latencies.append((self.host.now_ns() - frame.stamp_ns) / 1e9)
-
-
-def _drops(pipeline: Pipeline) -> Counter[str]:
-    """What a pipeline dropped, by cause; any thread may ask."""
-    counts = dict(pipeline.counters)  # a whole copy: the worker adds names meanwhile
-    lead = "dropped_"
-    return Counter({n.removeprefix(lead): c for n, c in counts.items() if n.startswith(lead)})

@@ -1,4 +1,4 @@
-"""What goes to /tf for the frames of one scene: the policy, asked anew for every frame."""
+"""Transforms that are published for the frames of one scene; applies the policy to every frame."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from da3_ros.types import Array, TrackedFrame
 
 log = logging.getLogger(__name__)
 
-MOST_CHILDREN = 64  # of ours whose owners are looked at: a camera may invent names for ever
-IDLE_S = 1.0  # after which the last transforms are repeated, and between two repetitions
+MOST_CHILDREN = 64  # own child frames whose owners are checked; bounds ever new frame names
+IDLE_S = 1.0  # time without a frame before a repetition, and between two repetitions
 Stamped = tuple[int, str, str, Array]  # stamp_ns, parent, child, T_parent_child
 
 
 @dataclass(eq=False)
-class _Held:
-    """The last transform of one child that was published."""
+class _LastTransform:
+    """The last published transform of one child frame."""
 
     parent: str
     T: Array
     stamp_ns: int
-    at_s: float  # when, on the steady clock
+    at_s: float  # time of publication, steady clock
     repeats: int = 0
 
 
 class TfOutput:
-    """Transforms of one scene. Of several cameras the first one carries the motion.
+    """Transforms of one scene. With several cameras the first one determines the motion.
 
-    The others' optical frames hang below ``odom`` at their own poses where no other node
-    parents them, and are left alone where one does (/tf_static of a robot). Where only others saw
-    an instant, the first of them moves the base.
+    The optical frames of the other cameras become children of ``odom`` at their own poses, unless
+    another node publishes their parent (/tf_static of a robot). In an instant without the first
+    camera, the next one moves the base.
 
-    A transform that another node begins to publish is left to it from the next frame on, at once
-    while no frames come, and taken up again when that node is gone. One that another node
-    published from the beginning is never taken up: nothing says that its place is ours.
+    If another node begins to publish a transform of ours, we stop publishing it from the next
+    frame on (at once while no frames come), and resume when that node is gone. A transform that
+    another node published from the beginning is never published.
     """
 
     def __init__(
@@ -56,120 +56,120 @@ class TfOutput:
         camera: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``camera``: of a scene of its own beside the robot's: it publishes no more than that."""
+        """camera: camera of an additional scene, which publishes only its own motion."""
         self._config, self._others, self._outputs = config, transforms, outputs
         self._warn, self._prior, self._camera, self._clock = warn, prior, camera, clock
         self._plan: tf_policy.TfPlan | None = None
-        self._held: dict[str, _Held] = {}  # by child
-        self._of_camera: dict[str, set[str]] = {}  # children
-        # Parents of the children that were ours at any time, the newest last.
+        self._last: dict[str, _LastTransform] = {}  # by child frame
+        self._children_of_camera: dict[str, set[str]] = {}  # children
+        # Parents of all child frames that we have ever published, the newest last.
         self._published: dict[str, str] = {}
-        # Of these, what is left to another node now, and what to repeat when that one is gone.
-        self._left: dict[str, _Held | None] = {}
-        self._newest = (0, math.inf)  # the last frame's stamp_ns, and when it came
-        self._lock = threading.Lock()  # frames go out on one thread, repetitions on another
+        # Child frames that another node publishes now; value: transform to repeat when it is gone.
+        self._yielded: dict[str, _LastTransform | None] = {}
+        self._newest = (0, math.inf)  # stamp_ns and steady time of the last frame
+        self._lock = threading.Lock()  # one thread publishes frames, another repetitions
 
     def edges(self, frame: TrackedFrame) -> list[Edge]:
-        """The transforms that a frame brings."""
+        """Returns the transforms of a frame."""
         with self._lock:
             self._newest = frame.stamp_ns, self._clock()
-            self._look_at_owners(frame.stamp_ns)
-            self._left = dict.fromkeys(self._left)  # older than this frame by now
+            self._update_owners(frame.stamp_ns)
+            self._yielded = dict.fromkeys(self._yielded)  # their transforms are outdated
             try:
                 edges = self._edges(frame)
             except TransformError as error:
                 self._warn(f"no transform for this frame: {error}", every_s=5.0)
                 return []
-            self._hold(frame, edges)
+            self._store(frame, edges)
             return edges
 
     def repeat(self) -> list[Stamped]:
-        """What was published last, where nothing newer has come for a second.
+        """Returns the last transforms, if there were no newer ones for ``IDLE_S``.
 
-        A program that starts late (RViz) gets a tree so. The stamps are the last frames' own,
-        a nanosecond later each time: the pose is known for that instant only, and a claim about
-        now would be a guess while the robot may drive. Nor can the ROS clock serve: a recording
-        that is played without it has stamps of another year, and tf2 would then refuse the frames
-        to come as too old. tf2 warns of a stamp that repeats itself, hence the nanosecond.
+        So a program that starts late (RViz) receives a tree. A stamp is that of the last frame,
+        plus a nanosecond per repetition. It is not the current time: the pose is known only for
+        that frame, and the robot may have moved. With ROS time, moreover, tf2 would reject the
+        next frames as too old if a recording is played without /clock. The nanosecond avoids tf2's
+        warning about repeated stamps.
         """
         with self._lock:
             stamp_ns, at_s = self._newest
             idle = self._idle()
             if idle or self._clock() - at_s >= IDLE_S:
-                self._look_at_owners(max((h.stamp_ns for h in idle.values()), default=stamp_ns))
+                self._update_owners(max((h.stamp_ns for h in idle.values()), default=stamp_ns))
             out = []
-            for child, held in self._idle().items():
-                held.repeats += 1
-                out.append((held.stamp_ns + held.repeats, held.parent, child, held.T))
+            for child, last in self._idle().items():
+                last.repeats += 1
+                out.append((last.stamp_ns + last.repeats, last.parent, child, last.T))
             return out
 
     def reset(self) -> None:
-        """A new stream: nothing of the old one is published again."""
+        """Start a new stream: transforms of the old one are not repeated."""
         with self._lock:
-            self._held.clear()
-            self._of_camera.clear()
-            self._left = dict.fromkeys(self._left)
+            self._last.clear()
+            self._children_of_camera.clear()
+            self._yielded = dict.fromkeys(self._yielded)
             self._plan = None
 
-    def _idle(self) -> dict[str, _Held]:
+    def _idle(self) -> dict[str, _LastTransform]:
         now_s = self._clock()
-        return {c: held for c, held in self._held.items() if now_s - held.at_s >= IDLE_S}
+        return {c: last for c, last in self._last.items() if now_s - last.at_s >= IDLE_S}
 
     def _parent(self, child: str, stamp_ns: int) -> str | None:
-        """The frame on which another node hangs ``child``, as of ``stamp_ns``."""
+        """Returns the parent of ``child`` published by another node at ``stamp_ns``, or None."""
         if child in self._published and self._others.abandoned(child, stamp_ns):
             return None
         return self._others.parent(child)
 
-    def _look_at_owners(self, stamp_ns: int) -> None:
-        """Which of what we published other nodes publish since, or no more."""
+    def _update_owners(self, stamp_ns: int) -> None:
+        """Find own child frames that another node has begun, or ceased, to publish."""
         for child in sorted(self._published):
             parent = self._parent(child, stamp_ns)
-            if parent is None and child in self._left:
-                log.info("/tf: the other publisher of %s is silent: da3 goes on", child)
-                held = self._left.pop(child)
-                if held is not None:
-                    self._held[child] = held
-            elif parent is not None and child not in self._left:
-                self._leave(child, parent)
+            if parent is None and child in self._yielded:
+                log.info("/tf: the other publisher of %s is silent: da3 publishes it again", child)
+                last = self._yielded.pop(child)
+                if last is not None:
+                    self._last[child] = last
+            elif parent is not None and child not in self._yielded:
+                self._yield_to_other(child, parent)
 
-    def _leave(self, child: str, parent: str) -> None:
-        """Leave ``child`` to another node: now, or as a scene begins after a reset."""
-        self._left[child] = self._held.pop(child, None)
+    def _yield_to_other(self, child: str, parent: str) -> None:
+        """Stop publishing ``child``: another node publishes it."""
+        self._yielded[child] = self._last.pop(child, None)
         remedy = "none" if child == self._outputs.odom_frame else "map_only"
         self._warn(
             f"/tf: {self._others.owner(child)} publishes {parent} -> {child} too: da3 stops "
             f"publishing {self._published[child]} -> {child}; a frame has one parent and one "
-            f"publisher: end the other one, or set tf.publish to {remedy}",
+            f"publisher: stop the other one, or set tf.publish to {remedy}",
         )
 
-    def _hold(self, frame: TrackedFrame, edges: list[Edge]) -> None:
+    def _store(self, frame: TrackedFrame, edges: list[Edge]) -> None:
         children = {child for _, child, _ in edges}
-        for child in self._of_camera.get(frame.camera, set()) - children:
-            self._held.pop(child, None)
-        for others in self._of_camera.values():  # who moved a child last answers for it
+        for child in self._children_of_camera.get(frame.camera, set()) - children:
+            self._last.pop(child, None)
+        for others in self._children_of_camera.values():  # a child belongs to its last camera
             others -= children
-        self._of_camera[frame.camera] = children
+        self._children_of_camera[frame.camera] = children
         for parent, child, T in edges:
-            self._held[child] = _Held(parent, T, frame.stamp_ns, self._clock())
+            self._last[child] = _LastTransform(parent, T, frame.stamp_ns, self._clock())
             self._published.pop(child, None)
             self._published[child] = parent
-        self._forget()
+        self._remove_oldest()
 
-    def _forget(self) -> None:
-        """Let go of the oldest children; what is published now is kept, however much it is."""
-        old = [child for child in self._published if child not in self._held]
+    def _remove_oldest(self) -> None:
+        """Forget the oldest child frames, except those published now."""
+        old = [child for child in self._published if child not in self._last]
         for child in old[: max(0, len(self._published) - MOST_CHILDREN)]:
             del self._published[child]
-            self._left.pop(child, None)
+            self._yielded.pop(child, None)
 
     def _edges(self, frame: TrackedFrame) -> list[Edge]:
         names = self._config.pipeline.cameras
         if self._camera or not names or frame.camera == names[0] or self._plan is None:
             self._plan = self._decide(frame)
-            return self._moving(frame)
+            return self._motion_edges(frame)
         if self._plan.mode == "base" and frame.leads:
-            return self._moving(frame)
+            return self._motion_edges(frame)
         unowned = self._parent(frame.frame_id, frame.stamp_ns) is None
         if self._plan.mode in ("base", "camera") and unowned:
             T_odom_optical = self._outputs.T_map_world @ frame.T_odom_world @ frame.T_world_camera
@@ -188,7 +188,7 @@ class TfOutput:
             self._warn(plan.warning)
         return plan
 
-    def _moving(self, frame: TrackedFrame) -> list[Edge]:
+    def _motion_edges(self, frame: TrackedFrame) -> list[Edge]:
         assert self._plan is not None
         T_map_optical = self._outputs.T_map_world @ frame.T_world_camera
         return tf_policy.edges(
@@ -206,8 +206,11 @@ class TfOutput:
 def level_of(
     transforms: TransformTree, base: str, frame: TrackedFrame, warn: Callable[..., None]
 ) -> Array | None:
-    """``T_map_world`` [4, 4] of a map that begins at the base, level as the robot stands at the
-    first frame. None: no base is named, or where the camera sits on it is not known."""
+    """Returns ``T_map_world`` [4, 4] of a map that begins at the base, level with the robot.
+
+    frame: first frame of the scene. None if ``base`` is empty or the camera's pose on the base is
+    unknown.
+    """
     if not base:
         return None
     try:

@@ -1,4 +1,7 @@
-"""Which transforms may be published without breaking a robot's tree (REP-105). No middleware."""
+"""Decides which transforms can be published without breaking a robot's tree (REP-105).
+
+No middleware.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,23 @@ from da3_ros.messages.outputs import Edge
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Array
 
-OWNED = "the motion in odom belongs to the pose prior"
-Parent = Callable[[str], "str | None"]  # the frame on which another node hangs a child
+OWNED = "the node of the pose prior publishes the motion in odom"
+Parent = Callable[[str], "str | None"]  # parent that another node publishes for a child frame
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Names of the frames involved."""
+    """Names of the frames."""
 
     map: str
     odom: str
-    base: str  # empty: a camera alone
+    base: str  # empty: no robot base
     optical: str
 
 
 @dataclass(frozen=True)
 class TfPlan:
-    """What is published: ``base``, ``camera``, ``map_only`` or ``none``, and why not more."""
+    """The choice: ``base``, ``camera``, ``map_only`` or ``none``, with a warning why not more."""
 
     mode: str
     warning: str = ""
@@ -41,13 +44,12 @@ def plan(
     prior: bool = False,
     parent: Parent | None = None,
 ) -> TfPlan:
-    """Decide by the parameter ``tf.publish`` and by what others publish.
+    """Chooses the transforms by the parameter ``tf.publish`` and by those of other nodes.
 
-    ``prior``: another node's odometry is in use; that node publishes the motion.
-    ``parent``: where each child hangs now; by default as ``others`` says.
-
-    ``others`` holds everybody's transforms but ours. With an unknown scale nothing is attached to
-    a robot's tree: its lengths are no metres.
+    requested: value of ``tf.publish``. others: transforms of all other nodes. metric: True if the
+    scale is known; with an unknown scale nothing is attached to a robot's tree, whose lengths are
+    in metres. prior: True if another node's odometry is used; that node publishes the motion.
+    parent: returns the current parent of a frame; by default that in ``others``.
     """
     if requested == "none":
         return TfPlan("none")
@@ -76,10 +78,10 @@ def edges(
     T_map_odom: Array,
     parent: Parent | None = None,
 ) -> list[Edge]:
-    """The transforms of one frame. Raises TransformError where others' are missing at that time.
+    """Returns the transforms of one frame.
 
-    ``T_map_odom`` holds what the map was corrected by, unless another node publishes it.
-    ``parent`` as in ``plan``.
+    T_map_odom: map corrections [4, 4]; left out if another node publishes this transform. parent:
+    as in ``plan``. Raises TransformError if transforms of other nodes are missing at that time.
     """
     if mode == "none":
         return []
@@ -102,29 +104,29 @@ def _why_not_base(frames: Frames, others: TransformTree, parent: Parent, metric:
         return f"the scale is unknown and {frames.base} is part of a robot"
     owner = parent(frames.base)
     if owner:
-        return f"{owner} already parents {frames.base}"
+        return f"{owner} is already the parent of {frames.base}"
     if not others.connected(frames.base, frames.optical):
-        return f"{frames.base} to {frames.optical} is not known"
+        return f"the transform from {frames.base} to {frames.optical} is unknown"
     return ""
 
 
 def _why_not_camera(frames: Frames, others: TransformTree, parent: Parent, metric: bool) -> str:
     owner = parent(frames.optical)
     if owner:
-        return f"{owner} already parents {frames.optical}"
+        return f"{owner} is already the parent of {frames.optical}"
     used = [f for f in (frames.odom, frames.map) if not metric and _in_use(f, others, parent)]
     return f"the scale is unknown and {used[0]} is part of a robot's tree" if used else ""
 
 
 def _in_use(frame: str, others: TransformTree, parent: Parent) -> bool:
-    """Whether another node hangs anything on a frame, or the frame on anything."""
+    """True if another node publishes a child or the parent of a frame."""
     return bool(parent(frame)) or any(parent(other) == frame for other in others.frames())
 
 
 def _why_not_map(frames: Frames, others: TransformTree, parent: Parent, metric: bool) -> str:
     if not others.connected(frames.odom, frames.optical):
-        return f"nobody publishes {frames.odom} to {frames.optical}"
+        return f"no node publishes a transform from {frames.odom} to {frames.optical}"
     if not metric:
         return f"the scale is unknown and {frames.odom} is part of a robot"
     owner = parent(frames.odom)
-    return f"{owner} already parents {frames.odom}" if owner else ""
+    return f"{owner} is already the parent of {frames.odom}" if owner else ""

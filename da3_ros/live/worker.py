@@ -1,4 +1,4 @@
-"""One thread that owns the pipeline, and so the device. Callbacks only hand things to it."""
+"""Thread that owns the pipeline and the device. Callbacks only submit work to it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-LOOK_S = 0.1  # how often ``retire`` asks for patience
+CHECK_PERIOD_S = 0.1  # between two calls of ``keep_waiting`` in ``try_stop``
 
 
 class WorkerStoppedError(RuntimeError):
-    """The worker ended before it could answer."""
+    """The worker ended before the job could run."""
 
     def __init__(self, text: str = "the node is being cleaned up or shut down") -> None:
         super().__init__(text)
 
 
 class Worker:
-    """Runs submitted jobs in order, and ``step`` again and again while it finds work.
+    """Runs submitted jobs in order, and ``step`` repeatedly while it finds work.
 
-    An exception of a job goes to the caller that waits for it; one of ``step`` goes to
-    ``on_error``, and the worker goes on with the next frame: a robot at night has nobody to
-    restart it. Every job is answered, also when the worker ends before its turn.
+    An exception of a job is raised for the caller that waits for it. An exception of ``step`` goes
+    to ``on_error``, and the worker continues with the next frame, so that an unattended robot
+    needs no restart. Every job gets a result or an exception, even if the worker ends first.
     """
 
     def __init__(
@@ -32,34 +32,34 @@ class Worker:
         on_error: Callable[[BaseException], None],
         name: str = "da3-worker",
     ) -> None:
-        """``name`` is the thread's."""
+        """name: name of the thread. step: returns True if there may be more work."""
         self._step, self._on_error = step, on_error
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._condition = threading.Condition()
         self._work = False
-        self._stop = self._retiring = False
-        # A daemon: a network in mid-window must not keep a stopped process alive.
+        self._stop = self._stop_pending = False
+        # A daemon thread: a running window must not keep a stopped process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def stopping(self) -> bool:
-        """Whether ``stop`` was called; long work should look at this between its parts."""
+        """True if ``stop`` was called; long jobs should check this between their parts."""
         return self._stop
 
     @property
-    def leaving(self) -> bool:
-        """Whether it stops, or ``retire`` waits for it and may still give up."""
-        return self._stop or self._retiring
+    def stop_requested(self) -> bool:
+        """True if the worker stops, or if ``try_stop`` waits for it and may still give up."""
+        return self._stop or self._stop_pending
 
     def notify(self) -> None:
-        """Say that ``step`` may find work."""
+        """Wake the worker: ``step`` may find work."""
         with self._condition:
             self._work = True
             self._condition.notify()
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run ``job`` between two windows; its result or exception is in the future."""
+        """Run ``job`` between two windows; the future gets its result or exception."""
         future: Future[Any] = Future()
         with self._condition:
             if not self._stop:
@@ -70,9 +70,9 @@ class Worker:
         return future
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False if it is still in mid-window after ``timeout_s``.
+        """End the thread; False if a window still runs after ``timeout_s`` seconds.
 
-        Jobs that wait are answered at once: the window under way may take long.
+        Waiting jobs fail at once with WorkerStoppedError, since the running window may take long.
         """
         with self._condition:
             self._stop = True
@@ -81,38 +81,38 @@ class Worker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def retire(self, patient: Callable[[], bool]) -> bool:
-        """End the thread between two windows, and wait for that as long as ``patient()``.
+    def try_stop(self, keep_waiting: Callable[[], bool]) -> bool:
+        """End the thread between two windows; waits for that while ``keep_waiting()`` is True.
 
-        False where patience ends first: then nothing has changed, and the worker works on.
+        False if the wait ends first; then nothing has changed and the worker continues.
         """
         with self._condition:
-            self._retiring = True
+            self._stop_pending = True
             self._condition.notify()
-        while self._thread.is_alive() and patient():
-            self._thread.join(LOOK_S)
+        while self._thread.is_alive() and keep_waiting():
+            self._thread.join(CHECK_PERIOD_S)
         with self._condition:
-            self._retiring = False
+            self._stop_pending = False
             if not self._stop:
                 return False
-        self._thread.join()  # what it does after the last window takes no time
+        self._thread.join()  # takes no time after the last window
         return True
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._run_once():
                 pass
-        finally:  # whatever ended it, no caller waits for an answer that never comes
+        finally:  # whatever ended the thread, no caller may wait forever
             self._stop = True
             self._refuse_jobs()
 
-    def _turn(self) -> bool:
-        """One job or one step; False when it is time to end."""
+    def _run_once(self) -> bool:
+        """Run one job or one step; False if the thread must end."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._stop or self._retiring or self._jobs or self._work
+                lambda: self._stop or self._stop_pending or self._jobs or self._work
             )
-            self._stop = self._stop or self._retiring
+            self._stop = self._stop or self._stop_pending
             if self._stop:
                 return False
             job = self._jobs.popleft() if self._jobs else None

@@ -1,4 +1,4 @@
-"""How many metres a window's unit has, by known poses: from baselines and from depths."""
+"""Metres per network unit of a window by known poses: from baselines and from depths."""
 
 from __future__ import annotations
 
@@ -13,27 +13,19 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.types import Array, Prediction, ScaleMeasurement
 
-SHORTEST_M = 0.1  # way within a window below which it carries no scale (network/conditioning.py)
-
-
+SHORTEST_M = 0.1  # motion within a window that carries a scale (network/conditioning.py)
 POINTS = 600  # pixels of a pair of views that are compared
-
-
-TRIALS = np.linspace(-0.25, 0.25, 51)  # logarithms of the factors that are tried on the baselines'
-
-
-CLIP = 0.1  # relative disagreement of two depths that counts as any other
-
-
-FLOOR = 0.003
+TRIALS = np.linspace(-0.25, 0.25, 51)  # log factors tried on the scale from baselines
+CLIP = 0.1  # limit of the relative difference of two depths
+FLOOR = 0.003  # smallest relative standard deviation
 
 
 def fit_unit(T_prior_camera: Array, prediction: Prediction) -> ScaleMeasurement:
-    """Metres per network unit of one window, from its baselines and its depths.
+    """Returns metres per network unit of one window, from its baselines and its depths.
 
-    The network does not promise the unit of the poses that it was given. The ratios of all long
-    baselines give one answer. The depths give another, for which no pose of the network is needed:
-    seen from the prior's poses, the surfaces of two views must coincide. NaN where neither can.
+    The network need not keep the unit of the poses that it gets. The ratios of all long baselines
+    give one estimate. The depths give another one, without any pose of the network: placed by the
+    prior's poses, the surfaces of two views must coincide. NaN if neither can be estimated.
     """
     answers = [a for a in (_by_baselines(T_prior_camera, prediction),) if a is not None]
     if not answers:
@@ -44,34 +36,36 @@ def fit_unit(T_prior_camera: Array, prediction: Prediction) -> ScaleMeasurement:
     logs = np.log([a.value for a in answers])
     weights = 1 / np.square([a.sigma for a in answers])
     mean = float((weights * logs).sum() / weights.sum())
-    # Two answers that disagree by more than they admit are both less sure.
+    # If both disagree by more than their standard deviations, both are less certain.
     excess = float((weights * (logs - mean) ** 2).sum()) / max(1, len(logs) - 1)
     return ScaleMeasurement(math.exp(mean), math.sqrt(max(1.0, excess) / weights.sum()))
 
 
 def _by_baselines(T_prior: Array, prediction: Prediction) -> ScaleMeasurement | None:
     first, second = np.triu_indices(len(T_prior), 1)
-    theirs, ours = (
+    prior_lengths, network_lengths = (
         np.linalg.norm(T[first, :3, 3] - T[second, :3, 3], axis=1)
         for T in (T_prior, prediction.T_window_camera)
     )
-    moved = (theirs > 0.1 * theirs.max()) & (ours > 0.1 * ours.max())
-    long = moved & (theirs > max(SHORTEST_M, 0.3 * theirs.max()))
-    # Long baselines share their motions: how sure they are, the single motions say.
+    moved = (prior_lengths > 0.1 * prior_lengths.max()) & (
+        network_lengths > 0.1 * network_lengths.max()
+    )
+    long_baselines = moved & (prior_lengths > max(SHORTEST_M, 0.3 * prior_lengths.max()))
+    # Long baselines share motions, so that only single motions give independent errors.
     single = moved & (second == first + 1)
     count = int(single.sum())
-    if count < 3 or long.sum() < 2:
+    if count < 3 or long_baselines.sum() < 2:
         return None
-    logs = np.log(theirs[moved] / ours[moved])
+    logs = np.log(prior_lengths[moved] / network_lengths[moved])
     spread = float(np.std(logs[single[moved]], ddof=1)) / math.sqrt(count)
     few = math.sqrt((count - 1) / max(count - 3, 0.5))
     return ScaleMeasurement(
-        math.exp(float(np.median(logs[long[moved]]))), math.hypot(spread * few, FLOOR)
+        math.exp(float(np.median(logs[long_baselines[moved]]))), math.hypot(spread * few, FLOOR)
     )
 
 
 def _by_depths(T_prior: Array, prediction: Prediction, start: float) -> ScaleMeasurement | None:
-    """The factor, near ``start``, with which depths agree best between the prior's poses."""
+    """Returns the scale, near ``start``, at which depths agree best between the prior's poses."""
     seen = [i for i, depth in enumerate(prediction.depth) if np.isfinite(depth).any()]
     logs = where_depths_agree(T_prior, prediction, list(itertools.pairwise(seen)), start, TRIALS)
     if len(logs) < 2:
@@ -87,9 +81,9 @@ def where_depths_agree(
     start: float,
     trials: Array,
 ) -> Array:
-    """Logarithms of the unit (metres) over ``start`` at which both depths of a pair coincide.
+    """Returns logarithms of the scale over ``start`` at which both depths of a pair coincide.
 
-    One for each pair of views that says anything within ``trials`` [F], evenly spaced.
+    One for each pair of views with a minimum within ``trials`` [F] (log factors, evenly spaced).
     """
     factors = start * np.exp(trials)
     found = []
@@ -104,7 +98,8 @@ def where_depths_agree(
 def _disagreement(
     T_prior: Array, prediction: Prediction, i: int, j: int, factors: Array
 ) -> Array | None:
-    """Mean clipped difference [F] of the depths of views i and j for each unit; None: too few."""
+    """Returns the mean clipped difference [F] of the depths of views i and j at each factor; None
+    for too few points."""
     depth, other = prediction.depth[i], prediction.depth[j]
     points = backproject(depth, prediction.K[i]).reshape(-1, 3)
     points = points[np.isfinite(points).all(axis=1)]
@@ -117,15 +112,15 @@ def _disagreement(
         borderMode=cv2.BORDER_CONSTANT, borderValue=float("nan"),
     )  # fmt: skip
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = np.abs(np.log(moved[..., 2] / (factors[:, None] * there)))
-    valid = np.isfinite(off).all(axis=0)
+        difference = np.abs(np.log(moved[..., 2] / (factors[:, None] * there)))
+    valid = np.isfinite(difference).all(axis=0)
     if valid.sum() < POINTS // 10:
         return None
-    return np.minimum(off[:, valid], CLIP).mean(axis=1)
+    return np.minimum(difference[:, valid], CLIP).mean(axis=1)
 
 
 def _lowest(cost: Array, trials: Array) -> float | None:
-    """Where the cost over ``trials`` is lowest, by a parabola; None at an end, or where flat."""
+    """Returns the trial of least cost, by a parabola; None at an end, or for a flat cost."""
     k = int(np.argmin(cost))
     if k in (0, len(cost) - 1) or cost.min() > 0.8 * cost.max():
         return None

@@ -1,8 +1,10 @@
-"""Which views windows share: the newest ones, and keyframes of the places that are seen again.
+"""Selects the views that windows share: the newest ones, and keyframes that see the same surface.
 
-Every join adds its error to the last one's. A keyframe that stays in the windows as long as it is
-in view takes many joins out of the chain, as do all that are seen again on coming back. Motion
-decides what becomes a keyframe; a camera that stands still makes none. Memory is bounded.
+Every alignment adds its error to that of the last one. Sharing a keyframe as long as it is in
+view, or again when the camera comes back, skips many alignments. A view becomes a keyframe after
+enough motion; a standing camera makes none. Memory is bounded.
+
+All poses and lengths (``ref``) are those of one segment.
 """
 
 from __future__ import annotations
@@ -23,169 +25,186 @@ from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, Image, Prediction, View
 
-MOST = 64  # keyframes held, each an image and some thousand numbers
-OVERLAP = 0.6  # share of what the camera sees that a keyframe must see too
-# Rotation, and way over depth, beyond which a network says less of a keyframe than newer views do.
+MAX_KEYFRAMES = 64  # keyframes held, each an image and some thousand numbers
+OVERLAP = 0.6  # share of what the camera sees that a shared keyframe must see too
+# Rotation, and distance over depth, beyond which newer views are aligned better than a keyframe.
 NEARBY_DEG, NEARBY = 25.0, 0.2
-SEEN = 64  # points that overlap is judged by
-MOST_OBSERVATIONS = 1000.0  # fewer would let the keyframes of a parked robot wander
-SAME = 0.1  # log ratio of two depths of one pixel beyond which they are of different things
-BLURRED = 0.5  # sharpness over the usual below which a keyframe waits for a better view
-PATIENT = 2.0  # by how much more motion it waits at most
+OVERLAP_POINTS = 64  # points that measure the overlap
+MAX_OBSERVATIONS = 1000.0  # fewer would let the keyframes of a parked robot drift
+SAME_SURFACE = 0.1  # largest log ratio of two depths of one pixel on the same surface
+BLURRED = 0.5  # sharpness over the typical one, below which a view is blurred
+BLUR_FACTOR = 2.0  # factor on the motion after which even a blurred view becomes a keyframe
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A keyframe, and how fine its picture is."""
+    """A keyframe and its median depth."""
 
-    anchor: SharedView
-    depth: float  # median
+    shared_view: SharedView
+    depth: float  # median, inf without depth
 
 
 class KeyframeSelector:
-    """Views that the next windows may share, of one segment."""
+    """The views of one segment that later windows may share."""
 
-    def __init__(self, limits: KeyframeConfig, newest: int, most: int = MOST) -> None:
+    def __init__(self, limits: KeyframeConfig, newest: int, most: int = MAX_KEYFRAMES) -> None:
         self.limits, self.most = limits, most
         self._newest: deque[SharedView] = deque(maxlen=newest)
         self._keyframes: list[_Entry] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
 
     def __len__(self) -> int:
-        return len({a.view.id for a in self._newest} | {k.anchor.view.id for k in self._keyframes})
+        return len(
+            {a.view.id for a in self._newest} | {k.shared_view.view.id for k in self._keyframes}
+        )
 
     @property
     def newest(self) -> SharedView | None:
-        """The view delivered last."""
+        """The view added last; None before the first."""
         return self._newest[-1] if self._newest else None
 
     def choose(self, views: int, keyframes: int) -> list[SharedView]:
-        """At most ``views`` to share: up to ``keyframes`` that see the same, oldest first; then
-        the newest, oldest first. The newest one is always among them, and that of every other
-        camera goes before older views."""
+        """Returns at most ``views`` views to share.
+
+        First up to ``keyframes`` keyframes that see the same surface, oldest first; then the
+        newest views, oldest first. The newest view is always included; the newest view of every
+        other camera has priority over older ones.
+        """
         last = [a.view.id for a in self._last_of_cameras()]
         keyframes = max(0, min(keyframes, views - max(1, len(last))))
-        recent = {a.view.id for a in self._youngest(views - keyframes, last)}
+        recent = {a.view.id for a in self._newest_views(views - keyframes, last)}
         old = self._nearby(recent, keyframes)
         taken = {a.view.id for a in old}
-        rest = self._youngest(views - len(old), last, taken)
+        rest = self._newest_views(views - len(old), last, taken)
         return [replace(a, keyframe=True) for a in old] + rest
 
-    def is_new(self, anchor: SharedView) -> bool:
-        """Whether a view shows the scene as no keyframe does, and sharply enough to be one."""
-        blurred = self._is_blurred(anchor.view)
+    def is_new(self, shared_view: SharedView) -> bool:
+        """True if a view is far enough from all keyframes, and sharp enough, to become one."""
+        blurred = self._is_blurred(shared_view.view)
         if not self._keyframes:
             return True
-        turn, parallax = self._apart(anchor.T_world_camera)
-        wait = PATIENT if blurred else 1.0
-        near = (turn <= wait * self.limits.rotation_deg) & (
+        rotation_deg, parallax = self._motion_to(shared_view.T_ref_camera)
+        wait = BLUR_FACTOR if blurred else 1.0
+        near = (rotation_deg <= wait * self.limits.rotation_deg) & (
             parallax <= wait * self.limits.parallax
         )
         return not near.any()
 
-    def add(self, anchor: SharedView, keyframe: bool) -> None:
-        """Remember a delivered view among the newest, and for good if it is a keyframe."""
-        self._newest.append(anchor)
+    def add(self, shared_view: SharedView, keyframe: bool) -> None:
+        """Adds a view to the newest ones, and to the keyframes if it is one."""
+        self._newest.append(shared_view)
         if not keyframe:
             return
-        depth = float(np.median(anchor.depth)) if len(anchor.depth) else float("inf")
-        self._keyframes.append(_Entry(anchor, depth))
+        depth = float(np.median(shared_view.depth)) if len(shared_view.depth) else float("inf")
+        self._keyframes.append(_Entry(shared_view, depth))
         if len(self._keyframes) > self.most:
             del self._keyframes[self._most_redundant()]
 
     def observe(self, shared: list[SharedView], prediction: Prediction, placed: Alignment) -> None:
-        """Take what a window that fits says of the views it shared into their means."""
-        seen = {a.view.id: observed(a, prediction, i, placed) for i, a in enumerate(shared)}
+        """Averages the observations of an accepted window into the views that it shared."""
+        seen = {a.view.id: updated_view(a, prediction, i, placed) for i, a in enumerate(shared)}
         self._newest = deque(
             (seen.get(a.view.id, a) for a in self._newest), maxlen=self._newest.maxlen
         )
         self._keyframes = [
-            replace(k, anchor=seen.get(k.anchor.view.id, k.anchor)) for k in self._keyframes
+            replace(k, shared_view=seen.get(k.shared_view.view.id, k.shared_view))
+            for k in self._keyframes
         ]
 
     def all(self) -> list[SharedView]:
-        """Every view that is remembered, once."""
-        held = {a.view.id: a for a in [*(k.anchor for k in self._keyframes), *self._newest]}
+        """Returns every held view once."""
+        held = {a.view.id: a for a in [*(k.shared_view for k in self._keyframes), *self._newest]}
         return list(held.values())
 
     def resize(self, cut: Cut) -> None:
-        """The images of all views have another size now; those of which too little is left go."""
-        new = {a.view.id: cut.anchor(a) for a in self.all() if cut.fits(a)}
+        """Brings all views to another image size; drops those of which too little is left."""
+        new = {a.view.id: cut.shared_view(a) for a in self.all() if cut.fits(a)}
         self._newest = deque(
             (new[a.view.id] for a in self._newest if a.view.id in new), maxlen=self._newest.maxlen
         )
         self._keyframes = [
-            replace(k, anchor=new[k.anchor.view.id])
+            replace(k, shared_view=new[k.shared_view.view.id])
             for k in self._keyframes
-            if k.anchor.view.id in new
+            if k.shared_view.view.id in new
         ]
         self._sharpness.clear()  # it depends on the size
 
     def move(self, moves: Mapping[int, Similarity]) -> None:
-        """The submaps named lie elsewhere now, and what was seen in them too."""
+        """Moves the views of submaps that a correction has moved."""
 
-        def moved(anchor: SharedView) -> SharedView:
-            return anchor.moved(moves[anchor.submap]) if anchor.submap in moves else anchor
+        def moved(shared_view: SharedView) -> SharedView:
+            return (
+                shared_view.moved(moves[shared_view.submap])
+                if shared_view.submap in moves
+                else shared_view
+            )
 
         self._newest = deque(map(moved, self._newest), maxlen=self._newest.maxlen)
         self._keyframes = [
-            _Entry(moved(k.anchor), k.depth * moves[k.anchor.submap].scale)
-            if k.anchor.submap in moves
+            _Entry(moved(k.shared_view), k.depth * moves[k.shared_view.submap].scale)
+            if k.shared_view.submap in moves
             else k
             for k in self._keyframes
         ]
 
     def _last_of_cameras(self) -> list[SharedView]:
-        """The newest view of each camera, the oldest of them first."""
+        """Returns the newest view of each camera, oldest first."""
         last: dict[str, SharedView] = {}
-        for anchor in self._newest:
-            last.pop(anchor.view.camera, None)
-            last[anchor.view.camera] = anchor
+        for shared_view in self._newest:
+            last.pop(shared_view.view.camera, None)
+            last[shared_view.view.camera] = shared_view
         return list(last.values())
 
-    def _youngest(
+    def _newest_views(
         self, count: int, first: list[int], without: Collection[int] = ()
     ) -> list[SharedView]:
-        """``count`` of the newest views, in order; the last ones of the ids ``first`` go first."""
-        left = [a.view.id for a in self._newest if a.view.id not in without]
-        ranked = [i for i in left if i not in first] + [i for i in left if i in first]
+        """Returns ``count`` of the newest views, in order.
+
+        Views whose ids are in ``first`` have priority, the last ones before the earlier ones.
+        """
+        remaining = [a.view.id for a in self._newest if a.view.id not in without]
+        ranked = [i for i in remaining if i not in first] + [i for i in remaining if i in first]
         chosen = set(ranked[-count:])
         return [a for a in self._newest if a.view.id in chosen]
 
     def _nearby(self, recent: set[int], most: int) -> list[SharedView]:
-        """Keyframes that see much of what a camera sees now, but none of ``recent``.
+        """Returns at most ``most`` keyframes, in order, that see much of what a camera sees now.
 
-        The oldest of them, which has come by the fewest joins, and those that see most; in order.
+        None of the ids ``recent``. The oldest of them, which is the fewest alignments away from
+        the origin, and those with the largest overlap.
         """
         now = [a for a in self._last_of_cameras() if len(a.depth)]
         if not now or not self._keyframes:
             return []
-        known = np.array([k.anchor.view.id in recent for k in self._keyframes])
-        near, overlap = np.zeros(len(known), bool), np.zeros(len(known))
-        for anchor in now:
-            turn, parallax = self._apart(anchor.T_world_camera)
-            seen = self._overlap(anchor)
-            here = (turn < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~known
+        excluded = np.array([k.shared_view.view.id in recent for k in self._keyframes])
+        near, overlap = np.zeros(len(excluded), bool), np.zeros(len(excluded))
+        for shared_view in now:
+            rotation_deg, parallax = self._motion_to(shared_view.T_ref_camera)
+            seen = self._overlap(shared_view)
+            here = (
+                (rotation_deg < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~excluded
+            )
             overlap = np.where(here, np.maximum(overlap, seen), overlap)
             near |= here
         found = [int(i) for i in np.flatnonzero(near)]
         best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
-        return [self._keyframes[i].anchor for i in sorted([*found[:1], *best])[:most]]
+        return [self._keyframes[i].shared_view for i in sorted([*found[:1], *best])[:most]]
 
-    def _apart(self, T_world_camera: Array) -> tuple[Array, Array]:
-        """Of each keyframe [N]: rotation (degrees) to a pose, and way over its own depth."""
-        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+    def _motion_to(self, T_ref_camera: Array) -> tuple[Array, Array]:
+        """Returns for each keyframe the rotation (degrees) [N] to a pose, and the distance over
+        the keyframe's depth [N]."""
+        T = np.array([k.shared_view.T_ref_camera for k in self._keyframes])
         depth = np.array([k.depth for k in self._keyframes])
-        return _turn_deg(T, T_world_camera), _way(T, T_world_camera) / depth
+        return _rotation_deg(T, T_ref_camera), _distance(T, T_ref_camera) / depth
 
     def _overlap(self, newest: SharedView) -> Array:
-        """Share [N] of the points that ``newest`` sees which lie in each keyframe's picture."""
-        step = max(1, len(newest.depth) // SEEN)
-        T = newest.T_world_camera
+        """Returns the share [N] of the points of ``newest`` that project into each keyframe."""
+        step = max(1, len(newest.depth) // OVERLAP_POINTS)
+        T = newest.T_ref_camera
         points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
-        back = np.array([invert_pose(k.anchor.T_world_camera) for k in self._keyframes])
+        back = np.array([invert_pose(k.shared_view.T_ref_camera) for k in self._keyframes])
         inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
-        K = np.array([k.anchor.K for k in self._keyframes])
+        K = np.array([k.shared_view.K for k in self._keyframes])
         pixel = np.einsum("nij,nmj->nmi", K, inside)
         height, width = newest.view.image.shape[:2]
         ahead = np.maximum(pixel[..., 2:], 1e-9)
@@ -194,68 +213,77 @@ class KeyframeSelector:
         return np.asarray(good.mean(axis=1))
 
     def _is_blurred(self, view: View) -> bool:
-        """Whether a picture is much softer than its camera's before; notes how sharp it is."""
+        """True if an image is much less sharp than its camera's last ones; records its
+        sharpness."""
         before = self._sharpness.setdefault(view.camera, deque(maxlen=15))
-        usual = float(np.median(before)) if before else 0.0
+        typical = float(np.median(before)) if before else 0.0
         here = sharpness(view.image)
         before.append(here)
-        return here < BLURRED * usual
+        return here < BLURRED * typical
 
     def _most_redundant(self) -> int:
-        """Index of the later one of the two keyframes that are most alike."""
-        T = np.array([k.anchor.T_world_camera for k in self._keyframes])
+        """Returns the index of the later one of the two keyframes that are closest in pose."""
+        T = np.array([k.shared_view.T_ref_camera for k in self._keyframes])
         depth = np.array([k.depth for k in self._keyframes])
-        turn = np.stack([_turn_deg(T, one) for one in T]) / max(self.limits.rotation_deg, 1e-9)
-        way = np.stack([_way(T, one) for one in T]) / depth / max(self.limits.parallax, 1e-9)
-        apart = np.where(np.tri(len(T), k=-1, dtype=bool), turn + way, np.inf)
+        rotation_deg = np.stack([_rotation_deg(T, one) for one in T]) / max(
+            self.limits.rotation_deg, 1e-9
+        )
+        distance = (
+            np.stack([_distance(T, one) for one in T]) / depth / max(self.limits.parallax, 1e-9)
+        )
+        apart = np.where(np.tri(len(T), k=-1, dtype=bool), rotation_deg + distance, np.inf)
         return int(np.unravel_index(np.argmin(apart), apart.shape)[0])
 
 
-def _turn_deg(T: Array, one: Array) -> Array:
-    """Angles [N], degrees, between the rotations of poses [N, 4, 4] and one."""
+def _rotation_deg(T: Array, one: Array) -> Array:
+    """Returns the angles [N], degrees, between the rotations of poses [N, 4, 4] and one pose."""
     trace = np.einsum("nij,ij->n", T[:, :3, :3], one[:3, :3])
     return np.degrees(np.arccos(np.clip((trace - 1) / 2, -1, 1)))
 
 
-def _way(T: Array, one: Array) -> Array:
-    """Distances [N] between the centres of poses [N, 4, 4] and one."""
+def _distance(T: Array, one: Array) -> Array:
+    """Returns the distances [N] between the centres of poses [N, 4, 4] and one pose."""
     return np.asarray(np.linalg.norm(T[:, :3, 3] - one[:3, 3], axis=1))
 
 
 def sharpness(image: Image) -> float:
-    """How fine the detail of a picture is: variance of its Laplacian over that of its grey."""
+    """Returns the variance of an image's Laplacian over the variance of its grey values."""
     grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     small = cv2.resize(grey, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
     return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
 
 
-def shares_taken(shared: Sequence[SharedView], prediction: Prediction) -> Array:
-    """[S, 7] by how much ``observed`` moves each shared view's scale, rotation and place."""
-    share = np.array([1 / (min(a.observations, MOST_OBSERVATIONS) + 1) for a in shared])
+def update_weights(shared: Sequence[SharedView], prediction: Prediction) -> Array:
+    """Returns the weights [S, 7] of a new observation in ``updated_view``: scale, rotation,
+    position of each shared view."""
+    share = np.array([1 / (min(a.observations, MAX_OBSERVATIONS) + 1) for a in shared])
     seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
     out = np.tile(share.reshape(-1, 1), (1, 7))
     out[~np.array(seen, bool), 0] = 0.0
     return out
 
 
-def observed(
-    anchor: SharedView, prediction: Prediction, index: int, placed: Alignment
+def updated_view(
+    shared_view: SharedView, prediction: Prediction, index: int, placed: Alignment
 ) -> SharedView:
-    """The anchor with one more window's word on its pose, and on its depth where there is one."""
-    count = min(anchor.observations, MOST_OBSERVATIONS)
-    say = 1 / (count + 1)
-    there = placed.T_scene_window.pose(prediction.T_window_camera[index])
-    T = anchor.T_world_camera.copy()
-    turn = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
-    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(say * turn).as_matrix()
-    T[:3, 3] += say * (there[:3, 3] - T[:3, 3])
-    depth = _mean_depth(anchor, prediction.depth[index], placed.T_scene_window.scale, say)
-    return replace(anchor, T_world_camera=T, depth=depth, observations=count + 1, keyframe=False)
+    """Returns the view with one more window's pose, and depth if there is any, averaged in."""
+    count = min(shared_view.observations, MAX_OBSERVATIONS)
+    weight = 1 / (count + 1)
+    there = placed.T_ref_window.pose(prediction.T_window_camera[index])
+    T = shared_view.T_ref_camera.copy()
+    rotation_deg = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
+    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotation_deg).as_matrix()
+    T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
+    depth = _mean_depth(shared_view, prediction.depth[index], placed.T_ref_window.scale, weight)
+    return replace(
+        shared_view, T_ref_camera=T, depth=depth, observations=count + 1, keyframe=False
+    )
 
 
-def _mean_depth(anchor: SharedView, depth: Array, scale: float, say: float) -> Array:
-    """Depth [M] moved towards a new one by ``say``, where both are of the same surface."""
+def _mean_depth(shared_view: SharedView, depth: Array, scale: float, weight: float) -> Array:
+    """Returns the depth [M] moved towards a new one by ``weight``, where both are of one
+    surface."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(scale * depth.reshape(-1)[anchor.pixels] / anchor.depth)
-        same = np.abs(ratio) < SAME
-    return np.asarray(anchor.depth * np.exp(np.where(same, say * ratio, 0.0)))
+        ratio = np.log(scale * depth.reshape(-1)[shared_view.pixels] / shared_view.depth)
+        same = np.abs(ratio) < SAME_SURFACE
+    return np.asarray(shared_view.depth * np.exp(np.where(same, weight * ratio, 0.0)))

@@ -1,8 +1,8 @@
-"""What a unit of the scene is in metres: measures from one declared source, and a steady answer.
+"""The metric scale of the scene: measurements from one declared source, filtered.
 
-The scene keeps one unit, that of its first window, so that nothing in it ever tears; metres are
-made of it at the moment of publication. docs/scale.md says which source is good when. Knows poses
-and numbers; no network, no ROS.
+The scene keeps one unit, that of its first window, so that it stays consistent; lengths are
+converted to metres when they are published. docs/scale.md compares the sources. Works on poses and
+numbers; no network, no ROS.
 """
 
 from __future__ import annotations
@@ -15,108 +15,120 @@ import numpy as np
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, Prediction, Scale, ScaleMeasurement, TrackedFrame, Window
+from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
-PARALLAX = 0.05  # way over depth that makes a stretch: less is lost in the network's own noise
-STANDING_M = 0.01  # odometry that says less than this says that the robot stands
-SIDEWAYS = 0.8  # cosine between both directions of motion, below which one of them is wrong
-STRETCHES = 40  # the sliding baseline
-FEWEST_STRETCHES = 5  # fewer have no spread to judge by
-MEASURES = 15
-FEWEST_MEASURES = 3  # so that one bad answer never decides
+PARALLAX = 0.05  # distance over depth that ends a stretch: less drowns in the network's noise
+MIN_MOTION_M = 0.01  # motion by odometry below which the robot stands still
+MIN_COSINE = 0.8  # cosine between both directions of motion, below which one of them is wrong
+MAX_STRETCHES = 40  # newest stretches that are used
+MIN_STRETCHES = 5  # fewer have no spread that detects outliers
+MAX_MEASUREMENTS = 15
+MIN_MEASUREMENTS = 3  # so that one bad measurement never decides
 OUTLIER = 3.0  # robust standard deviations
-AGREEMENT = 0.03  # relative difference that is never called an outlier
-FLOOR = 0.003  # relative; below it the joins of windows decide, not the measures
-KNOWN = 0.15  # a larger relative standard deviation is not yet knowledge
+AGREEMENT = 0.03  # relative difference that is never an outlier
+FLOOR = 0.003  # relative standard deviation that the alignment of windows adds at least
+MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Metres per scene unit."""
+    """An estimate of the scale: metres per segment unit."""
 
     log: float  # natural logarithm of the value
     sigma: float  # its standard deviation, which is the value's relative one
 
 
 class OdometryRatio:
-    """Ratio of travelled ways: the robot's odometry over the scene's camera, stretch by stretch.
+    """Ratio of travelled distances: the robot's odometry over the segment's camera, per stretch.
 
-    A stretch ends when the scene's camera has moved by a share of the depth before it. So standing
-    still makes none, and wheels that spin on the spot make one, which the others outvote.
+    A stretch ends when the segment's camera has moved by a share of the depth. So a standing robot
+    makes none, and slipping wheels make one stretch, which is an outlier among the others.
     """
 
     def __init__(self) -> None:
-        self._logs: deque[float] = deque(maxlen=STRETCHES)
-        self._ways: deque[tuple[float, float]] = deque(maxlen=STRETCHES)
-        self.lift()
+        self._logs: deque[float] = deque(maxlen=MAX_STRETCHES)
+        self._distances: deque[tuple[float, float]] = deque(maxlen=MAX_STRETCHES)
+        self.discard_current()
 
-    def lift(self) -> None:
-        """The stretch under way is not to be trusted: start a new one with the next frame."""
+    def discard_current(self) -> None:
+        """Discards the current stretch; a new one starts with the next frame."""
         self._start: tuple[Array, Array] | None = None
 
-    def add(self, T_scene_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
-        """One frame: its camera in the scene, by odometry (metres), and its depth."""
+    def add(self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
+        """Adds a frame: its poses in the segment and by odometry (metres), and its typical
+        depth."""
         if T_prior_camera is None or not np.isfinite(T_prior_camera).all() or not depth > 0:
-            self.lift()
+            self.discard_current()
             return
-        here = (T_scene_camera, T_prior_camera)
+        here = (T_segment_camera, T_prior_camera)
         if self._start is None:
             self._start = here
             return
-        ours, theirs = (_motion(a, b) for a, b in zip(self._start, here, strict=True))
-        way, way_m = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
-        if way < PARALLAX * depth:
+        own_motion, prior_motion = (_motion(a, b) for a, b in zip(self._start, here, strict=True))
+        distance, distance_m = (
+            float(np.linalg.norm(own_motion)),
+            float(np.linalg.norm(prior_motion)),
+        )
+        if distance < PARALLAX * depth:
             return
         self._start = here
-        if way_m > STANDING_M and ours @ theirs > SIDEWAYS * way * way_m:
-            self._logs.append(math.log(way_m / way))
-            self._ways.append((way_m, way))
+        if (
+            distance_m > MIN_MOTION_M
+            and own_motion @ prior_motion > MIN_COSINE * distance * distance_m
+        ):
+            self._logs.append(math.log(distance_m / distance))
+            self._distances.append((distance_m, distance))
 
     def estimate(self) -> Estimate | None:
-        """From all stretches that agree; None while they are too few."""
-        if len(self._logs) < FEWEST_STRETCHES:
+        """Returns the scale from all stretches that agree; None if they are too few."""
+        if len(self._logs) < MIN_STRETCHES:
             return None
         logs = np.array(self._logs)
-        good = _agreeing(logs)
+        good = _inliers(logs)
         count = int(good.sum())
-        if count < FEWEST_STRETCHES or 2 * count < len(logs):
+        if count < MIN_STRETCHES or 2 * count < len(logs):
             return None
-        newest, sigma = _newest_that_count(logs[good], 0.0, FEWEST_STRETCHES)
-        way_m, way = np.array(self._ways)[good][-newest:].sum(axis=0)
-        return Estimate(math.log(way_m / way), sigma)
+        newest, sigma = _best_average(logs[good], 0.0, MIN_STRETCHES)
+        distance_m, distance = np.array(self._distances)[good][-newest:].sum(axis=0)
+        return Estimate(math.log(distance_m / distance), sigma)
 
 
-class MeasureFilter:
-    """Mean of the last measures that came with windows and agree: of a model, a rig, odometry."""
+class MeasurementFilter:
+    """Averages the newest measurements of windows that agree: from a model, a rig or odometry."""
 
     def __init__(self) -> None:
-        self._measures: deque[Estimate] = deque(maxlen=MEASURES)
+        self._measurements: deque[Estimate] = deque(maxlen=MAX_MEASUREMENTS)
 
     def __len__(self) -> int:
-        return len(self._measures)
+        return len(self._measurements)
 
     def add(self, measure: ScaleMeasurement, unit: float) -> None:
-        """One window's measure, metres per network unit, and its scene units per network unit."""
+        """Adds a window's measurement, metres per network unit.
+
+        unit: segment units per network unit.
+        """
         value = measure.value / unit
         if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
-            self._measures.append(Estimate(math.log(value), measure.sigma))
+            self._measurements.append(Estimate(math.log(value), measure.sigma))
 
     def estimate(self) -> Estimate | None:
-        """None while they are too few."""
-        if len(self) < FEWEST_MEASURES:
+        """Returns the mean of the measurements that agree; None if they are too few."""
+        if len(self) < MIN_MEASUREMENTS:
             return None
-        logs = np.array([m.log for m in self._measures])
-        good = logs[_agreeing(logs)]
-        own = float(np.median([m.sigma for m in self._measures]))
-        newest, sigma = _newest_that_count(good, own, FEWEST_MEASURES)
+        logs = np.array([m.log for m in self._measurements])
+        good = logs[_inliers(logs)]
+        own = float(np.median([m.sigma for m in self._measurements]))
+        newest, sigma = _best_average(good, own, MIN_MEASUREMENTS)
         return Estimate(float(good[-newest:].mean()), sigma)
 
 
 class ScaleFilter:
-    """The scale of one stretch of odometry, window by window.
+    """The scale of one segment, window by window.
 
-    Before the source knows enough the answer is ``Scale()``, which is not metric. From then on it
-    follows the source by at most ``scale.max_step`` per window, and is held where nothing comes.
+    Until the source is certain enough the scale is ``Scale()``, which is not metric. From then on
+    it follows the source by at most ``scale.max_step`` per window, and is held without
+    measurements.
     """
 
     def __init__(self, config: ScaleConfig) -> None:
@@ -124,282 +136,304 @@ class ScaleFilter:
         self.restart(declared=True)
 
     def restart(self, *, declared: bool) -> None:
-        """A new stretch has a unit of its own, of which nothing is known.
+        """Begins a new segment, which has a unit of its own.
 
-        declared: it begins with the window that ``scale.factor`` was given for.
+        declared: it begins with the window that ``scale.factor`` is given for.
         """
         self._declared = declared
         self._ratio = OdometryRatio()
-        self._filter = MeasureFilter()
+        self._measurement_filter = MeasurementFilter()
         self._value: float | None = None
         self._sigma = math.nan
 
     @property
     def learns(self) -> bool:
-        """Whether the scale is found out on the way, rather than declared."""
+        """Whether the scale is estimated, rather than declared."""
         return self.config.source not in ("none", "fixed")
 
     @property
     def declared(self) -> bool:
-        """Whether a fixed factor holds for this stretch: it was given for its first window."""
+        """Whether a fixed factor holds for this segment: it is given for the first window."""
         return self.config.source == "fixed" and self._declared
 
-    def wants_measure(self, window_id: int) -> bool:
-        """Whether a metric model shall look: at the first windows, then now and then."""
+    def wants_measurement(self, window_id: int) -> bool:
+        """True if the metric model should run: for the first windows, then for every nth one."""
         if self.config.source != "metric_model":
             return False
-        return len(self._filter) < FEWEST_MEASURES or window_id % self.config.metric_every == 0
+        return (
+            len(self._measurement_filter) < MIN_MEASUREMENTS
+            or window_id % self.config.metric_every == 0
+        )
 
-    def add_measure(self, measure: ScaleMeasurement, unit: float) -> None:
-        """A window's measure; ``unit`` is scene units per network unit."""
-        self._filter.add(measure, unit)
+    def add_measurement(self, measure: ScaleMeasurement, unit: float) -> None:
+        """Adds a window's measurement; ``unit`` is segment units per network unit."""
+        self._measurement_filter.add(measure, unit)
 
     def add_motion(
-        self, T_scene_camera: Array, T_prior_camera: Array | None, depth: float
+        self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float
     ) -> None:
-        """A frame of a window that fits the scene."""
-        self._ratio.add(T_scene_camera, T_prior_camera, depth)
+        """Adds a frame of an accepted window; see ``OdometryRatio.add``."""
+        self._ratio.add(T_segment_camera, T_prior_camera, depth)
 
-    def lift(self) -> None:
-        """A window did not fit: what the camera did in it is not known."""
-        self._ratio.lift()
+    def discard_current(self) -> None:
+        """Discards the current stretch of odometry: a window was refused, its motion is
+        unknown."""
+        self._ratio.discard_current()
 
     def update(self) -> Scale:
-        """The scale to publish with the window at hand; call once per window."""
+        """Returns the scale to publish with the current window. Call once per window."""
         source = self.config.source
         if not self.learns:
             return Scale(source, 1.0) if self.declared else Scale()
-        # Odometry speaks twice where the network was given its poses: the surer answer counts.
-        said = [self._filter.estimate()]
+        # Odometry gives two estimates if the network got its poses: the more certain one counts.
+        estimates = [self._measurement_filter.estimate()]
         if source == "odometry":
-            said.append(self._ratio.estimate())
-        self._follow(min(filter(None, said), key=lambda e: e.sigma, default=None))
+            estimates.append(self._ratio.estimate())
+        self._follow(min(filter(None, estimates), key=lambda e: e.sigma, default=None))
         return Scale() if self._value is None else Scale(source, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
-        if target is None or (self._value is None and target.sigma > KNOWN):
+        if target is None or (self._value is None and target.sigma > MAX_SIGMA):
             return
         if self._value is None:
             self._value, self._sigma = math.exp(target.log), target.sigma
             return
-        away = target.log - math.log(self._value)
+        difference = target.log - math.log(self._value)
         most = math.log1p(self.config.max_step)
-        step = min(max(away, -most), most)
+        step = min(max(difference, -most), most)
         self._value *= math.exp(step)
-        # What is still to go is an error that is known of.
-        self._sigma = math.hypot(target.sigma, away - step)
+        # The remaining difference is a known error.
+        self._sigma = math.hypot(target.sigma, difference - step)
 
 
 class SceneScale:
-    """Brings the segments of a scene to one unit, and frames of the scene to metres.
+    """Converts the segments of a scene to one unit, and that unit to metres.
 
-    A segment of odometry has a unit of its own, that of its first window. The first segment's is
-    the scene's. A later one finds its place in the scene when its scale is known; until then its
-    frames are not metric and have no place in the scene's map.
+    Each segment has the unit of its first window. The first segment's unit is the scene's. A later
+    segment gets a place in the scene when its scale is known; until then its frames are not metric
+    and not in the map. All segments, placed by odometry in the scene's unit, form the frame
+    ``vo``. Loop corrections of it are made elsewhere.
     """
 
     def __init__(self, config: ScaleConfig) -> None:
-        self._keeper = ScaleFilter(config)
+        self._scale_filter = ScaleFilter(config)
         self.forget()
 
     def forget(self) -> None:
-        """Begin a new scene; a fixed factor is for its first window."""
-        self._scene: float | None = None  # metres per scene unit, once known
+        """Begins a new scene; a fixed factor is for its first window."""
+        self._scene_scale: float | None = None  # metres per scene unit, once known
         self._begun = False
         self.to_origin()
         self.restart(np.eye(4))
 
     def resume(self, metric: bool) -> None:
-        """Begin in a scene that was saved: in metres, or in an unknown unit."""
+        """Begins in a saved scene: in metres, or in an unknown unit."""
         self.forget()
-        self._scene = 1.0 if metric else None
+        self._scene_scale = 1.0 if metric else None
 
     def to_origin(self) -> None:
-        """The next segment begins where the scene does, wherever the last one ended."""
-        self._continuity = OdomCorrection()
+        """Places the next segment at the scene's origin, not at the end of the last one."""
+        self._odom_correction = OdomCorrection()
         self._factor = 1.0  # scene units per unit of the segment
-        self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and the scene
+        self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and in vo
 
     def restart(self, T_segment_camera: Array) -> None:
-        """A new segment begins at this pose of the last one, with an unknown unit."""
+        """Begins a new segment at this pose of the last one, with an unknown unit."""
         begin = T_segment_camera[:3, 3]
         self._to = self._place(begin)
         self._from, self._factor = begin.copy(), 1.0
         self.scale = Scale()  # of the newest window; metres per unit of its segment
-        self._keeper.restart(declared=not self._begun)
+        self._scale_filter.restart(declared=not self._begun)
 
     @property
     def learns(self) -> bool:
-        """Whether the scale is found out on the way, rather than declared."""
-        return self._keeper.learns
+        """Whether the scale is estimated, rather than declared."""
+        return self._scale_filter.learns
 
     @property
     def declared(self) -> bool:
-        """Whether a fixed factor holds for the segment at hand."""
-        return self._keeper.declared
+        """Whether a fixed factor holds for the current segment."""
+        return self._scale_filter.declared
 
     @property
     def known(self) -> bool:
-        """Whether the scene can be told in metres."""
-        return self._scene is not None
+        """Whether the scene's scale is known."""
+        return self._scene_scale is not None
 
     @property
-    def metres(self) -> float:
-        """Metres per unit of the scene; 1 where that is not known."""
-        return 1.0 if self._scene is None else self._scene
+    def scene_scale(self) -> float:
+        """Metres per scene unit; 1 if unknown."""
+        return 1.0 if self._scene_scale is None else self._scene_scale
 
-    def wants_measure(self, window_id: int) -> bool:
-        """Whether a metric model shall look at this window."""
-        return self._keeper.wants_measure(window_id)
+    @property
+    def unit(self) -> float:
+        """Scene units per unit of the segment."""
+        return self._factor
+
+    def wants_measurement(self, window_id: int) -> bool:
+        """True if the metric model should run for this window."""
+        return self._scale_filter.wants_measurement(window_id)
 
     def unit_of(self, prediction: Prediction) -> tuple[float, float] | None:
-        """Segment units per network unit, and how sure (relative), where a window was measured.
+        """Returns segment units per network unit, by a window's own measurement, and the relative
+        standard deviation; None without a measurement.
 
-        Both what a window says of itself and what is known of the segment are uncertain; joined
-        to all that the shared frames say, this keeps the unit of a long segment from wandering.
+        The measurement and the segment's scale are both uncertain. Together with the shared views,
+        this estimate keeps the unit of a long segment from drifting.
         """
-        said, known = prediction.measure, self.scale
-        if said is None or not known.metric or not self.learns:
+        estimates, known = prediction.measure, self.scale
+        if estimates is None or not known.metric or not self.learns:
             return None
-        value, sigma = said.value / known.value, math.hypot(said.sigma, known.sigma)
+        value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
 
-    def update(self, window: Window, prediction: Prediction, T: Similarity | None) -> Scale:
-        """The scale of a window that lies at ``T`` in its segment; None: it did not fit."""
+    def update(
+        self, window: Window, prediction: Prediction, T_segment_window: Similarity | None
+    ) -> Scale:
+        """Returns the scale at a window; ``T_segment_window`` is None for a refused one."""
         self._begun = True
-        if T is None:
-            self._keeper.lift()
+        if T_segment_window is None:
+            self._scale_filter.discard_current()
         else:
-            self._hear(window, prediction, T)
-        before, self.scale = self.scale, self._keeper.update()
+            self._add_measurements(window, prediction, T_segment_window)
+        before, self.scale = self.scale, self._scale_filter.update()
         if self.scale.metric:
-            if self._scene is not None and not before.metric:
-                self._factor = self.scale.value / self._scene
-            self._scene = self.scale.value / self._factor
+            if self._scene_scale is not None and not before.metric:
+                self._factor = self.scale.value / self._scene_scale
+            self._scene_scale = self.scale.value / self._factor
         return self.scale
 
     @property
-    def T_scene_segment(self) -> Similarity:
-        """Where the segment lies in the scene, and in which unit."""
+    def T_vo_segment(self) -> Similarity:
+        """Place and unit of the current segment in the frame ``vo``."""
         return Similarity(self._factor, np.eye(3), self._place(np.zeros(3)))
 
-    def of_scene(self, frame: TrackedFrame) -> TrackedFrame | None:
-        """A segment's frame in the scene's unit; None where its scale is unknown."""
-        if self._scene is not None and not frame.scale.metric:
-            return None
-        moved = scaled(frame, self._factor)
-        T = moved.T_world_camera.copy()
-        T[:3, 3] = self._place(frame.T_world_camera[:3, 3])
-        return dataclasses.replace(moved, T_world_camera=T)
+    def has_place(self, frame: SegmentFrame) -> bool:
+        """True if the frame's segment has a known place in the scene."""
+        return self._scene_scale is None or frame.scale.metric
 
-    def published(self, frame: TrackedFrame) -> TrackedFrame:
-        """A segment's frame as it goes out: in metres where its scale is known."""
-        scene = self.of_scene(frame) or frame
-        metres = self.metres if frame.scale.metric else None
-        T_odom_world = self._continuity.add(scene.T_world_camera, metres, frame.leads)
-        return dataclasses.replace(scaled(scene, metres or 1.0), T_odom_world=T_odom_world)
+    def T_vo_camera(self, frame: SegmentFrame) -> Array:
+        """Returns a frame's pose [4, 4] in ``vo``; without a place, its pose in the segment."""
+        T = frame.T_segment_camera.copy()
+        if self.has_place(frame):
+            T[:3, 3] = self._place(T[:3, 3])
+        return T
 
-    def _hear(self, window: Window, prediction: Prediction, T: Similarity) -> None:
-        """Hand on what a window says of its own scale."""
+    def scene_depth(self, frame: SegmentFrame) -> FloatImage:
+        """Returns a frame's depth [h, w] in scene units; without a place, in segment units."""
+        return scaled_depth(frame.depth, self._factor) if self.has_place(frame) else frame.depth
+
+    def T_odom_vo(self, T_vo_camera: Array, *, metric: bool, leads: bool) -> Array:
+        """Returns the transform [4, 4] that keeps odometry continuous; see OdomCorrection.
+
+        Call once per published frame.
+        """
+        return self._odom_correction.add(T_vo_camera, self.scene_scale if metric else None, leads)
+
+    def _add_measurements(
+        self, window: Window, prediction: Prediction, T_segment_window: Similarity
+    ) -> None:
+        """Adds a window's measurement and motions to the filter."""
+        unit = T_segment_window.scale
         if prediction.measure is not None:
-            self._keeper.add_measure(prediction.measure, T.scale)
+            self._scale_filter.add_measurement(prediction.measure, unit)
         fresh = range(len(window.views) - window.new, len(window.views))
-        camera = window.views[fresh.start].camera  # of several one says how the rig moved
+        camera = window.views[fresh.start].camera  # one camera's motion is the rig's
         for index in (i for i in fresh if window.views[i].camera == camera):
             depth = prediction.depth[index]
             known = depth[np.isfinite(depth)]
-            typical = float(np.median(known)) * T.scale if known.size else math.nan
-            pose = T.pose(prediction.T_window_camera[index])
-            self._keeper.add_motion(pose, window.views[index].T_prior_camera, typical)
+            typical = float(np.median(known)) * unit if known.size else math.nan
+            T_segment_camera = T_segment_window.pose(prediction.T_window_camera[index])
+            self._scale_filter.add_motion(
+                T_segment_camera, window.views[index].T_prior_camera, typical
+            )
 
     def _place(self, x: Array) -> Array:
-        """A point [3] of the segment in the scene."""
+        """Returns a point [3] of the segment in ``vo``."""
         return np.asarray(self._factor * (x - self._from) + self._to)
 
 
 class OdomCorrection:
-    """Keeps odometry continuous while the scale is corrected.
+    """Transform from ``vo``, in metres, to ``odom``: keeps odometry continuous at scale
+    corrections.
 
-    A new scale moves every point of the map in proportion to its distance from the origin, the
-    camera too. Odometry takes the new scale for new motion only; the difference is a transform
-    between the world and odometry.
+    A new scale moves every point of the map, also the camera, in proportion to its distance from
+    the origin. Odometry takes the new scale for new motion only; this transform is the difference.
     """
 
     def __init__(self) -> None:
-        self.T_odom_world = np.eye(4)
-        self._metres: float | None = None
+        self.T_odom_vo = np.eye(4)
+        self._scene_scale: float | None = None
         self._last = np.zeros(3)  # the last camera, scene units
 
-    def add(self, T_scene_camera: Array, metres: float | None, leads: bool = True) -> Array:
-        """``T_odom_world`` [4, 4] of this frame, in metres; ``metres`` per scene unit or None.
+    def add(self, T_vo_camera: Array, scene_scale: float | None, leads: bool = True) -> Array:
+        """Returns ``T_odom_vo`` [4, 4] at a frame, in metres.
 
-        When metres become known, or are lost, all lengths change their unit: odometry begins anew.
-        Of several cameras it is the motion of the one that ``leads`` that goes on without a jump.
+        scene_scale: metres per scene unit; None if unknown. When the scale becomes known or is
+        lost, all lengths change their unit, and odometry starts anew. leads: whether the frame is
+        of the first camera, whose motion is continuous.
         """
-        if metres is None or self._metres is None:
-            self.T_odom_world = np.eye(4)
-        elif metres != self._metres:
-            T = self.T_odom_world.copy()
-            T[:3, 3] += (self._metres - metres) * self._last
-            self.T_odom_world = T
-        self._metres = metres
+        if scene_scale is None or self._scene_scale is None:
+            self.T_odom_vo = np.eye(4)
+        elif scene_scale != self._scene_scale:
+            T = self.T_odom_vo.copy()
+            T[:3, 3] += (self._scene_scale - scene_scale) * self._last
+            self.T_odom_vo = T
+        self._scene_scale = scene_scale
         if leads:
-            self._last = T_scene_camera[:3, 3]
-        return self.T_odom_world
+            self._last = T_vo_camera[:3, 3]
+        return self.T_odom_vo
 
 
-def scaled(frame: TrackedFrame, factor: float) -> TrackedFrame:
-    """A frame with all lengths times ``factor``."""
-    if factor == 1.0:
-        return frame
-    return dataclasses.replace(
-        frame,
-        depth_m=frame.depth_m * np.float32(factor),
-        T_world_camera=scaled_pose(frame.T_world_camera, factor),
-    )
+def scaled_depth(depth: FloatImage, factor: float) -> FloatImage:
+    """Returns depth [h, w] times ``factor``."""
+    return depth if factor == 1.0 else depth * np.float32(factor)
 
 
 def scaled_pose(T: Array, factor: float) -> Array:
-    """A rigid pose [4, 4] with its translation times ``factor``."""
+    """Returns a rigid pose [4, 4] with its translation times ``factor``."""
     out = np.array(T)
     out[:3, 3] *= factor
     return out
 
 
 def _motion(T_start: Array, T_end: Array) -> Array:
-    """Translation [3] from start to end in the axes of the camera at the start."""
+    """Returns the translation [3] from start to end in the axes of the camera at the start."""
     return np.asarray(T_start[:3, :3].T @ (T_end[:3, 3] - T_start[:3, 3]))
 
 
-def _agreeing(logs: Array) -> Array:
-    """Mask [M] of the logarithms near their median."""
-    away = np.abs(logs - np.median(logs))
-    return np.asarray(away <= max(OUTLIER * 1.4826 * float(np.median(away)), AGREEMENT))
+def _inliers(logs: Array) -> Array:
+    """Returns the mask [M] of the logarithms near their median."""
+    difference = np.abs(logs - np.median(logs))
+    return np.asarray(
+        difference <= max(OUTLIER * 1.4826 * float(np.median(difference)), AGREEMENT)
+    )
 
 
-def _newest_that_count(logs: Array, own: float, fewest: int) -> tuple[int, float]:
-    """How many of the newest measures [M] make the surest mean, and its standard deviation.
+def _best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:
+    """Returns how many of the newest measurements [M] give the most certain mean, and its standard
+    deviation.
 
-    More of them average noise out, but are older, and the scene has drifted since. ``own``: what
-    a measure says of its own standard deviation. What measures do not disagree about although
-    they might, windows have in common (the same motions, the same views): it does not average out.
+    More measurements average the noise, but older ones suffer from drift. own: standard deviation
+    that a measurement states. Where measurements scatter less than that, the rest of the error is
+    common to all windows (same motions, same views) and does not average out.
     """
     count = len(logs)
     noise, drift = _noise_and_drift(logs)
     newest = min(max(round(math.sqrt(3 * noise / drift)), fewest), count) if drift else count
-    # Student's t: a noise that was itself measured by few is worth less.
+    # Student's t: a variance estimated from few samples is uncertain.
     few = (count - 1) / max(count - 3, 0.7)
-    by_chance = 1 + 2 / math.sqrt(count)  # how much larger the noise may really be
+    by_chance = 1 + 2 / math.sqrt(count)  # factor by which the true noise may be larger
     common = max(own**2 - noise * by_chance, 0.0)
     variance = common + few * noise / newest + drift * newest / 3
     return newest, math.hypot(math.sqrt(variance), FLOOR)
 
 
 def _noise_and_drift(logs: Array) -> tuple[float, float]:
-    """Variances of the noise of measures [M], and of the drift from each to the next.
+    """Returns the variance of the measurements' noise, and of the drift between neighbours.
 
-    A random walk with steps of variance d adds d / 2 to half the mean square of what neighbours
-    differ by, and (M + 1) / 6 d to the variance of all.
+    A random walk with steps of variance d adds d / 2 to half the mean square difference of
+    neighbours, and (M + 1) / 6 d to the variance of all M.
     """
     spread = float(np.var(logs, ddof=1))
     near = float(np.mean(np.square(np.diff(logs)))) / 2

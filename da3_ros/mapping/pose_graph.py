@@ -1,9 +1,8 @@
-"""Brings submaps to one scene again after a loop: a robust least-squares graph of similarities.
+"""Corrects submaps after a loop: robust least squares on a graph of similarities.
 
-Nodes are submaps, each a similarity that says where its middle comes to lie. Edges say where one
-lies as seen from another: the way that the camera went, and loops. Loops have a limited say
-(Cauchy), since one that is wrong must not bend the whole scene. One node stays where it is: in
-Sim(3) only what it is compared with can say how large a scene is.
+Nodes are submaps, each with the similarity that places it. Edges are measurements of one node
+relative to another: odometry, and loops. Loops have robust weights (Cauchy), because a wrong loop
+must not bend the whole scene. One node is fixed, which in Sim(3) also fixes the scale.
 
 Gauss-Newton with damping (Levenberg-Marquardt) on sparse normal equations; a graph holds hundreds
 of nodes, not millions. gtsam solves the same graphs and checks this one in the tests; it has no
@@ -25,45 +24,45 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.types import Array
 
 ITERATIONS = 50
-SETTLED = 1e-8  # relative fall of the cost that ends the search
+CONVERGED = 1e-8  # relative decrease of the cost that ends the iteration
 STEP = 1e-6  # of numeric derivatives
-DOUBT = 3.0  # standard deviations per component from where on a loop's say falls
-UNKNOWNS = 7  # log scale, rotation (in the node's axes), place
+LOOP_SIGMAS = 3.0  # scale of Cauchy's weights: standard deviations per component
+UNKNOWNS = 7  # log scale, rotation (in the node's axes), position
 
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """Where node ``second`` lies in the axes and the unit of node ``first``."""
+    """A measurement of node ``second`` in the axes and the unit of node ``first``."""
 
     first: int
     second: int
     measured: Similarity
-    sigma: Array  # [3] of log scale, rotation (rad), place (units of ``first``)
-    loop: bool = False  # loops may be wrong
+    sigma: Array  # [3] of log scale, rotation (rad), position (units of ``first``)
+    loop: bool = False  # may be wrong, so that its weight is robust
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Where nodes lie, and how far each edge is from it."""
+    """Places of the nodes, and the residual of each edge."""
 
     nodes: list[Similarity]
-    off: Array  # [E] standard deviations (root mean square of the seven components)
+    residuals: Array  # [E] in standard deviations (root mean square of the seven components)
 
 
 def optimize(
     nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, metric: bool = False
 ) -> Solution:
-    """Places of all ``nodes`` that agree best with all ``edges``.
+    """Solves for the places of all ``nodes`` that fit all ``edges`` best.
 
-    fixed: index of the node that stays. metric: scales are known and stay, the graph is an SE(3)
-    one. Nodes that no edge ties to the fixed one stay where they are.
+    fixed: index of the node that stays. metric: scales are known and stay, poses are in SE(3).
+    Nodes that no edges connect to the fixed one stay.
     """
     graph = _Graph(nodes, edges, fixed, metric)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
 
 
 def parts(count: int, edges: Sequence[Edge]) -> Array:
-    """Of each of ``count`` nodes the number of its part [count]: edges tie the nodes of one."""
+    """Returns the number of the part of each node [count]; edges connect the nodes of a part."""
     ends = ([e.first for e in edges], [e.second for e in edges])
     graph = coo_matrix((np.ones(len(edges)), ends), shape=(count, count))
     return np.asarray(connected_components(graph, directed=False)[1])
@@ -72,15 +71,15 @@ def parts(count: int, edges: Sequence[Edge]) -> Array:
 def marginal(
     nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: bool
 ) -> Array:
-    """Covariance [7, 7] of node ``of`` where node ``fixed`` is known, at a solution ``nodes``.
+    """Returns the covariance [7, 7] of node ``of`` relative to node ``fixed``, at a solution.
 
-    Of (log scale; rotation, rad, and place, both in the axes and the unit that nodes are given
-    in), to first order, with the say that robust weights leave to loops. metric: as ``optimize``;
-    the scale's row and column are zero. Raises ValueError where no edges tie the two.
+    Of (log scale; rotation, rad; position), in the axes and the unit of ``nodes``, to first order,
+    with loops at their robust weights. metric: as in ``optimize``; the scale's row and column are
+    zero. Raises ValueError if no edges connect the two.
     """
     part = parts(len(nodes), edges)
     if part[of] != part[fixed]:
-        raise ValueError(f"no edges tie nodes {fixed} and {of}")
+        raise ValueError(f"no edges connect nodes {fixed} and {of}")
     graph = _Graph(nodes, edges, fixed, metric)
     graph.free = graph.free[part[graph.free // UNKNOWNS] == part[of]]
     wanted = np.flatnonzero(graph.free // UNKNOWNS == of)
@@ -109,9 +108,9 @@ class _Graph:
         self.first = np.array([e.first for e in edges], dtype=np.int64)
         self.second = np.array([e.second for e in edges], dtype=np.int64)
         self.loop = np.array([e.loop for e in edges], dtype=bool)
-        self.said_log = np.log([e.measured.scale for e in edges])
-        self.said_R = np.array([e.measured.R for e in edges]).reshape(-1, 3, 3)
-        self.said_t = np.array([e.measured.t for e in edges], float).reshape(-1, 3)
+        self.measured_log_scale = np.log([e.measured.scale for e in edges])
+        self.measured_R = np.array([e.measured.R for e in edges]).reshape(-1, 3, 3)
+        self.measured_t = np.array([e.measured.t for e in edges], float).reshape(-1, 3)
         sigma = np.array([e.sigma for e in edges], float).reshape(-1, 3)
         self.weight = 1 / sigma[:, [0, 1, 1, 1, 2, 2, 2]]
         free = np.ones((len(nodes), UNKNOWNS), bool)
@@ -120,22 +119,22 @@ class _Graph:
         self.free = np.flatnonzero(free)
 
     def residual(self, first: Array | None = None, second: Array | None = None) -> Array:
-        """Whitened [E, 7], with the ends of all edges moved by [7]."""
+        """Returns whitened residuals [E, 7], with the ends of all edges moved by steps [7]."""
         (si, Ri, ti), (sj, Rj, tj) = (
             self._moved(index, step)
             for index, step in ((self.first, first), (self.second, second))
         )
         back = Ri.transpose(0, 2, 1)
-        turn = self.said_R.transpose(0, 2, 1) @ back @ Rj
+        rotation = self.measured_R.transpose(0, 2, 1) @ back @ Rj
         place = np.einsum("nij,nj->ni", back, tj - ti) / np.exp(si)[:, None]
-        off = np.column_stack(
+        residual = np.column_stack(
             (
-                sj - si - self.said_log,
-                Rotation.from_matrix(turn).as_rotvec(),
-                place - self.said_t,
+                sj - si - self.measured_log_scale,
+                Rotation.from_matrix(rotation).as_rotvec(),
+                place - self.measured_t,
             )
         )
-        return np.asarray(off * self.weight)
+        return np.asarray(residual * self.weight)
 
     def _moved(self, index: Array, step: Array | None) -> tuple[Array, Array, Array]:
         s, R, t = self.log_scale[index], self.R[index], self.t[index]
@@ -144,7 +143,7 @@ class _Graph:
         return s + step[0], R @ Rotation.from_rotvec(step[1:4]).as_matrix(), t + step[4:]
 
     def _derivative(self) -> tuple[Array, Array]:
-        """Of the residual by both ends, each [E, 7, 7]."""
+        """Returns the derivatives of the residual by both ends, each [E, 7, 7]."""
         steps = STEP * np.eye(UNKNOWNS)
         by_first = [self.residual(s) - self.residual(-s) for s in steps]
         by_second = [self.residual(None, s) - self.residual(None, -s) for s in steps]
@@ -155,28 +154,28 @@ class _Graph:
 
     def _cost(self, residual: Array) -> float:
         length = (residual**2).sum(axis=1)
-        doubt = UNKNOWNS * DOUBT**2
-        return float(np.where(self.loop, doubt * np.log1p(length / doubt), length).sum())
+        cauchy = UNKNOWNS * LOOP_SIGMAS**2
+        return float(np.where(self.loop, cauchy * np.log1p(length / cauchy), length).sum())
 
     def normal(self, residual: Array) -> tuple[coo_matrix, Array]:
-        """Normal matrix and right-hand side of the unknowns that are free."""
-        doubt = UNKNOWNS * DOUBT**2
-        say = np.where(self.loop, 1 / (1 + (residual**2).sum(axis=1) / doubt), 1.0)
+        """Returns the normal matrix and right-hand side of the free unknowns."""
+        cauchy = UNKNOWNS * LOOP_SIGMAS**2
+        weights = np.where(self.loop, 1 / (1 + (residual**2).sum(axis=1) / cauchy), 1.0)
         jacobian = np.concatenate(self._derivative(), axis=2)  # [E, 7, 14]
         columns = UNKNOWNS * np.stack((self.first, self.second), axis=1)[:, :, None]
-        columns = (columns + np.arange(UNKNOWNS)).reshape(len(say), -1)  # [E, 14]
-        blocks = np.einsum("eri,erj,e->eij", jacobian, jacobian, say)
+        columns = (columns + np.arange(UNKNOWNS)).reshape(len(weights), -1)  # [E, 14]
+        blocks = np.einsum("eri,erj,e->eij", jacobian, jacobian, weights)
         size = UNKNOWNS * len(self.log_scale)
         rows = np.broadcast_to(columns[:, :, None], blocks.shape)
         matrix = coo_matrix(
             (blocks.ravel(), (rows.ravel(), rows.transpose(0, 2, 1).ravel())), shape=(size, size)
         )
         right = np.zeros(size)
-        np.add.at(right, columns, -np.einsum("eri,er,e->ei", jacobian, residual, say))
+        np.add.at(right, columns, -np.einsum("eri,er,e->ei", jacobian, residual, weights))
         return matrix.tocsr()[self.free][:, self.free], right[self.free]
 
     def solve(self) -> list[Similarity]:
-        """Move the nodes until no step helps."""
+        """Moves the nodes until the cost converges; returns their places."""
         damping, residual = 1e-6, self.residual()
         cost = self._cost(residual)
         for _ in range(ITERATIONS if len(self.free) and len(residual) else 0):
@@ -193,14 +192,14 @@ class _Graph:
             else:
                 break
             fall, cost, damping = cost - now, now, max(damping / 10, 1e-9)
-            if fall <= SETTLED * max(cost, 1e-12):
+            if fall <= CONVERGED * max(cost, 1e-12):
                 break
         values = zip(np.exp(self.log_scale), self.R, self.t, strict=True)
         return [Similarity(float(s), R, t) for s, R, t in values]
 
     @staticmethod
     def _step(matrix: coo_matrix, right: Array, damping: float) -> Array:
-        # The small constant keeps nodes that no edge holds where they are.
+        # The small constant keeps nodes without edges in place.
         damped = matrix + diags(damping * matrix.diagonal()) + 1e-12 * identity(matrix.shape[0])
         return np.asarray(spsolve(damped.tocsc(), right))
 

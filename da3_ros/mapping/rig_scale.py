@@ -1,11 +1,11 @@
-"""Metres per network unit of one window, from cameras whose distances are known.
+"""Metres per network unit of one window, from the known poses of a rig's cameras.
 
-Views of one instant stand where the rig holds them, so that every pair of them is a baseline of
-known length and direction. The network's error of a camera's place is about the same for near and
-far cameras, and grows with the depth: a baseline that is short beside the depth says nothing.
+Every pair of views of one instant is a baseline of known length and direction. The network's error
+of a camera's position hardly depends on the baseline and grows with the depth, so that a baseline
+much shorter than the depth measures nothing.
 
-Baselines alone would believe a network whose places are all too near to each other. So the depths
-are asked too: seen from where the rig holds the cameras, their surfaces must coincide.
+Baselines alone would accept a network that places all cameras too close together. Therefore the
+depths are compared too: placed by the rig's poses, the surfaces of two views must coincide.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
 
 log = logging.getLogger(__name__)
 
-SHORTEST = 0.02  # baseline over depth, below which it drowns in the network's error
-TURNED_DEG = 15.0  # between the rig's and the network's rotation, beyond which one is wrong
-ALONG = 0.8  # cosine between the rig's and the network's baselines, below which one is wrong
-FEWEST = 2  # pairs: one has nothing to be judged by
+MIN_BASELINE = 0.02  # baseline over depth, below which it drowns in the network's error
+MAX_ROTATION_DEG = 15.0  # between the rig's and the network's rotation; beyond it one is wrong
+MIN_COSINE = 0.8  # between the rig's and the network's baselines; below it one is wrong
+MIN_PAIRS = 2  # a single pair cannot be checked
 OUTLIER = 3.0  # standard deviations
-FLOOR = 0.003
-TRIALS = np.linspace(-0.6, 0.6, 121)  # logarithms of the factors that depths are tried with
-BY_DEPTHS = 0.05  # what one window's depths know the unit by, at best
+FLOOR = 0.003  # smallest relative standard deviation
+TRIALS = np.linspace(-0.6, 0.6, 121)  # log factors tried on the scale from baselines
+DEPTH_SIGMA = 0.05  # relative standard deviation of a scale from one window's depths, at best
 NOTHING = ScaleMeasurement(math.nan, math.nan)
 
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """Two views of one instant, seen from the first one's axes."""
+    """The baseline of two views of one instant, in the first one's axes."""
 
-    known: Array  # [3] metres
-    seen: Array  # [3] network units
-    turned_deg: float  # between both rotations
+    known: Array  # [3] by the rig, metres
+    seen: Array  # [3] by the network, network units
+    rotation_deg: float  # between both rotations
 
 
 def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, str]:
-    """The window's measure (NaN if there is none) and, where something is wrong, a line on it.
+    """Returns the window's measurement (NaN if there is none), and a one-line fault or "".
 
-    The network's baselines are laid along the rig's: noise across does not lengthen them, and it
-    says how large the noise along them is.
+    The network's baselines are projected onto the rig's: noise across them does not lengthen them,
+    and it measures the noise along them.
     """
     pairs = list(_pairs(window, prediction))
-    if len(pairs) < FEWEST:
+    if len(pairs) < MIN_PAIRS:
         return NOTHING, ""
-    turned = float(np.median([p.turned_deg for p in pairs]))
-    if turned > TURNED_DEG:
+    rotation_deg = float(np.median([p.rotation_deg for p in pairs]))
+    if rotation_deg > MAX_ROTATION_DEG:
         return NOTHING, (
-            f"the network sees the cameras turned by {turned:.0f} degrees against each other as "
-            "the rig is said to be: check rig.poses or the transforms (optical frames, z forward)"
+            f"the network's rotations between the cameras differ by {rotation_deg:.0f} degrees "
+            "from the rig's: check rig.poses or the transforms (optical frames, z forward)"
         )
     known, seen = (np.stack([getattr(p, name) for p in pairs]) for name in ("known", "seen"))
     if not known.any():
-        return NOTHING, "all cameras of the rig are said to be in one place: it has no scale"
+        return NOTHING, "all cameras of the rig have the same position: it gives no scale"
     fault = _too_short(known, seen, prediction)
     if fault:
         return NOTHING, fault
     cosine = (known * seen).sum() / (np.linalg.norm(known) * np.linalg.norm(seen))
-    if cosine < ALONG:
+    if cosine < MIN_COSINE:
         return NOTHING, (
-            "the network sees the cameras beside each other in other directions than the rig is "
-            "said to hold them: check rig.poses or the transforms (optical frames, z forward)"
+            "the network's directions between the cameras differ from the rig's: check rig.poses "
+            "or the transforms (optical frames, z forward)"
         )
     return _checked(_fit(known, seen), window, prediction), ""
 
@@ -78,7 +78,7 @@ def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, s
 def _pairs(window: Window, prediction: Prediction) -> Iterator[_Pair]:
     for i, j in itertools.combinations(range(len(window.views)), 2):
         a, b = window.views[i], window.views[j]
-        if not _hold_together(a, b):
+        if not _same_instant(a, b):
             continue
         assert a.T_rig_camera is not None
         assert b.T_rig_camera is not None
@@ -89,51 +89,53 @@ def _pairs(window: Window, prediction: Prediction) -> Iterator[_Pair]:
 
 
 def _too_short(known: Array, seen: Array, prediction: Prediction) -> str:
-    """Why baselines cannot be seen, or an empty text."""
+    """Returns why the baselines are too short for the network, or an empty text."""
     finite = prediction.depth[np.isfinite(prediction.depth)]
     depth = float(np.median(finite)) if finite.size else math.nan
     lengths = np.linalg.norm(known, axis=1)
     share = float(np.median(np.linalg.norm(seen, axis=1))) / depth
-    if share >= SHORTEST:
+    if share >= MIN_BASELINE:
         return ""
     return (
-        f"the cameras stand {lengths.max():.3g} m apart, {100 * share:.1f} % of the depth before "
-        f"them; the network sees baselines from {100 * SHORTEST:.0f} % on: put the cameras "
-        "farther apart, go nearer, or choose another scale.source"
+        f"the cameras of the rig are {lengths.max():.3g} m apart, {100 * share:.1f} % of the "
+        f"depth; the network measures baselines of {100 * MIN_BASELINE:.0f} % or more: put the "
+        "cameras farther apart, go nearer, or choose another scale.source"
     )
 
 
 def _checked(
     measure: ScaleMeasurement, window: Window, prediction: Prediction
 ) -> ScaleMeasurement:
-    """The baselines' answer, less sure by as much as the depths say otherwise."""
+    """Returns the baselines' measurement, corrected and less certain if the depths disagree."""
     pairs = [
         (i, j)
         for i, j in itertools.permutations(range(len(window.views)), 2)
-        if _hold_together(window.views[i], window.views[j])
+        if _same_instant(window.views[i], window.views[j])
         and all(np.isfinite(prediction.depth[k]).any() for k in (i, j))
     ]
-    T_rig = np.stack([_or_nowhere(view.T_rig_camera) for view in window.views])
+    T_rig = np.stack([_or_nan(view.T_rig_camera) for view in window.views])
     logs = where_depths_agree(T_rig, prediction, pairs, measure.value, TRIALS)
-    if len(logs) < 2 or float(np.std(logs)) > BY_DEPTHS:
+    if len(logs) < 2 or float(np.std(logs)) > DEPTH_SIGMA:
         return measure  # surfaces without detail coincide anywhere
-    off = float(np.median(logs))
-    if abs(off) <= OUTLIER * math.hypot(measure.sigma, BY_DEPTHS):
+    difference = float(np.median(logs))
+    if abs(difference) <= OUTLIER * math.hypot(measure.sigma, DEPTH_SIGMA):
         return measure
-    # Nobody knows who is right: the middle, and both within a standard deviation.
-    return ScaleMeasurement(measure.value * math.exp(off / 2), math.hypot(measure.sigma, off / 2))
+    # Either may be wrong: take the middle, with both within a standard deviation.
+    return ScaleMeasurement(
+        measure.value * math.exp(difference / 2), math.hypot(measure.sigma, difference / 2)
+    )
 
 
-def _or_nowhere(T: Array | None) -> Array:
+def _or_nan(T: Array | None) -> Array:
     return np.full((4, 4), np.nan) if T is None else T
 
 
-def _hold_together(a: View, b: View) -> bool:
+def _same_instant(a: View, b: View) -> bool:
     return a.instant == b.instant and a.T_rig_camera is not None and b.T_rig_camera is not None
 
 
 def _fit(known: Array, seen: Array) -> ScaleMeasurement:
-    """Least squares of ``seen`` = units * ``known`` [M, 3], without outliers."""
+    """Fits ``seen`` = units * ``known`` [M, 3] by least squares, without outliers."""
     good = np.ones(len(known), bool)
     for _ in range(3):
         square = float((known[good] ** 2).sum())
@@ -142,23 +144,23 @@ def _fit(known: Array, seen: Array) -> ScaleMeasurement:
         typical = float(np.median(rest)) / 1.54  # of a length of three normal numbers
         good = rest <= OUTLIER * math.sqrt(3) * max(typical, 1e-6 * units)
     freedom = 3 * int(good.sum()) - 1
-    # Student's t: a noise that was itself measured by few is worth less.
+    # Student's t: a variance estimated from few samples is uncertain.
     noise = float((rest[good] ** 2).sum()) / freedom * freedom / (freedom - 2)
     sigma = math.sqrt(noise / square) / units
     return ScaleMeasurement(1 / units, math.hypot(sigma, FLOOR))
 
 
 class RigScaleEstimator:
-    """Measures windows by the rig; says each thing that is wrong with it once."""
+    """Measures the scale of windows by the rig; warns of each kind of fault once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def measure(self, window: Window, prediction: Prediction) -> ScaleMeasurement | None:
-        """The window's measure; None where there is none."""
+        """Returns the window's measurement; None if there is none."""
         measure, fault = fit_rig(window, prediction)
         kind = fault[:30]  # numbers behind it change from window to window
-        if fault and kind not in self._said:
-            self._said.add(kind)
+        if fault and kind not in self._reported:
+            self._reported.add(kind)
             log.warning("scale.source rig: %s", fault)
         return measure if math.isfinite(measure.value) else None

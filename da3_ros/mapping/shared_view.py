@@ -1,4 +1,8 @@
-"""A view that windows share: its pose and samples of its depth."""
+"""A view that windows share: its pose and samples of its depth.
+
+``ref`` is the coordinate frame that all shared views of one owner are in: odometry holds them in
+its segment, loop closure in the ``vo`` frame. ``moved`` leads from one to the other.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +11,49 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, TrackedFrame, View
+from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.types import Array, View
 
-SAMPLES = 8192  # pixels of all frames together that give their depth
-
-
-MOST_DEPTHS = 3  # frames that give it; poses come from all
+SAMPLES = 2730  # pixels of a view that give its depth
 
 
 @dataclass(frozen=True, eq=False)
 class SharedView:
-    """What the scene knows of a frame that windows may share; lengths in scene units."""
+    """Pose and depth samples of a view that windows may share; lengths in the unit of ``ref``."""
 
     view: View
-    K: Array  # [3, 3] corner rule; the one K of this frame in every window
-    T_world_camera: Array  # [4, 4]
+    K: Array  # [3, 3] corner rule; the same in every window
+    T_ref_camera: Array  # [4, 4]
     pixels: Array  # [M] indices into the flattened depth image
     depth: Array  # [M] z-depth
     confidence: Array  # [M]
-    observations: float = 1.0  # windows whose mean this is
-    keyframe: bool = False  # whether it is shared as one, not as one of the newest
-    submap: int = -1  # of the map that it belongs to
-    kept: float = 1.0  # share of the camera's picture that cuts to other sizes have left
+    observations: float = 1.0  # number of windows that are averaged
+    keyframe: bool = False  # shared as a keyframe, not as one of the newest views
+    submap: int = -1  # its submap's id; -1: none
+    kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
     def moved(self, move: Similarity) -> SharedView:
-        """The same where the scene has moved."""
-        T, depth = move.pose(self.T_world_camera), move.scale * self.depth
-        return replace(self, T_world_camera=T, depth=depth)
+        """Returns the view after a move of the scene, or in the frame that ``move`` maps to."""
+        T, depth = move.pose(self.T_ref_camera), move.scale * self.depth
+        return replace(self, T_ref_camera=T, depth=depth)
 
     @staticmethod
-    def of(view: View, frame: TrackedFrame) -> SharedView:
-        """Of a delivered frame; all that is not finite is left out."""
-        pixels = sample(np.isfinite(frame.depth_m), SAMPLES // MOST_DEPTHS)
-        depth = frame.depth_m.reshape(-1)[pixels].astype(np.float64)
+    def of(view: View, frame: SegmentFrame) -> SharedView:
+        """Returns the shared view of a frame, in its segment; without pixels of unknown depth."""
+        pixels = sample(np.isfinite(frame.depth), SAMPLES)
+        depth = frame.depth.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
-        return SharedView(view, frame.K, frame.T_world_camera, pixels, depth, confidence)
+        return SharedView(view, frame.K, frame.T_segment_camera, pixels, depth, confidence)
 
     def rays(self) -> Array:
-        """Rays [M, 3] of the pixels, z = 1, camera axes."""
+        """Returns the rays [M, 3] of the pixels, z = 1, camera axes."""
         row, column = np.divmod(self.pixels, self.view.image.shape[1])
         ones = np.ones(len(self.pixels))
         return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
 
 
 def sample(valid: Array, count: int) -> Array:
-    """Indices of at most ``count`` valid pixels, evenly spread: repeatable, no random draw."""
+    """Returns indices of at most ``count`` valid pixels, evenly spread; deterministic."""
     index = np.flatnonzero(valid)
     if len(index) <= count:
         return index

@@ -1,12 +1,14 @@
-"""The graph of submaps in bounded memory: where each lies, and what ties it to others.
+"""The graph of submaps in bounded memory: the place of each submap, and measurements between them.
 
-A node is a stretch of submaps that move as one: a single submap where it is young. When there are
-more than ``MOST_NODES``, two neighbours on the way become one node, those that together hold the
-fewest submaps first; their edges are carried over and take the variance of the edge that goes.
-What that forgets: how two submaps of one node may move against each other. Of more than
-``MOST_LOOPS`` loops the less certain one of the two that say most nearly the same is forgotten.
-Where nothing can be merged (hundreds of segments without a join) the oldest node is forgotten, and
-the map keeps its points where they are. Knows similarities and edges, no keyframes.
+A node is a run of consecutive submaps that move as one; a young node is a single submap. When
+there are more than ``MAX_NODES``, two consecutive nodes are merged, those with the fewest submaps
+first; their edges are kept and take over the variance of the edge between the two. Lost is the
+motion of submaps within a node. When there are more than ``MAX_LOOPS`` loops, the less certain
+one of the two most redundant loops is forgotten. If no nodes can be merged (hundreds of segments
+without a measured edge between them) the oldest node is forgotten; its points stay in the map.
+Works on similarities and edges, not on keyframes.
+
+``place`` is the similarity that places a submap or node in the ``vo`` frame.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from da3_ros.geometry.similarity import Similarity, orthonormal
 from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 from da3_ros.types import Array
 
-MOST_NODES = 256
-MOST_LOOPS = 256
+MAX_NODES = 256
+MAX_LOOPS = 256
 YOUNG = 8  # newest nodes that are never merged
-MOST_SCALE = 3.0  # log of what no drift and no lost stretch does to a submap's size
-RELUCTANT = 4  # a node that loops end in is merged as if it held so many times its submaps
+MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
+LOOP_RELUCTANCE = 4  # factor on the size of a node with loops, so that it is merged later
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +40,13 @@ class Node:
 
     first: int
     last: int
-    place: Similarity  # of the first, as odometry sees it
-    guessed: bool = False  # its tie to the node before is no join of windows
+    place: Similarity  # of the first submap in the vo frame
+    guessed: bool = False  # the edge to the node before is a guess, not aligned windows
 
 
 @dataclass(frozen=True, eq=False)
 class Moves(Mapping[int, Similarity]):
-    """How submaps move, by id; those of one node alike."""
+    """Moves of submaps, by id; all submaps of a node have one move."""
 
     nodes: tuple[Node, ...]  # in the order of their ids
     moves: tuple[Similarity, ...]
@@ -62,41 +64,42 @@ class Moves(Mapping[int, Similarity]):
     def __len__(self) -> int:
         return sum(node.last + 1 - node.first for node in self.nodes)
 
-    def each(self, change: Callable[[Similarity], Similarity]) -> Moves:
-        """The same submaps, every move changed."""
+    def transformed(self, change: Callable[[Similarity], Similarity]) -> Moves:
+        """Returns the moves with ``change`` applied to each."""
         return Moves(self.nodes, tuple(map(change, self.moves)))
 
 
 @dataclass(frozen=True, eq=False)
 class Absorbed:
-    """Submaps whose node is no more: it has become part of the one before, or is forgotten."""
+    """Submaps whose node was merged into the node before, or forgotten."""
 
     first: int
     last: int
-    variance: Array | None  # [3] of the tie that went (scene units), about ``at``; None: forgotten
-    at: Array  # [3] where the node was
+    # [3] of the edge between both nodes (scene units), at the point ``at``; None: forgotten
+    variance: Array | None
+    at: Array  # [3] the node's position
 
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """How older parts of the scene must move, as odometry sees it."""
+    """Moves of the older submaps, in the vo frame, that a solved graph asks for."""
 
-    moves: Moves  # of submaps; those that it does not hold stay
-    T_map_odometry: Array  # [4, 4] keeps the first submap where the map has it
-    # (older, newer) submap of every loop in the graph: what it ties is one scene from now on
-    joined: tuple[tuple[int, int], ...] = ()
-    # [7, 7] of the newest submap's place relative to the first one that edges tie it to: (log
-    # scale; rotation, rad; place, scene units), in the axes of the scene as odometry sees it
+    moves: Moves  # submaps that it does not hold stay
+    T_scene_vo: Array  # [4, 4] keeps the first submap at its place in the map
+    # (older, newer) submap of every loop in the graph: their parts become one
+    loops: tuple[tuple[int, int], ...] = ()
+    # [7, 7] of the newest submap's place relative to the first submap that edges connect it to:
+    # (log scale; rotation, rad; position, scene units), in the axes of the vo frame
     covariance: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph to be solved, and what its answer is about."""
+    """A graph to be solved."""
 
     nodes: tuple[Node, ...]
     edges: list[Edge]  # between indices of nodes
-    T_map_odometry: Array
+    T_scene_vo: Array
     metric: bool
 
 
@@ -106,22 +109,26 @@ class SubmapGraph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._edges: list[Edge] = []
-        self._trees: dict[int, Array] = {}  # surest ways from a node, until the graph changes
-        self._surest: dict[tuple[int, int], Edge] = {}  # by pairs of indices, likewise
-        self._looped: dict[int, set[int]] = {}  # nodes that loops tie to a newer one, likewise
+        # Caches that hold until the graph changes; keys are indices of nodes.
+        self._predecessor_cache: dict[int, Array] = {}
+        self._best_edges: dict[tuple[int, int], Edge] = {}
+        self._loop_partners: dict[int, set[int]] = {}
         self._at: dict[int, int] = {}  # index of a node by its first submap
 
     def index(self, submap: int) -> int:
-        """Of the node that a submap is in."""
+        """Returns the index of the node that a submap is in."""
         return bisect_right(self.nodes, submap, key=lambda node: node.first) - 1
 
     def node(self, submap: int) -> Node:
-        """The node that a submap is in."""
+        """Returns the node that a submap is in."""
         return self.nodes[self.index(submap)]
 
     def add(self, submap: int, place: Similarity, variance: Array | None, guessed: bool) -> None:
-        """One more submap. variance: [3] of its place as the last one sees it (log scale,
-        rotation, place in scene units); None: nothing ties it. guessed: no window does."""
+        """Adds a submap.
+
+        variance: [3] of its place relative to the last node (log scale, rotation, position in
+        scene units); None: no edge. guessed: the edge is a guess, not aligned windows.
+        """
         if variance is not None and self.nodes:
             last = self.nodes[-1]
             sigma = np.sqrt(variance) + 1e-6
@@ -130,102 +137,114 @@ class SubmapGraph:
         self.nodes.append(Node(submap, submap, place, guessed))
         self._changed()
 
-    def tie(self, old: int, new: int, seen: Similarity, variance: Array) -> None:
-        """A loop between the nodes of two submaps. seen: maps the scene around the new one to
-        where the old one says that it is; variance: [3] of the new node's place in that."""
+    def add_loop(self, old: int, new: int, drift: Similarity, variance: Array) -> None:
+        """Adds a loop between the nodes of two submaps.
+
+        drift: maps the scene around the new one to where the old one measures it. variance: [3] of
+        the new node's place in that measurement.
+        """
         first, second = self.node(old), self.node(new)
         sigma = np.sqrt(variance) / [1, 1, first.place.scale]
-        measured = first.place.inverse() @ seen @ second.place
+        measured = first.place.inverse() @ drift @ second.place
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
-        if sum(edge.loop for edge in self._edges) > MOST_LOOPS:
+        if sum(edge.loop for edge in self._edges) > MAX_LOOPS:
             self._forget_loop()
         self._changed()
 
-    def looped(self, submap: int) -> set[int]:
-        """Indices of older nodes that loops tie to the node of a submap."""
-        if not self._looped:
-            self._looped = {k: set() for k in range(len(self.nodes))}
+    def loop_partners(self, submap: int) -> set[int]:
+        """Returns the indices of older nodes that loops connect to the node of a submap."""
+        if not self._loop_partners:
+            self._loop_partners = {k: set() for k in range(len(self.nodes))}
             for edge in self._edges:
                 if edge.loop:
-                    self._looped[self._at[edge.second]].add(self._at[edge.first])
-        return self._looped[self.index(submap)]
+                    self._loop_partners[self._at[edge.second]].add(self._at[edge.first])
+        return self._loop_partners[self.index(submap)]
 
     def _changed(self) -> None:
         self._at = {node.first: k for k, node in enumerate(self.nodes)}
-        self._trees.clear()
-        self._surest.clear()
-        self._looped.clear()
+        self._predecessor_cache.clear()
+        self._best_edges.clear()
+        self._loop_partners.clear()
 
     # Drift
 
-    def drift(self, first: int, second: int, point: Array) -> Array:
-        """Variance [3] that the surest way between two nodes (indices) gives a point [3] of the
-        scene: log scale, rotation, place in scene units. Infinite where nothing ties them."""
-        way = self._way(first, second)
-        if way is None:
+    def drift_variance(self, first: int, second: int, point: Array) -> Array:
+        """Returns the variance [3] at a point [3] along the most certain path between two nodes.
+
+        first, second: indices of nodes. Variance of log scale, rotation, and position in scene
+        units; infinite if no edges connect the nodes.
+        """
+        path = self._path(first, second)
+        if path is None:
             return np.full(3, np.inf)
-        if not way:
+        if not path:
             return np.zeros(3)
-        scale = np.array([self.nodes[self._at[e.first]].place.scale for e in way])
-        at = np.array([self.nodes[self._at[e.second]].place.t for e in way])
-        own = np.square([e.sigma for e in way])
+        scale = np.array([self.nodes[self._at[e.first]].place.scale for e in path])
+        at = np.array([self.nodes[self._at[e.second]].place.t for e in path])
+        own = np.square([e.sigma for e in path])
         own[:, 2] *= scale**2
         arms = ((at - point) ** 2).sum(axis=1)
         own[:, 2] += arms * (own[:, 0] + own[:, 1])
         return np.asarray(own.sum(axis=0))
 
-    def _way(self, first: int, second: int) -> list[Edge] | None:
-        """Edges from one node to another with the least variance together."""
+    def _path(self, first: int, second: int) -> list[Edge] | None:
+        """Returns the edges between two nodes whose sum of variances is least; None if there are
+        none."""
         if first == second:
             return []
-        before, way, here = self._tree(second), [], first
+        before, path, here = self._predecessors(second), [], first
         while here != second:
             last = int(before[here])
             if last < 0:
                 return None
-            way.append(self._surest[min(last, here), max(last, here)])
+            path.append(self._best_edges[min(last, here), max(last, here)])
             here = last
-        return way
+        return path
 
-    def _tree(self, root: int) -> Array:
-        """Of each node the next one on the surest way to ``root``; negative where there is none.
+    def _predecessors(self, root: int) -> Array:
+        """Returns for each node the next one on the most certain path to ``root``; negative
+        without a path.
 
-        A new keyframe asks for the ways to itself again and again."""
-        if not self._surest:
+        Cached, because the paths to a new keyframe are needed many times.
+        """
+        if not self._best_edges:
             for edge in self._edges:
                 ends = self._at[edge.first], self._at[edge.second]
                 key = (min(ends), max(ends))
-                if key not in self._surest or edge.sigma.sum() < self._surest[key].sigma.sum():
-                    self._surest[key] = edge
-        if root not in self._trees:
-            rows, columns = zip(*self._surest, strict=True) if self._surest else ((), ())
-            cost = [float((e.sigma**2).sum()) for e in self._surest.values()]
+                if (
+                    key not in self._best_edges
+                    or edge.sigma.sum() < self._best_edges[key].sigma.sum()
+                ):
+                    self._best_edges[key] = edge
+        if root not in self._predecessor_cache:
+            rows, columns = zip(*self._best_edges, strict=True) if self._best_edges else ((), ())
+            cost = [float((e.sigma**2).sum()) for e in self._best_edges.values()]
             shape = (len(self.nodes), len(self.nodes))
             graph = coo_matrix((cost, (rows, columns)), shape=shape).tocsr()
             _, before = dijkstra(graph, directed=False, indices=root, return_predecessors=True)
-            self._trees[root] = before
-        return self._trees[root]
+            self._predecessor_cache[root] = before
+        return self._predecessor_cache[root]
 
     # Bounds
 
-    def bound(self) -> list[Absorbed]:
-        """Merge or forget nodes while there are too many; what has become of whose submaps."""
+    def enforce_limits(self) -> list[Absorbed]:
+        """Merges or forgets nodes while there are too many; returns the nodes that are gone."""
         out = []
-        while len(self.nodes) > MOST_NODES:
-            at = self._most_mergeable()
+        while len(self.nodes) > MAX_NODES:
+            at = self._next_to_merge()
             out.append(self._forget_oldest() if at is None else self._merge(at))
             self._changed()
         return out
 
-    def _most_mergeable(self) -> int | None:
-        """Index of the node that should become part of the one before it."""
+    def _next_to_merge(self) -> int | None:
+        """Returns the index of the node to merge into the one before it; None if there is none."""
         ends = {end for e in self._edges if e.loop for end in (e.first, e.second)}
-        ways = {e.second: e.first for e in self._edges if not e.loop}
+        before = {e.second: e.first for e in self._edges if not e.loop}
         best, fewest = None, np.inf
         for k in range(1, len(self.nodes) - YOUNG):
             a, b = self.nodes[k - 1], self.nodes[k]
-            size = (b.last + 1 - a.first) * (RELUCTANT if b.first in ends else 1)
-            if ways.get(b.first) == a.first and not b.guessed and size < fewest:
+            size = (b.last + 1 - a.first) * (LOOP_RELUCTANCE if b.first in ends else 1)
+            if before.get(b.first) == a.first and not b.guessed and size < fewest:
                 best, fewest = k, size
         return best
 
@@ -233,7 +252,7 @@ class SubmapGraph:
         a, b = self.nodes[k - 1], self.nodes[k]
         tie = next(e for e in self._edges if not e.loop and e.second == b.first)
         self._edges = [
-            self._carried(e, a, b, tie) if b.first in (e.first, e.second) else e
+            self._reattached(e, a, b, tie) if b.first in (e.first, e.second) else e
             for e in self._edges
             if e is not tie and {e.first, e.second} != {a.first, b.first}
         ]
@@ -242,27 +261,27 @@ class SubmapGraph:
         return Absorbed(b.first, b.last, variance, b.place.t)
 
     @staticmethod
-    def _carried(edge: Edge, a: Node, b: Node, tie: Edge) -> Edge:
-        """An edge of node ``b`` as one of ``a``, which takes its place.
+    def _reattached(edge: Edge, a: Node, b: Node, tie: Edge) -> Edge:
+        """Returns an edge of node ``b`` as an edge of node ``a``, into which ``b`` is merged.
 
-        Along the way two measurements in a row make one. A loop is about points that from now on
-        move with ``a`` as they lie now.
+        Two consecutive measurements of odometry are chained. A loop measures points that from now
+        on move with ``a`` as they lie now.
         """
         if edge.first == b.first:
             to_b = a.place.inverse() @ b.place if edge.loop else tie.measured
             measured = to_b @ edge.measured
             arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
             own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
-            variance = own + added(np.square(tie.sigma), arm)
+            variance = own + with_lever_arm(np.square(tie.sigma), arm)
             return dataclasses.replace(
                 edge, first=a.first, measured=measured, sigma=np.sqrt(variance)
             )
         back = b.place.inverse() @ a.place
         measured = edge.measured @ back
         arm = edge.measured.scale * float(np.linalg.norm(back.t))
-        # The tie's own place is in the unit of ``a``; here it counts in that of the edge's first.
+        # The tie's position is in the unit of ``a``; the edge's in the unit of its first node.
         went = np.square(tie.sigma) * [1, 1, measured.scale**2]
-        variance = added(np.square(edge.sigma), arm) + added(went, arm)
+        variance = with_lever_arm(np.square(edge.sigma), arm) + with_lever_arm(went, arm)
         return dataclasses.replace(
             edge, second=a.first, measured=measured, sigma=np.sqrt(variance)
         )
@@ -273,35 +292,35 @@ class SubmapGraph:
         return Absorbed(gone.first, gone.last, None, gone.place.t)
 
     def _forget_loop(self) -> None:
-        """Of the two loops that tie the most nearly same nodes, the less certain one goes."""
+        """Forgets the less certain one of the two loops that connect the most similar nodes."""
         loops = [e for e in self._edges if e.loop]
         ends = np.array([[self._at[e.first], self._at[e.second]] for e in loops])
-        stretch = self._stretches()[ends]
+        segment = self._segments()[ends]
         apart = np.abs(ends[:, None] - ends[None]).sum(axis=2).astype(float)
-        apart[(stretch[:, None] != stretch[None]).any(axis=2)] = np.inf
+        apart[(segment[:, None] != segment[None]).any(axis=2)] = np.inf
         apart[np.tri(len(loops), dtype=bool)] = np.inf
         i, j = np.unravel_index(int(np.argmin(apart)), apart.shape)
         gone = max((loops[i], loops[j]), key=lambda e: float(e.sigma.sum()))
         self._edges = [e for e in self._edges if e is not gone]
 
-    def _stretches(self) -> Array:
-        """Of each node the number of its segment: windows join the nodes of one."""
+    def _segments(self) -> Array:
+        """Returns the number of each node's segment: aligned windows connect its nodes."""
         tied = {e.second for e in self._edges if not e.loop}
         begins = [node.guessed or node.first not in tied for node in self.nodes]
         return np.cumsum(begins)
 
     # Solving
 
-    def problem(self, T_map_odometry: Array, metric: bool) -> Problem:
-        """What ``solve`` needs; a copy, so that it may take its time on another thread."""
+    def problem(self, T_scene_vo: Array, metric: bool) -> Problem:
+        """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         edges = [
             dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
             for e in self._edges
         ]
-        return Problem(tuple(self.nodes), edges, T_map_odometry.copy(), metric)
+        return Problem(tuple(self.nodes), edges, T_scene_vo.copy(), metric)
 
     def apply(self, moves: Mapping[int, Similarity]) -> None:
-        """Move the nodes whose submaps move."""
+        """Moves the nodes whose submaps move."""
         self.nodes = [
             dataclasses.replace(n, place=moves[n.first] @ n.place) if n.first in moves else n
             for n in self.nodes
@@ -309,33 +328,33 @@ class SubmapGraph:
         self._changed()
 
 
-def added(variance: Array, arm: float) -> Array:
-    """Variance [3] at the end of an arm: turns and scales move what is far away."""
+def with_lever_arm(variance: Array, arm: float) -> Array:
+    """Returns the variance [3] at distance ``arm``: rotation and scale errors add to position."""
     return variance + [0, 0, arm**2 * (variance[0] + variance[1])]
 
 
 def solve(problem: Problem) -> Correction:
-    """Places of all submaps that agree best; the newest stays where odometry has it.
+    """Solves for the places of all submaps in the vo frame; the newest one stays.
 
-    Raises ValueError where the best is nothing to believe: loops that contradict each other can
-    shrink a part of the scene to a point.
+    Raises ValueError if the solution is not credible: contradicting loops can shrink a part of the
+    scene to a point.
     """
     nodes, edges = [node.place for node in problem.nodes], problem.edges
     newest = len(nodes) - 1
     found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
-    if not most < MOST_SCALE:
+    if not most < MAX_LOG_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
-    # The map keeps its origin: the first submap lies and looks as before, odometry moves.
-    T = problem.T_map_odometry
+    # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
+    T = problem.T_scene_vo
     place = T[:3, :3] @ nodes[0].t + T[:3, 3]
     out = np.eye(4)
     out[:3, :3] = orthonormal(T[:3, :3] @ nodes[0].R @ found[0].R.T)
     out[:3, 3] = place - out[:3, :3] @ found[0].t
     ids = [node.first for node in problem.nodes]
-    joined = tuple((ids[e.first], ids[e.second]) for e in edges if e.loop)
+    loops = tuple((ids[e.first], ids[e.second]) for e in edges if e.loop)
     part = parts(len(nodes), edges)
     oldest = int(np.argmax(part == part[newest]))
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, joined, sure)
+    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, loops, sure)

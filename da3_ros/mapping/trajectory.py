@@ -1,6 +1,6 @@
-"""Where the camera has been: a bounded table of poses, and the TUM trajectory format.
+"""The trajectory: a bounded table of camera poses.
 
-Poses are held in the frames of their submaps, so that they move with the map.
+Poses are stored in the frames of their submaps, so that they move with the map.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.types import Array, TrackedFrame
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.types import Array
 
 MAX_POSES = 100_000
 # K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
@@ -24,7 +25,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, eq=False)
 class Pose:
-    """One camera pose in the scene."""
+    """One camera pose in the world."""
 
     stamp_ns: int
     T_world_camera: Array  # [4, 4]
@@ -36,14 +37,14 @@ class Pose:
 
 @dataclass(frozen=True, eq=False)
 class Poses:
-    """Camera poses as one table, in the order in which they came."""
+    """Camera poses as one table, in the order in which they were added."""
 
     rows: NDArray[np.void]  # [N] of ROW
-    cameras: tuple[str, ...]  # names that the column ``camera`` counts
+    cameras: tuple[str, ...]  # names that the column ``camera`` indexes
 
     @staticmethod
     def of(poses: list[Pose]) -> Poses:
-        """The table of single poses."""
+        """Returns the table of single poses."""
         cameras = tuple(dict.fromkeys(p.camera for p in poses))
         rows = np.zeros(len(poses), ROW)
         for row, p in zip(rows, poses, strict=True):
@@ -65,20 +66,20 @@ class Poses:
             yield Pose(stamp, T, K, (width, height), bool(row["keyframe"]), camera)
 
     def leading(self) -> Poses:
-        """The poses of the camera that came first: a rig's path."""
+        """Returns the poses of the first camera: a rig's path."""
         return self.take(self.rows["camera"] == 0)
 
     def newest(self) -> dict[str, Array]:
-        """Last pose [4, 4] of each camera."""
+        """Returns the last pose [4, 4] of each camera."""
         last = {int(c): i for i, c in enumerate(self.rows["camera"])}
         return {p.camera: p.T_world_camera for p in self.take(sorted(last.values()))}
 
     def take(self, index: Array | list[int] | slice) -> Poses:
-        """The poses at ``index``."""
+        """Returns the poses at ``index``."""
         return Poses(self.rows[index], self.cameras)
 
     def moved(self, T: Mapping[int, Similarity]) -> Poses:
-        """Poses of submaps in the scene, where submap ``i`` lies at ``T[i]``."""
+        """Returns the poses in the frame of ``T``, where submap ``i`` has the place ``T[i]``."""
         rows = self.rows.copy()
         if not len(rows):
             return Poses(rows, self.cameras)
@@ -94,7 +95,7 @@ class Poses:
 
 
 class Trajectory:
-    """Poses in stamp order; when full, every second one that is no keyframe goes, then any."""
+    """Poses in the order of stamps; when full, every second one is dropped, keyframes last."""
 
     def __init__(self, max_poses: int = MAX_POSES) -> None:
         self.max_poses = max_poses
@@ -112,20 +113,20 @@ class Trajectory:
 
     @property
     def newest_stamp_ns(self) -> int:
-        """Of the pose that was added last. Raises IndexError if there is none."""
+        """Stamp of the newest pose. Raises IndexError if there is none."""
         if not self._size:
             raise IndexError("no pose yet")
         return int(self._rows["stamp_ns"][self._size - 1])
 
     def poses(self) -> Poses:
-        """All poses, in the frames of their submaps; a copy."""
+        """Returns a copy of all poses, in the frames of their submaps."""
         return Poses(self._rows[: self._size].copy(), tuple(self._cameras))
 
-    def add(self, frame: TrackedFrame, T_submap_camera: Array, submap: int) -> None:
-        """Append the pose of a delivered frame, in the frame of its submap."""
+    def add(self, frame: SceneFrame, T_submap_camera: Array, submap: int) -> None:
+        """Appends the pose of a frame, in the frame of its submap."""
         if frame.camera not in self._cameras:
             self._cameras.append(frame.camera)
-        height, width = frame.depth_m.shape
+        height, width = frame.depth.shape
         if self._size == len(self._rows):
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
         K = (frame.K[0, 0], frame.K[1, 1], frame.K[0, 2], frame.K[1, 2])
@@ -137,7 +138,7 @@ class Trajectory:
             self._thin()
 
     def extend(self, poses: Poses) -> None:
-        """Append poses that a scene was saved with, in the frames of their submaps."""
+        """Appends the poses of a saved scene, in the frames of their submaps."""
         names = self._cameras + [c for c in poses.cameras if c not in self._cameras]
         rows = poses.rows.copy()
         at = np.array([names.index(c) for c in poses.cameras], np.int16)

@@ -1,9 +1,9 @@
-"""A hash of voxels with mean position, colour and confidence, and the plain cloud made of it.
+"""A voxel hash with mean position, colour and confidence, and the point cloud made of it.
 
-Inserting costs the same however much is held: keys live in an open-addressing table that NumPy
-probes for all new points at once. A key is 63 mixed bits of a cell's three indices: among ten
-million voxels, two share a key with a probability of 5e-6. What bounds the map, and what leaves
-it, is in ``submaps``.
+The cost of inserting does not depend on the number of voxels: keys are in an open-addressing table
+that NumPy probes for all new points at once. A key is 63 mixed bits of a cell's three indices:
+among ten million voxels, two share a key with a probability of 5e-6. ``submap_points`` limits the
+number of points.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from da3_ros.types import Array
 
 FREE = np.int64(-1)
-MOST_CELLS = 2**31 - 1  # each way; with the finest voxels more than two hundred kilometres
+MAX_CELLS = 2**31 - 1  # in each direction; two hundred kilometres with voxels of 0.1 mm
 COLUMNS = 8  # offset in the voxel x y z, r g b, confidence, each times weight; the weight
 
 
 @dataclass(frozen=True, eq=False)
 class PointCloud:
-    """Points of the scene with what is known about each."""
+    """Points with colour, confidence and number of observations."""
 
     xyz: NDArray[np.float32]  # [M, 3]
     rgb: NDArray[np.uint8]  # [M, 3]
-    confidence: NDArray[np.floating]  # [M] float16 where it is held, float32 on its way
-    count: NDArray[np.integer]  # [M] observations; uint16 where it is held, at most 65535
+    confidence: NDArray[np.floating]  # [M] float16 in closed submaps, else float32
+    count: NDArray[np.integer]  # [M] observations; uint16 in closed submaps, at most 65535
 
     def __len__(self) -> int:
         return len(self.xyz)
@@ -38,14 +38,14 @@ class PointCloud:
         return self.xyz.nbytes + self.rgb.nbytes + self.confidence.nbytes + self.count.nbytes
 
     def take(self, index: Array | slice) -> PointCloud:
-        """The points at ``index``; views of the same memory for a slice."""
+        """Returns the points at ``index``; views of the same memory for a slice."""
         return PointCloud(
             self.xyz[index], self.rgb[index], self.confidence[index], self.count[index]
         )
 
 
 class VoxelMap:
-    """Voxels of one edge length, in the order in which they were first seen."""
+    """Voxels of one edge length, in the order of their first observation."""
 
     def __init__(self, voxel: float) -> None:
         self.voxel = voxel
@@ -67,9 +67,9 @@ class VoxelMap:
         confidence: Array,
         count: Array | None = None,
     ) -> None:
-        """Add points [M, 3] with colours [M, 3] and confidences [M], weighted by confidence.
+        """Adds points [M, 3] with colours [M, 3] and confidences [M], weighted by confidence.
 
-        ``count`` [M] says of how many observations each point is the mean; by default of one.
+        ``count`` [M]: number of observations that each point is the mean of; by default one.
         """
         cells, inside = _cells(xyz, self.voxel)
         keys = _keys(cells)
@@ -90,7 +90,7 @@ class VoxelMap:
         self._count[rows] += hits.astype(np.int32)
 
     def cloud(self, rows: slice = slice(None)) -> PointCloud:
-        """All voxels, or some, each at the weighted mean of what fell into it."""
+        """Returns all voxels, or ``rows`` of them, each at the weighted mean of its points."""
         sums = self._sums[: self._size][rows]
         mean = sums[:, :7] / sums[:, 7:]
         cells = self._cells[: self._size][rows]
@@ -113,7 +113,7 @@ class VoxelMap:
         self._size = 0
 
     def _rows(self, keys: Array) -> Array:
-        """Row of each of the unique ``keys``; new ones get a row."""
+        """Returns the row of each of the unique ``keys``; new keys get a row."""
         self._reserve(self._size + len(keys))
         rows = np.empty(len(keys), dtype=np.int64)
         slot = self._hash(keys)
@@ -130,7 +130,7 @@ class VoxelMap:
         return rows
 
     def _claim(self, keys: Array, slot: Array, new: Array) -> None:
-        """Give rows to keys whose slot is free; where several want one slot, one gets it."""
+        """Gives rows to keys whose slot is free; of several keys with one slot, one gets it."""
         wanted = slot[new]
         self._table[wanted] = -2 - new  # the last one to write wins: NumPy's order, repeatable
         winners = new[self._table[wanted] == -2 - new]
@@ -143,7 +143,7 @@ class VoxelMap:
         return keys % len(self._table)
 
     def _reserve(self, needed: int) -> None:
-        """Room for ``needed`` rows; doubling keeps the cost per point constant."""
+        """Makes room for ``needed`` rows; doubling keeps the cost per point constant."""
         if needed <= len(self._keys):
             return
         size = self._size
@@ -155,7 +155,7 @@ class VoxelMap:
 
 
 def voxel_hash(xyz: Array, voxel: float) -> Array:
-    """A well-spread number of each point's voxel [M]; 0 outside a map's range."""
+    """Returns a hash [M] of each point's voxel; 0 outside a map's range."""
     cells, inside = _cells(xyz, voxel)
     out = np.zeros(len(xyz), np.int64)
     # Other bits than the table's slots: voxels chosen by this hash still spread over a table.
@@ -164,24 +164,24 @@ def voxel_hash(xyz: Array, voxel: float) -> Array:
 
 
 def _cells(xyz: Array, voxel: float) -> tuple[Array, Array]:
-    """Cells [K, 3] of the points that are finite and in a map's range, and which are [M]."""
+    """Returns the cells [K, 3] of finite points in a map's range, and the mask of these [M]."""
     with np.errstate(invalid="ignore"):
         cell = np.floor(xyz / voxel)
-        inside = np.all(np.abs(cell) <= MOST_CELLS, axis=1)  # False for NaN, Inf
+        inside = np.all(np.abs(cell) <= MAX_CELLS, axis=1)  # False for NaN, Inf
     return cell[inside].astype(np.int64), inside
 
 
 def _keys(cells: Array) -> Array:
-    """63 mixed bits of each cell [K, 3]."""
+    """Returns the keys [K], 63 mixed bits, of cells [K, 3]."""
     x, y, z = cells.T
     return mixed(mixed(mixed(x) + y) + z)
 
 
 def mixed(keys: Array) -> Array:
-    """63 well-spread bits [M] of keys [M]: every bit of a key changes all of them.
+    """Returns 63 mixed bits [M] of keys [M]: each bit of a key affects all of them.
 
-    The finaliser of SplitMix64. A product alone is not enough: its low bits know nothing of the
-    key's high ones, which hold x, so that a wall along x would fall into a few slots.
+    The finaliser of SplitMix64. A product alone is not enough: its low bits do not depend on the
+    key's high bits, which hold x, so that a wall along x would get only a few slots.
     """
     x = keys.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

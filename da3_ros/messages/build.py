@@ -1,7 +1,7 @@
-"""Builds the package's messages from core types, with whatever message classes there are.
+"""Builds ROS messages from core types, with the message classes of a ``MessageLibrary``.
 
-Replay makes them with ``rosbags``, the live node with rclpy's generated classes: both stand behind
-the small ``MessageLibrary``. Knows message layouts; no middleware, no pipeline, no tensors.
+Replay uses the classes of ``rosbags``, the live node those generated for rclpy. No middleware, no
+pipeline, no tensors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from da3_ros.types import Array, Calibration, FloatImage, Image, TrackedFrame, W
 
 _FLOAT32 = 7  # sensor_msgs/PointField
 _NAN = float("nan")
-UNKNOWN = 1e6  # variance; filters take 0 and -1 for near certainty
+UNKNOWN = 1e6  # variance of an unknown value; filters take 0 and -1 as near certainty
 
 
 # Parts ------------------------------------------------------------------------------------------
 
 
 def time(lib: MessageLibrary, stamp_ns: int) -> Any:
-    """builtin_interfaces/Time of whole nanoseconds, exactly."""
+    """builtin_interfaces/Time of integer nanoseconds, exact."""
     seconds, nanoseconds = divmod(int(stamp_ns), 1_000_000_000)
     return lib.type("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
 
@@ -56,7 +56,7 @@ def pose(lib: MessageLibrary, T: Array) -> Any:
 
 
 def _covariance(values: Array | None) -> Array:
-    """Row-major [36]; None: not known, which a variance of UNKNOWN tells fusing filters."""
+    """Covariance as row-major [36]; None (unknown) becomes a diagonal of UNKNOWN."""
     known = UNKNOWN * np.eye(6) if values is None else values
     return np.asarray(known, np.float64).reshape(36)
 
@@ -67,8 +67,8 @@ def _covariance(values: Array | None) -> Array:
 def image(lib: MessageLibrary, stamp_ns: int, frame_id: str, pixels: Image | FloatImage) -> Any:
     """sensor_msgs/Image: uint8 [H, W, 3] as rgb8, uint8 [H, W] as mono8, float32 [H, W] as 32FC1.
 
-    Depth keeps NaN (unknown) and +Inf (sky) as REP-117 and REP-118 say. Raises TypeError for
-    anything else.
+    Depth keeps NaN (unknown) and +Inf (sky), as in REP-117 and REP-118. Raises TypeError for
+    other arrays.
     """
     encodings = {("uint8", 3): "rgb8", ("uint8", 2): "mono8", ("float32", 2): "32FC1"}
     encoding = encodings.get((pixels.dtype.name, pixels.ndim))
@@ -90,9 +90,9 @@ def compressed_image(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, rgb: Image, codec: str = "jpeg",
     quality: int = 95,
 ) -> Any:  # fmt: skip
-    """sensor_msgs/CompressedImage of RGB uint8 [H, W, 3], format text as image_transport's.
+    """sensor_msgs/CompressedImage of RGB uint8 [H, W, 3], with image_transport's format text.
 
-    ``codec`` is jpeg or png; ``quality`` is JPEG's, 1 to 100.
+    codec: jpeg or png. quality: JPEG quality, 1 to 100.
     """
     options = [cv2.IMWRITE_JPEG_QUALITY, quality] if codec == "jpeg" else []
     suffix = {"jpeg": ".jpg", "png": ".png"}[codec]
@@ -109,7 +109,7 @@ def camera_info(
 ) -> Any:
     """sensor_msgs/CameraInfo of a rectified image from K [3, 3] under the corner rule.
 
-    The message holds the ROS rule (cx - 0.5, cy - 0.5), no distortion, R = I and P = [K | 0].
+    The message follows the ROS rule (cx - 0.5, cy - 0.5): no distortion, R = I, P = [K | 0].
     """
     return calibration_message(lib, stamp_ns, frame_id, pinhole_calibration(K, (width, height)))
 
@@ -117,7 +117,7 @@ def camera_info(
 def calibration_message(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, calibration: Calibration
 ) -> Any:
-    """sensor_msgs/CameraInfo that says what ``calibration`` says, field by field."""
+    """sensor_msgs/CameraInfo with the fields of ``calibration``."""
     c = calibration
     P = np.hstack([c.K, np.zeros((3, 1))]) if c.P is None else c.P
     return lib.type("sensor_msgs/msg/CameraInfo")(
@@ -149,20 +149,19 @@ def depth_cloud(
 ) -> Any:
     """sensor_msgs/PointCloud2, organised [H, W], in the camera's optical frame.
 
-    The points are ``depth`` float32 [H, W] times the camera_info of ``K`` (corner rule), nothing
-    else; NaN where depth is not finite (sky too: a point has no infinite place). ``rgb`` uint8
-    [H, W, 3].
+    Exactly the back-projection of ``depth`` float32 [H, W] with K (corner rule). NaN where depth
+    is not finite; sky too, since points must be finite. rgb: uint8 [H, W, 3].
     """
     rays = _rays(depth.shape, *np.asarray(K, np.float64).ravel().tolist())
     with np.errstate(invalid="ignore"):
-        z = depth + depth * np.float32(0)  # NaN where it is infinite, untouched elsewhere
+        z = depth + depth * np.float32(0)  # NaN where depth is infinite, unchanged elsewhere
         planes = (rays[0] * z, rays[1] * z, z)
     return _cloud(lib, stamp_ns, frame_id, planes, rgb, dense=False)
 
 
-@functools.lru_cache(maxsize=4)  # cameras; a calibrated one has the same K in every frame
+@functools.lru_cache(maxsize=4)  # one entry per camera: a calibrated one has a constant K
 def _rays(shape: tuple[int, int], *K: float) -> tuple[FloatImage, FloatImage]:
-    """x and y of the points one unit deep behind each pixel, float32 [H, W]."""
+    """x and y of each pixel's point at depth 1, float32 [H, W]."""
     points = backproject(np.ones(shape, np.float32), np.array(K).reshape(3, 3))
     return np.ascontiguousarray(points[..., 0]), np.ascontiguousarray(points[..., 1])
 
@@ -179,11 +178,11 @@ def _cloud(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, planes: tuple[FloatImage, ...], rgb: Image,
     dense: bool,
 ) -> Any:  # fmt: skip
-    """x, y, z [H, W] and colours [H, W, 3] as 16 bytes each: x y z and rgb packed as float32."""
+    """PointCloud2 of x, y, z [H, W] and colours [H, W, 3]; a point is x y z rgb, float32."""
     height, width = rgb.shape[:2]
     packed = np.zeros((height, width, 4), "<f4")
     if packed.size:
-        # 0x00RRGGBB in the bytes of the float, as PCL and RViz read the field "rgb".
+        # The float's bytes hold 0x00RRGGBB, as PCL and RViz read the field "rgb".
         color = cv2.cvtColor(np.ascontiguousarray(rgb), cv2.COLOR_RGB2BGRA).view("<u4")[..., 0]
         cv2.merge((*planes, (color & 0xFFFFFF).view("<f4")), packed)
     field = lib.type("sensor_msgs/msg/PointField")
@@ -217,9 +216,9 @@ def pose_stamped(lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array) ->
 def pose_with_covariance(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, T: Array, covariance: Array | None = None
 ) -> Any:
-    """geometry_msgs/PoseWithCovarianceStamped; covariance [6, 6] (REP-103).
+    """geometry_msgs/PoseWithCovarianceStamped of ``T_frame_body`` [4, 4].
 
-    None: the covariance is not known.
+    covariance: [6, 6] (REP-103); None: unknown.
     """
     return lib.type("geometry_msgs/msg/PoseWithCovarianceStamped")(
         header=header(lib, stamp_ns, frame_id), pose=_pose_covariance(lib, T, covariance)
@@ -236,9 +235,9 @@ def odometry(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, child_frame_id: str, T: Array,
     covariance: Array | None = None,
 ) -> Any:  # fmt: skip
-    """nav_msgs/Odometry of ``T_frame_child`` [4, 4]; covariance [6, 6], None: not known.
+    """nav_msgs/Odometry of ``T_frame_child`` [4, 4]; covariance [6, 6], None: unknown.
 
-    Velocities are not known: zeros with the covariance of what is not known.
+    Velocities are unknown: zero with the covariance of unknown values.
     """
     still = np.zeros(3)
     motion = lib.type("geometry_msgs/msg/Twist")(
@@ -257,7 +256,7 @@ def odometry(
 def path(
     lib: MessageLibrary, stamp_ns: int, frame_id: str, poses: Sequence[tuple[int, Array]]
 ) -> Any:
-    """nav_msgs/Path of (stamp_ns, ``T_frame_body``) pairs; ``stamp_ns`` is the path's own."""
+    """nav_msgs/Path of (stamp_ns, ``T_frame_body``) pairs; ``stamp_ns``: stamp of the path."""
     return lib.type("nav_msgs/msg/Path")(
         header=header(lib, stamp_ns, frame_id),
         poses=[pose_stamped(lib, stamp, frame_id, T) for stamp, T in poses],
@@ -287,8 +286,8 @@ def tf(lib: MessageLibrary, transforms: Iterable[tuple[int, str, str, Array]]) -
 
 
 def frame_pose(lib: MessageLibrary, frame: TrackedFrame, T_map_world: Array = T_MAP_WORLD) -> Any:
-    """da3_ros/FramePose: ``T_map_camera``, k of the published depth (ROS pixel rule as in its
-    camera_info), and the median confidence (NaN if there is none)."""
+    """da3_ros/FramePose: ``T_map_camera``, k of the published depth (ROS pixel rule, as in its
+    camera_info) and the median confidence (NaN if unknown)."""
     finite = frame.confidence[np.isfinite(frame.confidence)]
     return lib.type(f"{PACKAGE}/msg/FramePose")(
         header=header(lib, frame.stamp_ns, frame.frame_id),
@@ -342,9 +341,9 @@ def status(
     lib: MessageLibrary, stamp_ns: int, *, process_size: tuple[int, int] = (0, 0),
     degraded: Sequence[str] = (), drops: Mapping[str, int] | None = None, **fields: Any,
 ) -> Any:  # fmt: skip
-    """da3_ros/Status. What is not given is NaN, 0 or empty; ``drops`` counts frames by cause.
+    """da3_ros/Status; fields that are not given are NaN, 0 or empty. drops: images by cause.
 
-    Raises TypeError for a field that the message does not have.
+    Raises TypeError for an unknown field.
     """
     if unknown := sorted(fields.keys() - _STATUS.keys()):
         raise TypeError(f"Status has no field {unknown[0]!r}")

@@ -1,4 +1,4 @@
-"""Calibrations from CameraInfo messages."""
+"""Reads calibrations from CameraInfo messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from da3_ros.types import Calibration
 
 
 def calibration_from_msg(message: Any) -> Calibration:
-    """What a sensor_msgs/CameraInfo says, unjudged (``rectify.check_calibration`` judges).
+    """Returns the Calibration of a sensor_msgs/CameraInfo, unchecked (see ``check_calibration``).
 
-    An all-zero P, as many monocular drivers send it, becomes None.
+    An all-zero P, which many monocular drivers send, becomes None.
     """
     P = np.array(_field(message, "p"), np.float64).reshape(3, 4)
     roi = message.roi
@@ -35,5 +35,5 @@ def calibration_from_msg(message: Any) -> Calibration:
 
 
 def _field(message: Any, name: str) -> Any:
-    """ROS 2 writes k, d, r, p; definitions that came from ROS 1 write capitals."""
+    """Returns field k, d, r or p, or its capital in definitions converted from ROS 1."""
     return getattr(message, name) if hasattr(message, name) else getattr(message, name.upper())

@@ -1,7 +1,7 @@
-"""From ROS image and calibration messages to the core's arrays: one way for live and replay.
+"""Decodes ROS image messages to arrays; the same code for live node and replay.
 
-Works by field names alone, with rclpy's classes and with ``rosbags``' deserialised ones; imports
-no ROS. Everything that can be wrong with an image ends in one ``ImageError`` line.
+Uses field names only, so that it works with the classes of rclpy and of ``rosbags``; imports no
+ROS. Every fault of an image raises an ``ImageError`` with one line of text.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from da3_ros.types import Image
 
 MAX_PIXELS = 64_000_000
-MAX_ASPECT = 20  # the network has square patches, and none for a line of pixels
+MAX_ASPECT = 20  # of width to height; the network needs at least one square patch
 DEPTH_ENCODINGS = ("16uc1", "32fc1", "64fc1")
 
-# Encoding (lower case): bits, channels, OpenCV conversion to RGB (None: it is RGB).
-# 8UC3 and the like say nothing of colour order; blue first is what OpenCV-based drivers mean.
+# Encoding (lower case): bits, channels, OpenCV conversion to RGB (None: already RGB).
+# 8UC3 and 8UC4 do not define the colour order; OpenCV-based drivers use blue first.
 _PACKED: dict[str, tuple[int, int, int | None]] = {
     "rgb8": (8, 3, None),
     "bgr8": (8, 3, cv2.COLOR_BGR2RGB),
@@ -42,8 +42,8 @@ _PACKED: dict[str, tuple[int, int, int | None]] = {
     "yuv422_yuy2": (8, 2, cv2.COLOR_YUV2RGB_YUY2),
     "yuyv": (8, 2, cv2.COLOR_YUV2RGB_YUY2),
 }
-# ROS names a pattern by its first two rows; OpenCV's old names begin at the second pixel of the
-# second row, so the letters look swapped.
+# ROS names a pattern by its first two rows, OpenCV's old names by the second pixel of the second
+# row, so the letters look swapped.
 _BAYER = {
     "bayer_rggb": cv2.COLOR_BayerBG2RGB,
     "bayer_bggr": cv2.COLOR_BayerRG2RGB,
@@ -51,7 +51,7 @@ _BAYER = {
     "bayer_grbg": cv2.COLOR_BayerGB2RGB,
 }
 _PACKED |= {f"{name}{bits}": (bits, 1, code) for name, code in _BAYER.items() for bits in (8, 16)}
-# Luma rows, then rows of interleaved chroma: conversion, rows of ``step`` bytes per image row.
+# Luma rows, then rows of interleaved chroma. Conversion, rows of ``step`` bytes per image row.
 _PLANAR = {
     "nv12": (cv2.COLOR_YUV2RGB_NV12, 1.5),
     "nv21": (cv2.COLOR_YUV2RGB_NV21, 1.5),
@@ -61,11 +61,11 @@ ENCODINGS = tuple(_PACKED) + tuple(_PLANAR)
 
 
 class ImageError(ValueError):
-    """An image that cannot be used; one line says what is wrong with it and what helps."""
+    """An image that cannot be used; the text is one line with the fault and the remedy."""
 
 
 def stamp_ns(stamp: Any) -> int:
-    """Nanoseconds of a builtin_interfaces/Time, exactly."""
+    """Nanoseconds of a builtin_interfaces/Time, exact."""
     return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
@@ -79,7 +79,7 @@ def decode(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
 def image_size(message: Any) -> tuple[int, int]:
     """(width, height) of an Image or CompressedImage, without decoding it.
 
-    Raises ImageError, also for a size that no image of ours may have.
+    Raises ImageError, also for a size outside the limits.
     """
     if hasattr(message, "encoding"):
         width, height = int(message.width), int(message.height)
@@ -90,16 +90,16 @@ def image_size(message: Any) -> tuple[int, int]:
 
 
 def is_depth(message: Any) -> bool:
-    """Whether an Image or CompressedImage holds depth (REP-118 encodings), not a camera's picture.
+    """True if an Image or CompressedImage holds depth (REP-118 encodings), not a camera image.
 
-    mono16 is a camera; 16UC1 and 32FC1 are depth by convention.
+    By convention mono16 is a camera image; 16UC1 and 32FC1 are depth.
     """
     text = str(getattr(message, "encoding", None) or getattr(message, "format", "")).lower()
     return "compresseddepth" in text or text.partition(";")[0].strip() in DEPTH_ENCODINGS
 
 
 def is_grey(message: Any) -> bool:
-    """Whether an Image or CompressedImage says that it has one channel of brightness."""
+    """True if the encoding of an Image or CompressedImage has one channel of brightness."""
     text = str(getattr(message, "encoding", None) or getattr(message, "format", "")).lower()
     return text.startswith(("mono", "8uc1", "16uc1"))
 
@@ -108,13 +108,12 @@ def is_grey(message: Any) -> bool:
 
 
 def decode_image(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
-    """RGB uint8 [H, W, 3], contiguous and its own memory, of a sensor_msgs/Image.
+    """RGB uint8 [H, W, 3] of a sensor_msgs/Image, contiguous, in memory of its own.
 
-    16-bit values are scaled by their full range (65535 becomes 255; round to nearest), mono16 and
-    16UC1 alike, so that brightness does not depend on content. YUV is BT.601 limited range, as
-    V4L2 cameras give it; Bayer images are interpolated bilinearly. Big-endian and padded rows are
-    read as they say. Raises ImageError: empty, too large, rows or data too short, unknown
-    encoding.
+    16-bit values are scaled by their full range (65535 becomes 255; round to nearest), for mono16
+    and 16UC1, so that brightness does not depend on content. YUV is BT.601 limited range, as from
+    V4L2 cameras; Bayer images are interpolated bilinearly. Big-endian and padded rows are
+    supported. Raises ImageError: empty, too large, rows or data too short, unknown encoding.
     """
     encoding = str(message.encoding)
     width, height = int(message.width), int(message.height)
@@ -155,30 +154,30 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _rows(message: Any, row_bytes: int, height: int) -> NDArray[np.uint8]:
-    """The pixels without padding: uint8 [height, row_bytes], contiguous."""
+    """Returns the rows without padding: uint8 [height, row_bytes], contiguous."""
     step = int(message.step)
     if step < row_bytes:
         raise ImageError(
             f"step is {step} but a row of {message.width} {message.encoding} pixels has "
-            f"{row_bytes} bytes: the driver fills step or encoding wrongly"
+            f"{row_bytes} bytes: the driver sets a wrong step or encoding"
         )
     data = _payload(message)
     if len(data) < step * height:
         raise ImageError(
             f"data has {len(data)} bytes but step x rows = {step} x {height} = {step * height}: "
-            "the message is truncated or its driver fills it wrongly"
+            "the message is truncated, or its driver sets wrong fields"
         )
     return np.ascontiguousarray(data[: step * height].reshape(height, step)[:, :row_bytes])
 
 
 def _payload(message: Any) -> NDArray[np.uint8]:
-    """``message.data`` as uint8 [n] without a copy: array.array, bytes or ndarray."""
+    """Returns ``message.data`` (array.array, bytes or ndarray) as uint8 [n] without a copy."""
     data = message.data
     return np.frombuffer(data, np.uint8) if len(data) else np.zeros(0, np.uint8)
 
 
 def _decode_planar(message: Any, name: str) -> Image:
-    """NV12, NV21 (4:2:0) and NV24 (4:4:4): every plane has ``step``, NV24's chroma twice that."""
+    """Decodes NV12, NV21 (4:2:0), NV24 (4:4:4). Rows have ``step`` bytes, NV24's chroma twice."""
     code, factor = _PLANAR[name]
     width, height = int(message.width), int(message.height)
     if factor == 1.5 and (width % 2 or height % 2):
@@ -187,13 +186,13 @@ def _decode_planar(message: Any, name: str) -> Image:
         return cv2.cvtColor(_rows(message, width, int(height * factor)), code)  # type: ignore[return-value]
     planes = _rows(message, max(width, int(message.step)), int(height * factor))
     luma, chroma = planes[:height, :width], planes[height:].reshape(height, -1)[:, : 2 * width]
-    # OpenCV has no 4:4:4: as the 4:2:0 image of doubled size every pixel has its own chroma.
+    # OpenCV lacks 4:4:4; in a 4:2:0 image of doubled size every pixel has its own chroma.
     doubled = np.concatenate([luma.repeat(2, 0).repeat(2, 1), chroma])
     return np.ascontiguousarray(cv2.cvtColor(doubled, code)[::2, ::2])
 
 
 def _to_rgb8(pixels: NDArray[Any], code: int | None) -> Image:
-    """uint8 or uint16 [H, W, C] to RGB uint8 [H, W, 3] in memory of its own."""
+    """Converts uint8 or uint16 [H, W, C] to RGB uint8 [H, W, 3] in memory of its own."""
     out: NDArray[Any] = np.array(pixels) if code is None else cv2.cvtColor(pixels, code)
     if out.dtype == np.uint16:
         out = cv2.convertScaleAbs(out, alpha=1 / 257)
@@ -206,10 +205,10 @@ def _to_rgb8(pixels: NDArray[Any], code: int | None) -> Image:
 def decode_compressed(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
     """RGB uint8 [H, W, 3] of a sensor_msgs/CompressedImage with a JPEG or PNG inside.
 
-    ``format`` as image_transport writes it ("jpeg", "rgb8; jpeg compressed bgr8"): what stands
-    before the semicolon is the camera's encoding (a one-channel image of a Bayer camera is
-    interpolated here), what was compressed follows ("compressed rgb8" means red and blue lie
-    swapped in the file). The codec is told by the data itself. Raises ImageError.
+    ``format`` is image_transport's ("jpeg", "rgb8; jpeg compressed bgr8"). The text before the
+    semicolon is the camera's encoding; a one-channel image of a Bayer camera is interpolated. The
+    text after it is the compressed encoding; with "compressed rgb8" red and blue are swapped in
+    the file. The codec is detected from the data. Raises ImageError.
     """
     text = str(message.format).lower()
     if "compresseddepth" in text:
@@ -230,7 +229,7 @@ def decode_compressed(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
 
 
 def decode_file(data: bytes, max_pixels: int = MAX_PIXELS) -> Image:
-    """RGB uint8 [H, W, 3] of an image file's bytes (what OpenCV reads), upright as EXIF says.
+    """RGB uint8 [H, W, 3] of an image file's bytes (OpenCV's formats), upright by its EXIF data.
 
     Raises ImageError.
     """
@@ -252,7 +251,7 @@ def encoded_size(data: NDArray[np.uint8] | bytes) -> tuple[int, int]:
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, int]:
-    """Width, height and where the first scan begins (ITU-T T.81, annex B)."""
+    """Returns width, height and offset of the first scan (ITU-T T.81, annex B)."""
     at, size = 2, (0, 0)
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
@@ -271,13 +270,13 @@ def _jpeg_header(data: bytes) -> tuple[int, int, int]:
 
 
 def _cut_off(codec: str, size: int) -> str:
-    return f"{codec} is cut off after {size} bytes: it was damaged on its way or in the recording"
+    return f"{codec} is cut off after {size} bytes: damaged in transport or in the recording"
 
 
 def _check_complete(data: bytes) -> None:
-    """OpenCV fills what is missing of a JPEG with grey and says nothing, so look for its end."""
+    """Raises ImageError without an end marker: OpenCV silently fills cut JPEGs with grey."""
     if data.startswith(b"\xff\xd8"):
-        # From the scan on: thumbnails in the header have an end marker of their own.
+        # Searched from the scan on: thumbnails in the header have end markers too.
         if data.find(b"\xff\xd9", _jpeg_header(data)[2]) < 0:
             raise ImageError(_cut_off("JPEG", len(data)))
     elif data.startswith(b"\x89PNG") and data.rfind(b"IEND") < 0:
@@ -285,11 +284,11 @@ def _check_complete(data: bytes) -> None:
 
 
 def _decode_encoded(data: NDArray[np.uint8], max_pixels: int, flags: int) -> NDArray[Any]:
-    """Pixels as OpenCV has them (blue first) of a whole image file."""
+    """Returns the pixels of a complete image file in OpenCV's order, blue first."""
     if not len(data):
         raise ImageError("image is empty (0 bytes): check the camera driver")
     if flags == cv2.IMREAD_UNCHANGED or bytes(data[:2]) in (b"\xff\xd8", b"\x89P"):
-        # The header first: a few bytes may claim gigapixels.
+        # The header is checked first: a few bytes may claim gigapixels.
         _check_size(*encoded_size(data), max_pixels)
         _check_complete(data.tobytes())
     try:
@@ -300,6 +299,3 @@ def _decode_encoded(data: NDArray[np.uint8], max_pixels: int, flags: int) -> NDA
         raise ImageError(f"image of {len(data)} bytes cannot be decoded: it is damaged")
     _check_size(pixels.shape[1], pixels.shape[0], max_pixels)
     return pixels
-
-
-# Calibration ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Message classes, with rclpy or without."""
+"""Message classes, from rclpy or from ``rosbags``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OWN_MESSAGES = ("FramePose", "Window", "Status")
 
 
 class MessageLibrary(Protocol):
-    """Where message classes come from, and how they want their large fields."""
+    """Provides message classes, and values in the form of their large fields."""
 
     def type(self, name: str) -> Any:
         """Class of ``pkg/msg/Name``; its constructor takes every field as a keyword."""
 
     def bytes(self, values: np.ndarray[Any, Any]) -> Any:
-        """The memory of ``values`` as a ``uint8[]`` field wants it, filled in one go."""
+        """Returns the memory of ``values`` for a ``uint8[]`` field, in one copy."""
 
     def sequence(self, values: Iterable[float], code: str) -> Any:
-        """Numbers as an unbounded numeric field wants them; ``code`` as in the array module."""
+        """Returns numbers for an unbounded numeric field; ``code``: type code of module array."""
 
 
 class RosbagsLibrary:

@@ -1,4 +1,4 @@
-"""The robot's own poses out of messages: live ones, and those of a recording. No middleware."""
+"""Reads the robot's own poses from live or recorded messages. No middleware."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALWAYS_S = 1e9
 
 
 def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) -> PosePrior | None:
-    """What the parameters ask for; None if the robot's own poses are not wanted."""
+    """Returns the pose prior that the parameters choose; None if there is none."""
     source = prior_source(config.pipeline)
     if source == "none":
         return None
@@ -31,7 +31,7 @@ def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) ->
 
 
 def add_odometry(prior: PosePrior, message: Any) -> None:
-    """One nav_msgs/Odometry. Raises PriorError for what is no pose."""
+    """Add one nav_msgs/Odometry to the prior. Raises PriorError for an invalid pose."""
     try:
         T = rigid(message.pose.pose.position, message.pose.pose.orientation)
     except ValueError as error:
@@ -44,10 +44,10 @@ def add_transforms(
     message: Any,
     *,
     static: bool,
-    bad: Callable[[str], None],
+    warn: Callable[[str], None],
     owner: str = "",
 ) -> None:
-    """One tf2_msgs/TFMessage of the node ``owner``; what cannot be used is told to ``bad``."""
+    """Add one tf2_msgs/TFMessage of the node ``owner``; ``warn`` is called for invalid ones."""
     topic = "/tf_static" if static else "/tf"
     for item in message.transforms:
         parent, child = item.header.frame_id, item.child_frame_id
@@ -55,11 +55,11 @@ def add_transforms(
             T = rigid(item.transform.translation, item.transform.rotation)
             tree.add(parent, child, T, stamp_ns(item.header.stamp), static=static, owner=owner)
         except (TransformError, ValueError) as error:
-            bad(f"{topic}: transform ignored: {error}")
+            warn(f"{topic}: transform ignored: {error}")
 
 
 def rigid(translation: Any, rotation: Any) -> Array:
-    """[4, 4] of a vector and a quaternion message. Raises ValueError for a zero quaternion."""
+    """Returns [4, 4] of a vector and a quaternion message. Raises ValueError if that is zero."""
     T = np.eye(4)
     T[:3, :3] = matrix_from_quaternion(np.array([rotation.x, rotation.y, rotation.z, rotation.w]))
     T[:3, 3] = translation.x, translation.y, translation.z

@@ -1,6 +1,6 @@
-"""Which messages a processed frame and the scene become: one list for the live node and replay.
+"""Output messages of frames and scenes; the same list for live node and replay.
 
-Topic names are relative to the node (``~/``) unless they begin with a slash. Knows no middleware.
+Topic names are relative to the node (``~/``) unless they begin with a slash. No middleware.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
-from da3_ros.mapping.covariance import turned
+from da3_ros.mapping.covariance import rotated_covariance
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.messages import build
@@ -24,7 +24,7 @@ from da3_ros.types import Array, TrackedFrame
 
 MAX_PATH = 1000  # poses in ~/path
 MAX_DISPLAY = 500_000  # points in ~/map/points
-KEYFRAMES = 1000  # whose poses are kept for the messages of windows that share them
+KEYFRAMES = 1000  # keyframes kept for the messages of later windows that share them
 Published = tuple[str, str, Any]  # topic, type, message
 Edge = tuple[str, str, Array]  # parent, child, T_parent_child
 
@@ -46,9 +46,9 @@ MAP_TOPIC = ("map/points", "sensor_msgs/msg/PointCloud2")
 
 
 def topics(cameras: Sequence[str], scenes: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(name, name without prefix, type) of all topics.
+    """Yields (name, name without prefix, type) of all topics.
 
-    ``cameras`` prefix those of frames, ``scenes`` those of scenes; an empty name: no prefix.
+    Names in ``cameras`` prefix frame topics, those in ``scenes`` scene topics; "": no prefix.
     """
     for name, kind in FRAME_TOPICS.items():
         if name.startswith("/"):
@@ -59,8 +59,8 @@ def topics(cameras: Sequence[str], scenes: Sequence[str]) -> Iterator[tuple[str,
         yield from ((_prefixed(scene, name), name, kind) for scene in scenes)
 
 
-def _has(frame: TrackedFrame, topic: str) -> bool:
-    """Whether enough is known of a frame; a model that sees each image alone knows no poses."""
+def _is_available(frame: TrackedFrame, topic: str) -> bool:
+    """True if a frame has the data of a topic; single-image models have no poses."""
     if topic in ("pose", "odom", "/tf"):
         return frame.posed
     if topic in ("depth/camera_info", "points"):
@@ -69,8 +69,8 @@ def _has(frame: TrackedFrame, topic: str) -> bool:
 
 
 def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
-    """A covariance [6, 6] in the axes of the map; None: not known."""
-    return None if covariance is None else turned(covariance, T_map_world[:3, :3])
+    """Rotates a covariance [6, 6] to the axes of the map; None: unknown."""
+    return None if covariance is None else rotated_covariance(covariance, T_map_world[:3, :3])
 
 
 def _prefixed(prefix: str, topic: str) -> str:
@@ -78,7 +78,7 @@ def _prefixed(prefix: str, topic: str) -> str:
 
 
 class Outputs:
-    """Builds the messages of one stream; remembers the frames that a window's message lists."""
+    """Builds the messages of one stream; keeps the frames that a window's message lists."""
 
     def __init__(
         self,
@@ -89,37 +89,38 @@ class Outputs:
         map_frame: str = "map",
         odom_frame: str = "odom",
         timings: bool = True,
+        T_map_world: Callable[[], Array] = lambda: T_MAP_WORLD,
         tf: Callable[[TrackedFrame], list[Edge]] | None = None,
         scene_prefix: str = "",
     ) -> None:
-        """``timings=False`` leaves out what differs from run to run (NaN instead).
+        """timings: False replaces values that differ from run to run by NaN.
 
-        ``tf`` says which transforms a frame brings; by default map to odom to the camera.
-        ``scene_prefix`` begins the names of the topics that are about the scene, as the name of a
-        camera begins those that are about its frames.
+        T_map_world: returns the current pose of the world in the map frame [4, 4]. tf: returns the
+        transforms of a frame; by default map to odom to camera. scene_prefix: prefix of the topics
+        of the scene, as the camera's name is the prefix of the topics of its frames.
         """
         self.lib = lib
         self.config = config
         self.map_frame, self.odom_frame = map_frame, odom_frame
-        self.T_map_world = T_MAP_WORLD
+        self._T_map_world = T_map_world
         self.scene_prefix = scene_prefix
         self._window_size = window_size
         self._timings = timings
-        self._tf = tf or self._stand_alone
+        self._tf = tf or self._default_edges
         self._recent: OrderedDict[int, TrackedFrame] = OrderedDict()
         self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
 
     def frame(
         self, frame: TrackedFrame, wanted: Callable[[str], bool] = lambda topic: True
     ) -> Iterator[Published]:
-        """Messages of one delivered frame; topics that are not ``wanted`` cost nothing.
+        """Yields the messages of one delivered frame; skips topics that are not ``wanted``.
 
-        After the last new frame of a window comes the window's own message.
+        The window's own message follows after its last new frame.
         """
         self._remember(frame)
         for topic, kind in FRAME_TOPICS.items():
             name = _prefixed(frame.camera, topic)
-            if not _has(frame, topic):
+            if not _is_available(frame, topic):
                 continue
             if topic == "/tf":
                 transforms = self._tf(frame)
@@ -137,7 +138,7 @@ class Outputs:
             yield (*self.of_scene(WINDOW_TOPIC), message)
 
     def _remember(self, frame: TrackedFrame) -> None:
-        """Keep what a window's message says of its frames; windows share keyframes for long."""
+        """Keep the data of a frame that later window messages need."""
         nothing = np.zeros((0, 0), np.float32)
         finite = frame.confidence[np.isfinite(frame.confidence)]
         middle = np.median(finite, keepdims=True) if finite.size else nothing
@@ -151,30 +152,29 @@ class Outputs:
                 held.popitem(last=False)
 
     @property
-    def fresh(self) -> bool:
-        """Whether no frame of this stream has been seen yet."""
-        return not self._recent
+    def T_map_world(self) -> Array:
+        """Current pose of the world in the map frame [4, 4]."""
+        return self._T_map_world()
 
     def reset(self) -> None:
-        """A new stream: forget its frames and where its map lay."""
+        """Start a new stream: forget the frames of the old one."""
         self._recent.clear()
         self._keyframes.clear()
-        self.T_map_world = T_MAP_WORLD
 
     def T_map_odom(self, frame: TrackedFrame) -> Array:
-        """[4, 4] what the map was corrected by, which odometry takes no part in."""
+        """Pose of odom in the map [4, 4]: loop and scale corrections, which odometry omits."""
         L = self.T_map_world
         return L @ invert_pose(frame.T_odom_world) @ invert_pose(L)
 
     def path(self, poses: Poses, stamp_ns: int) -> Published:
-        """Where the camera has been, evenly thinned."""
+        """Returns the path of the camera, evenly thinned."""
         stride = max(1, -(-len(poses) // MAX_PATH))
         thinned = poses.take(slice(None, None, stride))
         chosen = [(p.stamp_ns, self.T_map_world @ p.T_world_camera) for p in thinned]
         return (*self.of_scene(PATH_TOPIC), build.path(self.lib, stamp_ns, self.map_frame, chosen))
 
     def map_points(self, scene: Scene, stamp_ns: int) -> Published:
-        """The scene's cloud in the map frame, evenly thinned for display."""
+        """Returns the scene's point cloud in the map frame, evenly thinned for display."""
         cloud = scene.cloud(MAX_DISPLAY)
         return (
             *self.of_scene(MAP_TOPIC),
@@ -182,7 +182,7 @@ class Outputs:
         )
 
     def of_scene(self, topic: tuple[str, str]) -> tuple[str, str]:
-        """Name and type of a topic about the scene, with the scene's prefix."""
+        """Returns name and type of a scene topic, with the scene's prefix."""
         return _prefixed(self.scene_prefix, topic[0]), topic[1]
 
     def _build(self, topic: str, frame: TrackedFrame) -> Any:
@@ -208,7 +208,7 @@ class Outputs:
     def _transforms(self, stamp_ns: int, edges: list[Edge]) -> Any:
         return build.tf(self.lib, [(stamp_ns, *edge) for edge in edges])
 
-    def _stand_alone(self, frame: TrackedFrame) -> list[Edge]:
+    def _default_edges(self, frame: TrackedFrame) -> list[Edge]:
         T_odom_camera = self.T_map_world @ frame.T_odom_world @ frame.T_world_camera
         return [
             (self.map_frame, self.odom_frame, self.T_map_odom(frame)),

@@ -1,4 +1,4 @@
-"""Names and types of camera topics, by convention."""
+"""Conventional names and types of camera topics."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ IMAGE, COMPRESSED = "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 
-def says_rectified(topic: str) -> bool:
-    """The interface's rule for ``input_rectified: auto``: the topic's name contains ``rect``."""
+def is_rectified_topic(topic: str) -> bool:
+    """True if the name contains ``rect``: the rule for ``input_rectified: auto``."""
     return "rect" in topic
 
 
 def info_topic(topic: str) -> str:
-    """The camera_info beside an image topic, as image_transport's CameraSubscriber finds it."""
+    """Returns the camera_info topic in an image topic's namespace, as image_transport does."""
     return f"{topic.removesuffix('/compressed').rpartition('/')[0]}/camera_info"

@@ -1,4 +1,4 @@
-"""The DA3 network as plain PyTorch, and reading official checkpoints. Knows tensors only."""
+"""The DA3 networks in plain PyTorch, and the reader of official checkpoints."""
 
 from da3_ros.network.build import Network, build_network, empty_network
 from da3_ros.network.checkpoint import (

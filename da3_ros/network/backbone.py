@@ -1,7 +1,7 @@
 """The DA3 backbone: a vision transformer in which odd late blocks attend across frames.
 
-Numbers in brackets, like (5.7), point to sections of the architecture notes that the network was
-written from; the paper is Depth Anything 3, arXiv 2511.10647. Shapes use B scenes, N frames,
+Numbers in brackets, like (5.7), refer to sections of the architecture notes from which the network
+was written; the paper is Depth Anything 3, arXiv 2511.10647. Shapes use B scenes, N frames,
 T = 1 + P tokens per frame (class slot first), D channels.
 """
 
@@ -18,13 +18,13 @@ from da3_ros.network.reference_view import select_reference
 from da3_ros.network.specs import PATCH, POS_GRID, ModelSpec
 
 ROPE_BASE = 100.0
-TABLE_SIZES = 8  # image sizes whose position tables are kept
+TABLE_SIZES = 8  # number of image sizes whose position tables are cached
 
 
 class RopeTable(NamedTuple):
     """Cosines and sines of 2-D rotary positions, each [T, 2, 16] (row, column).
 
-    They hold for every ``stride``-th token; the tokens between stay as they are.
+    They apply to every ``stride``-th token; the tokens between are not rotated.
     """
 
     cos: Tensor
@@ -42,7 +42,7 @@ def rope_table(positions: Tensor) -> RopeTable:
 def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
     """Rotate [..., T, 64] channels: 32 by the row position, 32 by the column position.
 
-    With a stride ``x`` itself is changed, and returned.
+    With a stride, ``x`` is modified in place and returned.
     """
     if table.stride == 1:
         return _rotate(x, table)
@@ -52,18 +52,18 @@ def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
 
 def _rotate(x: Tensor, table: RopeTable) -> Tensor:
     u, v = x.unflatten(-1, (2, 2, 16)).unbind(-2)  # each [..., T, 2, 16]
-    cos, sin = table.cos, table.sin  # fp32: so is the arithmetic, whatever x is
+    cos, sin = table.cos, table.sin  # fp32, so the arithmetic is too, for any type of x
     return torch.stack((u * cos - v * sin, v * cos + u * sin), dim=-2).flatten(-3).to(x.dtype)
 
 
 def matching(x: Tensor, layer: nn.Linear | nn.Conv2d | nn.ConvTranspose2d) -> Tensor:
-    """``x`` in the type of a layer whose weights are in 16 bits; else as it is."""
+    """Convert ``x`` to the type of a layer with 16-bit weights; else return it unchanged."""
     dtype = layer.weight.dtype
     return x if dtype == torch.float32 else x.to(dtype)
 
 
 class HeadNorm(nn.LayerNorm):
-    """LayerNorm of queries or keys in whatever type they come; statistics are fp32 inside."""
+    """LayerNorm of queries or keys of any type; statistics are computed in fp32."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
@@ -105,7 +105,7 @@ class Mlp(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """Gated feed-forward of the giant backbone; both halves come from one matrix."""
+    """Gated feed-forward layer of the giant backbone; one matrix gives both halves."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -131,8 +131,8 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer block (5.5).
 
-    ``mlp_tokens``: in inference, tokens that pass the feed-forward together (its hidden layer is
-    the widest tensor of a block); 0: all.
+    ``mlp_tokens``: chunk size of the feed-forward layer in inference, in tokens (its hidden layer
+    is the widest tensor of a block); 0: all.
     """
 
     mlp_tokens = 0
@@ -149,17 +149,19 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width)
 
     def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
-        # Cast here: an argument lives as long as the call, and the fp32 one is twice as large.
+        # Cast here: an argument lives until the call returns, and in fp32 it is twice as large.
         x = x + self.ls1(self.attn(matching(self.norm1(x), self.attn.qkv), rope))
         if not self.mlp_tokens or torch.is_grad_enabled():
             return x + self.ls2(self.mlp(self.norm2(x)))
-        for part in x.view(-1, x.shape[-1]).split(self.mlp_tokens):  # the sum above is ours alone
+        for part in x.view(-1, x.shape[-1]).split(
+            self.mlp_tokens
+        ):  # in place: no other reference to this sum
             part += self.ls2(self.mlp(self.norm2(part)))
         return x
 
 
 class PatchEmbed(nn.Module):
-    """14 x 14 patches to D channels, row-major."""
+    """Embeds 14 x 14 patches as tokens of D channels, row-major."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ class PatchEmbed(nn.Module):
 
 
 class Prefix(NamedTuple):
-    """What the frame-local first blocks make of each frame; never depends on its neighbours."""
+    """Output of the first, frame-local blocks for each frame; independent of other frames."""
 
     tokens: Tensor  # [F, T, D] after block alt_start - 1
     descriptor: Tensor  # [F, D] learned class slot after block alt_start - 2
@@ -179,12 +181,12 @@ class Prefix(NamedTuple):
 class Taps(NamedTuple):
     """The backbone's output: four taps in the caller's frame order."""
 
-    patches: list[Tensor]  # 4 x [B, N, P, 2D], global half normalised, or what became of them
+    patches: list[Tensor]  # 4 x [B, N, P, 2D], global half normalised, or the ``consume`` results
     camera: Tensor  # [B, N, 2D] raw class slot of the last tap
 
 
 class VisionTransformer(nn.Module):
-    """The transformer whose parameters the checkpoints call ``backbone.pretrained``."""
+    """The transformer, named ``backbone.pretrained`` in checkpoints."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -203,20 +205,18 @@ class VisionTransformer(nn.Module):
             for i in range(spec.blocks)
         )
         self.norm = nn.LayerNorm(D, eps=1e-5)
-        self.local_frames = (
-            0  # in inference, frames that pass a frame-local block together; 0: all
-        )
+        self.local_frames = 0  # chunk size of frame-local blocks in inference, in frames; 0: all
         self._tables: dict[tuple[int, int, torch.device], tuple[RopeTable, RopeTable]] = {}
 
     def set_chunks(self, local_frames: int, mlp_tokens: int) -> None:
-        """How much is worked on at a time in inference (0: all); results agree to rounding."""
+        """Set chunk sizes for inference (0: all); results change by rounding only."""
         self.local_frames = local_frames
         for block in self.blocks:
             assert isinstance(block, Block)
             block.mlp_tokens = mlp_tokens
 
     def forget_tables(self) -> None:
-        """Drop the rotary tables of all sizes."""
+        """Drop all cached rotary tables."""
         self._tables.clear()
 
     def is_global(self, i: int) -> bool:
@@ -224,23 +224,23 @@ class VisionTransformer(nn.Module):
         return i >= self.spec.alt_start and i % 2 == 1
 
     def prefix(self, images: Tensor) -> Prefix:
-        """Run the blocks that see one frame alone on images [F, 3, H, W] (5.2 to 5.8)."""
+        """Run the frame-local first blocks on images [F, 3, H, W] (5.2 to 5.8)."""
         x = self.embed(images)
         last = self.spec.alt_start - 1
         for block in self.blocks[:last]:
             x = self._frame_by_frame(block, x, None)
-        descriptor = x[:, 0].clone()  # a view would keep, and see changes of, all of x
+        descriptor = x[:, 0].clone()  # a view would keep x in memory, and change with it
         return Prefix(self._frame_by_frame(self.blocks[last], x, None), descriptor)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images [F, 3, H, W] -> tokens [F, T, D] that know their places (5.2 to 5.4)."""
+        """Images [F, 3, H, W] -> tokens [F, T, D] with position embeddings (5.2 to 5.4)."""
         h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
         patches = self.patch_embed(images).to(self.cls_token.dtype)
         x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         return x + self.position_embedding(h, w)
 
     def local_taps(self, images: Tensor, consume: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
-        """Taps of a monocular network on images [F, 3, H, W], each as ``consume`` leaves it."""
+        """Taps of a monocular network for images [F, 3, H, W], after ``consume``."""
         x = self.embed(images)
         taps: list[Tensor] = []
         for i, block in enumerate(self.blocks):
@@ -260,14 +260,14 @@ class VisionTransformer(nn.Module):
         frames: Tensor | None = None,
         consume: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Taps:
-        """Let the frames of a window see each other: tokens [B, N, T, D] -> taps.
+        """Run the remaining blocks, with attention across frames: tokens [B, N, T, D] -> taps.
 
-        ``descriptor`` [B, N, D] chooses the reference view (6); ``camera_tokens`` [B, N, D]
-        come from known poses, in which case no frame is the reference and none is moved.
-        ``frames`` int64 [M]: those whose patches are wanted, by default all; a tensor, so that to
-        a compiler they are data and not one more program. The camera slot is of all.
-        ``consume`` turns each tap's patches into what is kept of them as soon as they are there:
-        four whole taps are the largest thing in memory otherwise.
+        ``descriptor`` [B, N, D] selects the reference view (6). ``camera_tokens`` [B, N, D] come
+        from known poses; then there is no reference view and the order is not changed.
+        ``frames`` int64 [M]: frames whose patches are wanted, default all; as a tensor they are
+        data and not constants of a compiled program. Camera slots are returned for all frames.
+        ``consume`` reduces each tap's patches as soon as they are computed: four complete taps
+        would need most memory.
         """
         given = camera_tokens is not None
         order = None if given else select_reference(descriptor, ref_view)
@@ -287,8 +287,8 @@ class VisionTransformer(nn.Module):
     def position_embedding(self, h: int, w: int) -> Tensor:
         """``pos_embed`` resized to an h x w grid, [1, 1 + h w, D] (5.4).
 
-        Resizing by scale factor with the 0.1 offset, not by size: PyTorch derives other sample
-        positions from a size, and the weights were trained with these.
+        Resizes by a scale factor with the 0.1 offset, not by size, as in training: PyTorch
+        computes other sample positions from a size.
         """
         if h == w == POS_GRID:
             return self.pos_embed
@@ -299,14 +299,14 @@ class VisionTransformer(nn.Module):
         return torch.cat((self.pos_embed[:, :1], patches), dim=1)
 
     def _roles(self, B: int, N: int) -> Tensor:
-        """Camera tokens [B, N, D] when no pose is known: the first frame is the reference."""
+        """Camera tokens [B, N, D] without known poses: the first frame is the reference."""
         reference, source = self.camera_token[:, :1], self.camera_token[:, 1:]
         return torch.cat((reference, source.expand(-1, N - 1, -1)), dim=1).expand(B, -1, -1)
 
     @staticmethod
     def _with_slots(x: Tensor, slot: Tensor) -> Tensor:
-        """Camera tokens [B, N, D] in place of the class slots of [B, N, T, D] (5.9)."""
-        # Never written into ``x``: CUDA graphs do not capture what changes its input.
+        """Replace the class slots of [B, N, T, D] by camera tokens [B, N, D] (5.9)."""
+        # Not in place: CUDA graphs cannot capture functions that change their input.
         return torch.cat((slot[:, :, None].to(x.dtype), x[:, :, 1:]), dim=2)
 
     def _run(self, i: int, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -319,7 +319,7 @@ class VisionTransformer(nn.Module):
         )
 
     def _frame_by_frame(self, block: nn.Module, x: Tensor, rope: RopeTable | None) -> Tensor:
-        """A frame-local block on [F, T, D]; in chunks it overwrites ``x``, which is ours."""
+        """Run a frame-local block on ``x`` [F, T, D]; in chunks ``x`` is overwritten."""
         if not self.local_frames or torch.is_grad_enabled():
             return block(x, rope)
         for part in x.split(self.local_frames):
@@ -345,8 +345,8 @@ class VisionTransformer(nn.Module):
             columns = torch.arange(1, w + 1, device=device).repeat(h)
             patches = torch.stack((rows, columns), dim=1)
             slot = torch.zeros(1, 2, dtype=patches.dtype, device=device)
-            # Across frames every patch stands at (1, 1) and the class slots at (0, 0). Only
-            # differences of positions matter, so patches may stay and the slots turn back.
+            # Across frames every patch is at (1, 1) and the class slots at (0, 0). Only
+            # differences matter, so patches are not rotated and the slots rotate backwards.
             back = rope_table(-torch.ones_like(slot))
             self._tables[key] = (
                 rope_table(torch.cat((slot, patches))),
@@ -356,7 +356,7 @@ class VisionTransformer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Holds the transformer under the name that the checkpoints use."""
+    """Holds the transformer under its name in checkpoints."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ class Backbone(nn.Module):
 
 
 def _reorder(x: Tensor, order: Tensor | None) -> Tensor:
-    """Put frames [B, N, ...] into ``order`` [B, N]."""
+    """Reorder frames [B, N, ...] by ``order`` [B, N]."""
     if order is None:
         return x
     return x[torch.arange(len(x), device=x.device)[:, None], order]

@@ -1,4 +1,4 @@
-"""From a model's name to a network without weights."""
+"""Builds a network without weights from a model's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Network = DepthAnything3 | MonocularDepth | NestedDepthAnything3
 
 
 def build_network(name: str) -> Network:
-    """A network of MODELS with PyTorch's initial weights, in eval mode, on the CPU.
+    """Build a network of MODELS with PyTorch's initial weights, in eval mode, on the CPU.
 
     Raises ValueError for an unknown name.
     """
@@ -21,9 +21,9 @@ def build_network(name: str) -> Network:
 
 
 def empty_network(name: str) -> Network:
-    """The same with uninitialised parameters, all of which the caller must set: saves seconds.
+    """Build it with uninitialised parameters, which the caller must set: seconds faster.
 
-    Networks have no buffers, and make their tables when they run.
+    Networks have no buffers; their tables are computed when they run.
     """
     with torch.device("meta"):
         network = network_of(_spec(name))
@@ -32,19 +32,19 @@ def empty_network(name: str) -> Network:
 
 def _spec(name: str) -> ModelSpec:
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}: one of {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}: must be one of {', '.join(MODELS)}")
     return MODELS[name]
 
 
 def network_of(spec: ModelSpec) -> Network:
-    """The network with the sizes of ``spec``."""
+    """Build a network with the sizes of ``spec``."""
     if spec.metric_branch is not None:
         return NestedDepthAnything3(spec)
     return DepthAnything3(spec) if spec.multi_view else MonocularDepth(spec)
 
 
 def parts(network: Network) -> tuple[DepthAnything3 | MonocularDepth, ...]:
-    """The networks that have a backbone and a head of their own: one, or a nested one's two."""
+    """The parts with a backbone and a head: the network itself, or both parts of a nested one."""
     if isinstance(network, NestedDepthAnything3):
         return network.da3, network.da3_metric
     return (network,)

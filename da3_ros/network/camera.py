@@ -15,11 +15,11 @@ from da3_ros.network.specs import ModelSpec
 
 ENCODER_HEADS = 16
 ENCODER_BLOCKS = 4
-NARROWEST = 2e-6  # radians; from here on the reference, too, takes what the network says
+NARROWEST = 2e-6  # radians; smallest valid field of view, as in the reference
 
 
 def matrix_from_quaternion(q: Tensor) -> Tensor:
-    """Rotation [..., 3, 3] of any non-zero quaternion [..., 4] (x, y, z, w)."""
+    """Convert non-zero quaternions [..., 4] (x, y, z, w) to rotations [..., 3, 3]."""
     x, y, z, w = (q * (2**0.5 / q.norm(dim=-1, keepdim=True))).unbind(-1)
     rows = (
         (1 - y * y - z * z, x * y - z * w, x * z + y * w),
@@ -30,10 +30,10 @@ def matrix_from_quaternion(q: Tensor) -> Tensor:
 
 
 def quaternion_from_matrix(R: Tensor) -> Tensor:
-    """Unit quaternion [..., 4] (x, y, z, w), w >= 0, of rotations [..., 3, 3].
+    """Convert rotations [..., 3, 3] to unit quaternions [..., 4] (x, y, z, w) with w >= 0.
 
-    The four squared components are read off the diagonal and the largest one divides: exact for
-    every rotation, half turns included (Shepperd, 1978).
+    The four squared components come from the diagonal, and the largest one is the divisor: exact
+    for all rotations, also by 180 degrees (Shepperd, 1978).
     """
     r = R.flatten(-2)
     xx, yy, zz = r[..., 0], r[..., 4], r[..., 8]
@@ -107,7 +107,8 @@ class CameraDecoder(nn.Module):
     def forward(self, slot: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Class slots [B, N, 2D] -> world-to-camera [B, N, 3, 4], K [B, N, 3, 3] (corner rule).
 
-        A field of view that no pinhole camera has, zero above all, gives a focal length of NaN.
+        A field of view that is impossible for a pinhole camera, such as 0, gives a NaN focal
+        length.
         """
         x = self.backbone(slot.float())
         R = matrix_from_quaternion(self.fc_qvec(x))

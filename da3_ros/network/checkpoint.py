@@ -1,7 +1,7 @@
-"""Reading official checkpoints: ``config.json`` + ``model.safetensors``, strictly.
+"""Reads official checkpoints, ``config.json`` and ``model.safetensors``, with strict checks.
 
-The class paths in ``config.json`` are never imported: the file's ``model_name`` must name one of
-our own specs and its numbers must agree with it. Weights are safetensors only.
+Class paths in ``config.json`` are never imported: ``model_name`` must be a key of MODELS, and the
+numbers must agree with its spec. Weights must be safetensors.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from da3_ros.network.specs import MODELS, ModelSpec
 
 log = logging.getLogger(__name__)
 
-# The four ray stacks share one LayerNorm that files store once; re-saved files may list it again.
+# The four ray stacks share one LayerNorm. Official files store it once; others may repeat it.
 SHARED_NORM = "head.scratch.output_conv2_aux.0.2"
 ALIASES = {
     f"head.scratch.output_conv2_aux.{k}.2.{p}": f"{SHARED_NORM}.{p}"
     for k in (1, 2, 3)
     for p in ("weight", "bias")
 }
-# The splatting head of giant and nested: known, and left out on purpose.
+# The splatting head of giant and nested models is not used and not loaded.
 GAUSSIAN_HEADS = ("gs_head.", "da3.gs_head.")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the message is one line and ends with what to do."""
+    """A checkpoint cannot be used; the text is one line with a remedy."""
 
 
 def load_checkpoint(network: Network, source: str | Path, *, download: bool = True) -> Path:
-    """Load official weights into ``network``; every tensor must be there and fit.
+    """Load official weights into ``network``; all tensors must exist with the correct shapes.
 
-    source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the weights that
-        ship with the package, else the local hub cache of the network's own model.
-    download: whether a hub name may use the network; "" never does.
+    source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the weights
+        shipped with the package, or else the model's files in the local hub cache.
+    download: whether a hub name may be downloaded; "" never downloads.
 
     Returns the folder that was read. Raises CheckpointError.
     """
@@ -59,7 +59,7 @@ def load_checkpoint(network: Network, source: str | Path, *, download: bool = Tr
 
 
 def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> Path:
-    """The folder that holds the files of ``source`` (see load_checkpoint)."""
+    """The folder with the files of ``source`` (see load_checkpoint)."""
     if not source and (shipped := shipped_folder(spec.name)):
         return shipped
     if source and (Path(source).expanduser().is_dir() or not _is_hub_name(source)):
@@ -77,25 +77,27 @@ def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> P
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Where a model's weights came with the package, or None."""
+    """The folder of a model's weights in the package; None: not shipped."""
     folder = Path(__file__).parents[1] / "checkpoints" / name
     return folder if (folder / WEIGHTS).is_file() else None
 
 
 def cached_folder(spec: ModelSpec) -> Path | None:
-    """Where the local hub cache holds a model's files, or None; never uses the network."""
+    """The folder of a model's files in the local hub cache, or None; never downloads."""
     return hub.cached(spec.repo) if spec.repo else None
 
 
 def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
-    """Raise CheckpointError unless config.json describes ``spec``."""
+    """Raise CheckpointError if config.json does not match ``spec``."""
     name = config.get("model_name")
     if name != spec.name:
         hint = f"set `model` to {name}" if name in MODELS else "use an official checkpoint"
         raise CheckpointError(f"{CONFIG} is for model {name!r}, not {spec.name!r}: {hint}")
     body = config.get("config", {})
     if not isinstance(body, dict):
-        raise CheckpointError(f"{CONFIG} of {spec.name} holds no 'config' object: fetch it again")
+        raise CheckpointError(
+            f"{CONFIG} of {spec.name} contains no 'config' object: download it again"
+        )
     for path, expected in _expected_numbers(spec).items():
         node: Any = body
         for key in path.split("."):
@@ -110,7 +112,7 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
 def save_checkpoint(
     network: Network, folder: str | Path, *, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write ``config.json`` and ``model.safetensors`` in the official layout into ``folder``."""
+    """Write ``config.json`` and ``model.safetensors`` in the official layout to ``folder``."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
@@ -126,7 +128,7 @@ def save_checkpoint(
 
 
 def make_config(spec: ModelSpec) -> dict[str, Any]:
-    """The ``config`` object of config.json, without class paths, which must never be imported."""
+    """The ``config`` object of config.json, without class paths."""
     config: dict[str, Any] = {}
     for path, value in _expected_numbers(spec).items():
         *nodes, last = path.split(".")
@@ -138,7 +140,7 @@ def make_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def aliases(spec: ModelSpec) -> dict[str, str]:
-    """Names under which a file of ``spec`` may repeat a tensor -> the name that counts."""
+    """Map from names under which a file of ``spec`` may repeat a tensor to the tensor's name."""
     if not spec.multi_view:
         return {}
     prefix = "da3." if spec.metric_branch else ""
@@ -147,9 +149,9 @@ def aliases(spec: ModelSpec) -> dict[str, str]:
 
 @torch.no_grad()
 def initialize_randomly(network: Network, seed: int = 0) -> None:
-    """Fill every parameter from ``seed``: plausible outputs without meaning, for tests and timing.
+    """Fill all parameters from ``seed``, for tests and timing: outputs are valid but meaningless.
 
-    Depth comes out positive, poses near the identity, fields of view near 60 degrees.
+    Depth is positive, poses are near the identity, fields of view near 60 degrees.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -172,7 +174,7 @@ def initialize_randomly(network: Network, seed: int = 0) -> None:
 
 
 def _plausible_cameras(decoder: nn.Module) -> None:
-    """Near the identity, with fields of view near 60 degrees."""
+    """Make the decoder give poses near the identity and fields of view near 60 degrees."""
     for layer, bias in (("fc_t", 0.0), ("fc_qvec", (0.0, 0.0, 0.0, 1.0)), ("fc_fov.0", 1.1)):
         decoder.get_parameter(f"{layer}.weight").mul_(0.02)
         decoder.get_parameter(f"{layer}.bias").copy_(torch.tensor(bias))
@@ -188,12 +190,12 @@ def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:
         try:
             return hub.fetch(repo)
         except hub.HubError as error:
-            why, cause = f"could not be fetched: {error}", error
+            why, cause = f"could not be downloaded: {error}", error
     raise CheckpointError(f"{repo} {why}: {remedies(spec)}") from cause
 
 
 def remedies(spec: ModelSpec) -> str:
-    """What to do where a model's weights are missing."""
+    """Text that tells how to get a model's missing weights."""
     return (
         f"run `da3_ros models --get {spec.name}` on a machine with internet (`--to FOLDER` puts "
         "the files where they can be copied from), or set `checkpoint` to a folder with "
@@ -204,11 +206,11 @@ def remedies(spec: ModelSpec) -> str:
 def _for_trying() -> str:
     if shipped_folder("da3-tiny"):
         return "or try the shipped model with `model: da3-tiny`"
-    return "or see the path without meaning with `checkpoint: random`"
+    return "or run with random weights, whose output is meaningless: `checkpoint: random`"
 
 
 def _is_hub_name(source: str) -> bool:
-    """``owner/name`` with nothing that only a path has."""
+    """Whether ``name`` has the form ``owner/name`` and cannot be a path."""
     parts = source.split("/")
     return len(parts) == 2 and all(parts) and not source.startswith((".", "~", "/"))
 
@@ -217,14 +219,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): fetch it again") from error
+        raise CheckpointError(f"{path} cannot be read ({error}): download it again") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path} is not a JSON object: fetch it again")
+        raise CheckpointError(f"{path} is not a JSON object: download it again")
     return config
 
 
 def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names without the leading ``model.``, and their tensors."""
+    """Read tensors by name, without the leading ``model.``."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -233,7 +235,7 @@ def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
                 yield stored.removeprefix("model."), file.get_tensor(stored)
     except (SafetensorError, OSError, struct.error) as error:
         raise CheckpointError(
-            f"{path} is damaged or no safetensors file ({error}): fetch it again"
+            f"{path} is damaged or not a safetensors file ({error}): download it again"
         ) from error
 
 
@@ -242,19 +244,19 @@ def _leave_out_gaussians(weights: dict[str, Tensor], spec: ModelSpec) -> None:
     for name in names:
         del weights[name]
     if names:
-        log.info("%s: Gaussian head left out on purpose (%d tensors)", spec.name, len(names))
+        log.info("%s: the unused Gaussian head is not loaded (%d tensors)", spec.name, len(names))
 
 
 def _check_aliases(weights: dict[str, Tensor], spec: ModelSpec, folder: Path) -> None:
-    """Drop repeated copies of the shared norm; they must equal the stored one."""
+    """Remove repeated copies of the shared norm. Raises CheckpointError if they differ from it."""
     for alias, kept in aliases(spec).items():
         copy = weights.pop(alias, None)
         if copy is not None and not torch.equal(copy, weights.get(kept, torch.empty(0))):
-            raise CheckpointError(f"{folder}: {alias} differs from {kept}, which it must repeat")
+            raise CheckpointError(f"{folder}: {alias} differs from {kept}, but must be equal")
 
 
 def _check_names_and_shapes(network: Network, weights: dict[str, Tensor], folder: Path) -> None:
-    """One line that names what is missing, left over or of the wrong shape."""
+    """Raise CheckpointError with the names of missing, unknown or wrongly shaped tensors."""
     ours = {name: tuple(p.shape) for name, p in network.state_dict().items()}
     theirs = {name: tuple(t.shape) for name, t in weights.items()}
     problems = (
@@ -271,7 +273,7 @@ def _check_names_and_shapes(network: Network, weights: dict[str, Tensor], folder
 
 
 def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
-    """Every number of config.json that says which network it is, by its path there."""
+    """The numbers of config.json that identify the network, by their path in the file."""
     if spec.metric_branch is not None:
         any_view = replace(spec, metric_branch=None)
         branches = (("anyview", any_view), ("metric", spec.metric_branch))

@@ -1,7 +1,7 @@
-"""Known camera poses, made ready for the camera encoder as DA3's own API does it.
+"""Normalises known camera poses for the camera encoder, as DA3's own API does.
 
-The encoder was trained on poses relative to the first frame, in a unit of their own (architecture
-notes, 14). What that unit was is returned: it is needed to judge what the poses can be asked for.
+The encoder was trained on poses relative to the first frame and in a normalised unit
+(architecture notes, 14). The unit is returned with the poses.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ SHORTEST_UNIT = 0.1  # in the unit of the given poses; the reference divides by 
 
 
 class Conditioning(NamedTuple):
-    """Poses as the camera encoder takes them, and what they were divided by."""
+    """Normalised poses for the camera encoder, and the divisor of their translations."""
 
     extrinsics: Tensor  # [B, N, 4, 4] world-to-camera; the first frame is the world
     unit: Tensor  # [B] length of one unit of ``extrinsics`` in that of the given poses
-    rotation_only: Tensor  # [B] bool: the translations carry no scale that the network could use
+    rotation_only: Tensor  # [B] bool: the translations determine no scale for the network
 
 
 def normalize_poses(T_world_camera: Tensor) -> Conditioning:
-    """Camera-to-world poses [B, N, 4, 4] relative to the first and in the encoder's unit.
+    """Make camera-to-world poses [B, N, 4, 4] relative to the first one, in the encoder's unit.
 
-    The unit is the lower median over all frames, the first included, of the distance to the first
-    frame's camera, but at least 0.1. With one or two views, or while at least half of the views
-    stand at the first, that median is zero and the limit decides: then ``rotation_only`` is true,
-    and no scale must be read from the answer. Straight lines are as good as any other path.
+    The unit is the lower median over all frames, including the first, of the distance to the
+    first camera, but at least 0.1. With one or two views, or if at least half of the cameras are
+    at the first one's position, the median is zero and the limit applies: then ``rotation_only``
+    is true, and the output determines no scale. Straight paths are valid like any other.
 
-    Arithmetic is in the type of the input: float64 keeps poses far from their origin exact, where
-    the reference, in float32, loses a centimetre at a hundred kilometres. The results are float32.
+    Computes in the type of the input: float64 keeps poses far from their origin exact, whereas
+    the reference, in float32, loses a centimetre at 100 km. The results are float32.
     """
     T_first_world = _homogeneous(invert_rigid(T_world_camera[:, :1]))
     T = T_first_world @ T_world_camera
@@ -45,7 +45,7 @@ def normalize_poses(T_world_camera: Tensor) -> Conditioning:
 
 
 def _with_last_one(unit: Tensor) -> Tensor:
-    """[B] -> [B, 1, 4, 1] that divides a translation column and leaves its 1."""
+    """[B] -> divisors [B, 1, 4, 1] of a homogeneous translation column, 1 for its last entry."""
     column = unit[:, None].repeat(1, 4)
     column[:, 3] = 1
     return column[:, None, :, None]

@@ -23,12 +23,12 @@ class DptHead(DptPyramid):
         x = self.scratch.output_conv1(self._refine(self._pyramid(projected, size), ""))
         x = F.interpolate(x, size=size, mode="bilinear", align_corners=True)
         depth, sky = self.scratch.output_conv2, self.scratch.sky_output_conv2
-        # The last step in fp32: 16 bits here make terraces in depth.
+        # The last step in fp32: 16 bits here would quantise the depth visibly.
         return depth[2](depth[:2](x).float())[:, 0].exp(), sky[2](sky[:2](x).float())[:, 0].relu()
 
 
 class DptScratch(nn.Module):
-    """The part of the head that the checkpoints call ``scratch``."""
+    """The part of the head named ``scratch`` in checkpoints."""
 
     def __init__(self, features: int, channels: tuple[int, ...]) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """The dense heads of DA3: taps of the backbone to depth, confidence and rays.
 
-Heads treat every frame on its own, so frames pass in small chunks: the result is the same and the
-widest maps (full image resolution) exist for a few frames at a time. Section numbers point to the
-architecture notes; the design is DPT (Ranftl et al., arXiv 2103.13413) with two branches.
+Heads process each frame separately, so frames are processed in small chunks: the result is the
+same, and the widest maps (full image resolution) exist for only a few frames at a time. Section
+numbers refer to the architecture notes; the design is DPT (Ranftl et al., arXiv 2103.13413) with
+two branches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ UV_BASE = 100.0
 
 
 class Dense(NamedTuple):
-    """Head outputs for frames [..., H, W]; rays on the 8h x 8w grid, only when asked for."""
+    """Head outputs for frames [..., H, W]; rays on the 8h x 8w grid, only on request."""
 
     depth: Tensor
     confidence: Tensor
@@ -31,7 +32,7 @@ class Dense(NamedTuple):
 
 
 def uv_embedding(height: int, width: int, channels: int, aspect: float) -> Tensor:
-    """Position map [1, C, height, width] on the image's aspect ratio W / H (7.3)."""
+    """Position map [1, C, height, width] for the image's aspect ratio W / H (7.3)."""
     diagonal = (aspect**2 + 1) ** 0.5
     span_x, span_y = aspect / diagonal, 1 / diagonal
     x = torch.linspace(-span_x * (width - 1) / width, span_x * (width - 1) / width, width)
@@ -57,7 +58,7 @@ class ResidualUnit(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Add a lateral map, refine, enlarge (RefineNet step of DPT)."""
+    """Add a lateral map, refine, upsample (RefineNet step of DPT)."""
 
     def __init__(self, features: int, lateral: bool = True) -> None:
         super().__init__()
@@ -69,13 +70,13 @@ class Fusion(nn.Module):
     def forward(self, x: Tensor, lateral: Tensor | None, size: tuple[int, int]) -> Tensor:
         if lateral is not None:
             x = x + self.resConfUnit1(lateral)
-        # The checkpoints were trained with the 1x1 convolution after the resize. Bilinear weights
-        # sum to one, so both commute exactly, and before it the maps are four times smaller.
+        # Training had the 1x1 convolution after the resize. Bilinear weights sum to one, so both
+        # commute exactly, and before the resize the maps are four times smaller.
         return _enlarge(self.out_conv(self.resConfUnit2(x)), size)
 
 
 class DptPyramid(nn.Module):
-    """What the heads share: four taps to four maps, and those to one of 8h x 8w."""
+    """Common part of the heads: four taps to four maps, and these to one map of 8h x 8w."""
 
     scratch: nn.Module
 
@@ -94,11 +95,11 @@ class DptPyramid(nn.Module):
         )
 
     def forget_tables(self) -> None:
-        """Drop the position maps of all sizes, in the heads that have them."""
+        """Drop cached position maps, in heads that have them."""
 
     def project(self, k: int, tap: Tensor) -> Tensor:
-        """Tap number ``k`` [F, P, C] -> its channels [F, P, c_k], several times fewer."""
-        # A 1x1 convolution: the same as a linear layer on tokens.
+        """Project tap ``k`` [F, P, C] to fewer channels [F, P, c_k]."""
+        # A 1x1 convolution equals a linear layer on tokens.
         layer: Any = self.projects[k]
         return F.linear(matching(self.norm(tap), layer), layer.weight.flatten(1), layer.bias)
 
@@ -113,7 +114,7 @@ class DptPyramid(nn.Module):
         return maps
 
     def _refine(self, maps: list[Tensor], branch: str) -> Tensor:
-        """From the coarsest map to 8h x 8w."""
+        """Fuse four maps, starting at the coarsest one, to one of 8h x 8w."""
         sizes = [tuple(m.shape[-2:]) for m in maps]
         sizes.insert(0, (2 * sizes[0][0], 2 * sizes[0][1]))
         x = self.scratch.get_submodule(f"refinenet4{branch}")(maps[3], None, sizes[3])
@@ -122,12 +123,12 @@ class DptPyramid(nn.Module):
         return x
 
     def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """Positions added to a map, in the heads that have them."""
+        """Add positions to a map, in heads that have them."""
         return x
 
 
 class DualDptHead(DptPyramid):
-    """Depth and confidence, and on demand rays, from four taps (7.1)."""
+    """Depth and confidence, and on request rays, from four taps (7.1)."""
 
     scratch: Scratch
 
@@ -138,7 +139,7 @@ class DualDptHead(DptPyramid):
         self._uv: dict[tuple[object, ...], Tensor] = {}
 
     def forget_tables(self) -> None:
-        """Drop the position maps of all sizes."""
+        """Drop cached position maps."""
         self._uv.clear()
 
     def forward(
@@ -167,7 +168,9 @@ class DualDptHead(DptPyramid):
     def _depth(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         x = _enlarge(self.scratch.output_conv1(x), size)
         neck = self.scratch.output_conv2[:2](self._with_uv(x, size))
-        logits = self.scratch.output_conv2[2](neck.float())  # 16 bits here make terraces in depth
+        logits = self.scratch.output_conv2[2](
+            neck.float()
+        )  # 16 bits here quantise the depth visibly
         return logits[:, 0].exp(), 1 + logits[:, 1].exp()
 
     def _rays(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -202,7 +205,7 @@ def _enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class Scratch(nn.Module):
-    """The part of the head that the checkpoints call ``scratch``."""
+    """The part of the head named ``scratch`` in checkpoints."""
 
     def __init__(self, features: int, c: tuple[int, ...]) -> None:
         super().__init__()
@@ -216,7 +219,7 @@ class Scratch(nn.Module):
         self.output_conv2 = nn.Sequential(
             nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 1)
         )
-        # Stacks 0 to 2 are dead at inference; they exist because the checkpoints hold them.
+        # Stacks 0 to 2 are not used in inference; they exist because checkpoints contain them.
         self.output_conv1_aux = nn.ModuleList(_ray_neck(features) for _ in range(4))
         self.output_conv2_aux = nn.ModuleList(_ray_out(half, with_norm=k == 0) for k in range(4))
 

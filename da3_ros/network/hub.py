@@ -1,6 +1,6 @@
-"""Official weights from the Hugging Face hub: fetched once, at a fixed revision, and checked.
+"""Downloads official weights from the Hugging Face hub once, at a fixed revision, and checks them.
 
-Knows files and their hashes; what is inside them is ``checkpoint``'s concern.
+Checks sizes and hashes of files; ``checkpoint`` checks their contents.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-SPARE = 64 << 20  # bytes of the disk that a download leaves free
+RESERVE = 64 << 20  # bytes of disk space that stay free
 BLOCK = 1 << 18  # bytes read at once
-TIMEOUT_S = 20.0  # without a byte
+TIMEOUT_S = 20.0  # longest time without data
 
 log = logging.getLogger(__name__)
 
 
 class HubError(RuntimeError):
-    """Files that could not be fetched, or are not what they should be; one line."""
+    """A download failed, or a file differs from the pinned one; the text is one line."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """The one version of a repository's files that this package was written for."""
+    """The version of a repository's files that this package supports."""
 
     revision: str
     config_bytes: int
@@ -38,7 +38,7 @@ class Pin:
     weights_sha256: str
 
     def of(self, name: str) -> tuple[int, str]:
-        """Size and SHA-256 of one of the two files."""
+        """Size and SHA-256 of a file."""
         if name == CONFIG:
             return self.config_bytes, self.config_sha256
         return self.weights_bytes, self.weights_sha256
@@ -85,9 +85,9 @@ PINS = {
 
 
 def cached(repo: str) -> Path | None:
-    """Where the local hub cache holds both files, or None; never uses the network.
+    """The folder with both files in the local hub cache, or None; never downloads.
 
-    The revision that we pin comes first, then what others may have fetched as the newest.
+    The pinned revision is preferred, then the newest one in the cache.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -100,10 +100,10 @@ def cached(repo: str) -> Path | None:
 
 
 def fetch(repo: str, folder: Path | None = None) -> Path:
-    """Both files of ``repo`` in the local hub cache, or in ``folder``; returns where they lie.
+    """Download both files of ``repo`` to the local hub cache or ``folder``; returns their folder.
 
-    What is pinned goes on where an earlier attempt ended, and is checked by size and SHA-256, also
-    when it was there already; a damaged file is fetched once more. Raises HubError.
+    Pinned files resume an earlier partial download, and are checked by size and SHA-256 even if
+    they exist already; a damaged file is downloaded again. Raises HubError.
     """
     pin = PINS.get(repo)
     if pin is None:
@@ -111,12 +111,12 @@ def fetch(repo: str, folder: Path | None = None) -> Path:
     folder = folder or cached(repo) or _snapshot(repo, pin)
     _check_room(folder, pin)
     for name in (CONFIG, WEIGHTS):
-        _bring(repo, name, pin, folder)
+        _ensure_file(repo, name, pin, folder)
     return folder
 
 
 def _snapshot(repo: str, pin: Pin) -> Path:
-    """Where huggingface_hub looks for the files of one revision."""
+    """The folder in which huggingface_hub looks for the files of one revision."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -135,8 +135,8 @@ def _fetch_unpinned(repo: str, folder: Path | None) -> Path:
     return Path(paths[0]).parent
 
 
-def _bring(repo: str, name: str, pin: Pin, folder: Path) -> None:
-    """See that ``folder`` holds the file as it was released."""
+def _ensure_file(repo: str, name: str, pin: Pin, folder: Path) -> None:
+    """Make sure that ``folder`` contains the released file; download it if it does not."""
     from huggingface_hub import constants
 
     target = folder / name
@@ -144,9 +144,9 @@ def _bring(repo: str, name: str, pin: Pin, folder: Path) -> None:
         fault = _fault(target, name, pin)
         if not fault:
             return
-        log.warning("%s is damaged (%s): it is fetched once more", target, fault)
+        log.warning("%s is damaged (%s): downloading it again", target, fault)
     if constants.HF_HUB_OFFLINE:
-        raise HubError(f"{name} is not here, and HF_HUB_OFFLINE is set")
+        raise HubError(f"{name} does not exist locally, and HF_HUB_OFFLINE is set")
     part = target.with_name(f"{name}.{pin.revision[:12]}.part")
     url = f"{constants.ENDPOINT}/{repo}/resolve/{pin.revision}/{name}"
     try:
@@ -155,14 +155,14 @@ def _bring(repo: str, name: str, pin: Pin, folder: Path) -> None:
         fault = _fault(part, name, pin)
         if fault:
             part.unlink()
-            raise HubError(f"{name} is not the file that was released ({fault}): not kept")
+            raise HubError(f"{name} differs from the released file ({fault}): deleted")
         os.replace(part, target)
     except OSError as error:
-        raise HubError(f"{name} could not be fetched ({_first_line(error)})") from error
+        raise HubError(f"{name} could not be downloaded ({_first_line(error)})") from error
 
 
 def _download(url: str, part: Path, size: int) -> None:
-    """Bytes of ``url`` from where ``part`` ends; begins again while something arrives at all."""
+    """Download ``url`` from the end of ``part`` on; reconnects as long as new data arrive."""
     from tqdm import tqdm
 
     with part.open("ab") as file, tqdm(
@@ -172,11 +172,11 @@ def _download(url: str, part: Path, size: int) -> None:
             before = file.tell()
             fault = _read(url, file, bar)
             if file.tell() == before:
-                raise fault or OSError(f"the server ends after {before} of {size} bytes")
+                raise fault or OSError(f"the server stopped after {before} of {size} bytes")
 
 
 def _read(url: str, file: BinaryIO, bar: Any) -> OSError | None:
-    """Append what one connection brings; returns what ended it early."""
+    """Append the data of one connection to the file; returns the error that ended it early."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={file.tell()}-"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -200,7 +200,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _fault(path: Path, name: str, pin: Pin) -> str:
-    """What is wrong with a file, or an empty text."""
+    """Text about a wrong size or hash; empty if the file is correct."""
     size, digest = pin.of(name)
     if path.stat().st_size != size:
         return f"{path.stat().st_size} bytes instead of {size}"
@@ -217,8 +217,8 @@ def _check_room(folder: Path, pin: Pin) -> None:
     existing = next(p for p in (folder, *folder.resolve().parents) if p.is_dir())
     begun = sum(p.stat().st_size for p in folder.glob(f"{WEIGHTS}.*.part"))
     free = shutil.disk_usage(existing).free
-    if free < pin.weights_bytes - begun + SPARE:
+    if free < pin.weights_bytes - begun + RESERVE:
         raise HubError(
-            f"{existing} has {free / 1e9:.2f} GB free, the weights take "
-            f"{pin.weights_bytes / 1e9:.2f} GB: make room, or set HF_HOME to another disk"
+            f"{existing} has {free / 1e9:.2f} GB free, but the weights need "
+            f"{pin.weights_bytes / 1e9:.2f} GB: free disk space, or set HF_HOME to another disk"
         )

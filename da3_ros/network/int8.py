@@ -1,7 +1,7 @@
-"""Linear layers in 8 bits, for CPUs that multiply those faster than any float they have.
+"""Linear layers in 8 bits, for CPUs on which int8 is faster than any float type.
 
-Weights are int8 with a scale per output, symmetric; activations become uint8 with one scale and
-zero point per call, from their least and largest value. Sums are exact, results fp32.
+Weights are symmetric int8 with a scale per output; activations are uint8 with one scale and zero
+point per call, from their minimum and maximum. Sums are exact, results fp32.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SYMMETRIC, LEVELS = 127, 255
 
 
 class Int8Linear(nn.Module):
-    """Stands in for an ``nn.Linear`` with fp32 in- and output. On the CPU, for inference."""
+    """Replaces an ``nn.Linear`` with fp32 input and output; CPU and inference only."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Int8Linear(nn.Module):
         self.bias = None if layer.bias is None else layer.bias.detach().float()
         rounded = (weight / self.scales[:, None]).round_().to(torch.int8)
         self.packed: Any = torch.ops.onednn.qlinear_prepack(rounded, None)
-        self.weight = torch.empty(0)  # of the type that the input must have
+        self.weight = torch.empty(0)  # has the type that the input must have
 
     def forward(self, x: Tensor) -> Tensor:
         """Tensor [..., in] -> [..., out], both fp32."""
@@ -44,7 +44,7 @@ class Int8Linear(nn.Module):
 
 
 def to_int8(network: nn.Module, kept: tuple[str, ...]) -> None:
-    """Replace every linear layer, in place, but those whose names begin with one of ``kept``."""
+    """Replace all linear layers in place, except those whose names start with one of ``kept``."""
     for name, module in list(network.named_modules()):
         for key, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and not f"{name}.{key}".startswith(kept):
@@ -52,7 +52,7 @@ def to_int8(network: nn.Module, kept: tuple[str, ...]) -> None:
 
 
 def int8_saving(network: nn.Module, kept: tuple[str, ...]) -> int:
-    """Bytes that ``to_int8`` saves of fp32 weights; also of a network without data."""
+    """Bytes of fp32 weights that ``to_int8`` saves; works on meta tensors too."""
     layers = (
         module for name, module in network.named_modules()
         if isinstance(module, nn.Linear) and not name.startswith(kept)

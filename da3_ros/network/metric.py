@@ -1,9 +1,9 @@
-"""Metres and sky: what the metric branch's two maps mean, and how they scale other depth.
+"""Metric scale and sky from the two maps of the metric branch.
 
-Pure functions on tensors: the nested network uses them, and so can anyone who runs a multi-view
-network and da3metric-large on the same images. Follows the architecture notes, section 10;
-docs/deviations.md lists what differs: every statistic is exact, nothing is drawn at random, and
-input that allows no answer gives NaN instead of an exception.
+Pure functions on tensors, used by the nested network, and for a multi-view network and
+da3metric-large on the same images. Follows the architecture notes, section 10;
+docs/deviations.md lists the differences: all statistics are exact, without random sampling, and
+the result is NaN instead of an exception if it cannot be computed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CANONICAL_FOCAL_PX = 300.0  # da3metric-large answers for this focal length
-SKY_THRESHOLD = 0.3  # from here on the sky map says sky
-FEWEST = 10  # pixels of one kind that are too few for a statistic
-NEAREST_M, NEAREST = 0.01, 0.001  # smaller depths, metric and relative, do not count
-SKY_QUANTILE = 0.99  # of the depth of all that is not sky: how far filled sky is
+CANONICAL_FOCAL_PX = 300.0  # focal length for which the depth of da3metric-large is metric
+SKY_THRESHOLD = 0.3  # least value of the sky map for sky
+FEWEST = 10  # so few pixels of one kind, or fewer, allow no statistic
+NEAREST_M, NEAREST = 0.01, 0.001  # smaller depths, metric and relative, are ignored
+SKY_QUANTILE = 0.99  # quantile of the depth without sky, used as the depth of filled sky
 SKY_LIMIT_M = 200.0
 
 
 class Alignment(NamedTuple):
-    """How the depth of B scenes relates to metres."""
+    """Metres per unit of depth of B scenes."""
 
-    scale: Tensor  # [B] metres per unit; NaN where too little could be compared
-    pixels: Tensor  # [B] how many pixels were compared
-    spread: Tensor  # [B] robust standard deviation of log(metres / unit) over them; NaN likewise
+    scale: Tensor  # [B] metres per unit; NaN: too few pixels to compare
+    pixels: Tensor  # [B] number of compared pixels
+    spread: Tensor  # [B] robust standard deviation of log(metres / unit) over them; NaN as scale
 
 
 def metric_depth(canonical: Tensor, focal_px: Tensor) -> Tensor:
-    """Depth in metres [B, N, H, W] of a metric network's output.
+    """Convert a metric network's output to depth in metres [B, N, H, W].
 
     focal_px: [B, N] mean focal length in pixels of the images the network saw.
     """
@@ -43,15 +43,15 @@ def focal_length(K: Tensor) -> Tensor:
 
 
 def is_sky(sky: Tensor) -> Tensor:
-    """Where a sky map says sky; NaN counts as sky, being nothing to measure."""
+    """Mask of sky. NaN counts as sky, because it cannot be measured."""
     return ~(sky < SKY_THRESHOLD)
 
 
 def align_depth(depth: Tensor, confidence: Tensor, metres: Tensor, sky: Tensor) -> Alignment:
-    """Metres per unit of ``depth``, one number for each scene; all maps are [B, N, H, W].
+    """Metres per unit of ``depth``, one value per scene; all maps are [B, N, H, W].
 
-    Least squares over the pixels that are not sky and whose confidence is at least the median of
-    those, as the nested model does it. Ten or fewer such pixels give NaN.
+    Least squares over pixels without sky whose confidence is at least the median, as in the
+    nested model. Ten or fewer such pixels give NaN.
     """
     scenes = zip(depth, confidence, metres, sky, strict=True)
     return Alignment(*(torch.stack(x) for x in zip(*(_align(*s) for s in scenes), strict=True)))
@@ -60,19 +60,19 @@ def align_depth(depth: Tensor, confidence: Tensor, metres: Tensor, sky: Tensor) 
 def fill_sky(
     depth: Tensor, sky: Tensor, limit: float = float("inf"), fewest_sky: int = FEWEST
 ) -> Tensor:
-    """Depth [B, N, H, W] with sky put behind everything else of its scene, as the reference does.
+    """Set the depth [B, N, H, W] of sky to that of the farthest surfaces, as in the reference.
 
-    That is the 0.99 quantile of the depth that is not sky, at most ``limit``. A scene with
-    ``fewest_sky`` pixels of sky or fewer, or ten of the rest or fewer, stays as it is.
+    This is the 0.99 quantile of the depth without sky, at most ``limit``. A scene with at most
+    ``fewest_sky`` pixels of sky, or at most ten other pixels, is not changed.
     """
     scenes = zip(depth, is_sky(sky), strict=True)
     return torch.stack([_fill(d, s, limit, fewest_sky) for d, s in scenes])
 
 
 def quantile(values: Tensor, q: float) -> Tensor:
-    """Exact quantile of any number of values, linear between neighbours.
+    """Exact quantile of any number of values, with linear interpolation.
 
-    torch.quantile refuses more than 16 million values, which a window of 24 views can have.
+    torch.quantile accepts at most 16 million values; a window of 24 views can have more.
     """
     ordered = values.flatten().sort().values
     at = q * (len(ordered) - 1)
@@ -84,7 +84,7 @@ def quantile(values: Tensor, q: float) -> Tensor:
 def _align(
     depth: Tensor, confidence: Tensor, metres: Tensor, sky: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale, number of pixels and spread of one scene, maps [N, H, W]."""
+    """Scale, number of pixels and spread of one scene with maps [N, H, W]."""
     seen = ~is_sky(sky) & depth.isfinite() & metres.isfinite() & confidence.isfinite()
     unknown = depth.new_tensor(torch.nan)
     if int(seen.sum()) <= FEWEST:
@@ -100,7 +100,7 @@ def _align(
 
 
 def _fill(depth: Tensor, sky: Tensor, limit: float, fewest_sky: int) -> Tensor:
-    """One scene, [N, H, W]."""
+    """``fill_sky`` for one scene [N, H, W]."""
     if int(sky.sum()) <= fewest_sky or int((~sky).sum()) <= FEWEST:
         return depth
     return depth.masked_fill(sky, float(quantile(depth[~sky], SKY_QUANTILE).clamp_max(limit)))

@@ -1,4 +1,4 @@
-"""The any-view DA3 network: images in; depth, confidence, poses and intrinsics out."""
+"""The multi-view DA3 network: images in; depth, confidence, poses and intrinsics out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from da3_ros.network.specs import PATCH, ModelSpec
 
 
 class Chunks(NamedTuple):
-    """How much passes at a time in inference; memory and speed only, results agree to rounding."""
+    """Chunk sizes for inference; they affect memory and speed, and results by rounding only."""
 
-    head_frames: int = 8  # frames in the head, whose maps are the largest
-    local_frames: int = 0  # frames in a frame-local block; 0: all
-    mlp_tokens: int = 0  # tokens in a feed-forward layer; 0: all
+    head_frames: int = 8  # frames at a time in the head, which has the largest maps
+    local_frames: int = 0  # frames at a time in a frame-local block; 0: all
+    mlp_tokens: int = 0  # tokens at a time in a feed-forward layer; 0: all
 
 
 class Output(NamedTuple):
-    """What a forward pass returns, in one unknown unit and the reference camera's world."""
+    """Output of a forward pass, in one unknown unit and the reference camera's world."""
 
-    depth: Tensor  # [B, N, H, W] z-depth, or of the M frames that were asked for
+    depth: Tensor  # [B, N, H, W] z-depth, or [B, M, H, W] of the requested frames
     confidence: Tensor  # likewise, from 1 upwards
     extrinsics: Tensor  # [B, N, 3, 4] world-to-camera, OpenCV axes
     intrinsics: Tensor  # [B, N, 3, 3] pixels of the input, pixel i covers [i, i + 1)
@@ -34,23 +34,23 @@ class Output(NamedTuple):
     scale: Tensor | None = None  # [B] nested: metres per unit, applied already; NaN: unknown
     metric_depth: Tensor | None = None  # nested: [B, N, H, W] metres, each frame on its own
     scale_spread: Tensor | None = None  # [B] nested: of log(scale) over the pixels, robust
-    appearance: Tensor | None = None  # [B, N, D] what views look like, where a session adds it
+    appearance: Tensor | None = None  # [B, N, D] descriptors of views, added by a session
 
 
 class ChunkedNetwork(nn.Module):
-    """A backbone and a head whose working memory is bounded by passing a part at a time."""
+    """A backbone and a head that process inputs in chunks to limit their memory."""
 
     backbone: Backbone
     head: DptPyramid
     chunks: Chunks
 
     def set_chunks(self, chunks: Chunks) -> None:
-        """Choose how much passes at a time."""
+        """Set the chunk sizes."""
         self.chunks = chunks
         self.backbone.pretrained.set_chunks(chunks.local_frames, chunks.mlp_tokens)
 
     def forget_tables(self) -> None:
-        """Drop the position tables of the sizes seen so far; they are made again when needed."""
+        """Drop all cached position tables; they are computed again on demand."""
         self.backbone.pretrained.forget_tables()
         self.head.forget_tables()
 
@@ -85,14 +85,14 @@ class DepthAnything3(ChunkedNetwork):
         """Run the whole network.
 
         images: [B, N, 3, H, W], ImageNet-normalised, H and W multiples of 14.
-        extrinsics, intrinsics: known world-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] of every
-            frame, both or none (the network has no use for intrinsics alone).
+        extrinsics, intrinsics: known world-to-camera [B, N, 3 or 4, 4] and K [B, N, 3, 3] of all
+            frames, both or none (the network cannot use intrinsics alone).
         ref_view: ``first``, ``middle``, ``saddle_balanced`` or ``saddle_sim_range``.
         rays: also return the ray maps (the second branch of the head, skipped otherwise).
-        ray_pose: poses and intrinsics from the ray maps instead of the camera decoder; NaN for a
-            frame whose rays fit no camera.
+        ray_pose: poses and intrinsics from the ray maps instead of the camera decoder; NaN for
+            frames to whose rays no camera fits.
 
-        Raises ValueError for a size that is no multiple of 14, or for poses without intrinsics.
+        Raises ValueError if the size is not a multiple of 14, or for poses without intrinsics.
         """
         size = image_size(images)
         if (extrinsics is None) != (intrinsics is None):
@@ -108,14 +108,14 @@ class DepthAnything3(ChunkedNetwork):
     def camera_tokens(
         self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
     ) -> Tensor:
-        """Known poses and K, as in ``forward``, as ``decode`` takes them: [B, N, D]."""
+        """Convert known poses and K, as in ``forward``, to tokens [B, N, D] for ``decode``."""
         tokens: Tensor = self.cam_enc(extrinsics, intrinsics, size)
         return tokens
 
     def encode(self, images: Tensor) -> Prefix:
-        """The part that sees each frame alone: images [B, N, 3, H, W] -> [B, N, T, D], [B, N, D].
+        """The frame-local layers: images [B, N, 3, H, W] -> [B, N, T, D], [B, N, D].
 
-        It can be kept for every window that a frame is in.
+        The result can be reused in all windows that contain a frame.
         """
         prefix = self.backbone.pretrained.prefix(images.flatten(0, 1))
         return Prefix(*(x.unflatten(0, images.shape[:2]) for x in prefix))
@@ -131,10 +131,10 @@ class DepthAnything3(ChunkedNetwork):
         rays: bool = False,
         ray_pose: bool = False,
     ) -> Output:
-        """The part in which frames of ``size`` (H, W) see each other, and the heads.
+        """The layers with attention across frames of ``size`` (H, W), and the heads.
 
-        frames: int64 [M], those whose maps are wanted (default all); poses are of all, but with
-            ``ray_pose``, which reads them off the maps, of these frames only.
+        frames: int64 [M], frames whose maps are wanted (default all). Poses are returned for all
+            frames; with ``ray_pose``, which computes them from the maps, only for these.
         """
         vit, grid = self.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)
         taps = vit.fuse(
@@ -159,7 +159,7 @@ class DepthAnything3(ChunkedNetwork):
 
 
 def image_size(images: Tensor) -> tuple[int, int]:
-    """(H, W) of images [B, N, 3, H, W]; ValueError for what no network takes."""
+    """(H, W) of images [B, N, 3, H, W]. Raises ValueError for an invalid shape."""
     if images.ndim != 5 or images.shape[2] != 3:
         raise ValueError(f"images must be [B, N, 3, H, W], not {list(images.shape)}")
     H, W = images.shape[-2:]

@@ -1,4 +1,4 @@
-"""The monocular networks, da3mono-large and da3metric-large: every frame on its own."""
+"""The monocular networks da3mono-large and da3metric-large, which process frames separately."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from da3_ros.network.specs import ModelSpec
 
 
 class MonocularOutput(NamedTuple):
-    """What a monocular network returns; there are no poses, intrinsics or confidence."""
+    """Output of a monocular network, without poses, intrinsics and confidence."""
 
-    depth: Tensor  # [B, N, H, W] z-depth; da3metric-large: see metric.metric_depth for metres
-    sky: Tensor  # [B, N, H, W] from 0 upwards; metric.is_sky says what counts as sky
+    depth: Tensor  # [B, N, H, W] z-depth; da3metric-large: in metres by metric.metric_depth
+    sky: Tensor  # [B, N, H, W] from 0 upwards; threshold: see metric.is_sky
 
 
 class MonocularDepth(ChunkedNetwork):
@@ -40,10 +40,10 @@ class MonocularDepth(ChunkedNetwork):
         """Run the network, ``chunks.head_frames`` frames at a time.
 
         images: [B, N, 3, H, W], ImageNet-normalised, H and W multiples of 14.
-        fill_sky: put sky behind everything else of its scene, as the reference does; otherwise
-            the depth of sky is what the network happens to say.
+        fill_sky: set sky to the depth of the farthest surfaces, as in the reference; otherwise
+            the depth of sky is the network's arbitrary output.
 
-        Raises ValueError for a size that is no multiple of 14.
+        Raises ValueError if the size is not a multiple of 14.
         """
         size = image_size(images)
         frames = images.flatten(0, 1).split(self.chunks.head_frames)
@@ -54,11 +54,11 @@ class MonocularDepth(ChunkedNetwork):
         return MonocularOutput(fill(depth, sky) if fill_sky else depth, sky)
 
     def encode(self, images: Tensor) -> MonocularOutput:
-        """All of it: it sees each frame alone, so everything can be kept for later windows."""
+        """The whole network: each frame is separate, so all of it is reusable in later windows."""
         return self(images, fill_sky=False)
 
     def decode(self, prefix: MonocularOutput, frames: Tensor | None = None) -> MonocularOutput:
-        """The maps of ``frames``, int64 [M], default all: nothing happens between frames."""
+        """Select the maps of ``frames``, int64 [M], default all."""
         if frames is None:
             return prefix
         return MonocularOutput(*(maps.index_select(1, frames) for maps in prefix))

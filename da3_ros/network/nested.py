@@ -1,4 +1,4 @@
-"""The nested network: an any-view network, and a metric one that tells it what a metre is."""
+"""The nested network: a multi-view network, and a metric network that gives its scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from da3_ros.network.specs import ModelSpec
 
 
 class NestedPrefix(NamedTuple):
-    """What both parts make of each frame alone: for the metric one, that is all it does."""
+    """Outputs of the frame-local layers of both parts; of the metric part, its whole output."""
 
     tokens: Tensor  # as in Prefix
     descriptor: Tensor
@@ -39,7 +39,7 @@ class NestedDepthAnything3(nn.Module):
         self.da3_metric = MonocularDepth(spec.metric_branch)
 
     def set_chunks(self, chunks: Chunks) -> None:
-        """Choose how much passes at a time, in both parts."""
+        """Set the chunk sizes of both parts."""
         self.da3.set_chunks(chunks)
         self.da3_metric.set_chunks(chunks)
 
@@ -62,11 +62,11 @@ class NestedDepthAnything3(nn.Module):
     def camera_tokens(
         self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
     ) -> Tensor:
-        """As of the any-view part."""
+        """As in the multi-view part."""
         return self.da3.camera_tokens(extrinsics, intrinsics, size)
 
     def encode(self, images: Tensor) -> NestedPrefix:
-        """The parts that see each frame alone, to be kept for every window that a frame is in."""
+        """The frame-local layers of both parts, reusable in all windows that contain a frame."""
         return NestedPrefix(*self.da3.encode(images), *self.da3_metric.encode(images))
 
     def decode(
@@ -78,7 +78,7 @@ class NestedDepthAnything3(nn.Module):
         ref_view: str = "saddle_balanced",
         frames: Tensor | None = None,
     ) -> Output:
-        """The part in which frames see each other, in its unknown unit: ``to_metres`` is next."""
+        """The layers with attention across frames, in an unknown unit; ``to_metres`` follows."""
         any_view = Prefix(prefix.tokens, prefix.descriptor)
         return self.da3.decode(any_view, size, camera_tokens, ref_view=ref_view, frames=frames)
 
@@ -90,15 +90,15 @@ def to_metres(
     *,
     fill_sky: bool = True,
 ) -> Output:
-    """Scale a multi-view output by a metric network's output for the same frames.
+    """Scale a multi-view output with a metric network's output for the same frames.
 
-    focal_px: known mean focal lengths [B, N] of the frames in ``out.depth``; by default those
-        that ``out`` says.
-    fill_sky: put sky behind everything else, at most 200 m away, with confidence 1, as the
-        reference does; otherwise sky keeps what the network happens to say.
+    focal_px: known mean focal lengths [B, N] of the frames in ``out.depth``; default: from
+        ``out.intrinsics``.
+    fill_sky: set sky to the depth of the farthest surfaces, at most 200 m, with confidence 1, as
+        in the reference; otherwise the depth of sky is the network's arbitrary output.
 
-    Where no scale can be found (all sky, too few pixels) ``scale`` is NaN, and lengths stay in
-    their unknown unit, unfilled.
+    If no scale can be found (all sky, too few pixels), ``scale`` is NaN, and lengths stay in
+    their unknown unit, without filled sky.
     """
     focal = metric.focal_length(out.intrinsics) if focal_px is None else focal_px
     metres = metric.metric_depth(canonical.depth, focal)

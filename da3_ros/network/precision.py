@@ -1,7 +1,7 @@
-"""Puts a network's large matrices into 16 bits, and leaves alone what would make errors visible.
+"""Converts a network's large matrices to 16 or 8 bits; sensitive layers stay in fp32.
 
-Norms, gammas, tokens and the residual stream stay fp32, as do the camera parts and the last
-convolution and exponential of the heads: there 16 bits make terraces in depth.
+Norms, gammas, tokens and the residual stream stay in fp32, and also the camera parts and the last
+convolution and exponential of the heads: there 16 bits would quantise the depth visibly.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KEPT = (
 
 @torch.no_grad()
 def convert(network: Network, dtype: torch.dtype) -> None:
-    """Turn the weights of matrix products into ``dtype``, in place; fp32 does nothing.
+    """Convert the weights of matrix products to ``dtype`` in place; fp32 changes nothing.
 
-    ``int8`` is for linear layers alone, on the CPU; the rest stays as it is. What was lost comes
-    back only by loading the checkpoint again.
+    ``int8`` converts only linear layers, and only on the CPU. The lost precision can be restored
+    only by loading the checkpoint again.
     """
     for part in parts(network):
         if dtype == torch.int8:
@@ -40,21 +40,21 @@ def convert(network: Network, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def channels_last(network: Network) -> None:
-    """Lay out the head's convolutions as its maps are: channels last."""
+    """Convert the head's convolutions to channels-last layout, which its maps have."""
     for module in (m for part in parts(network) for m in part.head.modules()):
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
 
 
 def drop_camera_encoder(network: Network) -> None:
-    """Remove what turns known poses into tokens, for a network that is given none."""
+    """Remove the camera encoder, which is used only with known poses."""
     for part in parts(network):
         if hasattr(part, "cam_enc"):
             del part.cam_enc
 
 
 def drop_rays(network: Network) -> None:
-    """Remove the head's ray branch, two thirds of its weights; ray maps are gone with it."""
+    """Remove the head's ray branch, two thirds of its weights; ray maps are then unavailable."""
     for scratch in (part.head.scratch for part in parts(network)):
         for name in [n for n, _ in scratch.named_children() if n.endswith("_aux")]:
             delattr(scratch, name)

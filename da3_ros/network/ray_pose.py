@@ -1,9 +1,9 @@
-"""Cameras from ray maps: the second way to poses and intrinsics, beside the camera decoder.
+"""Computes poses and intrinsics from ray maps, an alternative to the camera decoder.
 
 Cell p of a frame's grid holds the direction d = R K^-1 p of its ray and the ray's origin, both in
 the reference frame. So all directions of a frame are one linear map A = R K^-1 of the cells, up
-to lengths: a homography, fitted robustly (Hartley and Zisserman, 4.1) and split into rotation and
-intrinsics. Follows the architecture notes, section 9; docs/deviations.md lists what differs.
+to lengths: a homography, fitted robustly (Hartley and Zisserman, 4.1) and decomposed into rotation
+and intrinsics. Follows the architecture notes, section 9; docs/deviations.md lists differences.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from da3_ros.network.camera import invert_rigid
 
-TRIALS, DRAWN = 100, 8  # RANSAC: trials, cells in each
-TOP_SHARE = 0.3  # cells are drawn from this share, the most confident ones
+TRIALS, SAMPLES = 100, 8  # RANSAC: trials, cells per trial
+TOP_SHARE = 0.3  # share of the most confident cells, from which samples are drawn
 INLIER = 0.2  # largest distance between unit directions
-SCORED = 4096  # a trial is judged by about as many cells, evenly spread
-SHORTEST = 1e-4  # shorter directions say nothing
-PATCH_CELLS = 64  # cells that come from one patch, and share its error
-PRINCIPAL_POINT_SIGMA = 0.05  # how far off the middle cameras have it, half widths or heights
-FRAMES = 4  # at a time: bounds memory at about 200 bytes per cell of each
-_COSINE = 1 - INLIER**2 / 2  # of the angle between unit vectors INLIER apart
+SCORED = 4096  # approximate number of evenly spaced cells that score a trial
+SHORTEST = 1e-4  # shorter directions are ignored
+PATCH_CELLS = 64  # cells of one patch, which have a common error
+PRINCIPAL_POINT_SIGMA = 0.05  # of its distance from the image centre, in half widths or heights
+FRAMES = 4  # frames at a time: limits memory to about 200 bytes per cell of each
+_COSINE = 1 - INLIER**2 / 2  # of the angle between unit vectors with distance INLIER
 
 
 class DirectionMap(NamedTuple):
@@ -38,10 +38,10 @@ class DirectionMap(NamedTuple):
 def cameras_from_rays(
     ray: Tensor, confidence: Tensor, size: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Ray maps [B, N, h, w, 6] with weights [B, N, h, w] of frames of ``size`` (H, W) in pixels.
+    """Fit cameras to ray maps [B, N, h, w, 6] with weights [B, N, h, w]; ``size``: (H, W) pixels.
 
-    Returns world-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (pixel i covers [i, i + 1)), NaN for a
-    frame whose rays fit no camera. The same input gives the same output, whatever ran before.
+    Returns world-to-camera [B, N, 3, 4] and K [B, N, 3, 3] (pixel i covers [i, i + 1)), NaN for
+    frames to whose rays no camera fits. Deterministic: independent of earlier calls.
     """
     B, N, h, w, _ = ray.shape
     device = torch.device("cpu") if ray.device.type == "mps" else ray.device  # MPS lacks float64
@@ -55,7 +55,7 @@ def cameras_from_rays(
 
 
 def cell_grid(h: int, w: int, device: torch.device | None = None) -> Tensor:
-    """Cells [h w, 3], row by row, of an image plane that spans -1 to 1 both ways."""
+    """Cells [h w, 3], row-major, of an image plane from -1 to 1 in both directions."""
     y = (2 * torch.arange(h, dtype=torch.float64, device=device) + 1) / h - 1
     x = (2 * torch.arange(w, dtype=torch.float64, device=device) + 1) / w - 1
     yy, xx = torch.meshgrid(y, x, indexing="ij")
@@ -63,7 +63,7 @@ def cell_grid(h: int, w: int, device: torch.device | None = None) -> Tensor:
 
 
 def fit_direction_map(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap:
-    """The map that most of the weight agrees on.
+    """The map with the largest weight of inliers.
 
     d: directions [F, M, 3]; weights [F, M]; cells [M, 3].
     """
@@ -73,12 +73,12 @@ def fit_direction_map(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap
 
 
 def split_direction_map(found: DirectionMap) -> tuple[Tensor, Tensor]:
-    """R and K [F, 3, 3] of A ~ R K^-1; K in the cells' units, without skew.
+    """Decompose A ~ R K^-1 into R and K [F, 3, 3]; K in the cells' units, without skew.
 
-    Principal point and rotation are hard to tell apart in a narrow view. So the principal point
-    that A implies counts only as far as A is known better than that cameras have it near the
-    middle. From there on the columns of A are orthogonal, and the third, which is known best, is
-    the optical axis: a QL decomposition with positive diagonal.
+    In a narrow view, principal point and rotation are hard to distinguish. So the principal point
+    from A is combined with the prior that it is near the image centre, weighted by their
+    uncertainties. Given the principal point, the columns of A are orthogonal, and the third one,
+    which is most accurate, is the optical axis: a QL decomposition with positive diagonal.
     """
     A = found.A
     point = _principal_point(A)
@@ -95,14 +95,14 @@ def split_direction_map(found: DirectionMap) -> tuple[Tensor, Tensor]:
 
 
 def _principal_point(A: Tensor) -> Tensor:
-    """The cell [..., 2] whose direction is at right angles to the first two columns of A."""
+    """The cell [..., 2] whose direction is perpendicular to the first two columns of A."""
     columns = A[..., :2]
-    right_angles = torch.linalg.inv_ex(columns.mT @ columns).inverse  # of no rank: no error, inf
+    right_angles = torch.linalg.inv_ex(columns.mT @ columns).inverse  # singular: inf, no error
     return -(right_angles @ (columns.mT @ A[..., 2:]))[..., 0]
 
 
 def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """World-to-camera [F, 3, 4] and K [F, 3, 3] in the cells' units, of rays [F, M, 6]."""
+    """World-to-camera [F, 3, 4] and K [F, 3, 3] in the cells' units from rays [F, M, 6]."""
     d, origin = rays.split(3, dim=-1)
     good = rays.isfinite().all(-1) & weights.isfinite() & (d.norm(dim=-1) > SHORTEST)
     d, origin = (x.where(good[..., None], 0) for x in (d, origin))
@@ -112,18 +112,18 @@ def _cameras(rays: Tensor, weights: Tensor, cells: Tensor) -> tuple[Tensor, Tens
     centre = (weights[..., None] * origin).sum(1) / weights.sum(1)[:, None]
     T = invert_rigid(torch.cat((R, centre[..., None]), dim=-1))
     right = T.isfinite().all(2).all(1) & K.isfinite().all(2).all(1)
-    right &= torch.linalg.det(found.A) > 1e-9  # else all rays lie in a plane, or are parallel
+    right &= torch.linalg.det(found.A) > 1e-9  # otherwise all rays are coplanar or parallel
     wrong = ~right[:, None, None]
     return T.masked_fill(wrong, torch.nan), K.masked_fill(wrong, torch.nan)
 
 
 def _consensus(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
-    """The map [F, 3, 3] of the trial on which the most weight agrees."""
+    """The map [F, 3, 3] of the trial with the largest weight of inliers."""
     M = len(cells)
-    top = max(DRAWN, int(TOP_SHARE * M))
-    # A table of its own seed: the global generator is neither read nor moved.
+    top = max(SAMPLES, int(TOP_SHARE * M))
+    # A generator with its own seed: the global one is not used and not changed.
     generator = torch.Generator().manual_seed(0)
-    ranks = torch.randint(top, (TRIALS, DRAWN), generator=generator).to(d.device)
+    ranks = torch.randint(top, (TRIALS, SAMPLES), generator=generator).to(d.device)
     drawn = weights.argsort(dim=1, descending=True, stable=True)[:, ranks]  # [F, trials, 8]
     frame = torch.arange(len(d), device=d.device)[:, None, None]
     A = _least_squares(d[frame, drawn], weights[frame, drawn], cells[drawn]).A
@@ -136,10 +136,10 @@ def _consensus(d: Tensor, weights: Tensor, cells: Tensor) -> Tensor:
 
 
 def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap:
-    """The A with the least sum of w |d x A p|^2, of d [..., M, 3] and cells p alike.
+    """The A that minimises the sum of w |d x A p|^2 over directions d and cells p [..., M, 3].
 
     The normal matrix is a sum of Kronecker products p p^T (x) (d^T d I - d d^T), so it is one
-    product of [9, M] and [M, 9] matrices, however many cells there are.
+    product of [9, M] and [M, 9] matrices for any number of cells.
     """
     pp = (cells[..., :, None] * cells[..., None, :]).flatten(-2)  # [..., M, 9]
     square = (d * d).sum(-1)[..., None, None] * torch.eye(3, dtype=d.dtype, device=d.device)
@@ -156,7 +156,7 @@ def _least_squares(d: Tensor, weights: Tensor, cells: Tensor) -> DirectionMap:
 
 
 def _in_pixels(K: Tensor, size: tuple[int, int]) -> Tensor:
-    """K of cells that span -1 to 1, in pixels of an image of ``size`` (H, W)."""
+    """Convert K from cells, -1 to 1, to pixels of an image of ``size`` (H, W)."""
     half = K.new_tensor([[size[1] / 2], [size[0] / 2], [1]])
     middle = torch.zeros_like(K)
     middle[..., 0, 2], middle[..., 1, 2] = 1, 1

@@ -1,4 +1,4 @@
-"""Choice of the reference view, whose camera becomes the world (architecture notes, 6)."""
+"""Selects the reference view, whose camera defines the world (architecture notes, 6)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ STRATEGIES = ("first", "middle", "saddle_balanced", "saddle_sim_range")
 
 
 def select_reference(descriptor: Tensor, strategy: str) -> Tensor | None:
-    """Frame order [B, N] with the reference first, or None where the order stays as it is.
+    """Frame order [B, N] with the reference first; None: the order is unchanged.
 
-    ``descriptor`` [B, N, D] holds the class slots. Scores are computed in fp32 whatever the
-    model's precision: in bf16 rounding alone decides between near-still frames.
+    ``descriptor`` [B, N, D] holds the class slots. Scores are computed in fp32 for any precision
+    of the model: in bf16 rounding would decide between almost identical frames.
 
     Raises ValueError for an unknown strategy.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"unknown ref_view {strategy!r}: one of {', '.join(STRATEGIES)}")
+        raise ValueError(f"unknown ref_view {strategy!r}: must be one of {', '.join(STRATEGIES)}")
     B, N, _ = descriptor.shape
     if N < 3 or strategy == "first":
         return None
@@ -27,12 +27,12 @@ def select_reference(descriptor: Tensor, strategy: str) -> Tensor | None:
     else:
         index = _saddle(descriptor.float(), strategy)
     frames = torch.arange(N, device=descriptor.device).expand(B, N)
-    # A stable sort on "is not the reference" moves it to the front and keeps the others' order.
+    # A stable sort by "is not the reference" moves it to the front and keeps the others in order.
     return torch.argsort((frames != index[:, None]).int(), dim=1, stable=True)
 
 
 def _saddle(c: Tensor, strategy: str) -> Tensor:
-    """Index [B] of the frame that is typical (balanced) or most contrasted (sim_range)."""
+    """Index [B] of the most typical frame (balanced) or of the most distinct one (sim_range)."""
     N = c.shape[1]
     u = F.normalize(c, dim=-1)
     similarity = u @ u.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The table of models: every size that tells one DA3 network from another."""
+"""The table of models: all sizes in which the DA3 networks differ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ POS_GRID = 37  # the stored positional embedding covers 37 x 37 patches (518 pix
 class ModelSpec:
     """Sizes of one DA3 network (arXiv 2511.10647 and the official config.json).
 
-    ``alt_start`` is the first block that may attend across frames; from there on odd blocks do. In
-    a monocular network none does: it equals ``blocks``. ``taps`` are the blocks whose output feeds
-    the head. A nested network has the sizes of its any-view part and a ``metric_branch`` beside.
+    From block ``alt_start`` on, odd blocks attend across frames; in a monocular network none does
+    and ``alt_start`` equals ``blocks``. ``taps``: blocks whose output feeds the head. A nested
+    network has the sizes of its multi-view part, and a ``metric_branch``.
     """
 
     name: str
@@ -29,30 +29,30 @@ class ModelSpec:
     swiglu: bool = False
     repo: str = ""  # on the Hugging Face hub; empty: ships with this package
     license: str = "Apache-2.0"
-    parameters: int = 0  # in the official file; the Gaussian heads, which are left out, count too
-    metric: bool = False  # depth in metres, once the focal length is known
+    parameters: int = 0  # in the official file, with the Gaussian heads, which are not loaded
+    metric: bool = False  # whether depth is in metres, given the focal length
     metric_branch: ModelSpec | None = None
 
     @property
     def multi_view(self) -> bool:
-        """Whether frames see each other: depth that agrees, confidence, poses and intrinsics."""
+        """Whether it attends across frames: consistent depth, confidence, poses, intrinsics."""
         return self.alt_start < self.blocks
 
     @property
     def sky(self) -> bool:
-        """Whether the network says where the sky is."""
+        """Whether the network predicts sky."""
         return not self.multi_view or self.metric_branch is not None
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What one gets from the network, in a few words each."""
+        """The network's outputs, in a few words."""
         many = ("multi-view depth", "poses", "takes poses")
-        told = (("metres",) if self.metric else ()) + (("sky",) if self.sky else ())
-        return (many if self.multi_view else ("depth",)) + told
+        extras = (("metres",) if self.metric else ()) + (("sky",) if self.sky else ())
+        return (many if self.multi_view else ("depth",)) + extras
 
     @property
     def hidden(self) -> int:
-        """Feed-forward width; SwiGLU takes two thirds of 4 x width, rounded up to eights."""
+        """Feed-forward width; with SwiGLU 2/3 of 4 x width, rounded up to a multiple of 8."""
         return (int(2 * 4 * self.width / 3) + 7) // 8 * 8 if self.swiglu else 4 * self.width
 
     @property

@@ -1,4 +1,4 @@
-"""Makes tracked frames and window reports of what the network said. Owns nothing."""
+"""Makes frames and window reports from predictions. Functions only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import numpy as np
 from da3_ros.config import DepthConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.pipeline.depth_filter import filter_depth, sky_mask
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.types import Prediction, Scale, TrackedFrame, Window, WindowReport
+from da3_ros.types import (
+    Array,
+    FloatImage,
+    Prediction,
+    Scale,
+    TrackedFrame,
+    Window,
+    WindowReport,
+)
 
-# Where a window lies whose views the network saw each alone.
+# The alignment of a window of a single-image network.
 UNPLACED = Alignment(IDENTITY, False, float("nan"), float("nan"))
 
 
@@ -25,7 +34,7 @@ def report_of(
     loop_closed: bool,
     total_s: float,
 ) -> WindowReport:
-    """What happened to a window."""
+    """Returns the report of a window."""
     return WindowReport(
         id=window.id,
         stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
@@ -34,7 +43,7 @@ def report_of(
         aligned=placed.accepted,
         alignment_rms=placed.rms,
         alignment_inliers=placed.inliers,
-        unit=placed.T_scene_window.scale,
+        unit=placed.T_ref_window.scale,
         scale=scale,
         loop_closed=loop_closed,
         segment=segment,
@@ -44,39 +53,60 @@ def report_of(
     )
 
 
-def tracked(
+def segment_frame(
     prepared: PreparedView,
     index: int,
     prediction: Prediction,
-    placed: Similarity,
+    T_segment_window: Similarity,
     report: WindowReport,
     config: DepthConfig,
-) -> TrackedFrame:
-    """View ``index`` of a window that lies at ``placed`` in its segment, its depth filtered."""
+) -> SegmentFrame:
+    """Returns the frame of view ``index`` in segment coordinates, with filtered depth."""
     view, confidence = prepared.view, prediction.confidence[index]
-    depth = prediction.depth[index] * np.float32(placed.scale)
+    depth = prediction.depth[index] * np.float32(T_segment_window.scale)
     sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
-    # A single-image network gives no confidence: that is no reason to doubt its depth.
-    believed = confidence if prediction.posed else np.full_like(confidence, 1e30)
-    return TrackedFrame(
+    # A single-image network gives no confidence: none of its depth is filtered by it.
+    trusted = confidence if prediction.posed else np.full_like(confidence, 1e30)
+    return SegmentFrame(
         id=view.id,
         stamp_ns=view.stamp_ns,
         frame_id=view.frame_id,
         camera=view.camera,
         image=view.image,
-        depth_m=filter_depth(depth, believed, config, prepared.valid, sky),
+        depth=filter_depth(depth, trusted, config, prepared.valid, sky),
         confidence=confidence,
         K=prediction.K[index] if view.K is None else view.K,
-        T_world_camera=placed.pose(prediction.T_window_camera[index]),
-        keyframe=False,
+        T_segment_camera=T_segment_window.pose(prediction.T_window_camera[index]),
         scale=report.scale,
         window=report,
         leads=prepared.leads,
     )
 
 
+def tracked_frame(
+    frame: SegmentFrame, depth_m: FloatImage, T_world_camera: Array, T_odom_world: Array
+) -> TrackedFrame:
+    """Returns the frame to publish, without covariances."""
+    return TrackedFrame(
+        id=frame.id,
+        stamp_ns=frame.stamp_ns,
+        frame_id=frame.frame_id,
+        camera=frame.camera,
+        image=frame.image,
+        depth_m=depth_m,
+        confidence=frame.confidence,
+        K=frame.K,
+        T_world_camera=T_world_camera,
+        keyframe=frame.keyframe,
+        scale=frame.scale,
+        window=frame.window,
+        T_odom_world=T_odom_world,
+        leads=frame.leads,
+    )
+
+
 def _focal_ratio(window: Window, prediction: Prediction) -> float:
-    """Focal length as the network sees it over the calibrated one; NaN without calibration."""
+    """Returns the predicted over the calibrated focal length; NaN without calibration."""
     views = zip(window.views, prediction.K, strict=True)
     ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
     return float(np.median(ratios)) if ratios else float("nan")

@@ -1,4 +1,4 @@
-"""Turns raw network depth into depth that may be published: NaN where it cannot be believed."""
+"""Filters raw network depth for publishing: NaN where it is not trustworthy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from da3_ros.config import DepthConfig
 from da3_ros.types import FloatImage
 
-BEND = 0.08  # second difference of inverse depth, relative, that only an edge has
-SKY = 0.3  # a sky map from here on says sky (network/metric.py says why)
-RAMP = 0.15  # of depth, that a smear takes between both ends of REACH
-REACH = 4  # pixels to either side, in images up to REACH_WIDTH; a network's smear is as wide
+BEND = 0.08  # relative second difference of inverse depth; larger only at an edge
+SKY = 0.3  # threshold of the sky map; see network/metric.py
+RAMP = 0.15  # relative change of inverse depth over REACH on both sides; larger in a ramp
+REACH = 4  # half width of a ramp, pixels, in images up to REACH_WIDTH
 REACH_WIDTH = 504
-STEEPER = 1.3  # a smear's slope over that of the surfaces it joins
-STEP = 1.1  # largest over smallest depth in a 3x3 neighbourhood that is still one surface
+STEEPER = 1.3  # slope of a ramp over that of the surfaces beside it
+STEP = 1.1  # largest over smallest depth of one surface in a 3x3 neighbourhood
 
 
 def filter_depth(
@@ -25,11 +25,11 @@ def filter_depth(
     valid: NDArray[np.bool_] | None = None,
     sky: NDArray[np.bool_] | None = None,
 ) -> FloatImage:
-    """Copy of ``depth`` [h, w] with NaN where it is unknown, doubtful or on a depth edge.
+    """Returns a copy of ``depth`` [h, w], NaN where it is unknown, uncertain or on a depth edge.
 
-    ``valid`` [h, w] marks pixels that have a source in the camera image (rectification border).
-    ``sky`` [h, w] marks those that are +Inf or NaN, as ``config.sky`` says, whatever the network
-    makes of their depth and its confidence: neither means anything there.
+    ``valid`` [h, w]: pixels that have a source in the camera image (rectification border).
+    ``sky`` [h, w]: pixels that become +Inf or NaN, by ``config.sky``; depth and confidence are
+    meaningless there.
     """
     if sky is not None:
         depth = np.where(sky, np.float32(np.inf), depth)
@@ -47,23 +47,23 @@ def filter_depth(
 
 
 def _percentile(confidence: FloatImage, share: float, sky: NDArray[np.bool_] | None) -> float:
-    """The confidence that ``share`` percent of all that is not sky lie below."""
+    """Returns the percentile ``share`` of the confidence of all pixels that are not sky."""
     known = confidence if sky is None else confidence[~sky]
     return float(np.percentile(known, share)) if known.size else 0.0
 
 
 def sky_mask(sky: FloatImage) -> NDArray[np.bool_]:
-    """Mask of a network's sky map [h, w]; NaN (not predicted) is no sky."""
+    """Returns the mask [h, w] of sky; NaN (not predicted) is no sky."""
     with np.errstate(invalid="ignore"):
         return np.asarray(sky >= SKY)
 
 
 def depth_edges(depth: FloatImage) -> NDArray[np.bool_]:
-    """Mask [h, w] of pixels on a jump between two surfaces, where a network smears depth.
+    """Returns the mask [h, w] of pixels on a depth edge, where a network smears depth.
 
-    Inverse depth is linear over any plane, however slanted, so its second difference tells an edge
-    from a steep floor. A smeared pixel lies between two bends, hence the dilation; pixels of the
-    neighbourhood that show no step in depth are kept.
+    Inverse depth is linear over any plane, however slanted, so its second difference distinguishes
+    an edge from a steep floor. A smeared pixel lies between two bends, hence the dilation; pixels
+    without a depth step in their neighbourhood are kept.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.nan_to_num(1 / depth, nan=0.0, posinf=0.0, neginf=0.0)
@@ -72,7 +72,7 @@ def depth_edges(depth: FloatImage) -> NDArray[np.bool_]:
         np.abs(cv2.filter2D(inverse, -1, kernel[None], borderType=cv2.BORDER_REPLICATE)),
         np.abs(cv2.filter2D(inverse, -1, kernel[:, None], borderType=cv2.BORDER_REPLICATE)),
     )
-    # At the image border the replicated pixel makes a bend of the slope itself: not an edge.
+    # At the image border the replicated pixel turns a slope into a bend: not an edge.
     bend[[0, -1]] = 0
     bend[:, [0, -1]] = 0
     box = np.ones((3, 3), np.uint8)
@@ -82,11 +82,11 @@ def depth_edges(depth: FloatImage) -> NDArray[np.bool_]:
 
 
 def without_smears(depth: FloatImage) -> FloatImage:
-    """Copy of ``depth`` [h, w], NaN in the ramps that networks draw from one surface to another.
+    """Returns a copy of ``depth`` [h, w], NaN in the ramps that networks put at depth edges.
 
     For the map, where a ramp seen from several sides becomes a fan between a box and the wall
-    behind it. Stricter than `depth_edges`: it finds ramps of up to 12 pixels, whose points lie
-    as smoothly as a surface's. Measured in docs/map.md; 2 ms for 224 x 168 pixels on one core.
+    behind it. Stricter than `depth_edges`: it finds ramps of up to 12 pixels, which are as smooth
+    as a surface. Measured in docs/map.md; 2 ms for 224 x 168 pixels on one core.
     """
     with np.errstate(divide="ignore"):
         inverse = np.float32(1) / depth
@@ -96,10 +96,11 @@ def without_smears(depth: FloatImage) -> FloatImage:
 
 
 def _ramps(inverse: FloatImage, reach: int) -> NDArray[np.bool_]:
-    """Mask [h, w] of pixels where inverse depth is steeper along a row than it is to either side.
+    """Returns the mask [h, w] of pixels where inverse depth is steeper along a row than to either
+    side.
 
-    Inverse depth is linear over any plane: a floor, however slanted, is as steep beside a pixel.
-    A thin object stays, because it is level in its middle. What is not known says nothing.
+    Inverse depth is linear over any plane: a floor, however slanted, has the same slope to either
+    side. A thin object stays, because its middle has no slope. Unknown depth is ignored.
     """
     rows, width = inverse.shape
     pad = 3 * reach
@@ -108,6 +109,6 @@ def _ramps(inverse: FloatImage, reach: int) -> NDArray[np.bool_]:
         ramp = np.abs(inverse[:, 2 * reach :] - inverse[:, : -2 * reach])
         slope[:, pad + reach : pad + width - reach] = ramp
     middle = slope[:, pad : pad + width]
-    beside = np.fmax(slope[:, :width], slope[:, 2 * pad :])
+    neighbours = np.fmax(slope[:, :width], slope[:, 2 * pad :])
     with np.errstate(invalid="ignore"):
-        return np.asarray((middle > RAMP * inverse) & (middle > STEEPER * beside))
+        return np.asarray((middle > RAMP * inverse) & (middle > STEEPER * neighbours))

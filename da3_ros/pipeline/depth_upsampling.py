@@ -1,6 +1,6 @@
-"""Published images at the camera's own size: depth grows along surfaces, never across edges.
+"""Upsamples published depth to the camera's image size, without interpolating across depth edges.
 
-Knows arrays and OpenCV; no ROS, no network.
+NumPy and OpenCV only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from da3_ros.types import Array, FloatImage, Image, TrackedFrame
 
 
 def at_size_of(frame: TrackedFrame, image: Image) -> TrackedFrame:
-    """``frame`` with depth, confidence and K at the size of its rectified camera ``image``."""
+    """Returns the frame with depth, confidence and K at the size of its rectified ``image``."""
     shape, size = frame.depth_m.shape, (image.shape[1], image.shape[0])
     if shape == image.shape[:2]:
         return dataclasses.replace(frame, image=image)
@@ -30,11 +30,11 @@ def at_size_of(frame: TrackedFrame, image: Image) -> TrackedFrame:
 
 
 def resize_depth(depth: FloatImage, size: tuple[int, int]) -> FloatImage:
-    """z-depth [h, w] at ``size`` (width, height).
+    """Returns z-depth [h, w] resized to ``size`` (width, height).
 
-    Where the four neighbours of a new pixel are one surface, their inverse depth, which is linear
-    over any plane, is interpolated; elsewhere the nearest pixel's value is taken as it is. So NaN,
-    +Inf and steps stay as sharp as they were, and no depth appears that was not predicted.
+    If the four neighbours of a new pixel are one surface, their inverse depth, which is linear
+    over any plane, is interpolated; otherwise the nearest pixel's value is used. So NaN, +Inf and
+    steps stay sharp, and no depth appears between two surfaces.
     """
     known = np.isfinite(depth) & (depth > 0)
     inverse = np.divide(1, depth, out=np.zeros_like(depth), where=known)
@@ -47,9 +47,9 @@ def resize_depth(depth: FloatImage, size: tuple[int, int]) -> FloatImage:
 
 
 def _one_surface(inverse: FloatImage) -> Array:
-    """bool [h + 1, w + 1]: whether the four pixels around each corner are one surface.
+    """Returns bool [h + 1, w + 1]: whether the four pixels around each corner are one surface.
 
-    Corner (0, 0) is the image's top left; beyond the border the last pixels go on.
+    Corner (0, 0) is the image's top left; border pixels are repeated beyond the border.
     """
     around = np.pad(inverse, 1, mode="edge")
     four = np.stack((around[:-1, :-1], around[:-1, 1:], around[1:, :-1], around[1:, 1:]))
@@ -58,7 +58,7 @@ def _one_surface(inverse: FloatImage) -> Array:
 
 
 def _cells(source: int, target: int) -> Array:
-    """Which corner each new pixel of one axis lies nearest to; corner rule, [target]."""
+    """Returns the index of the corner nearest to each new pixel of one axis, [target]."""
     centres = (np.arange(target) + 0.5) * (source / target)
     return np.floor(centres + 0.5).astype(np.int64)
 

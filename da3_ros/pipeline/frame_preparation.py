@@ -1,6 +1,6 @@
-"""Frames made ready for the network: when they are needed, or beforehand in another thread.
+"""Prepares frames for the network: when they are needed, or earlier in another thread.
 
-What is done beforehand is exactly what would be done later: who does it never changes a result.
+The result is the same in either case.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from da3_ros.types import Frame, Ready
 
 
 class FramePreparation:
-    """Rectifies and resizes. Any thread may call it."""
+    """Rectifies and resizes frames. Any thread may call it."""
 
     def __init__(self, cameras: int = 1) -> None:
         self._rectifier = Rectifier(kept=cameras + 2)
 
     def __call__(self, frame: Frame, process_res: int) -> Ready:
-        """Raises CalibrationError or ValueError, one line, for a frame that cannot be used."""
+        """Returns the prepared images, K and mask.
+
+        Raises CalibrationError or ValueError, one line, for an unusable frame.
+        """
         full, K, valid = frame.image, None, None
         if frame.calibration is not None:
             done = self._rectifier(full, frame.calibration, frame.rectified)
@@ -32,6 +35,6 @@ class FramePreparation:
 
 
 def _shrink_mask(valid: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Mask at the network's size; a pixel is valid only where all that it averages is."""
+    """Returns the mask at the network's size; a pixel is valid if all its source pixels are."""
     area = cv2.resize(valid.astype(np.float32), (shape[1], shape[0]), interpolation=cv2.INTER_AREA)
     return np.asarray(area > 0.999)

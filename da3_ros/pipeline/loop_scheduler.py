@@ -1,7 +1,8 @@
-"""Loops in the stream: when the network looks twice at a place, and when the scene moves.
+"""Schedules loop closure: when a candidate is verified, and when the scene is corrected.
 
-The look costs one more pass of the network after a window whose results are out already; the graph
-is solved on another thread, and its answer is taken between two windows. Knows no ROS.
+Verification costs one more pass of the network, after a window whose results are already
+delivered. The graph is solved on another thread; its correction is applied between two windows.
+No ROS.
 """
 
 from __future__ import annotations
@@ -26,115 +27,118 @@ log = logging.getLogger(__name__)
 
 
 class LoopScheduler:
-    """What a pipeline does about loops. All of it in the scene as odometry sees it.
+    """Finds, verifies and closes the loops of a pipeline, in the ``vo`` frame.
 
-    patient: wait for the graph, so that the same recording gives the same scene; a live node does
-    not wait.
+    wait_for_solver: wait for the solved graph, so that a recording always gives the same scene; a
+    live node does not wait.
     """
 
-    def __init__(self, *, patient: bool = True) -> None:
-        self.patient = patient
+    def __init__(self, *, wait_for_solver: bool = True) -> None:
+        self.wait_for_solver = wait_for_solver
         self.enabled = True
         self.closed = 0
         self._solver: ThreadPoolExecutor | None = None
         self.restart()
 
     def restart(self) -> None:
-        """A new scene."""
-        self._closer = LoopClosure()
+        """Begins a new scene."""
+        self._closure = LoopClosure()
         self._solving: Future[Correction] | None = None
-        self._looked = -1  # window
+        self._last_try = -1  # id of the last window after which a candidate was verified
 
     def resize(self, cut: Cut) -> None:
-        """The network's images have another size now."""
-        self._closer.resize(cut)
+        """Adapts the keyframes to a new image size of the network."""
+        self._closure.resize(cut)
 
-    def switch(self, enabled: bool) -> None:
-        """Notice places or not: off, nothing is remembered, and the map stays as corrected."""
+    def set_enabled(self, enabled: bool) -> None:
+        """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
         if self.enabled and not enabled:
-            before, self._closer = self._closer, LoopClosure()
-            self._closer.T_map_odometry = before.T_map_odometry
-            self._closer.found, self._closer.refused = before.found, before.refused
+            before, self._closure = self._closure, LoopClosure()
+            self._closure.T_scene_vo = before.T_scene_vo
+            self._closure.found, self._closure.refused = before.found, before.refused
         self.enabled = enabled
 
     def start_segment(self, *, lost: bool) -> None:
-        """What comes is not joined to what was; lost: but begins about where that ended."""
-        self._closer.start_segment(lost=lost)
+        """Begins a segment; lost: near the end of the last one, else at an unknown position."""
+        self._closure.start_segment(lost=lost)
 
     @property
     def refused(self) -> int:
-        """Looks at two places that found no loop."""
-        return self._closer.refused
+        """Number of candidates that were not verified."""
+        return self._closure.refused
 
     @property
-    def T_map_odometry(self) -> Array:
-        """[4, 4] in scene units: how the map corrects what odometry says."""
-        return self._closer.T_map_odometry
+    def T_scene_vo(self) -> Array:
+        """Correction [4, 4] of the newest submap by loops, scene units."""
+        return self._closure.T_scene_vo
 
     def add_window(self, placed: Alignment, camera: Array, lag: float) -> None:
-        """A window that was joined, its newest camera's place [3], and how many windows ago what
-        it shares was new."""
+        """Adds an aligned window (``ref`` is ``vo``), with its newest camera's centre [3].
+
+        lag: mean age of the shared views, in windows.
+        """
         if self.enabled:
-            self._closer.add_window(placed, camera, lag)
+            self._closure.add_window(placed, camera, lag)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the keyframes that are remembered."""
-        return self._closer.nbytes
+        """Memory of the keyframes, bytes."""
+        return self._closure.nbytes
 
-    def bound(self, memory_mb: int) -> int:
-        """Keep keyframes in a quarter of the map's memory. Returns the MiB left for the rest."""
-        self._closer.most_bytes = memory_mb * 2**18
+    def limit_memory(self, memory_mb: int) -> int:
+        """Limits keyframes to a quarter of the map's memory. Returns the MiB left for the rest."""
+        self._closure.max_bytes = memory_mb * 2**18
         return max(1, memory_mb - -(-self.nbytes // 2**20)) if memory_mb else 0
 
-    def add_keyframe(self, anchor: SharedView, descriptor: Array | None) -> None:
-        """A keyframe with its submap."""
+    def add_keyframe(self, shared_view: SharedView, descriptor: Array | None) -> None:
+        """Adds a keyframe in the ``vo`` frame, with its submap."""
         if self.enabled:
-            self._closer.add_keyframe(anchor, descriptor, anchor.submap)
+            self._closure.add_keyframe(shared_view, descriptor, shared_view.submap)
 
-    def look(
+    def try_close_loop(
         self,
         window_id: int,
         config: LoopConfig,
         views: int,
         infer: Callable[[Window], Prediction],
-        joiner: WindowAligner,
+        aligner: WindowAligner,
         metric: bool,
     ) -> None:
-        """Compare the newest keyframe with an old one that it looks like, if it is time to.
+        """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows.
 
-        views: that a window may have. metric: the scale is known, the graph leaves it alone.
+        Starts the solver when two loops agree. views: most views of a window. metric: the scale is
+        known, so that the graph does not change it.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
-        if 0 <= window_id - self._looked < config.every:
+        if 0 <= window_id - self._last_try < config.every:
             return
-        old = self._closer.candidate()
+        old = self._closure.candidate()
         if old is None:
             return
-        self._looked = window_id
-        window, places = self._closer.window(old, window_id, views // 2)
+        self._last_try = window_id
+        window, keyframes = self._closure.window(old, window_id, views // 2)
         try:
             prediction = infer(window)
         except WindowTooLargeError as error:
-            log.warning("a place that may be seen again was not looked at: %s", error)
+            log.warning("loop-closure check skipped (out of memory): %s", error)
             return
-        if self._closer.judge(old, places, prediction, joiner):
+        if self._closure.verify(old, keyframes, prediction, aligner):
             self._solve(metric)
 
     def _solve(self, metric: bool) -> None:
-        problem = self._closer.problem(metric)
+        problem = self._closure.problem(metric)
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
         self._solving = self._solver.submit(solve, problem)
 
     def collect(self) -> Correction | None:
-        """A correction that is ready to be made; it is what ``apply`` takes."""
-        if self._solving is None or not (self.patient or self._solving.done()):
+        """Returns the solver's correction for ``apply``; None if there is none yet."""
+        if self._solving is None or not (self.wait_for_solver or self._solving.done()):
             return None
         solving, self._solving = self._solving, None
         error = solving.exception()
-        if error is not None:  # the scene stays as it was, and frames go on
+        if error is not None:  # the scene stays as it is, and processing continues
             log.error("a loop could not be closed: %s: %s", type(error).__name__, error)
             return None
         return solving.result()
@@ -142,29 +146,29 @@ class LoopScheduler:
     def apply(
         self, correction: Correction, places: dict[int, Similarity]
     ) -> dict[int, Similarity]:
-        """Take a correction. Returns where the map's submaps ``places`` lie from now on.
+        """Applies a correction. Returns the new places of the submaps ``places`` in the scene.
 
-        Those of a scene that was loaded are older than all that loops know, and stay.
+        Submaps of a loaded scene are older than the graph, and stay.
         """
-        back = Similarity.from_pose(np.linalg.inv(self.T_map_odometry))
-        self._closer.apply(correction)
+        T_vo_scene = Similarity.from_pose(np.linalg.inv(self.T_scene_vo))
+        self._closure.apply(correction)
         self.closed += 1
-        to_map = Similarity.from_pose(self.T_map_odometry)
+        T_scene_vo = Similarity.from_pose(self.T_scene_vo)
         out = {}
         oldest = next(iter(correction.moves), 0)
         for id, place in places.items():
             if id < oldest:
                 out[id] = place
                 continue
-            seen = back @ place
+            T_vo_submap = T_vo_scene @ place
             if id in correction.moves:
-                seen = correction.moves[id] @ seen
-            out[id] = to_map @ seen
+                T_vo_submap = correction.moves[id] @ T_vo_submap
+            out[id] = T_scene_vo @ T_vo_submap
         far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
-        log.info("a loop is closed: submaps move by up to %.3g (scene units)", far)
+        log.info("loop closed: submaps move by up to %.3g (scene units)", far)
         return out
 
 
 def conjugated(moves: Moves, P: Similarity) -> Moves:
-    """Moves of a space as they are in coordinates that ``P`` maps into it."""
-    return moves.each(lambda move: P.inverse() @ move @ P)
+    """Returns the moves in other coordinates, which ``P`` maps to those of ``moves``."""
+    return moves.transformed(lambda move: P.inverse() @ move @ P)

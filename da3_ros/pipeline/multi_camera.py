@@ -1,4 +1,4 @@
-"""Which pipelines the cameras go through: all through one, or each through one of its own."""
+"""Opens the pipelines of several cameras: one for all, or one for each."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import dataclasses
 
 from da3_ros.config import PipelineConfig
 from da3_ros.inference import open_networks
-from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.pipeline.pipeline import Pipeline
 
 
 def open_pipelines(
-    config: PipelineConfig, session: Network | None = None, ruler: MetricModel | None = None
+    config: PipelineConfig, session: Session | None = None, metric_model: MetricModel | None = None
 ) -> dict[str, Pipeline]:
-    """One pipeline named "", or with ``window.mode: independent`` one per camera by its name.
+    """Returns one pipeline named "", or one per camera by name with ``window.mode: independent``.
 
-    All run on one network. ``session`` stands in for the one that ``config`` names.
+    All use one network. ``session`` replaces the one that ``config`` names.
     """
     if session is None:
-        session, ruler = open_networks(config)
+        session, metric_model = open_networks(config)
     if not is_independent(config):
-        return {"": Pipeline(config, session, ruler)}
-    return {name: Pipeline(alone(config), session, ruler) for name in config.cameras}
+        return {"": Pipeline(config, session, metric_model)}
+    return {name: Pipeline(alone(config), session, metric_model) for name in config.cameras}
 
 
 def is_independent(config: PipelineConfig) -> bool:
@@ -30,7 +30,7 @@ def is_independent(config: PipelineConfig) -> bool:
 
 
 def alone(config: PipelineConfig) -> PipelineConfig:
-    """``config`` of a pipeline that sees one of several cameras."""
+    """Returns the configuration of a pipeline for one of several cameras."""
     if not is_independent(config):
         return config
     rig = dataclasses.replace(config.rig, poses=())

@@ -1,7 +1,7 @@
-"""Frame in, results out: the one path that the live node, bag replay and the tests share.
+"""Frames in, results out: the one path that the live node, bag replay and the tests share.
 
-Build a window, choose what it shares, infer, place it, update the map, deliver each new frame
-once. Knows no ROS.
+Builds a window, selects shared views, infers, places the window, updates the map, and delivers
+each new frame once. No ROS.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from da3_ros.config import PipelineConfig
 from da3_ros.export.export import export_scene
 from da3_ros.export.scene_file import SceneFileError
 from da3_ros.inference import open_networks
+from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
-from da3_ros.pipeline.interfaces import MetricModel, Network
+from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
 from da3_ros.types import Frame, TrackedFrame
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Frames of one camera, or of a rig of several, turned into one scene. Not thread-safe.
+    """Turns frames of one camera, or of a rig of several, into one scene. Not thread-safe.
 
     ``counters`` holds frames received and processed, and drops by cause.
     """
@@ -34,14 +35,15 @@ class Pipeline:
     def __init__(
         self,
         config: PipelineConfig,
-        session: Network | None = None,
-        ruler: MetricModel | None = None,
+        session: Session | None = None,
+        metric_model: MetricModel | None = None,
     ) -> None:
         if session is None:
-            session, ruler = open_networks(config)
+            session, metric_model = open_networks(config)
         self.counters: Counter[str] = Counter()
-        self._steps = WindowSteps(config, session, ruler, self.counters)
-        self.builder, self.inference = self._steps.builder, self._steps.inference
+        inference = WindowInference(config, session, metric_model, self.counters)
+        self._steps = WindowSteps(config, inference, self.counters)
+        self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
@@ -50,13 +52,13 @@ class Pipeline:
     # Frames --------------------------------------------------------------------------------------
 
     def push(self, *frames: Frame) -> Iterator[TrackedFrame]:
-        """Take one frame, or those of one instant of several cameras (see ``rig_sync``).
+        """Adds one frame, or the frames of several cameras at one instant (see ``rig_sync``).
 
-        Yields the frames that became ready, in stamp order of each camera. A stamp up to
-        ``max_late_s`` back, or repeated, is dropped and counted; one farther back is a time jump,
-        which resets window and odometry and keeps the map. A frame that cannot be rectified is
-        dropped with a warning. Where the size of the network's images changes, shared views follow
-        and odometry goes on. The work happens while the result is iterated.
+        Yields the frames that became ready, in stamp order of each camera. A frame with a repeated
+        stamp, or one up to ``max_late_s`` back, is dropped and counted; a stamp farther back is a
+        time jump, which resets window and odometry and keeps the map. A frame that cannot be
+        rectified is dropped with a warning. When the size of the network's images changes, shared
+        views are resized and odometry continues. The work is done while the result is iterated.
         """
         self.counters["received"] += len(frames)
         timely = [frame for frame in frames if self._in_time(frame)]
@@ -78,52 +80,54 @@ class Pipeline:
                 self.session.prefetch(prepared.view.image)
 
     def flush(self) -> Iterator[TrackedFrame]:
-        """Process what waits for a full window; call at the end of a recording."""
+        """Processes the views that wait for a full window; call at the end of a recording."""
         if self.builder.waiting:
             yield from self._steps.run()
 
     def prepare(self, frame: Frame) -> Frame:
-        """The frame with what can be done before it is pushed; any thread may call this.
+        """Returns the frame rectified and resized; any thread may call this.
 
-        What cannot be used comes back as it is: ``push`` says what is wrong with it.
+        An unusable frame is returned unchanged: ``push`` reports the cause.
         """
         return self.builder.prepare(frame)
 
     def begin(self, frame: Frame) -> None:
-        """Give the network a prepared frame that will be pushed next; only saves time."""
+        """Starts computing a prepared frame that will be pushed next; only saves time."""
         if frame.ready is not None and frame.ready.process_res == self.builder.process_res:
             self.session.prefetch(frame.ready.image)
 
     # The scene -----------------------------------------------------------------------------------
 
     def scene(self) -> Scene:
-        """The points and poses gathered so far, in metres where the scale is known."""
+        """Returns the points and poses so far, in metres if the scale is known."""
         return self.map.scene(self.scene_map.T_map_world)
 
     def poses(self, most: int = 0) -> Poses:
-        """Where the leading camera has been, in metres where the scale is known; ``most`` thins
-        them."""
+        """Returns the poses of the first camera, in metres if the scale is known.
+
+        most: an even choice of at most this many; 0: all.
+        """
         return self.map.path(most)
 
     def path(self, most: int = 0) -> Poses:
-        """The same of the part of the scene that is shown."""
+        """Returns ``poses`` of the shown part of the scene only."""
         return self.map.path(most, shown=True)
 
     def export(self, path: str | Path) -> Path:
-        """Write the scene; the suffix chooses the format. Returns the path written."""
+        """Writes the scene; the suffix selects the format. Returns the path written."""
         return export_scene(self.scene(), Path(path)).path
 
     def reset(self) -> None:
-        """Forget window, odometry and map; keep the loaded network and the counters."""
+        """Forgets window, odometry and map; keeps the loaded network and the counters."""
         self.scene_map.reset()
         self._steps.start_at_origin()
 
     def snapshot(self) -> Snapshot:
-        """The whole scene as it is now, to be saved; cheap, and it does not change later."""
+        """Returns the whole scene as it is now, to be saved; cheap, and not changed later."""
         return self.scene_map.snapshot(self.odometry.unit)
 
     def check_unit(self, saved: Snapshot) -> None:
-        """Raise SceneFileError where the saved scene's unit could not be related to new frames."""
+        """Raises SceneFileError if the saved scene's unit cannot be related to new frames."""
         source = self.config.scale.source
         if source != "none" and not saved.metric:
             raise SceneFileError(
@@ -131,7 +135,8 @@ class Pipeline:
             )
 
     def resume(self, saved: Snapshot) -> str:
-        """Go on in a saved scene, in place of this one, with a new segment; says where it begins.
+        """Replaces this scene by a saved one and begins a new segment; returns a note for the
+        user.
 
         Raises SceneFileError, and changes nothing, as ``check_unit``.
         """
@@ -139,13 +144,13 @@ class Pipeline:
         source = self.config.scale.source
         self.scene_map.restore(saved)
         self._steps.start_at_origin()
-        if source != "fixed":  # whose factor is for the first window that comes
+        if source != "fixed":  # scale.factor holds for the first new window
             self.odometry.unit = saved.unit
         self._steps.start_segment(self.map.poses().newest())
-        self.odometry.uncertainty.start_segment(known=True)  # odometry begins with what comes
-        where = "new windows begin a segment of their own where the last one ended"
+        self.odometry.uncertainty.start_segment(known=True)  # odometry begins with new frames
+        where = "new windows begin a new segment where the saved one ended"
         if saved.metric and source == "none":
-            where += "; the scene is in metres, their unit is a guess: set scale.source"
+            where += "; the scene is metric, the unit of new windows is a guess: set scale.source"
         return where
 
     @property
@@ -154,12 +159,12 @@ class Pipeline:
         return self.scene_map.submaps
 
     def reconfigure(self, config: PipelineConfig) -> None:
-        """Take over parameters that are read anew for every window."""
+        """Sets the parameters that may change between windows."""
         self.config = config
         self._steps.reconfigure(config)
 
     def set_budget(self, memory_budget_gb: float) -> None:
-        """Take a new memory budget between two windows. Raises BudgetError if nothing fits."""
+        """Sets a new memory budget between two windows. Raises BudgetError if nothing fits."""
         self.session.set_budget(memory_budget_gb)
         self.builder.fit(self.session)
 

@@ -1,4 +1,4 @@
-"""Known camera poses of a window: which the network is given, and which are published."""
+"""Known camera poses of a window: those given to the network, and those published."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class WindowPrior:
-    """What a window gives to the network."""
+    """The known poses that the network gets with a window."""
 
-    T_prior_camera: Array | None  # [N, 4, 4]; None: nothing
+    T_prior_camera: Array | None  # [N, 4, 4]; None: no poses
     scale: bool  # whether the translations carry a scale
-    why: str = ""  # nothing, or no scale
+    reason: str = ""  # why there are no poses, or no scale
 
 
-def choose(views: Sequence[View]) -> WindowPrior:
-    """All poses of a window, if all are there and good."""
+def window_prior(views: Sequence[View]) -> WindowPrior:
+    """Returns the poses of a window, if every view has a valid one."""
     poses = [view.T_prior_camera for view in views]
     missing = sum(pose is None for pose in poses)
     if missing:
@@ -38,19 +38,19 @@ def choose(views: Sequence[View]) -> WindowPrior:
         return WindowPrior(None, False, "known poses need a camera_info")
     T = np.stack([pose for pose in poses if pose is not None])
     if not all(is_pose(pose) for pose in T):
-        return WindowPrior(None, False, "a pose of the prior is not finite or no rigid motion")
-    way = np.sort(np.linalg.norm(T[:, :3, 3] - T[0, :3, 3], axis=1))
-    if way[(len(way) - 1) // 2] < SHORTEST_M:
+        return WindowPrior(None, False, "a prior pose is not finite or not a rigid motion")
+    distance = np.sort(np.linalg.norm(T[:, :3, 3] - T[0, :3, 3], axis=1))
+    if distance[(len(distance) - 1) // 2] < SHORTEST_M:
         return WindowPrior(T, False, "two views or a standing camera: the poses carry no scale")
     return WindowPrior(T, True)
 
 
-def with_poses(
+def views_with_poses(
     shared: list[Item], view_of: Callable[[Item], View], new: Sequence[View]
 ) -> list[Item]:
-    """Of the shared frames those with a pose, where new ones have poses and enough remain.
+    """Returns the shared views with a prior pose, if all new ones have one and half remain.
 
-    One frame without a pose would else keep all windows that it is in from having any.
+    Otherwise returns all. A shared view without a pose would deprive its windows of all poses.
     """
     known = [item for item in shared if view_of(item).T_prior_camera is not None]
     whole = all(view.T_prior_camera is not None for view in new)
@@ -58,17 +58,17 @@ def with_poses(
 
 
 def with_prior_poses(prediction: Prediction, T_prior_camera: Array, unit: float) -> Prediction:
-    """``prediction`` with the prior's own poses, in the window's unit (``unit`` metres)."""
+    """Returns the prediction with the prior's poses, in the window's unit (``unit`` metres)."""
     T = T_prior_camera.copy()
     T[:, :3, 3] /= unit
     return replace(prediction, T_window_camera=T)
 
 
 class PriorPoseSubstitution:
-    """Puts the prior's own poses in place of the network's, where that is asked for.
+    """Replaces the network's poses by the prior's, if ``pose_prior.output`` is ``prior``.
 
-    The prior's frame is aligned to the scene at the first window that has a prior; from then on
-    the cameras' poses come from the prior.
+    The prior's frame is aligned to the segment at the first window that has a prior; later poses
+    come from the prior.
     """
 
     def __init__(self, output: str) -> None:
@@ -76,40 +76,40 @@ class PriorPoseSubstitution:
         self.restart()
 
     def restart(self) -> None:
-        """The scene begins anew, or goes on without a prior."""
-        self._T_scene_prior: Similarity | None = None
+        """Forgets the prior's alignment: a new segment begins."""
+        self._T_segment_prior: Similarity | None = None
         self._measure = UNKNOWN
 
     def leads(self, window: Window) -> bool:
-        """Whether the prior says where a window lies in the scene."""
-        return self.in_place and self.output == "prior" and window.T_prior_camera is not None
+        """True if a window's pose in its segment comes from the prior."""
+        return self.replaces_poses and self.output == "prior" and window.T_prior_camera is not None
 
     @property
     def knows_unit(self) -> bool:
-        """Whether the prior says in what unit the newest window is."""
+        """Whether the prior gives the scale of the newest window."""
         return math.isfinite(self._measure.value)
 
     @property
     def unit(self) -> tuple[float, float] | None:
-        """Scene units per network unit of the newest window and its relative standard deviation,
-        by the prior's motion; None where the prior does not lead or says nothing of it."""
-        if self._T_scene_prior is None or not self.knows_unit:
+        """Segment units per network unit of the newest window, and the relative standard
+        deviation, by the prior's motion; None if the prior is not aligned or gives no scale."""
+        if self._T_segment_prior is None or not self.knows_unit:
             return None
-        return self._T_scene_prior.scale * self._measure.value, self._measure.sigma
+        return self._T_segment_prior.scale * self._measure.value, self._measure.sigma
 
     @property
-    def in_place(self) -> bool:
-        """Whether the newest window's poses are the prior's own."""
-        return self._T_scene_prior is not None
+    def replaces_poses(self) -> bool:
+        """Whether the newest window's poses are the prior's."""
+        return self._T_segment_prior is not None
 
     def apply(self, window: Window, prediction: Prediction, metric: bool) -> Prediction:
-        """``prediction`` with the unit that the prior gives, and with its poses if they go out.
+        """Returns the prediction with the prior's scale, and its poses if they are published.
 
-        ``metric``: whether odometry is the source of metres.
+        metric: whether odometry is the source of the scale.
         """
         T = window.T_prior_camera
         self._measure = UNKNOWN
-        if T is None or not choose(window.views).scale:
+        if T is None or not window_prior(window.views).scale:
             return prediction
         measure = fit_unit(T, prediction)
         if not math.isfinite(measure.value):
@@ -122,19 +122,22 @@ class PriorPoseSubstitution:
         return prediction
 
     def place(
-        self, window: Window, prediction: Prediction, joined: Alignment
+        self, window: Window, prediction: Prediction, aligned: Alignment
     ) -> tuple[Prediction, Alignment]:
-        """Where a window that was ``joined`` to the scene lies by the prior, with its poses."""
-        T, hung = window.T_prior_camera, self._T_scene_prior
+        """Returns prediction and alignment with the prior's poses, of a window that was
+        ``aligned`` to its segment."""
+        T, T_segment_prior = window.T_prior_camera, self._T_segment_prior
         if T is None or self.output != "prior":
-            self._T_scene_prior = None
-            return prediction, joined
-        S = joined.T_scene_window
-        if hung is None:
+            self._T_segment_prior = None
+            return prediction, aligned
+        S = aligned.T_ref_window
+        if T_segment_prior is None:
             if self.knows_unit:
                 scale = S.scale / self._measure.value
-                self._T_scene_prior = Similarity(scale, S.R, S.t)
-            return prediction, joined
-        # The scene knows the window's unit (better than one window's motion), the prior its pose.
-        prediction = with_prior_poses(prediction, T, S.scale / hung.scale)
-        return prediction, replace(joined, T_scene_window=Similarity(S.scale, hung.R, hung.t))
+                self._T_segment_prior = Similarity(scale, S.R, S.t)
+            return prediction, aligned
+        # The scale comes from the alignment (better than one window's motion), the pose from the
+        # prior.
+        prediction = with_prior_poses(prediction, T, S.scale / T_segment_prior.scale)
+        placed = Similarity(S.scale, T_segment_prior.R, T_segment_prior.t)
+        return prediction, replace(aligned, T_ref_window=placed)

@@ -1,4 +1,4 @@
-"""Gathers views for windows: checks stamps, keeps one image size, waits for enough new views."""
+"""Collects views for windows: checks stamps, keeps one image size, waits for enough new views."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.frame_preparation import FramePreparation
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.types import Frame, Image, View
 
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class PreparedView:
-    """A view, and what is kept beside it until its results are delivered."""
+    """A view with the data that its delivery needs."""
 
     view: View
     valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
     full: Image | None = None  # the rectified image at camera resolution, if it is published
-    leads: bool = True  # as in TrackedFrame
+    leads: bool = True  # whether it is the first camera's view of its instant
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """The image size that all views of a window have, and the camera that decided it."""
+    """The image size of all views of a window, and the camera that determined it."""
 
     camera: str
     shape: tuple[int, ...]
@@ -41,17 +41,17 @@ class ImageFormat:
 
 
 class WindowBuilder:
-    """The views that wait for a window. Owns stamps, image format, window limits and view ids.
+    """Collects the views of the next window. Owns stamps, image format, window limits, view ids.
 
-    Not thread-safe but for ``prepare``.
+    Not thread-safe, except for ``prepare``.
     """
 
     def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
         self.config, self.counters = config, counters
         self.image_format: ImageFormat | None = None
         self._prepare = FramePreparation(len(config.cameras))
-        self._last_stamp: dict[str, int] = {}  # of each camera
-        self._pending: list[list[PreparedView]] = []  # instants
+        self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
+        self._pending: list[list[PreparedView]] = []  # waiting views, per instant
         self._next_view = 0
         self._next_instant = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
@@ -60,13 +60,13 @@ class WindowBuilder:
 
     @property
     def network_size(self) -> tuple[int, int]:
-        """(width, height) of the images that the network sees; (0, 0) before the first."""
+        """(width, height) of the network's images; (0, 0) before the first."""
         shape = (0, 0) if self.image_format is None else self.image_format.shape
         return shape[1], shape[0]
 
     @property
     def waiting(self) -> int:
-        """Images that wait for a full window."""
+        """Number of views that wait for a full window."""
         return sum(map(len, self._pending))
 
     @property
@@ -75,23 +75,23 @@ class WindowBuilder:
         return len(self._pending) >= self._new
 
     def restart(self) -> None:
-        """Drop what waits; the next frame may have any stamp and any image size."""
+        """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
 
-    def fit(self, network: Network) -> None:
-        """Ask what the memory budget allows for the cameras' images."""
+    def fit(self, session: Session) -> None:
+        """Sets resolution and window limits to those that the memory budget allows."""
         window, cameras = self.config.window, max(1, len(self.config.cameras))
         self.process_res = self.config.inference.process_res
         self.window_size, self._new = window.size, window.new
         if self._image_size is None:
             return
-        limits = network.fit(self._image_size, window.size, window.new * cameras)
+        limits = session.fit(self._image_size, window.size, window.new * cameras)
         if limits is not None:
             self.process_res, self.window_size = limits.process_res, limits.window
             self._new = max(1, limits.new // cameras)  # instants, each with a view per camera
 
     def jumps_back(self, frame: Frame) -> bool:
-        """Whether a stamp lies so far back that time itself must have jumped."""
+        """True if a stamp is more than ``max_late_s`` back: a time jump."""
         last = self._last_stamp.get(frame.camera)
         back_s = 0.0 if last is None else (last - frame.stamp_ns) / 1e9
         if back_s <= self.config.max_late_s:
@@ -102,7 +102,7 @@ class WindowBuilder:
         return True
 
     def in_time(self, frame: Frame) -> bool:
-        """Whether a frame is newer than its camera's last one."""
+        """True if a frame is newer than its camera's last one; else counts it as late."""
         last = self._last_stamp.get(frame.camera)
         if last is None or frame.stamp_ns > last:
             return True
@@ -110,31 +110,31 @@ class WindowBuilder:
         return False
 
     def prepare(self, frame: Frame) -> Frame:
-        """The frame with what can be done before it is added; any thread may call this.
+        """Returns the frame rectified and resized; any thread may call this.
 
-        A frame that cannot be used comes back unchanged: ``views`` reports what is wrong with it.
+        An unusable frame is returned unchanged: ``views`` reports the cause.
         """
         try:
             return dataclasses.replace(frame, ready=self._prepare(frame, self.process_res))
         except (CalibrationError, ValueError):
             return frame
 
-    def plan_for(self, frames: Sequence[Frame], network: Network) -> None:
-        """Make the memory plan for the images of the camera that decided the format."""
+    def plan_for(self, frames: Sequence[Frame], session: Session) -> None:
+        """Updates the memory plan for the image size of the camera that determined the format."""
         camera = None if self.image_format is None else self.image_format.camera
         frame = next((f for f in frames if camera in (None, f.camera)), None)
         if frame is not None:
             self._image_size = (frame.image.shape[1], frame.image.shape[0])
-        self.fit(network)  # also where the size is the same: a measured window changes the plan
+        self.fit(session)  # also for the same size: a measured window changes the plan
 
     def views(self, frames: Sequence[Frame]) -> list[PreparedView]:
-        """The usable frames of one instant."""
+        """Returns views of the usable frames of one instant."""
         found = [p for frame in frames if (p := self._view(frame)) is not None]
         self._next_instant += 1
         return [dataclasses.replace(p, leads=i == 0) for i, p in enumerate(found)]
 
     def changed_format(self, views: Sequence[PreparedView]) -> ImageFormat | None:
-        """The new format, where the camera that decided the windows' size has another one."""
+        """Returns the new format if the camera that determined it has another size, else None."""
         old = self.image_format
         for view in (p.view for p in views):
             same_plan = old is not None and old.process_res == self.process_res
@@ -149,12 +149,12 @@ class WindowBuilder:
         return None
 
     def resize(self, cut: Cut, new: ImageFormat) -> None:
-        """Bring the views that wait to a new format."""
+        """Brings the waiting views to a new format."""
         self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
         self.image_format = new
 
     def add(self, views: Sequence[PreparedView]) -> list[PreparedView]:
-        """Take the views of one instant that have the window's format; returns these."""
+        """Adds the views of one instant that have the window's format; returns these."""
         if self.image_format is None and views:
             first = views[0].view
             self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
@@ -166,7 +166,7 @@ class WindowBuilder:
         return instant
 
     def take(self) -> list[PreparedView]:
-        """All views that wait, in stamp order; none wait afterwards."""
+        """Removes and returns all waiting views, in stamp order."""
         taken, self._pending = [p for instant in self._pending for p in instant], []
         return taken
 
@@ -194,8 +194,8 @@ class WindowBuilder:
         self.counters["dropped_other_size"] += 1
         log.log(
             logging.WARNING if self.counters["dropped_other_size"] == 1 else logging.DEBUG,
-            "%s: images are %s in the network, those of %s %s: cameras of one window need one "
-            "shape of image; crop them alike, or set window.mode to independent",
+            "%s: network images are %s, those of %s are %s: cameras of one window need the same "
+            "image size; crop them alike, or set window.mode to independent",
             view.camera, view.image.shape[1::-1], self.image_format.camera,
             self.image_format.shape[1::-1],
         )  # fmt: skip

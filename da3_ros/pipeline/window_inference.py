@@ -1,50 +1,66 @@
-"""Runs the networks on a window: known poses, memory that runs out, output that is unusable."""
+"""Runs the networks on a window; handles known poses, exhausted memory and unusable output."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.inference.interfaces import MetricModel, Session
+from da3_ros.inference.wanted_views import wanted_views
 from da3_ros.mapping.rig_scale import RigScaleEstimator
-from da3_ros.mapping.shared_view import MOST_DEPTHS, SharedView
-from da3_ros.pipeline.interfaces import MetricModel, Network
-from da3_ros.pipeline.pose_conditioning import WindowPrior, choose
+from da3_ros.mapping.shared_view import SharedView
+from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
-FOCAL = (0.05, 50.0)  # focal lengths over the image's width that a camera may have
+FOCAL = (0.05, 50.0)  # range of credible focal lengths, over the image's width
 
 
 class WindowInference:
-    """The session and the metric model. Owns window ids."""
+    """Runs the session and the metric model. Owns window ids."""
 
     def __init__(
         self,
         config: PipelineConfig,
-        session: Network,
-        ruler: MetricModel | None,
+        session: Session,
+        metric_model: MetricModel | None,
         counters: Counter[str],
     ) -> None:
-        self.config, self.session, self.ruler, self.counters = config, session, ruler, counters
-        self.prior_fault = ""  # why the newest window got no poses, or no scale from them
+        self.config, self.counters = config, counters
+        self.session, self.metric_model = session, metric_model
+        self.prior_fault = ""  # why the newest window has no prior poses, or no scale from them
         self._rig = RigScaleEstimator()
         self._next_window = 0
+
+    def warm_up(self, stopping: Callable[[], bool]) -> bool:
+        """Runs typical windows before the first frame; returns whether it was completed.
+
+        Raises BudgetError or WindowTooLargeError.
+        """
+        window, cameras = self.config.window, max(1, len(self.config.cameras))
+        done = self.session.warm_up(window.size, window.new * cameras, stopping=stopping)
+        if done is None:
+            return False
+        if self.metric_model is not None:
+            self.metric_model.measure(*done)
+        return True
 
     def run(
         self, shared: list[SharedView], new: Sequence[PreparedView]
     ) -> tuple[Window, list[SharedView], Prediction] | None:
-        """Run a window; None, counted and logged, where nothing of it can be used.
+        """Runs a window; returns it with its shared views and prediction.
 
-        Where memory runs out, half of the shared views are left out and it runs again. The newest
-        shared view stays: without one the window could not be aligned to the scene.
+        None, counted and logged, if the output is unusable. If memory runs out, the window runs
+        again with half of its shared views. At least the newest one stays: without it the window
+        could not be aligned to the scene.
         """
         done = self._run(shared, new)
         if done is None:
@@ -57,13 +73,15 @@ class WindowInference:
             return None
         return done
 
-    def measured(self, window: Window, prediction: Prediction, *, look: bool) -> Prediction:
-        """``prediction`` with its unit in metres, where the metric model or the rig knows it.
+    def add_scale(
+        self, window: Window, prediction: Prediction, *, use_metric_model: bool
+    ) -> Prediction:
+        """Returns the prediction with a scale measurement by the metric model or the rig, if any.
 
-        look: whether it is the metric model's turn.
+        use_metric_model: whether the metric model should run for this window.
         """
-        if self.ruler is not None and look:
-            prediction = self.ruler.measure(window, prediction)
+        if self.metric_model is not None and use_metric_model:
+            prediction = self.metric_model.measure(window, prediction)
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
         if self.config.scale.source == "rig":
@@ -77,9 +95,14 @@ class WindowInference:
         window_id = self._next_window
         self._next_window += 1
         while True:
-            views = tuple(anchor.view for anchor in shared) + tuple(p.view for p in new)
-            wanted = (*aligned_by(shared), *range(len(shared), len(views)))
-            window = Window(window_id, views, len(new), wanted, self._given(views).T_prior_camera)
+            views = tuple(shared_view.view for shared_view in shared) + tuple(p.view for p in new)
+            wanted = wanted_views(
+                [one.keyframe for one in shared], [v.camera for v in views[: len(shared)]],
+                len(new),
+            )  # fmt: skip
+            window = Window(
+                window_id, views, len(new), wanted, self._window_prior(views).T_prior_camera
+            )
             try:
                 return window, shared, self.session.infer(window)
             except WindowTooLargeError as error:
@@ -88,48 +111,35 @@ class WindowInference:
                     log.error("window %d dropped: %s", window_id, error)
                     return None
             shared = shared[-(len(shared) // 2) :]
-            log.warning("window %d again with %d shared views", window_id, len(shared))
+            log.warning("window %d runs again with %d shared views", window_id, len(shared))
 
-    def _given(self, views: tuple[View, ...]) -> WindowPrior:
-        """The robot's own poses for the network, if they are good; logs when that changes."""
+    def _window_prior(self, views: tuple[View, ...]) -> WindowPrior:
+        """Returns the robot's own poses for the network, if usable; logs changes."""
         if self.config.pose_prior.source == "none":
             return WindowPrior(None, False)
-        given = choose(views)
-        if given.why != self.prior_fault:
-            self.prior_fault = given.why
-            if given.why:
+        given = window_prior(views)
+        if given.reason != self.prior_fault:
+            self.prior_fault = given.reason
+            if given.reason:
                 without = "poses without scale" if given.T_prior_camera is not None else "no poses"
-                log.warning("pose_prior: %s; the network gets %s", given.why, without)
+                log.warning("pose_prior: %s; the network gets %s", given.reason, without)
             else:
                 log.info("pose_prior: the network gets poses")
         return given
 
 
-def aligned_by(shared: Sequence[SharedView]) -> list[int]:
-    """Indices of the shared views whose depth aligns a window.
-
-    Keyframes and the newest view, then the newest of other cameras, the first and the middle one.
-    """
-    last = len(shared) - 1
-    keyframes = [i for i, anchor in enumerate(shared) if anchor.keyframe]
-    newest = {anchor.view.camera: i for i, anchor in enumerate(shared)}  # of each camera
-    others = sorted(set(newest.values()) - {last}, reverse=True)
-    order = [*keyframes[: MOST_DEPTHS - 1], last, *others, 0, last // 2] if shared else []
-    return sorted(list(dict.fromkeys(order))[:MOST_DEPTHS])
-
-
 def _fault(prediction: Prediction, window: Window) -> str:
-    """Why nothing of a prediction may be published, or an empty text."""
+    """Returns why a prediction is unusable, or an empty text."""
     if not prediction.posed:
         return ""
     if not np.isfinite(prediction.T_window_camera).all():
-        return "the network gave poses that are no numbers"
+        return "the network's poses are not finite"
     width = prediction.depth.shape[-1]
     for view, K in zip(window.views, prediction.K, strict=True):
         # A field of view that the decoder clips to zero becomes a focal length of 5e5 widths.
         if view.K is None and not FOCAL[0] * width < K[0, 0] < FOCAL[1] * width:
             return (
-                f"the network's focal length ({K[0, 0]:.3g} pixels at a width of {width}) cannot "
-                "be right: publish a camera_info"
+                f"the network's focal length ({K[0, 0]:.3g} pixels at a width of {width}) is not "
+                "credible: publish a camera_info"
             )
     return ""

@@ -1,7 +1,7 @@
-"""Visual odometry over windows: what a window shares, and where it lies in its segment.
+"""Visual odometry over windows: selects shared views, and places each window in its segment.
 
-All poses are in segment coordinates: the first camera of a stretch of windows that are aligned to
-each other, in the unit of the first of them.
+All poses are in segment coordinates: the frame of the segment's first camera, in the unit of its
+first window. ``ref`` of shared views and alignments is the segment here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.covariance import MotionError, Observed, PoseUncertainty
-from da3_ros.mapping.keyframes import KeyframeSelector, shares_taken
+from da3_ros.mapping.covariance import MotionError, PoseUncertainty, WindowObservation
+from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.loop_scheduler import conjugated
-from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, with_poses
+from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
+from da3_ros.types import Array, Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
-REFUSALS = 5  # windows in a row that do not fit, after which the scene goes on in a new segment
+REFUSALS = 5  # consecutive refused windows after which a new segment begins
 
 
 class WindowOdometry:
@@ -43,27 +44,27 @@ class WindowOdometry:
         self.unit = 1.0  # segment units per network unit of the newest window
 
     def start_segment(self, newest: dict[str, Array]) -> None:
-        """Share nothing with what was before.
+        """Begins a segment that shares no view with earlier windows.
 
-        newest: last pose [4, 4] of each camera, in segment coordinates, where the new segment
-        begins; empty: at the origin.
+        newest: last pose [4, 4] of each camera, in coordinates of the last segment, where the new
+        one begins; empty: at the origin.
         """
         self.prior.restart()
         self.uncertainty.start_segment(known=not newest)
         self.segment += 1
-        self._share_nothing()
+        self._clear_shared_views()
         self.newest = newest
 
-    def _share_nothing(self) -> None:
+    def _clear_shared_views(self) -> None:
         self.shared_views = KeyframeSelector(self.config.keyframe, self.config.window.size - 1)
         self.aligner = WindowAligner()
-        self.refused = 0  # windows in a row
-        self._unit_guessed = False  # of the newest window that did not fit
-        self._unfit = 0  # windows in a row that a prior led although they do not fit
+        self.refused = 0  # consecutive refused windows
+        self._unit_guessed = False  # whether the unit of the newest refused window is a guess
+        self._unfit = 0  # consecutive windows placed by the prior although they do not fit
 
     @property
     def is_lost(self) -> bool:
-        """Whether so many windows did not fit that a new segment must begin."""
+        """Whether so many consecutive windows were refused that a new segment must begin."""
         return self.refused >= REFUSALS
 
     @property
@@ -73,18 +74,19 @@ class WindowOdometry:
 
     @property
     def unit_known(self) -> bool:
-        """Whether the newest window's unit was found by its fit, or measured."""
+        """Whether the newest window's unit is from its alignment, or measured."""
         return self.fits or not self._unit_guessed
 
     def choose(self, room: int, new: Sequence[PreparedView]) -> list[SharedView]:
-        """The views that the next window shares, at most ``room``."""
+        """Returns the views that the next window shares, at most ``room``."""
         shared = self.shared_views.choose(room, self.config.window.keyframes)
         if self.config.pose_prior.source == "none":
             return shared
-        return with_poses(shared, lambda a: a.view, [p.view for p in new])
+        return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
 
     def resize(self, cut: Cut) -> bool:
-        """Bring shared views to another image size; False, unchanged, where too little is left."""
+        """Brings shared views to another image size; returns False, and changes nothing, if too
+        little of the images would remain."""
         newest = self.shared_views.newest
         if newest is not None and not cut.fits(newest):
             return False
@@ -92,7 +94,7 @@ class WindowOdometry:
         return True
 
     def with_prior(self, window: Window, prediction: Prediction) -> Prediction:
-        """``prediction`` with the unit that the prior gives, and with its poses if they go out."""
+        """Returns the prediction with the prior's scale, and its poses if they are published."""
         return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
 
     def place(
@@ -102,54 +104,53 @@ class WindowOdometry:
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> tuple[Prediction, Alignment]:
-        """Where a window lies in the segment; the prediction has the prior's poses if they lead.
+        """Places a window in the segment; the prediction gets the prior's poses if configured.
 
-        unit: segment units per network unit and its relative sigma, where the window was measured.
+        unit: segment units per network unit and its relative sigma; None if not measured.
         """
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
-        self.unit = placed.T_scene_window.scale
+        self.unit = placed.T_ref_window.scale
         return prediction, placed
 
-    def remember(self, view: View, frame: TrackedFrame) -> SharedView | None:
-        """A delivered frame in segment coordinates as one that later windows may share.
+    def shared_view_of(self, view: View, frame: SegmentFrame) -> SharedView | None:
+        """Notes a frame's pose; returns the shared view that later windows may use.
 
-        None for a window that did not fit: it would spoil what was right so far. Its pose may be
-        known all the same, by a prior; its depth is not.
+        None for a frame of a refused window: its depth is wrong, even if a prior gives its pose.
         """
-        self.newest[view.camera] = frame.T_world_camera
+        self.newest[view.camera] = frame.T_segment_camera
         return SharedView.of(view, frame) if self.fits else None
 
-    def is_keyframe(self, anchor: SharedView) -> bool:
-        """Whether a view shows something new."""
-        self.shared_views.limits = self.config.keyframe  # may have changed since
-        return self.shared_views.is_new(anchor)
+    def is_keyframe(self, shared_view: SharedView) -> bool:
+        """True if a view is far enough from all keyframes to become one."""
+        self.shared_views.limits = self.config.keyframe  # may have been reconfigured
+        return self.shared_views.is_new(shared_view)
 
-    def share(self, anchor: SharedView, *, keyframe: bool) -> None:
-        """Later windows may share this view."""
-        self.shared_views.add(anchor, keyframe)
-        self.uncertainty.enter_submap(anchor.submap, anchor.view.id)
+    def share(self, shared_view: SharedView, *, keyframe: bool) -> None:
+        """Makes a view available to later windows."""
+        self.shared_views.add(shared_view, keyframe)
+        self.uncertainty.enter_submap(shared_view.submap, shared_view.view.id)
 
-    def follow(self, correction: Correction, T_scene_segment: Similarity) -> None:
-        """Move the shared views, and restate their covariance, as a loop corrected the scene."""
-        self.shared_views.move(conjugated(correction.moves, T_scene_segment))
+    def apply_correction(self, correction: Correction, T_vo_segment: Similarity) -> None:
+        """Moves the shared views, and updates their covariance, after a loop closure."""
+        self.shared_views.move(conjugated(correction.moves, T_vo_segment))
         newest = self.shared_views.newest
         if correction.covariance is None or newest is None:
             return
         views = {a.view.id: a for a in self.shared_views.all()}
-        units = np.array([1, 1, 1, 1, *[1 / T_scene_segment.scale] * 3])
+        units = np.array([1, 1, 1, 1, *[1 / T_vo_segment.scale] * 3])
         self.uncertainty.close_loop(
             correction.covariance * np.outer(units, units),
             newest.view.id,
-            [old for old, _ in correction.joined],
-            {id: anchor.T_world_camera[:3, 3] for id, anchor in views.items()},
-            [id for id, anchor in views.items() if anchor.submap in correction.moves],
+            [old for old, _ in correction.loops],
+            {id: shared_view.T_ref_camera[:3, 3] for id, shared_view in views.items()},
+            [id for id, shared_view in views.items() if shared_view.submap in correction.moves],
         )
 
     def finish_window(self) -> None:
-        """Forget the covariance of views that no later window can share."""
-        self.uncertainty.keep({anchor.view.id for anchor in self.shared_views.all()})
+        """Forgets the covariance of views that no later window can share."""
+        self.uncertainty.keep({shared_view.view.id for shared_view in self.shared_views.all()})
 
     def _place(
         self,
@@ -158,9 +159,12 @@ class WindowOdometry:
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> Alignment:
-        """Where the window lies; where it does not fit, motion goes on from the newest view."""
+        """Aligns the window to the segment.
+
+        A refused window is placed by its own motion from the newest shared view.
+        """
         if not shared:
-            index = self._begins_at(window)
+            index = self._reference_index(window)
             begin = self.newest.get(window.views[index].camera, np.eye(4))
             at = Similarity.between(begin, prediction.T_window_camera[index], self.unit)
             return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
@@ -171,63 +175,68 @@ class WindowOdometry:
             return fit
         inliers = fit.inliers if fit is not None else 0.0
         newest = prediction.T_window_camera[len(shared) - 1]
-        said = self.prior.unit or unit
-        self._unit_guessed = said is None
+        measured = self.prior.unit or unit
+        self._unit_guessed = measured is None
         held = Similarity.between(
-            shared[-1].T_world_camera, newest, self.unit if said is None else said[0]
+            shared[-1].T_ref_camera, newest, self.unit if measured is None else measured[0]
         )
-        reason = "no depth in common" if fit is None else fit.reason
+        reason = "the shared views have no depth" if fit is None else fit.reason
         log.warning("window %d does not fit the scene: %s", window.id, reason)
         self.counters["windows_refused"] += 1
-        if self.prior.leads(window):  # which says where it lies, whatever its depths are worth
+        if self.prior.leads(window):  # the pose is known even if the depth is wrong
             self.refused = 0
             self._unfit += 1
             if self._unfit > REFUSALS and self.prior.knows_unit:
-                log.warning("it is what they share that is wrong: the prior alone goes on")
-                self._share_nothing()  # but what this window brings
+                log.warning(
+                    "%d windows in a row do not fit: the shared views are dropped, "
+                    "poses come from the prior alone", self._unfit
+                )  # fmt: skip
+                self._clear_shared_views()  # new ones come from this window
             return Alignment(held, True, float("nan"), inliers)
         self.refused += 1
         return Alignment(held, False, float("nan"), inliers)
 
-    def _begins_at(self, window: Window) -> int:
-        """Index of the view that places a segment's first window: of a camera seen before."""
+    def _reference_index(self, window: Window) -> int:
+        """Returns the index of the view that places a segment's first window: the first one of a
+        known camera."""
         known = [i for i, view in enumerate(window.views) if view.camera in self.newest]
         return known[0] if known else 0
 
     def _fit(
         self, shared: list[SharedView], prediction: Prediction, unit: tuple[float, float] | None
     ) -> Alignment | None:
-        """With the measured unit; without it, where that would spoil the fit."""
+        """Aligns a window with the measured unit, or without it if that is refused."""
         indices = range(len(shared))
         if unit is not None:
-            fit = self.aligner.join(shared, prediction, indices, unit)
+            fit = self.aligner.align(shared, prediction, indices, unit)
             if fit is not None and fit.accepted:
                 return fit
-        return self.aligner.join(shared, prediction, indices)
+        return self.aligner.align(shared, prediction, indices)
 
     def _observe(
         self, window: Window, shared: list[SharedView], prediction: Prediction, placed: Alignment
     ) -> None:
-        """Propagate the covariance of poses through a window; after a misfit it is unknown.
+        """Propagates the covariance of poses through a window; not of a refused one.
 
-        Where the prior's own poses go out, they are as sure as the robot knows and we do not.
+        Nor of a window with the prior's own poses: their covariance is unknown.
         """
-        if self.refused or (placed.gains is None and shared) or self.prior.in_place:
+        if self.refused or (placed.gains is None and shared) or self.prior.replaces_poses:
             return
-        S = placed.T_scene_window
+        T_segment_window = placed.T_ref_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
         known = prediction.depth[np.isfinite(prediction.depth)]
-        depth = np.median(depths) if depths else S.scale * np.median(known) if len(known) else 1.0
-        seen = Observed(
+        unit = T_segment_window.scale
+        depth = np.median(depths) if depths else unit * np.median(known) if len(known) else 1.0
+        observation = WindowObservation(
             ids=[view.id for view in window.views],
-            poses=np.stack([S.pose(T) for T in prediction.T_window_camera]),
+            poses=np.stack([T_segment_window.pose(T) for T in prediction.T_window_camera]),
             depth=float(depth),
-            about=S.points(placed.about) if placed.about is not None else np.zeros(3),
+            pivot=np.zeros(3) if placed.pivot is None else T_segment_window.points(placed.pivot),
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
-            taken=shares_taken(shared, prediction),
+            update_weights=update_weights(shared, prediction),
         )
         if shared:
-            self.uncertainty.join(seen)
+            self.uncertainty.add_window(observation)
         else:
-            self.uncertainty.begin(seen, self._begins_at(window))
+            self.uncertainty.begin_segment(observation, self._reference_index(window))

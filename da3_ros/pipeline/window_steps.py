@@ -1,4 +1,4 @@
-"""One window after the other through the steps: infer, place, update the map, deliver.
+"""The order of steps for each window: infer, place, update the map, deliver.
 
 Owns the four collaborators and nothing else.
 """
@@ -15,10 +15,10 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.mapping.covariance import UNMEASURED
+from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.delivery import UNPLACED, report_of, tracked
+from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
-from da3_ros.pipeline.interfaces import MetricModel, Network
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference
@@ -32,21 +32,17 @@ class WindowSteps:
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
 
     def __init__(
-        self,
-        config: PipelineConfig,
-        session: Network,
-        ruler: MetricModel | None,
-        counters: Counter[str],
+        self, config: PipelineConfig, inference: WindowInference, counters: Counter[str]
     ) -> None:
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
-        self.inference = WindowInference(config, session, ruler, counters)
-        error = getattr(session, "motion_error", UNMEASURED)
+        self.inference = inference
+        error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters)
         self.scene_map = SceneMap(config)
 
     def reconfigure(self, config: PipelineConfig) -> None:
-        """Take over parameters that are read anew for every window."""
+        """Sets the parameters that may change between windows."""
         self.config = config
         for part in (self.builder, self.inference, self.odometry, self.scene_map):
             part.config = config
@@ -61,34 +57,34 @@ class WindowSteps:
             return
         window, shared, prediction = done
         if not prediction.posed:
-            yield from self._deliver_alone(new, window, prediction, start)
+            yield from self._deliver_unposed(new, window, prediction, start)
             return
-        look = self.scene_map.scale.wants_measure(window.id)
-        prediction = self.inference.measured(window, prediction, look=look)
+        due = self.scene_map.scale.wants_measurement(window.id)
+        prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
         prediction = self.odometry.with_prior(window, prediction)
         unit = self.scene_map.scale.unit_of(prediction)
         prediction, placed = self.odometry.place(window, shared, prediction, unit)
         fits = placed.accepted or not shared
         scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
-        self.scene_map.note_drift(window, prediction, placed)
+        self.scene_map.add_drift(window, prediction, placed)
         report = report_of(
             window, prediction, placed, scale, segment=self.odometry.segment,
             loop_closed=closed, total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(shared)):
-            frame = tracked(
-                prepared, index, prediction, placed.T_scene_window, report, self.config.depth
+            frame = segment_frame(
+                prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
             descriptor = prediction.descriptor
             yield self._deliver(prepared, frame, None if descriptor is None else descriptor[index])
         self.odometry.finish_window()
         if self.odometry.is_lost:
             log.warning(
-                "%d windows in a row do not fit: a new segment starts", self.odometry.refused
+                "%d windows in a row do not fit: a new segment begins", self.odometry.refused
             )
             self.start_segment(self.odometry.newest)
         elif self.odometry.fits:
-            self.scene_map.look_for_loop(
+            self.scene_map.try_close_loop(
                 window.id,
                 self.builder.window_size,
                 self.inference.session.infer,
@@ -96,28 +92,28 @@ class WindowSteps:
             )
 
     def _deliver(
-        self, prepared: PreparedView, frame: TrackedFrame, descriptor: FloatImage | None
+        self, prepared: PreparedView, frame: SegmentFrame, descriptor: FloatImage | None
     ) -> TrackedFrame:
-        """Share a frame with later windows, grow the map by it, and bring it to the world."""
-        anchor = self.odometry.remember(prepared.view, frame)
-        if anchor is not None:
-            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(anchor))
-        submap = self.scene_map.add(frame, anchor, descriptor)
-        if anchor is not None:
+        """Adds a frame to shared views and map; returns it in world coordinates."""
+        shared_view = self.odometry.shared_view_of(prepared.view, frame)
+        if shared_view is not None:
+            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(shared_view))
+        submap = self.scene_map.add(frame, shared_view, descriptor)
+        if shared_view is not None:
             self.odometry.share(
-                dataclasses.replace(anchor, submap=submap), keyframe=frame.keyframe
+                dataclasses.replace(shared_view, submap=submap), keyframe=frame.keyframe
             )
         self.counters["processed"] += 1
-        frame = self.scene_map.published(frame, self.odometry.uncertainty)
-        if frame.scale.metric and not self.odometry.unit_known:
-            # In a unit that only the windows before had: no metres.
-            frame = dataclasses.replace(frame, depth_m=np.full_like(frame.depth_m, np.nan))
-        return frame if prepared.full is None else at_size_of(frame, prepared.full)
+        out = self.scene_map.published(frame, self.odometry.uncertainty)
+        if out.scale.metric and not self.odometry.unit_known:
+            # Its unit is only assumed from earlier windows, so that its depth is not metric.
+            out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
+        return out if prepared.full is None else at_size_of(out, prepared.full)
 
-    def _deliver_alone(
+    def _deliver_unposed(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
     ) -> Iterator[TrackedFrame]:
-        """Frames that the network saw each alone: depth, and no place in any scene."""
+        """Yields the frames of a single-image network: depth without a pose in the scene."""
         scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
         self.scene_map.scale.scale = scale
         report = report_of(
@@ -125,22 +121,24 @@ class WindowSteps:
             loop_closed=False, total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
-            frame = tracked(
-                prepared, index, prediction, UNPLACED.T_scene_window, report, self.config.depth
+            frame = segment_frame(
+                prepared, index, prediction, UNPLACED.T_ref_window, report, self.config.depth
             )
             self.counters["processed"] += 1
-            yield frame if prepared.full is None else at_size_of(frame, prepared.full)
+            out = self.scene_map.published_unposed(frame)
+            yield out if prepared.full is None else at_size_of(out, prepared.full)
 
     def _close_loop(self) -> bool:
-        """Correct the scene by a loop that was found; odometry and its covariance follow."""
+        """Applies a loop closure to scene and odometry, if there is one; returns whether."""
         correction = self.scene_map.close_loop()
         if correction is None:
             return False
-        self.odometry.follow(correction, self.scene_map.scale.T_scene_segment)
+        self.odometry.apply_correction(correction, self.scene_map.scale.T_vo_segment)
         return True
 
     def start_at_origin(self) -> None:
-        """A new segment at the scene's origin, with nothing shared; any stamp may follow."""
+        """Begins a new segment at the scene's origin, without shared views; any stamp may
+        follow."""
         self.builder.restart()
         self.scene_map.scale.to_origin()
         self.start_segment({})
@@ -151,7 +149,7 @@ class WindowSteps:
         self.odometry.start_segment(newest)
 
     def resize(self, new: ImageFormat) -> bool:
-        """Bring all that windows may share to a new image size; False where too little is left."""
+        """Brings all views to a new image size; returns False if too little would remain."""
         assert self.builder.image_format is not None
         cut = Cut.of(self.builder.image_format.shape, new.shape)
         if cut is None or not self.odometry.resize(cut):
@@ -162,8 +160,8 @@ class WindowSteps:
         return True
 
     def hold_pose(self) -> None:
-        """Go on where the cameras were last; how they have moved since is not known."""
-        log.warning("the shared views cannot be had at the new size: the pose is held")
+        """Begins a new segment at the last poses of the cameras; motion since is unknown."""
+        log.warning("shared views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
         self.builder.image_format = None
         self.start_segment(self.odometry.newest)

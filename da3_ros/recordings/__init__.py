@@ -1,4 +1,4 @@
-"""Reading and writing of recordings: bags, videos, image folders. Needs no installed ROS."""
+"""Reads bags, videos and image folders, and writes bags. Needs no installed ROS."""
 
 from da3_ros.recordings.base import Recording, RecordingError
 from da3_ros.recordings.open import open_recording

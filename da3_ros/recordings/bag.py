@@ -1,4 +1,4 @@
-"""Frames of one camera of a ROS 2 bag, paired with their camera_info as the live node does it."""
+"""Frames of cameras of a ROS 2 bag, paired with their camera_info by the rule of the live node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from da3_ros.messages.decode import (
     is_grey,
     stamp_ns,
 )
-from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, says_rectified
+from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, is_rectified_topic
 from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.recordings.base import (
     REORDER_DEPTH,
@@ -30,7 +30,7 @@ from da3_ros.recordings.base import (
     in_stamp_order,
 )
 from da3_ros.recordings.camera_topics import Camera, choose_camera
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Source:
-    """One camera that is wanted."""
+    """A selected camera."""
 
-    name: str  # within a rig; empty for a single camera
+    name: str  # name in the rig; empty for a single camera
     topic: str
     info_topic: str | None
     rectified: bool
@@ -48,7 +48,7 @@ class _Source:
 
 @dataclass(eq=False)
 class _Image:
-    """An image message on its way, with the camera_info that it waits for."""
+    """An image message and its calibration, valid once ``decided``."""
 
     stamp_ns: int
     message: Any
@@ -58,7 +58,7 @@ class _Image:
 
 
 class BagRecording(Recording):
-    """A bag's camera, or several. Raises RecordingError where bag or camera cannot be had."""
+    """One or several cameras of a bag. Raises RecordingError if bag or camera cannot be opened."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BagRecording(Recording):
         camera_info_timeout_s: float = 2.0,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        """``cameras``: topics of several cameras by their names, in place of ``camera``."""
+        """``cameras``: topics of several cameras by name; replaces ``camera``."""
         self.path = path
         self.counters = {"bad_images": 0}
         self._selection = selection or Selection()
@@ -97,7 +97,7 @@ class BagRecording(Recording):
         return self._bag.stopped_at
 
     def describe(self) -> str:
-        """The image topics, the chosen ones marked, and their camera_info."""
+        """The image topics, the selected ones marked, and their camera_info topics."""
         lines = [f"{self.path.name}: {self._bag.duration_s:.3f} s"]
         for camera in self.cameras:
             mark = "*" if any(camera.topic == s.topic for s in self._sources) else " "
@@ -107,9 +107,9 @@ class BagRecording(Recording):
         return "\n".join(lines)
 
     def __iter__(self) -> Iterator[Frame]:
-        """The selected frames, in the order of their header stamps.
+        """Yield the selected frames in the order of their header stamps.
 
-        Stamps of zero, from drivers that set none, are replaced by the time of recording.
+        A stamp of zero (not set by the driver) is replaced by the time of recording.
         """
         self.counters["bad_images"] = 0
         ordered = in_stamp_order(self._paired(), REORDER_DEPTH * len(self._sources))
@@ -132,9 +132,9 @@ class BagRecording(Recording):
             log.warning("%s", self.stopped_at)
 
     def messages(self, topic: str) -> Iterator[tuple[int, Any]]:
-        """(time of recording in ns, message) of any topic, in order of recording.
+        """Yield (time of recording in ns, message) of any topic, in order of recording.
 
-        Raises RecordingError where there is no such topic, or none of its type can be read.
+        Raises RecordingError if there is no such topic, or if its type cannot be read.
         """
         if topic not in {t.name for t in self._bag.topics}:
             names = ", ".join(sorted({t.name for t in self._bag.topics}))
@@ -142,7 +142,7 @@ class BagRecording(Recording):
         return ((log_ns, message) for _, log_ns, message in self._read((topic,)))
 
     def topics_of(self, kind: str) -> list[str]:
-        """Names of the topics that have messages of a type."""
+        """Names of the topics with messages of type ``kind``."""
         return sorted({t.name for t in self._bag.topics if t.type == kind and t.count})
 
     def close(self) -> None:
@@ -155,10 +155,10 @@ class BagRecording(Recording):
             if topic.type in (IMAGE, COMPRESSED):
                 key = (topic.name, topic.type)
                 counts[key] = counts.get(key, 0) + topic.count
-        return [self._look_at(*key, count) for key, count in sorted(counts.items()) if count]
+        return [self._inspect(*key, count) for key, count in sorted(counts.items()) if count]
 
-    def _look_at(self, name: str, kind: str, count: int) -> Camera:
-        """A camera with what its first image says of itself."""
+    def _inspect(self, name: str, kind: str, count: int) -> Camera:
+        """Describe a camera by its first readable image."""
         for _, _, _, data in self._bag.messages((name,)):
             try:
                 message = self._bag.types.deserialize(kind, data)
@@ -184,13 +184,13 @@ class BagRecording(Recording):
             except RecordingError as error:
                 hint = f" (camera {name}: give its topic with --camera {name}:=TOPIC)"
                 raise RecordingError(f"{error}{hint if name else ''}") from error
-            says = says_rectified(found) if rectified is None else rectified
-            sources.append(_Source(name, found, self._find_info_topic(found), says))
+            is_rectified = is_rectified_topic(found) if rectified is None else rectified
+            sources.append(_Source(name, found, self._find_info_topic(found), is_rectified))
         for other, source in itertools.combinations(sources, 2):
             if other.topic == source.topic:
                 raise RecordingError(
-                    f"cameras {other.name} and {source.name} are both {source.topic}: give their "
-                    "topics with --camera NAME:=TOPIC"
+                    f"cameras {other.name} and {source.name} have the same topic {source.topic}: "
+                    "give their topics with --camera NAME:=TOPIC"
                 )
         return sources
 
@@ -202,7 +202,7 @@ class BagRecording(Recording):
         return name if any(t.count for t in topics) else None
 
     def _read(self, names: Iterable[str]) -> Iterator[tuple[str, int, Any]]:
-        """Topic, time of recording and message; those that cannot be read are left out."""
+        """Yield topic, time of recording and message; unreadable messages are skipped."""
         for log_ns, topic, kind, data in self._bag.messages(set(names)):
             try:
                 message = self._bag.types.deserialize(kind, data)
@@ -212,10 +212,10 @@ class BagRecording(Recording):
             yield topic, log_ns, message
 
     def _paired(self) -> Iterator[tuple[int, _Image]]:
-        """(stamp_ns, image) as recorded; images wait for their camera_info, in order."""
+        """Yield (stamp_ns, image) in recorded order, once the camera_info is decided."""
         by_topic = {source.topic: source for source in self._sources}
-        keepers: dict[str, CameraInfoKeeper[_Image]] = {
-            s.topic: CameraInfoKeeper(s.info_topic, self._timeout_s)
+        keepers: dict[str, CameraInfoMatcher[_Image]] = {
+            s.topic: CameraInfoMatcher(s.info_topic, self._timeout_s)
             for s in self._sources
             if s.info_topic is not None
         }
@@ -232,8 +232,8 @@ class BagRecording(Recording):
             yield from _ready(waiting, keepers.values(), image.stamp_ns)
         yield from _ready(waiting, keepers.values(), 0, final=True)
 
-    def _wait(self, keeper: CameraInfoKeeper[_Image] | None, image: _Image) -> bool:
-        """Hand an image to its keeper; False if it is no image."""
+    def _wait(self, keeper: CameraInfoMatcher[_Image] | None, image: _Image) -> bool:
+        """Let an image wait for its camera_info; False if it is not a valid image."""
         if keeper is None:
             image.decided = True
             return True
@@ -252,17 +252,17 @@ class BagRecording(Recording):
 
 
 def _stamp(message: Any, log_ns: int) -> int:
-    """The header's stamp; of a driver that leaves it zero, the time of recording."""
+    """The header's stamp, or the time of recording if the driver left it zero."""
     return stamp_ns(message.header.stamp) or log_ns
 
 
 def _ready(
     waiting: deque[_Image],
-    keepers: Iterable[CameraInfoKeeper[_Image]],
+    keepers: Iterable[CameraInfoMatcher[_Image]],
     now_ns: int,
     final: bool = False,
 ) -> Iterator[tuple[int, _Image]]:
-    """Those at the head of ``waiting`` whose calibration is decided."""
+    """Remove and yield images at the head of ``waiting`` whose calibration is decided."""
     for keeper in keepers:
         pairs = keeper.ready(now_ns, final)
         for notice in keeper.notices():

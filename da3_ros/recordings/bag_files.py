@@ -1,7 +1,7 @@
-"""The files of a ROS 2 bag as one stream of raw messages: storages, splits, compression, damage.
+"""Reads all files of a ROS 2 bag as one stream of raw messages; handles splits and compression.
 
-``rosbags`` reads what is whole; MCAP files that are not are read by ``mcap_stream``. Knows nothing
-of cameras; messages stay bytes until ``Types`` deserialises them.
+Intact files are read with ``rosbags``, damaged MCAP files with ``mcap_stream``. Messages stay
+bytes until ``Types`` deserialises them.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ log = logging.getLogger(__name__)
 
 STORAGES = (".mcap", ".db3")
 COMPRESSED = (".zstd", ".zst")
-# Reading every page of a large database takes minutes; what lies beyond is found when it is read.
+# A check of every page of a larger database takes minutes; its damage is found while reading.
 _CHECK_WHOLE_BELOW = 4 * 2**30
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # CDR begins with a zero byte
 
 
 class MessageError(ValueError):
-    """A single message that cannot be deserialised; one line."""
+    """A message cannot be deserialised; the text is one line."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic as one file of the bag declares it."""
+    """A topic as declared by one file of the bag."""
 
     name: str
     type: str  # pkg/msg/Name
@@ -77,19 +77,19 @@ class BagFile(Protocol):
 
 
 def is_bag(path: Path) -> bool:
-    """Whether a path looks like a bag folder or one of its files."""
+    """Whether a path looks like a bag folder or a bag file."""
     if path.is_dir():
         return (path / "metadata.yaml").exists() or bool(_storage_files(path))
     return _is_storage(path)
 
 
 class Bag:
-    """All files of a bag as one stream. Raises RecordingError where it cannot be opened."""
+    """All files of a bag as one stream. Raises RecordingError if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unpacked: TemporaryDirectory[str] | None = None
-        self._lost: list[str] = []
+        self._unreadable: list[str] = []
         self._files: list[BagFile] = []
         try:
             self._files = self._open_all(_bag_files(path))
@@ -100,26 +100,26 @@ class Bag:
 
     @property
     def topics(self) -> list[Topic]:
-        """All topics of all files; one name may come several times."""
+        """All topics of all files; a name may occur several times."""
         return [topic for file in self._files for topic in file.topics]
 
     @property
     def stopped_at(self) -> str | None:
-        """What could not be read, or None."""
-        parts = [*self._lost, *(f.stopped_at for f in self._files if f.stopped_at)]
+        """Description of the unreadable parts; None: there are none."""
+        parts = [*self._unreadable, *(f.stopped_at for f in self._files if f.stopped_at)]
         return "; ".join(parts) or None
 
     @property
     def duration_s(self) -> float:
-        """Between the first and the last message, by time of recording."""
+        """Time of recording between the first and the last message."""
         start = min(file.start_ns for file in self._files)
         return max(0, max(file.end_ns for file in self._files) - start) / 1e9
 
     def messages(self, names: Collection[str]) -> Iterator[Raw]:
-        """Messages of the named topics by time of recording.
+        """Yield messages of the named topics by time of recording.
 
-        A file is read only when its time has come, so a bag of many splits costs no more memory
-        than those that overlap.
+        A file is opened only when its first message is due, so memory is needed only for splits
+        that overlap in time.
         """
         queue: list[tuple[int, int, Raw | None]] = [
             (file.start_ns, i, None) for i, file in enumerate(self._files)
@@ -137,7 +137,7 @@ class Bag:
                 heapq.heappush(queue, (following[0], i, following))
 
     def close(self) -> None:
-        """Release all files, and delete what was unpacked."""
+        """Release all files and delete decompressed copies."""
         for file in self._files:
             file.close()
         self._files = []
@@ -152,17 +152,17 @@ class Bag:
             try:
                 files.append(_open_file(self._unpack(path)))
             except RecordingError as error:
-                # An unreadable last split is what a power cut leaves: the others are still good.
+                # A power cut leaves an unreadable last split: the others can still be read.
                 if len(paths) == 1 or ".db3" in path.suffixes:
                     raise
-                self._lost.append(str(error))
+                self._unreadable.append(str(error))
                 fault = error
         if not files:
             raise fault or RecordingError(f"{self.path} has no bag files: .mcap or .db3")
         return files
 
     def _unpack(self, path: Path) -> Path:
-        """The file itself, or a temporary copy without zstd around it."""
+        """The file itself, or a decompressed temporary copy of a zstd file."""
         if path.suffix not in COMPRESSED:
             return path
         if self._unpacked is None:
@@ -177,10 +177,10 @@ class Bag:
             ):
                 shutil.copyfileobj(plain, target)
         except zstandard.ZstdError as error:
-            # What came out so far is judged like any other cut-off file.
+            # The decompressed part is read like any other truncated file.
             log.warning("%s: zstd data are damaged (%s)", path.name, error)
         if not out.stat().st_size:
-            raise RecordingError(f"{path.name}: nothing can be unpacked, it is cut off or damaged")
+            raise RecordingError(f"{path.name} cannot be decompressed: it is truncated or damaged")
         return out
 
 
@@ -196,20 +196,20 @@ def _storage_files(folder: Path) -> list[Path]:
 
 
 def _bag_files(path: Path) -> list[Path]:
-    """The files of a bag: those metadata.yaml names, or all in the folder if it is useless."""
+    """The bag's files: those listed in metadata.yaml, or all in the folder if it lists none."""
     if not path.is_dir():
         return [path]
     names = _listed_files(path / "metadata.yaml")
     if not names:
         return _storage_files(path)
-    # Bags of file-wise compression have been seen with and without the suffix in metadata.yaml.
+    # Bags with file-wise compression list the files with or without the suffix.
     found = [
         next((p for p in (path / n, path / f"{n}.zstd") if p.exists()), path / n) for n in names
     ]
     if missing := [p.name for p in found if not p.exists()]:
         raise RecordingError(
-            f"{path.name}: metadata.yaml lists {missing[0]}, which is not there: put it back, "
-            "or remove metadata.yaml to read the files that are"
+            f"{path.name}: metadata.yaml lists {missing[0]}, which does not exist: restore it, "
+            "or remove metadata.yaml to read the existing files"
         )
     return found
 
@@ -222,7 +222,7 @@ def _listed_files(metadata: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        log.warning("%s cannot be read: taking all bag files beside it", metadata)
+        log.warning("%s cannot be read: using all bag files in its folder", metadata)
         return []
 
 
@@ -234,19 +234,19 @@ def _open_file(path: Path) -> BagFile:
         try:
             return IndexedFile(path)
         except RecordingError:
-            log.info("%s: reading it from front to back, as its index is unusable", path.name)
+            log.info("%s: the index is unusable, so the file is read sequentially", path.name)
     return StreamedFile(path)
 
 
 class IndexedFile:
-    """A whole file, read by ``rosbags``."""
+    """An intact file, read with ``rosbags``."""
 
     def __init__(self, path: Path) -> None:
         self.stopped_at: str | None = None
         self._name = path.name
         self._reader = Reader(path)
-        # ReaderError is what rosbags means to raise; files that lie about themselves trip it up
-        # in other ways, and all of them mean that it cannot read the file.
+        # rosbags documents ReaderError, but inconsistent files cause other exceptions too. All of
+        # them mean that the file cannot be read.
         try:
             self._reader.open()
         except Exception as error:
@@ -258,7 +258,7 @@ class IndexedFile:
         self.start_ns, self.end_ns = self._reader.start_time, self._reader.end_time
 
     def messages(self, names: Collection[str]) -> Iterator[Raw]:
-        """By time of recording; ends early, with ``stopped_at`` set, where the file is damaged."""
+        """Yield messages by time of recording; stops and sets ``stopped_at`` at damaged data."""
         chosen = [c for c in self._reader.connections if c.topic in names]
         if not chosen:
             return
@@ -266,7 +266,7 @@ class IndexedFile:
         while True:
             try:
                 item = next(stream, None)
-            except Exception as error:  # whatever damage makes of third-party decoders
+            except Exception as error:  # damaged data cause any exception in third-party decoders
                 seconds = (last_ns - self.start_ns) / 1e9
                 self.stopped_at = (
                     f"{self._name} is damaged ({_line(error)}); read up to {seconds:.3f} s after "
@@ -285,7 +285,7 @@ class IndexedFile:
 
 
 class StreamedFile:
-    """An MCAP file that has no usable index: damaged, cut off, or written without one."""
+    """An MCAP file without a usable index: damaged, truncated, or written without one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -307,13 +307,13 @@ class StreamedFile:
             )
 
     def messages(self, names: Collection[str]) -> Iterator[Raw]:
-        """As they lie in the file."""
+        """Yield messages in file order."""
         kinds = {topic.name: topic.type for topic in self.topics}
         for channel, log_ns, data in mcap_stream.read(self._path, self._found, names):
             yield log_ns, channel.topic, kinds[channel.topic], data
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no file is kept open."""
 
 
 _LANGUAGES = {"ros2msg": "msg", "ros2idl": "idl", "omgidl": "idl"}
@@ -332,7 +332,7 @@ def _topic(name: str, kind: str, count: int, definition: Any, extra: Any) -> Top
 
 
 def normal_type(name: str) -> str:
-    """``pkg/Name``, as ROS 1 and some recorders write it, as ``pkg/msg/Name``."""
+    """Convert ``pkg/Name``, written by ROS 1 and some recorders, to ``pkg/msg/Name``."""
     package, slash, rest = name.partition("/")
     return f"{package}/msg/{rest}" if slash and "/" not in rest else name
 
@@ -345,32 +345,32 @@ def _line(error: BaseException) -> str:
 
 
 def _check_sqlite(path: Path) -> None:
-    """Raise RecordingError unless the database is whole; rosbags would find out in mid-reading."""
-    remedy = f'recover what is left with: sqlite3 {path.name} ".recover" | sqlite3 new.db3'
+    """Raise RecordingError if the database is damaged; rosbags would fail only while reading."""
+    remedy = f'recover the readable part with: sqlite3 {path.name} ".recover" | sqlite3 new.db3'
     size = path.stat().st_size
     if not size:
         raise RecordingError(f"{path.name} is empty (0 bytes): the recorder wrote nothing")
     with path.open("rb") as stream:
         head = stream.read(100)
     if not head.startswith(b"SQLite format 3\0") or len(head) < 100:
-        raise RecordingError(f"{path.name} is not an SQLite database, or its head is damaged")
+        raise RecordingError(f"{path.name} is not an SQLite database, or its header is damaged")
     page, changes, pages, counted_at = struct.unpack(">16xH6xII60xI4x", head)
     expected = (65536 if page == 1 else page) * pages
-    if size < expected and changes == counted_at:  # else an old SQLite left the count behind
+    if size < expected and changes == counted_at:  # otherwise the page count is outdated
         raise RecordingError(f"{path.name} is truncated: {size} of {expected} bytes; {remedy}")
     if size < _CHECK_WHOLE_BELOW and (fault := _sqlite_fault(path)):
         raise RecordingError(f"{path.name} is damaged ({fault}); {remedy}")
     journal = path.with_name(f"{path.name}-wal")
     if journal.exists() and journal.stat().st_size:
         log.warning(
-            "%s holds messages that are not in %s yet and will be missing: "
+            "%s contains messages that are not yet in %s and will be missing: "
             'merge them with: sqlite3 %s "PRAGMA wal_checkpoint"',
             journal.name, path.name, path.name,
         )  # fmt: skip
 
 
 def _sqlite_fault(path: Path) -> str:
-    """What SQLite's own check finds, or an empty text."""
+    """The fault that SQLite's integrity check finds; empty: none."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
     try:
         connection = sqlite3.connect(uri, uri=True)
@@ -387,7 +387,7 @@ def _sqlite_fault(path: Path) -> str:
 
 
 class Types:
-    """Deserialises messages by the bag's own definitions, or the standard ones if it has none."""
+    """Deserialises messages with the bag's own definitions, or the standard ones without them."""
 
     def __init__(self, topics: Sequence[Topic]) -> None:
         self._topics = {topic.type: topic for topic in reversed(topics)}
@@ -395,7 +395,7 @@ class Types:
         self._stores: dict[str, Any] = {}
 
     def deserialize(self, kind: str, data: bytes) -> Any:
-        """The message as an object with the fields of its type. Raises MessageError."""
+        """Return the message as an object with the fields of its type. Raises MessageError."""
         if kind not in self._stores:
             self._stores[kind] = self._store(kind)
         try:
@@ -406,11 +406,11 @@ class Types:
             raise MessageError(f"message cannot be deserialised: {_line(error)}") from error
 
     def _store(self, kind: str) -> Any:
-        """A type store that has ``kind``. Raises RecordingError."""
+        """A type store that contains ``kind``. Raises RecordingError."""
         topic = self._topics.get(kind)
         if topic is not None and topic.serialization != "cdr":
             raise RecordingError(
-                f"{topic.name} is serialised as {topic.serialization}: only cdr can be read"
+                f"{topic.name} is serialised as {topic.serialization}: only cdr is supported"
             )
         if topic is not None and topic.definition:
             try:

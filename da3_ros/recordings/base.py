@@ -1,4 +1,4 @@
-"""What every kind of recording offers, and how frames are put in order and selected."""
+"""The interface of all recordings, and the sorting and selection of their frames."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Self = TypeVar("Self", bound="Recording")
 
 REORDER_DEPTH = 8
 TIME_JUMP_NS = 500_000_000
-# Where a recording tells no time of day: zero would mean "no stamp" (and "latest") to ROS.
+# First stamp of a recording without times: zero would mean "no stamp" (and "latest") in ROS.
 FIRST_STAMP_NS = 1_000_000_000
 
 
 class RecordingError(RuntimeError):
-    """A recording that cannot be used; one line says why and what helps."""
+    """A recording cannot be used; the text is one line with the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which frames are wanted: seconds after the first image, and every n-th of those."""
+    """Selects frames by time in seconds after the first image, and every n-th of those."""
 
     start_s: float | None = None
     end_s: float | None = None
@@ -35,15 +35,15 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise RecordingError(f"every is {self.every}: 1 or more")
+            raise RecordingError(f"every is {self.every}: must be at least 1")
         start = self.start_s or 0.0
         if not start >= 0.0:
-            raise RecordingError(f"start is {start:g} s: 0 or more")
+            raise RecordingError(f"start is {start:g} s: must be at least 0")
         if self.end_s is not None and not self.end_s > start:
-            raise RecordingError(f"end ({self.end_s:g} s) must lie after start ({start:g} s)")
+            raise RecordingError(f"end ({self.end_s:g} s) must be after start ({start:g} s)")
 
     def apply(self, items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
-        """Those of (stamp_ns, item) pairs that are wanted; ends behind ``end_s``."""
+        """Yield the selected (stamp_ns, item) pairs; stops after ``end_s``."""
         first: int | None = None
         taken = 0
         for stamp_ns, item in items:
@@ -57,7 +57,7 @@ class Selection:
             taken += 1
 
     def estimate(self, count: int, duration_s: float) -> int:
-        """About how many of ``count`` frames over ``duration_s`` are wanted."""
+        """Approximate number of selected frames out of ``count`` over ``duration_s``."""
         end = duration_s if self.end_s is None else min(self.end_s, duration_s)
         share = 1.0 if duration_s <= 0 else max(0.0, end - (self.start_s or 0.0)) / duration_s
         return math.ceil(math.ceil(count * share) / self.every)
@@ -66,10 +66,10 @@ class Selection:
 def in_stamp_order(
     items: Iterable[tuple[int, Item]], depth: int = REORDER_DEPTH
 ) -> Iterator[tuple[int, Item]]:
-    """(stamp_ns, item) pairs by stamp, where they are at most ``depth`` places off.
+    """Sort (stamp_ns, item) pairs that are at most ``depth`` places out of order.
 
-    A stamp more than half a second back is no disorder but a time jump (a recording of a looping
-    player): everything before it goes out first, and the jump is passed on.
+    A stamp more than half a second back is a time jump (a recording of a looping player): all
+    earlier items are yielded first, and the jump stays in the output.
     """
     waiting: list[tuple[int, int, Item]] = []
     newest = None
@@ -90,17 +90,17 @@ def _drain(waiting: list[tuple[int, int, Item]], keep: int) -> Iterator[tuple[in
 
 
 class Recording(abc.ABC):
-    """Frames of a recording's camera, or of several; iterate as often as wanted, from the start.
+    """Frames of one or several cameras of a recording. Each iteration starts at the first frame.
 
-    Frames are read as they are asked for and come in the order of their stamps. An image that
-    cannot be decoded is skipped, warned about and counted in ``counters["bad_images"]``. Of a
-    damaged recording the readable part is handed out; ``stopped_at`` says, at the latest when the
-    iteration has ended, where it stopped and why (None: nothing is missing).
+    Frames are read on demand and yielded in the order of their stamps. An image that cannot be
+    decoded is skipped, logged and counted in ``counters["bad_images"]``. The readable part of a
+    damaged recording is yielded; after the iteration ``stopped_at`` tells where and why it
+    stopped (None: nothing is missing).
     """
 
     path: Path
     camera: str  # topic or topics, or name of the file or folder
-    length: int  # about how many frames an iteration gives
+    length: int  # approximate number of frames per iteration
     counters: dict[str, int]
 
     @property
@@ -110,21 +110,21 @@ class Recording(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What is in the recording, one line each."""
+        """Contents of the recording, one per line."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Frame]:
         """The selected frames."""
 
     def messages(self, topic: str) -> Iterator[tuple[int, Any]]:
-        """(time of recording in ns, message) of any topic, in order of recording.
+        """Yield (time of recording in ns, message) of any topic, in order of recording.
 
-        Raises RecordingError where there is no such topic.
+        Raises RecordingError if there is no such topic.
         """
-        raise RecordingError(f"{self.path.name} has no topics, so no {topic}: it is no bag")
+        raise RecordingError(f"{self.path.name} is not a bag: it has no topic {topic}")
 
     def topics_of(self, kind: str) -> list[str]:
-        """Names of the topics that have messages of a type; of what is no bag, none."""
+        """Names of the topics with messages of type ``kind``; empty if it is not a bag."""
         return []
 
     def close(self) -> None:  # noqa: B027 - not every kind holds files open

@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 CALIBRATION_FILE = "camera_info.yaml"
-# Whole numbers in file names are times of day by their length: s, ms, us, ns since 1970.
+# Integer file names are times since 1970 in s, ms, us or ns: digits -> power of 10 to ns.
 _UNITS = {10: 9, 13: 6, 16: 3, 19: 0}
 
 
 class FolderRecording(Recording):
     """All images of a folder, in natural order (2 before 10).
 
-    Names that are all times (``1305031102.175304.png``, ``1403636579763555584.png``) give the
-    stamps; else they begin at one second and follow ``rate_hz``. A ``camera_info.yaml`` beside the
-    images, as camera_calibration writes it, gives the calibration.
+    The stamps are the file names if all are times (``1305031102.175304.png``,
+    ``1403636579763555584.png``); otherwise they start at 1 s and follow ``rate_hz``. The
+    calibration is read from ``camera_info.yaml`` in the folder, in camera_calibration's format.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class FolderRecording(Recording):
         max_pixels: int = MAX_PIXELS,
     ) -> None:  # fmt: skip
         if not 0 < rate_hz <= 10_000:
-            raise RecordingError(f"rate is {rate_hz:g} Hz: above 0, at most 10000")
+            raise RecordingError(f"rate is {rate_hz:g} Hz: must be above 0 and at most 10000")
         self.path = path
         self.camera = path.name
         self.counters = {"bad_images": 0}
@@ -58,12 +58,12 @@ class FolderRecording(Recording):
         return None
 
     def describe(self) -> str:
-        """One line."""
+        """Number of images and calibration file in one line."""
         calibration = CALIBRATION_FILE if self._calibration is not None else "no calibration"
         return f"{self.path.name}: {len(self._files)} images, {calibration}"
 
     def __iter__(self) -> Iterator[Frame]:
-        """The selected frames."""
+        """Yield the selected frames."""
         self.counters["bad_images"] = 0
         ordered = sorted(zip(self._stamps, self._files, strict=True), key=lambda pair: pair[0])
         for stamp_ns, file in self._selection.apply(ordered):
@@ -91,7 +91,7 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:
-    """Stamps in ns of file names without suffix: their own if all are times and differ."""
+    """Stamps in ns for file names without suffix: the names if all are times and distinct."""
     own = [_time_of(stem) for stem in stems]
     known = [t for t in own if t is not None]
     if len(known) == len(stems) and len(set(known)) == len(known):
@@ -100,7 +100,7 @@ def stamps_of(stems: Sequence[str], rate_hz: float) -> list[int]:
 
 
 def _time_of(stem: str) -> int | None:
-    """Nanoseconds since 1970 that a name spells, exactly, or None."""
+    """The exact time in ns since 1970 that a file name gives; None: not a time."""
     if re.fullmatch(r"\d+\.\d+", stem):
         return int(Decimal(stem) * 1_000_000_000)
     if re.fullmatch(r"[1-9]\d*", stem) and len(stem) in _UNITS:
@@ -109,7 +109,7 @@ def _time_of(stem: str) -> int | None:
 
 
 def read_calibration(file: Path) -> Calibration:
-    """A calibration file as camera_calibration writes it. Raises RecordingError."""
+    """Read a calibration file in camera_calibration's format. Raises RecordingError."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         distortion = content.get("distortion_coefficients", {"data": []})
@@ -126,7 +126,7 @@ def read_calibration(file: Path) -> Calibration:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RecordingError(
-            f"{file.name} is no calibration as camera_calibration writes it ({why})"
+            f"{file.name} is not a calibration in camera_calibration's format ({why})"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Reads MCAP files from front to back, without their index: damaged, cut off or unindexed ones.
+"""Reads damaged, truncated or unindexed MCAP files sequentially.
 
-Everything up to the fault is read, even the front part of a chunk that was cut off. Intact indexed
-files are read by ``rosbags``. Format: https://mcap.dev/spec.
+Everything up to the fault is read, even the first part of a truncated chunk. Intact indexed
+files are read with ``rosbags``. Format: https://mcap.dev/spec.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _CHUNK_HEAD = struct.Struct("<QQQII")  # start, end, size, crc, length of the co
 
 
 class CutOff(Exception):  # noqa: N818 - not an error of the program
-    """The end of what can be read."""
+    """The end of the readable part; the text follows the file's name."""
 
 
 class Message(NamedTuple):
-    """A message as it lies in the file."""
+    """A raw message and the id of its channel."""
 
     channel: int
     log_ns: int
@@ -49,7 +49,7 @@ Record = Schema | Channel | Message
 
 @dataclass
 class McapContents:
-    """What one pass through the file found."""
+    """Channels, schemas, message counts and times of a file; ``stopped_at`` as in Recording."""
 
     channels: dict[int, Channel] = field(default_factory=dict)
     schemas: dict[int, Schema] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class McapContents:
 
 
 def is_indexed(path: Path) -> bool:
-    """Whether a file is whole and has an index of chunks, so that it can be read by that."""
+    """Whether a file is complete and has an index of chunks."""
     try:
         with path.open("rb") as stream:
             summary = make_reader(stream).get_summary()
@@ -70,58 +70,58 @@ def is_indexed(path: Path) -> bool:
 
 
 def scan(path: Path) -> McapContents:
-    """Read the whole file once. Raises RecordingError where nothing at all can be read."""
-    found = McapContents()
+    """Read the whole file once. Raises RecordingError if it has no readable message."""
+    contents = McapContents()
     try:
         for record in _records(path):
             if isinstance(record, Schema):
-                found.schemas[record.id] = record
+                contents.schemas[record.id] = record
             elif isinstance(record, Channel):
-                found.channels[record.id] = record
+                contents.channels[record.id] = record
             else:
-                _count(found, record)
+                _count(contents, record)
     except CutOff as fault:
-        found.stopped_at = _where(path, fault, found)
-    if not found.counts:
-        why = found.stopped_at or f"{path.name} holds no messages"
-        raise RecordingError(f"nothing of this recording can be read: {why}")
-    return found
+        contents.stopped_at = _stop_text(path, fault, contents)
+    if not contents.counts:
+        why = contents.stopped_at or f"{path.name} contains no messages"
+        raise RecordingError(f"the recording has no readable messages: {why}")
+    return contents
 
 
 def read(
-    path: Path, found: McapContents, topics: Collection[str]
+    path: Path, contents: McapContents, topics: Collection[str]
 ) -> Iterator[tuple[Channel, int, bytes]]:
-    """(channel, log time, data) of all readable messages of ``topics``, as they lie."""
-    wanted = {n: channel for n, channel in found.channels.items() if channel.topic in topics}
+    """Yield (channel, log time in ns, data) of readable messages of ``topics``, in file order."""
+    wanted = {n: channel for n, channel in contents.channels.items() if channel.topic in topics}
     try:
         for record in _records(path):
             if isinstance(record, Message) and record.channel in wanted:
                 yield wanted[record.channel], record.log_ns, bytes(record.data)
     except CutOff:
-        return  # scan has told
+        return  # ``scan`` has reported it
 
 
-def _count(found: McapContents, message: Message) -> None:
-    found.counts[message.channel] += 1
-    start_ns = message.log_ns if found.start_ns is None else found.start_ns
-    found.start_ns = min(message.log_ns, start_ns)
-    found.end_ns = max(message.log_ns, found.end_ns)
+def _count(contents: McapContents, message: Message) -> None:
+    contents.counts[message.channel] += 1
+    start_ns = message.log_ns if contents.start_ns is None else contents.start_ns
+    contents.start_ns = min(message.log_ns, start_ns)
+    contents.end_ns = max(message.log_ns, contents.end_ns)
 
 
-def _where(path: Path, fault: CutOff, found: McapContents) -> str:
+def _stop_text(path: Path, fault: CutOff, contents: McapContents) -> str:
     text = f"{path.name} {fault}"
-    if found.start_ns is None:
+    if contents.start_ns is None:
         return text
-    seconds = (found.end_ns - found.start_ns) / 1e9
-    return f"{text}; read up to {seconds:.3f} s after its start (stamp {found.end_ns})"
+    seconds = (contents.end_ns - contents.start_ns) / 1e9
+    return f"{text}; read up to {seconds:.3f} s after its start (stamp {contents.end_ns})"
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Schemas, channels and messages, those of chunks included; ends in CutOff if damaged."""
+    """Yield schemas, channels and messages, also of chunks. Raises CutOff if damaged."""
     with path.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if stream.read(8) != MAGIC:
-            raise CutOff("is empty" if not size else "does not begin as an MCAP file does")
+            raise CutOff("is empty" if not size else "is not an MCAP file")
         while True:
             at = stream.tell()
             head = stream.read(9)
@@ -133,11 +133,13 @@ def _records(path: Path) -> Iterator[Record]:
             rest = size - at - 9
             yield from _record(stream, opcode, length, rest, at)
             if length > rest:
-                raise CutOff(f"is cut off at byte {size}, in the record that begins at byte {at}")
+                raise CutOff(
+                    f"is truncated at byte {size}, in the record that starts at byte {at}"
+                )
 
 
 def _record(stream: BinaryIO, opcode: int, length: int, rest: int, at: int) -> Iterator[Record]:
-    """What one top-level record holds, of which ``rest`` bytes at most are in the file."""
+    """Yield the contents of a top-level record; at most ``rest`` bytes of it are in the file."""
     if opcode == Opcode.CHUNK:
         yield from _chunk(stream.read(min(length, rest)), at)
     elif opcode in _PLAIN and length <= rest:
@@ -147,7 +149,7 @@ def _record(stream: BinaryIO, opcode: int, length: int, rest: int, at: int) -> I
 
 
 def _chunk(payload: bytes, at: int) -> Iterator[Record]:
-    """Records of a chunk; of one cut off, those that are whole."""
+    """Yield the records of a chunk; of a truncated chunk, the complete ones."""
     if len(payload) < _CHUNK_HEAD.size:
         return
     _, _, size, crc, name_length = _CHUNK_HEAD.unpack_from(payload)
@@ -178,7 +180,7 @@ def _parse(opcode: int, payload: bytes | memoryview, at: int) -> Record:
 
 
 def _decompress(data: bytes, compression: bytes, at: int) -> bytes:
-    """As much as there is; CutOff where the data make no sense."""
+    """Decompress as much as possible. Raises CutOff for invalid data."""
     try:
         if compression == b"zstd":
             return zstandard.ZstdDecompressor().decompressobj().decompress(data)

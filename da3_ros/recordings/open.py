@@ -1,4 +1,4 @@
-"""The one way to open a recording, whatever kind it is."""
+"""Opens recordings of all kinds."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def open_recording(
 ) -> Recording:
     """Open a ROS 2 bag (folder, .mcap, .db3, also with .zstd), a video file or an image folder.
 
-    ``camera``: an image topic or what comes before its last slash (bags only); ``cameras``: such
-    of several, by the names that their frames get, in place of ``camera``. ``start_s`` and
-    ``end_s`` count from the first image; ``every`` keeps each n-th frame of that span.
-    ``rate_hz``: of an image folder whose names are no stamps. ``calibration`` (ROS pixel rule, as
-    in CameraInfo) replaces the recording's own.
-    ``input_rectified``: auto, true or false; auto goes by the topic's name. Raises RecordingError.
+    ``camera``: an image topic or its namespace (bags only). ``cameras``: replaces ``camera`` for
+    several cameras; maps the name that the frames get to a topic or namespace. ``start_s`` and
+    ``end_s`` count from the first image; ``every`` selects each n-th frame of that span.
+    ``rate_hz``: frame rate of an image folder whose file names are not times. ``calibration``
+    (pixel centres at integers, as in CameraInfo) replaces the recording's own.
+    ``input_rectified``: auto, true or false; auto decides by the topic's name.
+    ``camera_info_timeout_s``: longest wait of an image for its camera_info, in recorded time.
+    Raises RecordingError.
     """
     selection = Selection(start_s, end_s, every)
     try:
         path = Path(path).expanduser()
-        there = path.exists()
+        exists = path.exists()
     except (OSError, RuntimeError) as error:  # no such user; a name too long
-        raise RecordingError(f"{path} cannot be looked for: {error}") from error
-    if not there:
+        raise RecordingError(f"{path} is not a valid path: {error}") from error
+    if not exists:
         raise RecordingError(f"{path} does not exist")
     if bag_files.is_bag(path):
         return BagRecording(
@@ -52,23 +54,23 @@ def open_recording(
             max_pixels=max_pixels,
         )  # fmt: skip
     if cameras:
-        raise RecordingError(f"{path.name} is no bag and has one camera: leave `cameras` out")
+        raise RecordingError(f"{path.name} is not a bag and has one camera: omit `cameras`")
     if camera is not None:
-        raise RecordingError(f"{path.name} is no bag and has no topics: leave --camera out")
+        raise RecordingError(f"{path.name} is not a bag and has no topics: omit --camera")
     rectified = input_rectified == "true"
     if path.is_file() and path.suffix.lower() in VIDEO_SUFFIXES:
         return VideoRecording(path, selection, calibration, rectified, max_pixels)
     if path.is_dir() and image_files(path):
         return FolderRecording(path, selection, rate_hz, calibration, rectified, max_pixels)
-    raise RecordingError(_what_is_wanted(path))
+    raise RecordingError(_unsupported_text(path))
 
 
-def _what_is_wanted(path: Path) -> str:
+def _unsupported_text(path: Path) -> str:
     kinds = "a ROS 2 bag folder, .mcap, .db3, a video file or a folder of images"
     if path.suffix == ".bag":
         return f"{path.name} is a ROS 1 bag: convert it with rosbags-convert --src {path.name}"
     if path.is_dir():
         inner = sorted({p.parent for p in path.rglob("*") if p.suffix.lower() in (".png", ".jpg")})
         hint = f"; images are in {inner[0]}" if inner else ""
-        return f"{path} has neither bag files nor images: give {kinds}{hint}"
-    return f"{path.name} is no recording that can be read: give {kinds}"
+        return f"{path} contains neither bag files nor images: give {kinds}{hint}"
+    return f"{path.name} is not a supported recording: give {kinds}"

@@ -1,4 +1,4 @@
-"""Reads a recording in a thread of its own, so that decoding goes on while the network runs."""
+"""Reads a recording in a separate thread, so that decoding overlaps with the network."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from da3_ros.types import Frame
 
 
 class ReadAhead:
-    """The frames of a recording, in its order, each as ``work`` leaves it; enter, iterate once.
+    """Frames of a recording in order, after ``prepare``. Enter the context and iterate once.
 
-    At most ``depth`` frames wait. What reading raises is raised where the frame would have come.
+    At most ``depth`` frames are buffered. An exception of the reading thread is raised by the
+    iteration, after the frames that were read before.
     """
 
-    def __init__(self, recording: Recording, work: Callable[[Frame], Frame], depth: int) -> None:
-        self._recording, self._work, self._depth = recording, work, depth
+    def __init__(
+        self, recording: Recording, prepare: Callable[[Frame], Frame], depth: int
+    ) -> None:
+        self._recording, self._prepare, self._depth = recording, prepare, depth
         self._frames: deque[Frame] = deque()
         self._changed = threading.Condition()
         self._done = self._stop = False
@@ -37,10 +40,10 @@ class ReadAhead:
         if self._error is not None:
             raise self._error
 
-    def waiting(self, most: int) -> list[Frame]:
-        """The first of the frames that are read and not handed out; does not wait."""
+    def waiting(self, limit: int) -> list[Frame]:
+        """Up to ``limit`` buffered frames, oldest first; they stay buffered. Does not block."""
         with self._changed:
-            return list(itertools.islice(self._frames, most))
+            return list(itertools.islice(self._frames, limit))
 
     def __enter__(self) -> ReadAhead:
         self._thread.start()
@@ -55,14 +58,14 @@ class ReadAhead:
     def _read(self) -> None:
         try:
             for frame in self._recording:
-                frame = self._work(frame)
+                frame = self._prepare(frame)
                 with self._changed:
                     self._changed.wait_for(lambda: len(self._frames) < self._depth or self._stop)
                     if self._stop:
                         return
                     self._frames.append(frame)
                     self._changed.notify_all()
-        except BaseException as error:  # also what is no Exception must end the iteration
+        except BaseException as error:  # of any kind: the iteration must end
             self._error = error
         finally:
             with self._changed:

@@ -19,9 +19,10 @@ from da3_ros.sensors.transform_tree import TransformTree
 def prior_of_recording(
     recording: Recording, config: NodeConfig, transforms: TransformTree, topic: str | None = None
 ) -> PosePrior | None:
-    """The robot's own poses of a whole recording, whose ``transforms`` are known.
+    """Read the robot's own poses of a whole recording; ``transforms``: all its transforms.
 
-    Raises RecordingError where they are missing.
+    ``topic``: the odometry topic; None: the only one. Returns None if no prior is selected.
+    Raises RecordingError if the poses are missing.
     """
     if prior_source(config.pipeline) == "none":
         return None
@@ -34,7 +35,7 @@ def prior_of_recording(
                 add_odometry(prior, message)
             except PriorError as error:
                 log.warning("%s: %s", name, error)
-        log.info("the robot's own poses come from %s", name)
+        log.info("pose prior: reading odometry from %s", name)
     return prior
 
 
@@ -44,7 +45,7 @@ def transforms_of(recording: Recording) -> TransformTree:
     for name in recording.topics_of("tf2_msgs/msg/TFMessage"):
         for _, message in recording.messages(name):
             static = name.endswith("tf_static")
-            add_transforms(tree, message, static=static, bad=log.warning)
+            add_transforms(tree, message, static=static, warn=log.warning)
     return tree
 
 
@@ -52,5 +53,9 @@ def _only_odometry(recording: Recording) -> str:
     names = recording.topics_of(ODOMETRY)
     if len(names) == 1:
         return names[0]
-    what = f"has several: choose with --odometry {' | '.join(names)}" if names else "has none"
-    raise RecordingError(f"odometry is wanted, but {recording.path.name} {what}")
+    if not names:
+        raise RecordingError(f"pose_prior.source is odometry: {recording.path.name} has none")
+    choices = " | ".join(names)
+    raise RecordingError(
+        f"{recording.path.name} has several odometry topics: choose with --odometry {choices}"
+    )

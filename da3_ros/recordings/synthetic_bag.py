@@ -1,9 +1,9 @@
-"""A rendered room as a bag: what a camera would have recorded, and the exact truth beside it.
+"""Writes a bag of a rendered room: the images of one or several cameras, and the exact truth.
 
-Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/truth/odom` (its
-frame `map` is the room, z up, metres). Of several cameras the names stand for `camera` and before
-the truth (`/truth/front/odom`); `/tf_static` holds the others to the first one. On request `/tf`
-moves the first one, as of a robot that knows where it is.
+Topics: `/camera/image_raw`, `/camera/camera_info`, `/truth/depth/image` and `/truth/odom` (frame
+`map`: the room, z up, metres). With several cameras their names replace `camera` and are added
+to the truth (`/truth/front/odom`); `/tf_static` holds the transforms from the first camera to the
+others. On request `/tf` holds the true poses of the first camera.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def write_synthetic_bag(
 ) -> str:
     """Write all frames of a camera, or of several by name, to the bag folder ``path``.
 
-    Returns a line on what was done. ``replace`` removes a bag that stands there; ``tf`` writes
-    the true poses to /tf too. Raises RecordingError if something else stands there.
+    Returns a one-line summary. ``replace``: remove an existing bag. ``tf``: also write the true
+    poses to /tf. Raises RecordingError if ``path`` exists (with ``replace``: as anything but a
+    bag).
     """
     start = time.perf_counter()
     if replace and (path / "metadata.yaml").is_file():
@@ -53,15 +54,15 @@ def write_synthetic_bag(
             instants, desc="render", unit="frame", total=count, disable=not sys.stderr.isatty()
         ):
             for number, (writer, frame) in enumerate(zip(writers, frames, strict=True)):
-                writer.write(bag, lib, frame, moves=tf and number == 0)
-            _hold(bag, lib, writers, frames)
+                writer.write(bag, lib, frame, write_tf=tf and number == 0)
+            _write_rig_transforms(bag, lib, writers, frames)
     seconds = time.perf_counter() - start
     rate = count / seconds
     return f"{path}: {count} frames in {seconds:.1f} s ({rate:.1f} frames/s)\n"
 
 
 class _CameraWriter:
-    """What one camera of a rig records."""
+    """Writes the topics of one camera of a rig."""
 
     def __init__(self, name: str, camera: SyntheticCamera) -> None:
         self.camera = camera
@@ -70,9 +71,9 @@ class _CameraWriter:
         self.frame = f"{name}_optical" if name else OPTICAL_FRAME
 
     def write(
-        self, bag: BagFolderWriter, lib: RosbagsLibrary, frame: SyntheticFrame, *, moves: bool
+        self, bag: BagFolderWriter, lib: RosbagsLibrary, frame: SyntheticFrame, *, write_tf: bool
     ) -> None:
-        """One frame and its truth; ``moves``: its transform is written too."""
+        """Write one frame and its truth; ``write_tf``: also its true pose to /tf."""
         stamp, T, optical = frame.stamp_ns, frame.T_world_camera, self.frame
         info = build.calibration_message(lib, stamp, optical, self.camera.calibration)
         odom = build.odometry(lib, stamp, MAP_FRAME, optical, T)
@@ -82,17 +83,17 @@ class _CameraWriter:
         depth = build.image(lib, stamp, optical, frame.depth)
         bag.write(f"{self.truth}/depth/image", IMAGE, depth, stamp)
         bag.write(f"{self.truth}/odom", "nav_msgs/msg/Odometry", odom, stamp)
-        if moves:
+        if write_tf:
             bag.write("/tf", TF, build.tf(lib, [(stamp, MAP_FRAME, optical, T)]), stamp)
 
 
-def _hold(
+def _write_rig_transforms(
     bag: BagFolderWriter,
     lib: RosbagsLibrary,
     writers: Sequence[_CameraWriter],
     frames: Sequence[SyntheticFrame],
 ) -> None:
-    """The transforms of a rig, once."""
+    """Write the rig's static transforms, with the first frames only."""
     first = writers[0]
     stamp = frames[0].stamp_ns
     if len(writers) == 1 or stamp != first.camera.start_ns:

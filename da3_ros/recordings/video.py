@@ -1,4 +1,4 @@
-"""Frames of a video file, through OpenCV."""
+"""Frames of a video file, read with OpenCV."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VIDEO_SUFFIXES = (
     *(".wmv", ".flv", ".ogv", ".3gp", ".mjpeg"),
 )
 _FALLBACK_HZ = 30.0
-# What a container says of its length is an estimate; this much less is a file that was cut off.
-_SHORT = 0.9
+# The length in a container is an estimate; below this share of it the file counts as truncated.
+_TRUNCATED_BELOW = 0.9
 
 
 class VideoRecording(Recording):
-    """All frames of a video. Stamps are the file's own, from one second on; by rate without them.
+    """All frames of a video. Stamps are the file's times plus 1 s; without times, the frame rate.
 
-    Turned videos are turned upright as the file asks.
+    Rotation in the file's metadata is applied.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class VideoRecording(Recording):
         capture.release()
         if self._size[0] * self._size[1] > max_pixels:
             raise RecordingError(
-                f"{path.name} has {self._size[0]}x{self._size[1]} pixels, over the limit of "
+                f"{path.name} has {self._size[0]}x{self._size[1]} pixels, above the limit of "
                 f"{max_pixels / 1e6:g} megapixels: scale it down"
             )
         self.length = selection.estimate(self._count, self._count / self._rate_hz)
@@ -59,14 +59,14 @@ class VideoRecording(Recording):
         return self._stopped_at
 
     def describe(self) -> str:
-        """One line."""
+        """Number of frames, size and rate in one line."""
         return (
             f"{self.path.name}: about {self._count} frames, {self._size[0]}x{self._size[1]}, "
             f"{self._rate_hz:g} Hz"
         )
 
     def __iter__(self) -> Iterator[Frame]:
-        """The selected frames."""
+        """Yield the selected frames."""
         for stamp_ns, image in self._selection.apply(self._frames()):
             yield Frame(
                 stamp_ns=stamp_ns,
@@ -76,7 +76,7 @@ class VideoRecording(Recording):
             )
 
     def _frames(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(stamp_ns, BGR image) of every frame."""
+        """Yield (stamp_ns, BGR image) of every frame."""
         capture, read, last_ns = _open(self.path), 0, -1
         try:
             while True:
@@ -84,16 +84,16 @@ class VideoRecording(Recording):
                 if not good:
                     break
                 own_ns = round(capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
-                # Some containers tell no times: then all are zero, or stand still.
+                # Some containers have no times: all are zero, or repeat.
                 last_ns = own_ns if own_ns > last_ns else last_ns + round(1e9 / self._rate_hz)
                 read += 1
                 yield FIRST_STAMP_NS + last_ns, image
         finally:
             capture.release()
-        if read < _SHORT * self._count:
+        if read < _TRUNCATED_BELOW * self._count:
             self._stopped_at = (
-                f"{self.path.name} ends after {read} frames of the {self._count} it announces: "
-                "it is damaged or cut off"
+                f"{self.path.name} ends after {read} of {self._count} frames: it is damaged or "
+                "truncated"
             )
             log.warning("%s", self._stopped_at)
 

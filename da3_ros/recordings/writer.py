@@ -1,6 +1,6 @@
 """Writes bags: one self-contained MCAP file, or a bag folder with its metadata.yaml.
 
-The same messages give the same bytes. Nothing has its final name before it is whole.
+Equal messages give equal bytes. A bag gets its final name only when it is complete.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from da3_ros.recordings.base import RecordingError
 
 Self = TypeVar("Self", bound="Writer")
 
-# Topics whose last message a late subscriber gets, live as from `ros2 bag play`.
+# Topics with transient-local durability: late subscribers get the last message, as from the node.
 LATCHED = ("/tf_static", "/path", "/map/points", "/status")
 _FOREVER = (9223372036, 854775807)
 _CHUNK_BYTES = 4 * 2**20
-# The newest layout that Humble's rosbag2 reads as well as Jazzy's and Kilted's.
+# The newest layout that rosbag2 of Humble, Jazzy and Kilted can all read.
 _METADATA_VERSION: Final = 8
 
 
 class Writer(abc.ABC):
-    """Takes messages; ``close`` gives the bag its name, ``abort`` leaves nothing.
+    """Writes messages; ``close`` completes the bag, ``abort`` deletes it.
 
-    As a context manager it closes, or aborts on any exception.
+    As a context manager it closes at the end, or aborts on any exception.
     """
 
     def __init__(self, lib: RosbagsLibrary) -> None:
@@ -54,11 +54,11 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Finish the bag and give it its name."""
+        """Finish the bag and give it its final name."""
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Delete what has been written; does nothing after ``close``."""
+        """Delete the incomplete bag; does nothing after ``close``."""
 
     def __enter__(self: Self) -> Self:
         return self
@@ -71,7 +71,7 @@ class Writer(abc.ABC):
 
 
 class BagWriter(Writer):
-    """One .mcap file with schemas, index and zstd chunks; an existing one is replaced on close."""
+    """Writes one .mcap file with schemas, index and zstd chunks; ``close`` replaces an old one."""
 
     def __init__(self, path: Path | str, lib: RosbagsLibrary) -> None:
         super().__init__(lib)
@@ -95,7 +95,7 @@ class BagWriter(Writer):
         )
 
     def close(self) -> None:
-        """Finish the file and give it its name."""
+        """Finish the file and give it its final name."""
         try:
             self._writer.finish()
             self._stream.close()
@@ -105,7 +105,7 @@ class BagWriter(Writer):
             raise
 
     def abort(self) -> None:
-        """Delete what has been written; does nothing after ``close``."""
+        """Delete the incomplete bag; does nothing after ``close``."""
         self._stream.close()
         self._part.unlink(missing_ok=True)
 
@@ -132,7 +132,7 @@ class BagWriter(Writer):
 
 
 class BagFolderWriter(Writer):
-    """A bag folder as ``ros2 bag record`` makes it; ``storage`` is mcap or sqlite3.
+    """Writes a bag folder in the layout of ``ros2 bag record``; ``storage``: mcap or sqlite3.
 
     Raises RecordingError if the folder exists.
     """
@@ -143,7 +143,7 @@ class BagFolderWriter(Writer):
         if self.path.exists():
             raise RecordingError(f"{self.path} exists: choose another name or remove it")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # rosbags names the files after the folder, so it is made elsewhere under its own name.
+        # rosbags names the files after the folder: write it under its final name elsewhere.
         self._part = Path(tempfile.mkdtemp(prefix=f".{self.path.name}-", dir=self.path.parent))
         plugin = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}[storage]
         self._writer = FolderWriter(
@@ -163,7 +163,7 @@ class BagFolderWriter(Writer):
         self._writer.write(connection, stamp_ns, self._lib.serialize(message, kind))
 
     def close(self) -> None:
-        """Finish the bag and give it its name."""
+        """Finish the bag and give it its final name."""
         try:
             self._writer.close()
             os.replace(self._part / self.path.name, self.path)
@@ -173,7 +173,7 @@ class BagFolderWriter(Writer):
             raise
 
     def abort(self) -> None:
-        """Delete what has been written; does nothing after ``close``."""
+        """Delete the incomplete bag; does nothing after ``close``."""
         self._writer.abort()
         shutil.rmtree(self._part, ignore_errors=True)
 
@@ -199,7 +199,7 @@ def _qos(topic: str) -> Qos:
 
 
 def _qos_text(topic: str) -> str:
-    """As rosbag2 keeps it in MCAP channels, with the numbers that all its versions read."""
+    """QoS profiles as YAML, with enum numbers that all versions of rosbag2 can read."""
     q = _qos(topic)
     forever = "\n    sec: {}\n    nsec: {}".format(*_FOREVER)
     return (

@@ -1,4 +1,4 @@
-"""The report of a replay, and what was measured."""
+"""The report of a replay, and the measurements."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ from da3_ros.network import MODELS
 from da3_ros.parameter_schema import parameters
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording
-from da3_ros.replay.results import KnownMotion, ReplayOptions, ReplayScene, ReplaySummary
+from da3_ros.replay.results import ReplayOptions, ReplayScene, ReplaySummary
 from da3_ros.types import Scale
 
 
 def write_report(
     options: ReplayOptions,
     settings: NodeConfig,
-    lanes: dict[str, ReplayScene],
-    known: KnownMotion,
+    scenes: dict[str, ReplayScene],
+    without_prior: int,
     recording: Recording,
     folder: Path,
 ) -> ReplaySummary:
-    """Write report.json: what was done, the same from run to run."""
-    pipeline = next(iter(lanes.values())).pipeline
+    """Write report.json: what was done, identical for repeated runs.
+
+    without_prior: number of frames without a pose of the robot's odometry.
+    """
+    pipeline = next(iter(scenes.values())).pipeline
     counts: dict[str, int] = {}
-    for part in (*(lane.pipeline.counters for lane in lanes.values()), recording.counters):
+    for part in (*(scene.pipeline.counters for scene in scenes.values()), recording.counters):
         counts.update({name: counts.get(name, 0) + count for name, count in part.items()})
-    if known.without_prior:
-        counts["frames_without_prior"] = known.without_prior
+    if without_prior:
+        counts["frames_without_prior"] = without_prior
     scene = pipeline.scene()
     report = {
         "da3_ros": __version__,
@@ -51,7 +54,7 @@ def write_report(
         "parameters": {
             p.name: p.value
             for p in parameters(settings)
-            if p.name not in ("export_dir", "autostart")  # of the live node alone
+            if p.name not in ("export_dir", "autostart")  # of the live node only
         },
         "license": MODELS[pipeline.config.inference.model].license,
         "plan": _plan(pipeline),
@@ -69,7 +72,7 @@ def write_report(
 
 
 def _scale(scale: Scale) -> dict[str, Any]:
-    """The last window's scale, with null for what is not known."""
+    """Returns the last window's scale; unknown values become null."""
     numbers = {"metres_per_unit": scale.value, "sigma": scale.sigma}
     return {"source": scale.source} | {
         name: value if np.isfinite(value) else None for name, value in numbers.items()
@@ -77,17 +80,17 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
-    """What ran. Without the budget and what was measured: those differ from run to run."""
-    plan = getattr(pipeline.session, "plan", None)
+    """Returns the plan without budget and measurements, which differ from run to run."""
+    plan = pipeline.session.plan
     return None if plan is None else plan.repeatable()
 
 
 def measure_run(
-    summary: ReplaySummary, lanes: dict[str, ReplayScene], start: float
+    summary: ReplaySummary, scenes: dict[str, ReplayScene], start: float
 ) -> dict[str, float]:
-    """Times and memory of this run."""
-    windows = sum(lane.results.windows for lane in lanes.values())
-    inference_s = sum(lane.results.inference_s for lane in lanes.values())
+    """Returns times and memory of this run."""
+    windows = sum(scene.results.windows for scene in scenes.values())
+    inference_s = sum(scene.results.inference_s for scene in scenes.values())
     wall = time.perf_counter() - start
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
@@ -95,15 +98,17 @@ def measure_run(
         "frames_per_s": summary.counts["processed"] / wall,
         "inference_s_per_window": inference_s / max(windows, 1),
         "peak_rss_mb": peak_kb / (2**20 if sys.platform == "darwin" else 2**10),
-        "map_mb": sum(lane.pipeline.map.nbytes for lane in lanes.values()) / 2**20,
+        "map_mb": sum(scene.pipeline.map.nbytes for scene in scenes.values()) / 2**20,
     }
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as indented JSON."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _path_length(pipeline: Pipeline) -> float:
+    """Returns the length of the leading camera's path, summed over the parts of the scene."""
     scene = pipeline.scene()
-    ways = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
-    return sum(float(np.linalg.norm(np.diff(way, axis=0), axis=1).sum()) for way in ways)
+    paths = (scene.of_part(part).poses.leading().rows["T"][:, :, 3] for part in scene.parts)
+    return sum(float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum()) for path in paths)

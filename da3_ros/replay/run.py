@@ -1,7 +1,7 @@
 """Processes a recording from end to end: every frame, in stamp order, repeatably.
 
-The results are collected in a hidden folder beside their place and moved there at the end, so that
-an interrupted run leaves nothing half-written.
+Results are written to a hidden folder inside the output folder and moved at the end, so that an
+interrupted run leaves no half-written file.
 """
 
 from __future__ import annotations
@@ -19,83 +19,83 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import NodeConfig
 from da3_ros.export.export import ExportError
-from da3_ros.export.paths import beside
+from da3_ros.export.paths import path_for_camera
 from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
 from da3_ros.inference import (
     BudgetError,
     DeviceError,
-    InferenceSession,
-    MetricDepthModel,
+    MetricModel,
     Plan,
     Running,
+    Session,
     open_networks,
 )
 from da3_ros.network import CheckpointError
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.interfaces import Network
 from da3_ros.pipeline.multi_camera import open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
+from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
 from da3_ros.replay.report import measure_run, write_json, write_report
 from da3_ros.replay.results import (
-    KnownMotion,
     ReplayError,
     ReplayOptions,
     ReplayScene,
     ReplaySummary,
     ResultBag,
     SceneResults,
+    WarnOnce,
     log,
     publish_folder,
     staging,
 )
+from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import Instant, RigSync
 from da3_ros.types import Frame
 
-READ_AHEAD = 2  # windows' worth of new frames that wait, read and prepared
+READ_AHEAD = 2  # new frames that are read and prepared ahead, in windows
 
 
 def replay(
-    options: ReplayOptions, settings: NodeConfig, session: Network | None = None
+    options: ReplayOptions, settings: NodeConfig, session: Session | None = None
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
-    ``session`` stands in for the network that ``config`` names. Raises ReplayError; on any error
-    or interruption the output folder is left as it was.
+    session: replaces the network that ``settings`` name. Raises ReplayError; on any error or
+    interruption the output folder stays unchanged.
     """
     start = time.perf_counter()
     config = settings.pipeline
     try:
         with _open(options, settings) as recording, staging(options.output) as folder:
-            ruler: MetricDepthModel | None = None
+            metric_model: MetricModel | None = None
             if session is None:
-                session, ruler = open_networks(config)
+                session, metric_model = open_networks(config)
             if options.plan is not None:
                 _use_plan(session, options.plan)
-            known = KnownMotion(recording, settings, options.odometry)
-            pipelines = open_pipelines(config, session, ruler)
+            annotator = _annotator(recording, settings, options.odometry)
+            pipelines = open_pipelines(config, session, metric_model)
             if options.resume is not None:
                 _resume(pipelines, find_scene(options.resume))
             with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
-                lanes = {
+                scenes = {
                     name: ReplayScene(pipeline, stack.enter_context(
                         SceneResults(
-                            folder, bag, options.pictures, settings, known, name, beside=i > 0,
+                            folder, bag, options.pictures, settings, annotator,
+                            pipeline.scene_map, name, additional=i > 0,
                             resumed=options.resume is not None,
                         )
                     ))
                     for i, (name, pipeline) in enumerate(pipelines.items())
                 }  # fmt: skip
-                for lane in lanes.values():
-                    # What comes lies in the map where the saved scene has it.
-                    lane.results.outputs.T_map_world = lane.pipeline.scene_map.T_map_world
-                _process(recording, known, lanes, options.every if config.cameras else 1)
-                for lane in lanes.values():
-                    if lane.pipeline.counters["processed"]:
-                        lane.results.finish(lane.pipeline)
-            summary = write_report(options, settings, lanes, known, recording, folder)
-            summary.measured = measure_run(summary, lanes, start)
+                _process(recording, annotator, scenes, options.every if config.cameras else 1)
+                for scene in scenes.values():
+                    if scene.pipeline.counters["processed"]:
+                        scene.results.finish(scene.pipeline)
+            without_prior = annotator.without_prior
+            summary = write_report(options, settings, scenes, without_prior, recording, folder)
+            summary.measured = measure_run(summary, scenes, start)
             write_json(folder / "measured.json", summary.measured)
             summary.files = sorted(f.name for f in folder.iterdir())
             publish_folder(folder, options.output)
@@ -107,15 +107,20 @@ def replay(
     return summary
 
 
-def _use_plan(session: Network, path: Path) -> None:
-    """Run as the plan in ``path`` says: a report.json of an earlier replay, or a plan alone."""
+def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None) -> FrameAnnotator:
+    """Returns the annotator with the recording's transforms and the robot's own poses."""
+    transforms = transforms_of(recording)
+    prior = prior_of_recording(recording, settings, transforms, odometry)
+    return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
+
+
+def _use_plan(session: Session, path: Path) -> None:
+    """Use the plan in ``path``: report.json of an earlier replay, or a plan file."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
     plan = values.get("plan", values) if isinstance(values, dict) else values
-    if not isinstance(session, InferenceSession):
-        raise ReplayError("--plan needs a network")
     try:
         session.use_plan(Plan.from_json(json.dumps(plan)))
     except ValueError as error:
@@ -123,9 +128,9 @@ def _use_plan(session: Network, path: Path) -> None:
 
 
 def _resume(pipelines: dict[str, Pipeline], folder: Path) -> None:
-    """Go on in a saved scene, or in several where cameras have their own."""
+    """Continue in a saved scene, or in one per camera with independent windows."""
     for i, (name, pipeline) in enumerate(pipelines.items()):
-        place = beside(folder, name) if i else folder
+        place = path_for_camera(folder, name) if i else folder
         log.info("%s: %s", place, pipeline.resume(load_scene(place)))
 
 
@@ -136,7 +141,7 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
         what = f"{unknown[0]}:=TOPIC" if unknown else str(options.camera)
         listed = ", ".join(names) or "none"
         raise ReplayError(
-            f"--camera {what}: with parameter `cameras` ({listed}) name each of them"
+            f"--camera {what}: give NAME:=TOPIC with a name in parameter `cameras` ({listed})"
         )
     return open_recording(
         options.input,
@@ -144,7 +149,7 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
         cameras={name: options.topics.get(name, name) for name in names},
         start_s=options.start_s,
         end_s=options.end_s,
-        every=1 if names else options.every,  # of several cameras every n-th instant
+        every=1 if names else options.every,  # several cameras: every n-th instant (_process)
         rate_hz=options.rate_hz,
         input_rectified=settings.input.input_rectified,
         camera_info_timeout_s=settings.input.camera_info_timeout_s,
@@ -152,54 +157,56 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
 
 
 def _process(
-    recording: Recording, known: KnownMotion, lanes: dict[str, ReplayScene], every: int
+    recording: Recording, annotator: FrameAnnotator, scenes: dict[str, ReplayScene], every: int
 ) -> None:
-    first = next(iter(lanes.values()))
+    """Process all frames of a recording: decode, prepare, synchronise, annotate, push.
+
+    The reader's thread does the first two steps ahead. They change neither stamp nor camera, so
+    that the synchronisation equals that of the live node, which precedes them.
+    """
+    first = next(iter(scenes.values()))
     sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
-    taken: Counter[str] = Counter()  # instants of each lane
+    taken: Counter[str] = Counter()  # number of instants of each scene
 
     def push(instants: Sequence[Instant[Frame]]) -> None:
         for instant in instants:
-            lane = instant.frames[0].camera if len(lanes) > 1 else ""
-            if taken[lane] % every == 0:
-                lanes.get(lane, first).push(instant.frames)
-            taken[lane] += 1
+            name = instant.frames[0].camera if len(scenes) > 1 else ""
+            if taken[name] % every == 0:
+                scenes.get(name, first).push(annotator.annotate(instant.frames))
+            taken[name] += 1
 
     def pipeline_of(frame: Frame) -> Pipeline:
-        return lanes.get(frame.camera, first).pipeline
+        return scenes.get(frame.camera, first).pipeline
 
     config = first.pipeline.config
-    ahead = config.window.new * max(1, len(config.cameras), len(lanes))
+    ahead = config.window.new * max(1, len(config.cameras), len(scenes))
     reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
 
     def begin(window: Running) -> None:
-        """While a window runs on a device: what comes next goes there too, behind it."""
-        for frame in reader.waiting(ahead if every == 1 else 0):  # others may be skipped
+        """Start the next frames on the device, behind the running window."""
+        for frame in reader.waiting(ahead if every == 1 else 0):  # some may be skipped otherwise
             pipeline_of(frame).begin(frame)
 
     progress = tqdm(
         total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
     )
-    with logging_redirect_tqdm(), progress, reader, _meanwhile(first.pipeline.session, begin):
+    with logging_redirect_tqdm(), progress, reader, _while_running(first.pipeline.session, begin):
         for frame in reader:
-            push(sync.add(known.add(frame)))
+            push(sync.add(frame))
             progress.update()
         push(sync.flush())
-        for lane in lanes.values():
-            for result in lane.pipeline.flush():
-                lane.take(result)
-    if not sum(lane.pipeline.counters["processed"] for lane in lanes.values()):
+        for scene in scenes.values():
+            for result in scene.pipeline.flush():
+                scene.take(result)
+    if not sum(scene.pipeline.counters["processed"] for scene in scenes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
 
 
 @contextlib.contextmanager
-def _meanwhile(session: Network, begin: Callable[[Running], None]) -> Iterator[None]:
-    """Have ``begin`` called whenever a window runs, on devices that work beside us."""
-    if not isinstance(session, InferenceSession):
-        yield
-        return
-    session.meanwhile = begin
+def _while_running(session: Session, begin: Callable[[Running], None]) -> Iterator[None]:
+    """Call ``begin`` whenever a window runs on a device that works asynchronously."""
+    session.on_window_running = begin
     try:
         yield
     finally:
-        session.meanwhile = None
+        session.on_window_running = None

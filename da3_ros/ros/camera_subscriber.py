@@ -1,4 +1,4 @@
-"""The subscriptions of one camera: image and camera_info, paired and handed on undecoded."""
+"""Subscriptions of the cameras: image and camera_info, paired and passed on undecoded."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from da3_ros.live.missing_input_hints import (
     Awaited,
     GapMeter,
     WaitingReport,
-    describe_surroundings,
-    look_around,
+    discovery_settings,
     profile_file,
+    read_graph,
     waiting_text,
 )
 from da3_ros.live.rate_limit import RateLimit
 from da3_ros.live.stream import RawFrame
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import ImageError, image_size, stamp_ns
-from da3_ros.messages.topics import CAMERA_INFO, info_topic, says_rectified
+from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 
 DEPTH = 5
-WAITING_BYTES = 256 << 20  # of images that wait for a camera_info
-REMEDY = "set image_reliability to auto or best_effort, or have it publish reliable"
+QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
+REMEDY = "set image_reliability to auto or best_effort, or make the publisher reliable"
 GRAPH_PERIOD_S = 1.0
-SAME_S = 5.0  # between two warnings about the same
+SAME_S = 5.0  # least seconds between two warnings of the same kind
 
 
 class Host(Protocol):
-    """Where images go; called from the executor's thread."""
+    """Receives the images; called from the executor's thread."""
 
-    def take(self, pending: RawFrame) -> None:
-        """An image that is paired with its calibration."""
+    def take(self, raw: RawFrame) -> None:
+        """Take an image that is paired with its calibration."""
 
     def drop(self, cause: str, text: str) -> None:
-        """An image that is not used, and why in one line."""
+        """Count an image that cannot be used, and warn with ``text``."""
 
     def discard(self, cause: str, images: int) -> None:
-        """So many images are not used, as was asked for."""
+        """Count images that are not used on purpose, without a warning."""
 
     def warn(self, text: str, every_s: float = 0.0) -> None: ...
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What an active node knows of its cameras' topics."""
+    """State of the image topics of an active node."""
 
-    lost: int  # images that never came, as far as gaps between stamps tell
-    stamp_age_s: float  # of the newest stamp when it came, the worst camera's; NaN: no image yet
+    lost: int  # images that never arrived, estimated from gaps between stamps
+    stamp_age_s: float  # newest stamp's age on arrival, the worst camera's; NaN: no image yet
     silent: tuple[str, ...]  # topics without an image for ``STALE_S``
 
 
 class CameraInputs:
-    """The inputs of all cameras."""
+    """The subscriptions of all cameras."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CameraInputs:
         endpoints: Endpoints,
         host: Host,
     ) -> None:
-        """``cameras``: names that prefix the topics; empty: one camera without a prefix."""
+        """``cameras``: names that prefix the topics; empty for one camera without a prefix."""
         self._all: list[CameraInput] = []
         try:
             for name in cameras or ("",):
@@ -87,39 +87,39 @@ class CameraInputs:
 
     @property
     def image_topics(self) -> str:
-        """Names of the image topics."""
+        """Names of the image topics, separated by commas."""
         return ", ".join(one.image_topic for one in self._all)
 
     @property
     def lost(self) -> int:
-        """Images that never came, as far as gaps between stamps tell."""
+        """Number of images that never arrived, estimated from gaps between stamps."""
         return sum(one.gaps.missing for one in self._all)
 
     @property
     def stamp_age_s(self) -> float:
-        """How far the newest stamp lay behind the ROS clock when it came: the worst camera's.
+        """Age of the newest stamp on arrival by the ROS clock, seconds: the worst camera's.
 
-        Negative where it lay ahead; NaN before the first image.
+        Negative if the stamp was ahead of the clock; NaN before the first image.
         """
         ages = [one.stamp_age_s for one in self._all if not math.isnan(one.stamp_age_s)]
         return max(ages, key=abs, default=math.nan)
 
     def facts(self) -> ImageFacts:
-        """What the status says of the images."""
+        """Returns the state of the image topics for the status."""
         return ImageFacts(self.lost, self.stamp_age_s, self.silent(STALE_S))
 
     def silent(self, after_s: float) -> tuple[str, ...]:
-        """Image topics on which nothing has come for so long, or ever."""
+        """Returns the image topics without an image in the last ``after_s`` seconds."""
         now = time.monotonic()
-        return tuple(one.image_topic for one in self._all if now - one.heard_s > after_s)
+        return tuple(one.image_topic for one in self._all if now - one.received_s > after_s)
 
     def update(self) -> None:
-        """Look at the graph and the clock; call this regularly, on steady time."""
+        """Check graph and clock; call this regularly, on steady time."""
         for one in self._all:
             one.update()
 
     def reset(self) -> None:
-        """A new stream: which calibrations belong to it is decided anew."""
+        """Start a new stream: its calibrations are selected again."""
         for one in self._all:
             one.reset()
 
@@ -130,7 +130,7 @@ class CameraInputs:
 
 
 class CameraInput:
-    """Subscribes while it lives; its host gets every image, paired with its calibration."""
+    """Subscribes to one camera until closed; passes images with calibration to the host."""
 
     def __init__(
         self,
@@ -146,11 +146,11 @@ class CameraInput:
         self.image_topic = image_topic(node, config.image_transport, camera)
         self.info_topic = camera_info_topic(node, camera)
         self.rectified = (
-            says_rectified(self.image_topic)
+            is_rectified_topic(self.image_topic)
             if config.input_rectified == "auto"
             else config.input_rectified == "true"
         )
-        self._keeper: CameraInfoKeeper[Any] = CameraInfoKeeper(
+        self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
         self.images = self.infos = 0
@@ -160,9 +160,9 @@ class CameraInput:
             get_rmw_implementation_identifier(),
         )
         self._limit = RateLimit(config.max_image_hz)
-        self.stamp_age_s = math.nan  # of the newest image when it came
-        self.heard_s = time.monotonic()  # when an image came, or we began to listen
-        self._waiting = WaitingReport(self.heard_s)
+        self.stamp_age_s = math.nan  # newest image's age on arrival
+        self.received_s = time.monotonic()  # newest image, or start of the subscription
+        self._waiting = WaitingReport(self.received_s)
         self.reliable: bool | None = None
         self._overridden = _reliability_override(node, self.image_topic)
         self._image_subscription: Any = None
@@ -176,24 +176,25 @@ class CameraInput:
             raise
 
     def update(self) -> None:
-        """Look at the graph and the clock; call this regularly, on steady time."""
+        """Check graph and clock; call this regularly, on steady time."""
         reliable = self._should_be_reliable()
         if reliable != self.reliable:
             self._subscribe_image(reliable)
-        self._hand_on()
+        self._forward()
         text = self._waiting.due(time.monotonic(), self._waiting_text)
         if text:
             self.node.get_logger().warning(text)
 
     def reset(self) -> None:
-        """A new stream: which calibration belongs to it is decided anew."""
-        waited = self._keeper.reset()
+        """Start a new stream: its calibration is selected again."""
+        waited = self._matcher.reset()
         if waited:
             self._host.discard("cleared", waited)
 
     def close(self) -> None:
-        """Drop the subscriptions: rclpy delivers to inactive nodes otherwise."""
-        self.reset()  # without a camera_info, images that wait would get another's intrinsics
+        """Drop the subscriptions: otherwise rclpy delivers to an inactive node too."""
+        # Drops images that wait for a camera_info: a later one may hold other intrinsics.
+        self.reset()
         self._endpoints.drop_subscription(self._image_subscription)
         self._endpoints.drop_subscription(self._info_subscription)
 
@@ -203,7 +204,7 @@ class CameraInput:
         return "sensor_msgs/msg/" + ("CompressedImage" if self.compressed else "Image")
 
     def _should_be_reliable(self) -> bool:
-        """``auto``: if and only if every publisher offers it, so that none is left unheard."""
+        """True if to subscribe as reliable; ``auto``: only if every publisher offers reliable."""
         chosen = self._overridden or self.config.image_reliability
         if chosen != "auto":
             return chosen == "reliable"
@@ -221,8 +222,8 @@ class CameraInput:
             self._on_image,
             self._profile(reliable),
             remedy=REMEDY,
-            # Not reliability: rclpy keeps the first subscription's as a parameter and would force
-            # it on the later ones that follow the publishers.
+            # Not reliability: rclpy stores that of the first subscription as a parameter and would
+            # force it on later subscriptions, which follow the publishers.
             overridable=[p for p in OVERRIDABLE if p != QoSPolicyKind.RELIABILITY],
         )
 
@@ -233,16 +234,16 @@ class CameraInput:
         except (ImageError, ValueError) as error:
             self._host.warn(f"{self.info_topic}: {error}", every_s=SAME_S)
             return
-        self._keeper.add_info(calibration, message.header.frame_id)
-        self._hand_on()
+        self._matcher.add_info(calibration, message.header.frame_id)
+        self._forward()
 
     def _on_image(self, message: Any) -> None:
         self.images += 1
-        self.heard_s = time.monotonic()
-        self._waiting.heard(self.heard_s)
-        self._look_at_stamp(message)
-        if not self._limit.admit(self.heard_s):
-            self._host.drop("too_fast", self._too_fast())
+        self.received_s = time.monotonic()
+        self._waiting.received(self.received_s)
+        self._check_stamp(message)
+        if not self._limit.admit(self.received_s):
+            self._host.drop("too_fast", self._rate_warning())
             return
         try:
             width, height = image_size(message)
@@ -250,22 +251,22 @@ class CameraInput:
             self._host.drop("bad_image", f"{self.image_topic}: image dropped: {error}")
             return
         now = time.monotonic_ns()
-        self._keeper.add_image(message, message.header.frame_id, width, height, now)
-        # Large images do not wait for a calibration until memory is gone.
-        self._hand_on(final=self._keeper.waiting * len(message.data) > WAITING_BYTES)
+        self._matcher.add_image(message, message.header.frame_id, width, height, now)
+        # Bounds the memory of large images that wait for a calibration.
+        self._forward(final=self._matcher.waiting * len(message.data) > QUEUED_BYTES)
 
-    def _look_at_stamp(self, message: Any) -> None:
+    def _check_stamp(self, message: Any) -> None:
         stamp = stamp_ns(message.header.stamp)
         self.stamp_age_s = (self.node.get_clock().now().nanoseconds - stamp) / 1e9
         warning = self.gaps.add(stamp, len(message.data), best_effort=not self.reliable)
         if warning:
             self.node.get_logger().warning(warning)
 
-    def _too_fast(self) -> str:
+    def _rate_warning(self) -> str:
         return (
-            f"{self.image_topic}: {self._limit.rate():.0f} images per second come, and "
-            f"max_image_hz is {self._limit.hz:g}: the others are dropped; is there one publisher "
-            "too many? Slow it down, or raise max_image_hz"
+            f"{self.image_topic}: receives {self._limit.rate():.0f} images per second, more than "
+            f"max_image_hz = {self._limit.hz:g}; the excess is dropped. Does a second node "
+            "publish this topic? Reduce its rate, or raise max_image_hz"
         )
 
     def _waiting_text(self) -> str:
@@ -280,11 +281,11 @@ class CameraInput:
         ]
         if not self.infos:
             awaited.append(Awaited(self.info_topic, CAMERA_INFO, "camera_info"))
-        surroundings = describe_surroundings(os.environ, get_rmw_implementation_identifier())
-        return waiting_text(awaited, look_around(self.node, awaited), surroundings)
+        settings = discovery_settings(os.environ, get_rmw_implementation_identifier())
+        return waiting_text(awaited, read_graph(self.node, awaited), settings)
 
-    def _hand_on(self, final: bool = False) -> None:
-        for message, calibration in self._keeper.ready(time.monotonic_ns(), final):
+    def _forward(self, final: bool = False) -> None:
+        for message, calibration in self._matcher.ready(time.monotonic_ns(), final):
             self._host.take(
                 RawFrame(
                     stamp_ns=stamp_ns(message.header.stamp),
@@ -296,7 +297,7 @@ class CameraInput:
                     camera=self.camera,
                 )
             )
-        for notice in self._keeper.notices():
+        for notice in self._matcher.notices():
             self.node.get_logger().warning(notice)
 
     @staticmethod
@@ -311,22 +312,22 @@ class CameraInput:
 
 
 def _reliability_override(node: Node, topic: str) -> str:
-    """What the user's ``qos_overrides`` say of the image's reliability, or an empty text."""
+    """Returns the image's reliability set by ``qos_overrides``, or an empty text."""
     name = f"qos_overrides.{topic}.subscription.reliability"
     if not node.has_parameter(name):
-        about = ParameterDescriptor(description="wins over image_reliability", read_only=True)
+        about = ParameterDescriptor(description="overrides image_reliability", read_only=True)
         node.declare_parameter(name, "", about)
     return str(node.get_parameter(name).value)
 
 
 def image_topic(node: Node, transport: str, camera: str = "") -> str:
-    """Full name of the image topic; remapping ``image`` moves the compressed one too."""
+    """Returns the full image topic; a remapping of ``image`` moves the compressed one too."""
     base = node.resolve_topic_name(_name("image", camera))
     return f"{base}/compressed" if transport == "compressed" else base
 
 
 def camera_info_topic(node: Node, camera: str = "") -> str:
-    """Where ``camera_info`` is remapped to, else the sibling of the resolved image topic."""
+    """Returns the remapped ``camera_info``, else the sibling of the resolved image topic."""
     name = _name("camera_info", camera)
     resolved = node.resolve_topic_name(name)
     unmapped = f"{node.get_namespace().rstrip('/')}/{name}"

@@ -1,6 +1,6 @@
-"""`make demo`: synthetic camera and node as two processes over DDS, an export, and the truth.
+"""`make demo`: runs the synthetic camera and the node as two processes connected by DDS.
 
-Prints what was received and how it compares with the exact room, and writes the scene, the
+Prints what was received and its errors against the exact room, and writes the scene, the
 trajectory and two pictures.
 """
 
@@ -36,16 +36,16 @@ from da3_ros.synthetic import Room, make_room
 from da3_ros.synthetic.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE, WALK
 from da3_ros.synthetic.evaluation import (
     FramePair,
+    constant_baseline,
     depth_errors,
     measure,
-    seen_blindly,
     trajectory_error,
 )
 from da3_ros.types import Array
 
 IMAGE = "/demo/image_raw"
 TIMEOUT_S = 180.0
-QUIET_S = 5.0  # without a message: what has not come by then does not come
+QUIET_S = 5.0  # without a message for so long, missing ones count as lost
 DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
 TOPICS = {
     "depth": ("/da3/depth/image", "sensor_msgs/msg/Image"),
@@ -60,18 +60,18 @@ TOPICS = {
 
 
 class DemoError(RuntimeError):
-    """The demonstration did not come to its end; one line, and the processes' own words."""
+    """The demonstration failed; the text is one line, besides the processes' own output."""
 
 
-class Audience(Node):
-    """Keeps what the camera and the node publish, by topic and stamp."""
+class MessageRecorder(Node):
+    """Stores the messages of camera and node by topic and stamp."""
 
     def __init__(self) -> None:
         super().__init__("demo")
         library = RclpyLibrary()
         self.got: dict[str, dict[int, Any]] = {name: {} for name in TOPICS}
         self.status: Any = None
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         for name, (topic, kind) in TOPICS.items():
             self.create_subscription(library.type(kind), topic, self._keep(name), 50)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -79,15 +79,15 @@ class Audience(Node):
             library.type("da3_ros/msg/Status"), "/da3/status", self._on_status, latched
         )
         self.export: Any = self.create_client(ExportScene, "/da3/export_scene")
-        # Last: the camera waits for this subscription, and learns of ours in their order.
+        # Last: the camera waits for this one, and discovers the subscriptions in their order.
         self.create_subscription(library.type("sensor_msgs/msg/Image"), IMAGE, self._on_image, 1)
 
     def _on_image(self, message: Any) -> None:
-        """The images themselves are not looked at."""
+        """Ignores the image: the subscription alone lets the camera start."""
 
     def _keep(self, name: str) -> Callable[[Any], None]:
         def keep(message: Any) -> None:
-            self.heard_s = time.monotonic()
+            self.received_s = time.monotonic()
             self.got[name][stamp_ns(message.header.stamp)] = message
 
         return keep
@@ -95,8 +95,10 @@ class Audience(Node):
     def _on_status(self, message: Any) -> None:
         self.status = message
 
-    def until(self, condition: Callable[[], bool], what: str, alive: Callable[[], None]) -> None:
-        """Serve until ``condition`` holds. Raises DemoError when a process ends or time is up."""
+    def spin_until(
+        self, condition: Callable[[], bool], what: str, alive: Callable[[], None]
+    ) -> None:
+        """Spin until ``condition`` holds. Raises DemoError when a process ends or on a timeout."""
         end = time.monotonic() + TIMEOUT_S
         while not condition():
             alive()
@@ -108,7 +110,7 @@ class Audience(Node):
 def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     """Run the demonstration; returns the text to print. Raises DemoError."""
     output.mkdir(parents=True, exist_ok=True)
-    audience = Audience()  # before the processes, so that it misses nothing
+    recorder = MessageRecorder()  # created before the processes, so that it misses no message
     camera = _start(
         "da3_ros.ros.synthetic_camera",
         ["-r", f"image_raw:={IMAGE}"],
@@ -120,16 +122,16 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
     node = _start(
         "da3_ros.ros.node",
         ["-r", f"image:={IMAGE}"],
-        # A later value wins: what the user gives comes last.
+        # A later value wins: the user's parameters come last.
         [f"export_dir:={output.resolve()}", *DEFAULTS, *parameters],
     )
     note = ""
     if any(p.replace(" ", "") == "checkpoint:=random" for p in parameters):
-        note = "random weights: depth and path mean nothing, this run shows that the way is open\n"
+        note = "random weights: depth and path have no meaning, only the data flow is tested\n"
     try:
-        return _watch(audience, output, frames, make_room(seed), (camera, node)) + note
+        return _watch(recorder, output, frames, make_room(seed), (camera, node)) + note
     finally:
-        audience.destroy_node()
+        recorder.destroy_node()
         for process in (camera, node):
             process.send_signal(signal.SIGINT)
         for process in (camera, node):
@@ -137,7 +139,7 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
 
 
 def _watch(
-    audience: Audience,
+    recorder: MessageRecorder,
     output: Path,
     frames: int,
     room: Room,
@@ -147,17 +149,17 @@ def _watch(
         for process in processes:
             if process.poll() is not None:
                 raise DemoError(f"a process ended by itself: {process.args!r}")
-        status = audience.status
+        status = recorder.status
         if status is not None and status.state == "unconfigured" and status.last_error:
-            raise DemoError(status.last_error)  # the node stays up, but will do nothing
+            raise DemoError(status.last_error)  # the node keeps running, but idle
 
     start = time.monotonic()
-    audience.until(lambda: bool(audience.got["depth"]), "the first depth image", alive)
+    recorder.spin_until(lambda: bool(recorder.got["depth"]), "the first depth image", alive)
     first = time.monotonic() - start
-    audience.until(lambda: _all_done(audience, frames), "the last frame", alive)
+    recorder.spin_until(lambda: _all_done(recorder, frames), "the last frame", alive)
     for name in ("scene.glb", "scene.ply", "trajectory.tum"):
-        _export(audience, name, alive)
-    status = audience.status
+        _export(recorder, name, alive)
+    status = recorder.status
     drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
     lines = [
         f"first depth after {first:.1f} s; {status.frames_processed} of {frames} frames processed"
@@ -166,35 +168,35 @@ def _watch(
         f"95 % within {status.latency_p95_s:.2f} s; {status.output_hz:.1f} frames/s",
     ]
     cloud = _read_cloud(output / "scene.ply")
-    _pictures(output, audience.got, cloud)
+    _pictures(output, recorder.got, cloud)
     names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
     files = "".join(f"  {output / name}\n" for name in names)
-    return "\n".join(lines) + "\n" + compare(audience.got, room, cloud.xyz) + files
+    return "\n".join(lines) + "\n" + compare(recorder.got, room, cloud.xyz) + files
 
 
-def _all_done(audience: Audience, frames: int) -> bool:
-    """Every frame was either processed and has arrived here, or is counted as dropped."""
-    status = audience.status
+def _all_done(recorder: MessageRecorder, frames: int) -> bool:
+    """True if every frame was either processed and received here, or counted as dropped."""
+    status = recorder.status
     if status is None or status.frames_received < frames:
         return False
     done = status.frames_processed + sum(status.drop_counts)
-    # The camera waits for us, not for the node's publishers to have found us.
-    missed = time.monotonic() - audience.heard_s > QUIET_S
+    # The camera waits for our subscription, but the node may publish before it discovers ours.
+    missed = time.monotonic() - recorder.received_s > QUIET_S
     return bool(
-        done >= frames and (missed or len(audience.got["depth"]) >= status.frames_processed)
+        done >= frames and (missed or len(recorder.got["depth"]) >= status.frames_processed)
     )
 
 
-def _export(audience: Audience, name: str, alive: Callable[[], None]) -> None:
-    audience.until(audience.export.service_is_ready, "the export service", alive)
-    future: Any = audience.export.call_async(ExportScene.Request(path=name, include_cameras=True))
-    audience.until(future.done, f"the export of {name}", alive)
+def _export(recorder: MessageRecorder, name: str, alive: Callable[[], None]) -> None:
+    recorder.spin_until(recorder.export.service_is_ready, "the export service", alive)
+    future: Any = recorder.export.call_async(ExportScene.Request(path=name, include_cameras=True))
+    recorder.spin_until(future.done, f"the export of {name}", alive)
     if not future.result().success:
         raise DemoError(future.result().message)
 
 
 def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
-    """What was received, and the exported cloud [M, 3], against the exact room."""
+    """Returns a text: errors of the messages and the cloud [M, 3] against the exact room."""
     needed = ("depth", "pose", "true_depth", "true_pose")
     stamps = sorted(set.intersection(*(set(got[name]) for name in needed)))
     pairs = [
@@ -206,12 +208,12 @@ def compare(got: dict[str, dict[int, Any]], room: Room, cloud: Array) -> str:
         )
         for s in stamps
     ]
-    blind = seen_blindly(pairs)
+    blind = constant_baseline(pairs)
     still, true = (np.array([getattr(p, f"T_{n}_camera") for p in blind]) for n in ("map", "room"))
     return (
-        "against the exact room, of a seed that was not trained on:\n"
+        "errors against the exact room (its seed was not in the training data):\n"
         + measure(room, pairs, cloud).text()
-        + f"without looking (one depth, no motion): AbsRel {depth_errors(blind).abs_rel:.3f}, "
+        + f"baseline of constant depth and no motion: AbsRel {depth_errors(blind).abs_rel:.3f}, "
         + f"ATE {trajectory_error(still, true):.3f} m\n"
     )
 
@@ -233,7 +235,7 @@ def _pictures(output: Path, got: dict[str, dict[int, Any]], cloud: PointCloud) -
 
 
 def _read_cloud(path: Path) -> PointCloud:
-    """The exported points, in the map frame; the file says nothing of how often each was seen."""
+    """Reads the exported points, in the map frame; the file holds no observation counts."""
     import trimesh
 
     ply: Any = trimesh.load(path)
@@ -267,13 +269,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("demo_out"))
     parser.add_argument("--frames", type=int, default=FRAMES)
-    parser.add_argument("--seed", type=int, default=SEED, help="of room and walk")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of room and walk")
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
     options = parser.parse_args(arguments)
-    if find_spec("evo") is None:  # now, not after the walk
+    if find_spec("evo") is None:  # checked before the run, not after it
         sys.stderr.write("demo: evo is missing, `make setup` or `pip install --no-deps evo`\n")
         return 1
-    # A domain of its own: a robot on the same network is neither heard nor disturbed.
+    # A separate domain, so that the demo and a robot on the same network do not interact.
     os.environ.setdefault("ROS_DOMAIN_ID", str(10 + os.getpid() % 90))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     rclpy.init(args=[])

@@ -1,6 +1,6 @@
-"""How a rendered walk becomes a stream: frames made ahead, their order, their stamps.
+"""Schedule of a rendered stream: frames rendered ahead, their order, stamps and pace.
 
-Knows no middleware and nothing of what a frame is.
+Generic over the type of a frame; no middleware.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Item = TypeVar("Item")
 
 
 class FrameBuffer(Generic[Item]):
-    """Items made once, in a thread of their own, and kept.
+    """Items that a background thread makes once and that stay in memory.
 
-    ``error`` is what went wrong in that thread, for the owner to report.
+    ``error``: exception that ended the thread, for the owner to report.
     """
 
     def __init__(self, total: int, make: Callable[[], Iterable[Item]]) -> None:
-        """``make`` gives ``total`` items one after another; it runs in the thread."""
+        """``make`` yields ``total`` items; it runs in the thread."""
         self.total = total
         self.error: Exception | None = None
         self._make = make
         self._items: list[Item] = []
         self._stopped = threading.Event()
-        self._first_s = self._last_s = 0.0  # when the first and the newest item were there
+        self._first_s = self._last_s = 0.0  # when the first and the newest item were made
         self._thread = threading.Thread(target=self._fill, name="render", daemon=True)
         self._thread.start()
 
@@ -35,24 +35,24 @@ class FrameBuffer(Generic[Item]):
         return len(self._items)
 
     def get(self, index: int) -> Item | None:
-        """Item ``index``, or None while it is not made yet."""
+        """Returns item ``index``, or None if it is not made yet."""
         items = self._items
         return items[index] if index < len(items) else None
 
     def enough(self, rate_hz: float) -> bool:
-        """Whether items taken at ``rate_hz`` from now on will be there in time."""
+        """True if items taken at ``rate_hz`` from now on will be made in time."""
         made = len(self._items)
         if made == self.total:
             return True
         spent = self._last_s - self._first_s
         if made < 8 or not spent:
             return False
-        # Half as long again as measured: others may want the processor meanwhile.
+        # A margin of 50 %: other processes may need the processor.
         left = 1.5 * (self.total - made) * spent / (made - 1)
         return left < (self.total - 1) / rate_hz
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end; says whether it has."""
+        """Stop the thread; True if it has ended within ``timeout_s``."""
         self._stopped.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -70,10 +70,10 @@ class FrameBuffer(Generic[Item]):
 
 
 def cycle_index(count: int, length: int, *, closed: bool) -> int:
-    """Which of ``length`` frames is the ``count``-th of an endless stream without a jump.
+    """Returns which of ``length`` frames is number ``count`` of an endless stream without jumps.
 
-    A closed walk ends where it began: it goes round, leaving out the last frame, which repeats
-    the first. Any other goes forward and back.
+    A closed walk ends where it began: it is repeated without its last frame, which equals the
+    first. Any other walk is played forward and backward.
     """
     if length == 1 or count < length:
         return min(count, length - 1)
@@ -84,9 +84,9 @@ def cycle_index(count: int, length: int, *, closed: bool) -> int:
 
 
 class StampGrid:
-    """Stamps that stand whole periods apart, however late each call comes.
+    """Stamps that are whole periods apart, even if a call is late.
 
-    Missed periods leave a hole. When the clock goes back, a new grid begins there.
+    Missed periods are skipped. If the clock jumps back, a new grid begins.
     """
 
     def __init__(self, rate_hz: float) -> None:
@@ -95,12 +95,12 @@ class StampGrid:
         self._slot = 0
 
     def next(self, now_ns: int) -> int:
-        """Stamp, in nanoseconds, of the frame that is due at ``now_ns``."""
+        """Returns the stamp, nanoseconds, of the frame that is due at ``now_ns``."""
         if self._start_ns is None:
             self._start_ns = now_ns
             return now_ns
         elapsed = (now_ns - self._start_ns) / self._period_ns
-        # A quarter of a period early still counts as in time: clocks are slewed.
+        # Up to a quarter of a period early counts as in time, since clocks are slewed.
         slot = max(math.floor(elapsed + 0.25), self._slot + 1)
         if slot - elapsed > 1.25:
             self._start_ns, slot = now_ns, 0
@@ -108,33 +108,34 @@ class StampGrid:
         return self._start_ns + round(slot * self._period_ns)
 
 
-class Turns:
-    """Whose turn it is: the stream's, or the consumer's, who answers each frame by its stamp.
+class ResultPacer:
+    """Paces a stream by its consumer: the next frame waits for the result of the last one.
 
-    Without an answer the next frame may go after ``timeout_s``; ``unanswered`` counts those.
+    A result is recognised by its frame's stamp. Without a result the next frame may be sent after
+    ``timeout_s``; ``missed`` counts these.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self.unanswered = 0
+        self.missed = 0
         self._timeout_s = timeout_s
-        self._sent_ns: int | None = None  # stamp of the frame whose answer is not here yet
+        self._sent_ns: int | None = None  # stamp of the frame whose result is missing
         self._sent_s = 0.0
 
-    def sent(self, stamp_ns: int, now_s: float) -> None:
-        """A frame with this stamp goes out."""
+    def frame_sent(self, stamp_ns: int, now_s: float) -> None:
+        """Record that a frame with this stamp is sent."""
         self._sent_ns, self._sent_s = stamp_ns, now_s
 
-    def answered(self, stamp_ns: int) -> None:
-        """An answer has come: to the last frame, or late to an earlier one."""
+    def result_received(self, stamp_ns: int) -> None:
+        """Record a result: of the last frame, or a late one of an earlier frame."""
         if stamp_ns == self._sent_ns:
             self._sent_ns = None
 
-    def mine(self, now_s: float) -> bool:
-        """Whether the next frame may go; counts it where it goes for want of an answer."""
+    def may_send(self, now_s: float) -> bool:
+        """True if the next frame may be sent; counts it if the last result is missing."""
         if self._sent_ns is None:
             return True
         if now_s - self._sent_s < self._timeout_s:
             return False
-        self.unanswered += 1
+        self.missed += 1
         self._sent_ns = None
         return True

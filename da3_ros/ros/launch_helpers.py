@@ -1,4 +1,4 @@
-"""What our launch files share. Knows no `launch`, so that it can be tested without it."""
+"""Code that the launch files share. Does not import `launch`, so that tests do not need it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from da3_ros.live.missing_input_hints import profile_file
 
-# The second is the name that Fast DDS had in Humble; later ones warn when they find it.
+# The second name is that of Humble's Fast DDS; later versions warn if it is set.
 PROFILE_VARIABLES = ("FASTDDS_DEFAULT_PROFILES_FILE", "FASTRTPS_DEFAULT_PROFILES_FILE")
 
 
 def image_profile(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which a process of ours gets our Fast DDS profile, without losing images.
+    """Returns the environment that sets our Fast DDS profile, which avoids lost images.
 
-    None if the user has a profile already, by either name: one process can have only one.
+    Empty if the user has set a profile under either name: a process can have only one.
     """
     profile = profile_file(environment.get("AMENT_PREFIX_PATH", ""))
     if not profile or any(environment.get(name) for name in PROFILE_VARIABLES):
@@ -25,50 +25,52 @@ def image_profile(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def values_of(context: Any, arguments: Iterable[Any]) -> dict[str, str]:
-    """The launch arguments' values by name; ``context`` is the LaunchContext."""
+    """Returns the launch arguments' values by name; ``context`` is the LaunchContext."""
     return {a.name: context.launch_configurations[a.name] for a in arguments}
 
 
 def is_on(value: str) -> bool:
-    """Whether a switch is on."""
+    """True if a switch is on."""
     return value.lower() == "true"
 
 
 def parameter_file(values: Mapping[str, str]) -> str:
-    """Path of ``params_file``. Raises RuntimeError if there is no such file."""
+    """Returns the path of ``params_file``. Raises RuntimeError if it is not a file."""
     path = os.path.expanduser(values["params_file"])
     if not os.path.isfile(path):
-        # launch_ros would only warn, and the node would run on its defaults.
+        # launch_ros would only warn, and the node would run with its defaults.
         raise RuntimeError(f"params_file: {path} is not a file")
     return path
 
 
-def our_process(values: Mapping[str, str]) -> dict[str, Any]:
-    """Options of a Node action that every process of ours has."""
+def process_options(values: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the options of a Node action that all processes of this package share."""
     return {
         "package": "da3_ros",
         "additional_env": image_profile(os.environ),
         "output": "screen",
-        **interpreter(values["python"]),
+        **interpreter_options(values["python"]),
     }
 
 
-def live_node(values: Mapping[str, str]) -> dict[str, Any]:
-    """Options of the live node's action; its parameters and remappings are the caller's."""
+def node_options(values: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the options of the live node's action; the caller adds parameters and remappings."""
     return {
-        **our_process(values),
+        **process_options(values),
         "executable": "da3_node",
-        # Both are needed for the full name under which launch_ros writes single parameters.
+        # launch_ros writes single parameters under the full name, which needs both.
         "name": "da3",
         "namespace": values["namespace"],
         "ros_arguments": ["--log-level", values["log_level"]],
     }
 
 
-def rviz(values: Mapping[str, str], share: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of RViz's action: our displays, in the node's namespace and with its clock.
+def rviz_options(
+    values: Mapping[str, str], share: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the options of RViz's action: our displays, the node's namespace and clock.
 
-    share: the package's share folder. given: parameters of the node that were given.
+    share: the package's share folder. given: parameters of the node set by the user.
     """
     clock = {name: value for name, value in given.items() if name == "use_sim_time"}
     return {
@@ -80,9 +82,10 @@ def rviz(values: Mapping[str, str], share: str, given: Mapping[str, Any]) -> dic
     }
 
 
-def interpreter(python: str) -> dict[str, str]:
-    """Options of a Node action that run our script with this Python; empty: the script chooses.
+def interpreter_options(python: str) -> dict[str, str]:
+    """Returns the options of a Node action that run the script with this Python interpreter.
 
-    launch splits a prefix as a shell would, hence the quotes.
+    python: path of the interpreter; empty: the script's own. The path is quoted because launch
+    splits a prefix as a shell does.
     """
     return {"prefix": shlex.quote(os.path.expanduser(python))} if python else {}

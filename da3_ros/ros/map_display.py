@@ -1,4 +1,4 @@
-"""When the map's cloud is published for display."""
+"""Decides when the map's point cloud is published for display."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from da3_ros.ros.stream_runner import StreamRunner
 
 
 class MapDisplay:
-    """Has the map published where it has a subscriber: whole for a new one, else on changes."""
+    """Has the map published while it has subscribers: at once for a new one, else on changes."""
 
     def __init__(self, topics: Topics, log: NodeLog) -> None:
         self._topics, self._log = topics, log
         self.forget()
 
     def forget(self) -> None:
-        """The stream has ended."""
+        """Forget subscribers and job: the stream has ended."""
         self._subscribers = 0
         self._job: Future[Any] | None = None
 
     def update(self, runner: StreamRunner | None) -> None:
-        """Look at the subscribers; call this regularly."""
+        """Check the subscribers; call this regularly."""
         count = self._topics.map_subscribers()
-        ready = self._job is None or self._job.done()  # else a window takes its time
+        ready = self._job is None or self._job.done()  # False while a long window delays the job
         if count and ready and runner is not None:
             stream, new = runner.stream, count > self._subscribers
             self._job = runner.worker.submit(stream.publish_map if new else stream.refresh_map)
@@ -37,5 +37,5 @@ class MapDisplay:
     def _on_shown(self, job: Future[Any], runner: StreamRunner) -> None:
         error = job.exception()
         if error is not None and not runner.stopping:
-            text = f"the map cannot be shown: {type(error).__name__}: {error}"
+            text = f"the map cannot be published: {type(error).__name__}: {error}"
             self._log.warn(text, every_s=SAME_S)

@@ -1,4 +1,4 @@
-"""The live node: lifecycle, topics and services around one stream. Thin on purpose.
+"""The live node: lifecycle, topics and services around one stream.
 
 One SingleThreadedExecutor runs the callbacks, which only enqueue; one worker thread owns the
 device.
@@ -25,7 +25,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
-from da3_ros.inference.devices import give_back
+from da3_ros.inference.devices import release_memory
 from da3_ros.live.stream import RawFrame, Stream
 from da3_ros.live.tf_output import IDLE_S
 from da3_ros.messages.odometry_tf import add_odometry
@@ -39,7 +39,7 @@ from da3_ros.ros.camera_subscriber import GRAPH_PERIOD_S, SAME_S, CameraInputs
 from da3_ros.ros.map_display import MapDisplay
 from da3_ros.ros.node_log import NodeLog
 from da3_ros.ros.parameter_changes import ParameterChanges
-from da3_ros.ros.process_exit import leave
+from da3_ros.ros.process_exit import exit_process
 from da3_ros.ros.publishers import Topics
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
@@ -51,12 +51,12 @@ from da3_ros.sensors.transform_tree import TransformTree
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 STATUS_PERIOD_S = 1.0
-PUBLISH_STOP_S = 0.25  # and, twice, for messages on their way out
-CLOSE_S = 3.0  # for the whole end: the process is to be gone after four
-FILES_S = 0.7  # and for the part of a file that is being written
-ANSWER_S = 0.3  # and for the answers to callers of services
-# Silence after which a transform's other publisher counts as gone. Up to twice as long, by chance:
-# of two nodes that stop for each other, one is then the first to go on.
+PUBLISH_STOP_S = 0.25  # longest wait, twice, for messages that are being published
+CLOSE_S = 3.0  # limit of a whole shutdown: the process must end within four seconds
+FILES_S = 0.7  # longest wait for a part of a file that is being written
+ANSWER_S = 0.3  # longest wait for the responses of services
+# Silence after which another publisher of a transform counts as gone. Multiplied by a random
+# factor of 1 to 2, so that of two nodes that yield to each other one resumes first.
 OWNER_GONE_S = 5.0
 
 
@@ -77,7 +77,7 @@ class Da3Node(LifecycleNode):
         self._odometry: Any = None
         self.enabled = True
         self._closing = False
-        self.ending: Callable[[], bool] = lambda: False  # whether the process is to end
+        self.ending: Callable[[], bool] = lambda: False  # returns True if the process must end
         self._sent = SentTransforms()
         self.topics = Topics(self.endpoints, self.library, self._sent)
         self._tf_publishers = TfPublishers(self)
@@ -98,7 +98,7 @@ class Da3Node(LifecycleNode):
             self._configure()
         except EXPECTED as error:
             return self._configuring_failed(str(error))
-        except Exception as error:  # rclpy would drop it without a word
+        except Exception as error:  # rclpy would ignore it silently
             return self._configuring_failed(f"configuring failed: {type(error).__name__}: {error}")
         self.log.last_error = self.log.failure = ""
         return SUCCESS
@@ -108,23 +108,23 @@ class Da3Node(LifecycleNode):
         transforms = TransformTree(gone_s=OWNER_GONE_S * (1 + random.random()))
         stream = Stream(config, self.library, self, transforms)
         self.runner = StreamRunner(stream, self.log)
-        self.runner.submit(lambda: stream.warm_up(self._leaving))
-        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.lanes))
+        self.runner.submit(lambda: stream.warm_up(self._is_stop_requested))
+        self.topics.create(config.pipeline.cameras or ("",), tuple(stream.scene_streams))
         self.tf_input = TfInput(
             self.endpoints, transforms, self._tf_publishers, self._sent,
             lambda text: self.warn(text, SAME_S),
         )  # fmt: skip
         spec = MODELS[config.pipeline.inference.model]
-        device = getattr(stream.pipeline.session, "device", "?")
+        device = stream.pipeline.session.status().device or "?"
         self.log.info(f"{spec.name} on {device}, weights under {spec.license}")
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Subscribe. What breaks here leaves the node inactive, with its network and its scene."""
+        """Subscribe. On an error the node stays inactive and keeps its network and scene."""
         if self.runner is None or self.runner.stopping:
-            return self._failed("a cleanup has begun and is not done: clean up again")
+            return self._failed("a cleanup has not finished: clean up again")
         try:
             self._subscribe(self.runner.stream)
-        except Exception as error:  # as above
+        except Exception as error:  # rclpy would ignore it silently
             known = isinstance(error, EXPECTED)
             text = str(error) if known else f"activating failed: {type(error).__name__}: {error}"
             self._close_input()
@@ -134,7 +134,7 @@ class Da3Node(LifecycleNode):
 
     def _subscribe(self, stream: Stream) -> None:
         if stream.prior is not None and stream.prior.source == "odometry":
-            # Best effort hears every publisher, and a pose that is lost is interpolated.
+            # Best effort is compatible with every publisher; a lost pose is interpolated.
             qos = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
             self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
         config = stream.config
@@ -146,44 +146,44 @@ class Da3Node(LifecycleNode):
         self.log.info(f"waiting for {self.input.image_topics}")
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Drop the subscriptions; what was received is still processed."""
+        """Drop the subscriptions; received images are still processed."""
         self._close_input()
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free the device, after the window under way. What fails can be tried again."""
+        """Free the device after the running window. A failed cleanup can be tried again."""
         if not self._finish("cleanup"):
             return FAILURE
         self.log.failure = ""
         return SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """As cleanup, from any state; there is no second try."""
+        """Clean up from any state; there is no second attempt."""
         self._close_input()
         if self._finish("shutdown"):
             return SUCCESS
         if self.runner is not None:
-            self.runner.stop(0.0, 0.0)  # as soon as they can
+            self.runner.stop(0.0, 0.0)  # they stop as soon as they can
         return FAILURE
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """A transition broke off in the middle: back to unconfigured, with nothing held."""
+        """Return to unconfigured after an error in a transition, with everything released."""
         self.log.transition_failed(
-            f"an error while {state.label}; clean, ready to be configured again"
+            f"error in state {state.label}; everything is released, configure again"
         )
         self._close_input()
         return SUCCESS if self._finish("cleanup") else FAILURE
 
     def close(self) -> bool:
-        """End the node's work; False if a window is still under way on the worker."""
+        """End the node's work; False if the worker still runs a window."""
         end = time.monotonic() + CLOSE_S
         self._closing = True
-        self.requests.close(0.0)  # whoever writes a file leaves off while we wait for the window
+        self.requests.close(0.0)  # a file export stops while we wait for the window
         self._close_input()
         self.log.detach()
         done = self.runner is None or self.runner.stop(STOP_S, PUBLISH_STOP_S)
         if done:
-            self._let_go()
+            self._release()
         return self.requests.close(max(0.0, min(FILES_S, end - time.monotonic()))) and done
 
     # What the stream needs (called from the worker) ----------------------------------------------
@@ -194,52 +194,51 @@ class Da3Node(LifecycleNode):
             self.topics.publish(published)
 
     def wanted(self, topic: str) -> bool:
-        """Whether a topic of ours has a subscriber."""
+        """True if a topic of this node has a subscriber."""
         return self.topics.wanted(topic)
 
     def now_ns(self) -> int:
-        """The ROS clock, nanoseconds."""
+        """ROS time, nanoseconds."""
         return int(self.get_clock().now().nanoseconds)
 
     def warn(self, text: str, every_s: float = 0.0, about: str = "") -> None:
-        """Log a warning: see NodeLog."""
+        """Log a warning (see NodeLog.warn)."""
         self.log.warn(text, every_s, about)
 
     def stopping(self) -> bool:
-        """Whether the end is near."""
+        """True if the stream is about to end."""
         return self._closing or self.runner is None or self.runner.stopping
 
-    def _leaving(self) -> bool:
-        """Whether the end is near, or a cleanup waits for the worker and may give up."""
-        return self.stopping() or (self.runner is not None and self.runner.leaving)
+    def _is_stop_requested(self) -> bool:
+        """True if the stream ends, or if a cleanup waits for the worker and may give up."""
+        return self.stopping() or (self.runner is not None and self.runner.stop_requested)
 
     def forget_input(self) -> None:
-        """The stream starts anew: forget what was gathered of the inputs."""
+        """Start a new stream: forget data collected from the inputs."""
         if self.input is not None:
             self.input.reset()
 
     # What the cameras' inputs need -------------------------------------------------------------
 
-    def take(self, pending: RawFrame) -> None:
-        """An image that is paired with its calibration."""
+    def take(self, raw: RawFrame) -> None:
+        """Take an image that is paired with its calibration."""
         if self.runner is None:
             return
         if not self.enabled:
             self.discard("paused", 1)
             return
-        self.runner.stream.put(pending)
+        self.runner.stream.put(raw)
         self.runner.worker.notify()
 
     def drop(self, cause: str, text: str) -> None:
-        """An image that is not used, and why in one line."""
+        """Count an image that cannot be used, and warn with ``text``."""
         self.discard(cause, 1)
         self.warn(text, every_s=SAME_S, about=cause)
 
     def discard(self, cause: str, images: int) -> None:
-        """So many images are not used, as was asked for."""
+        """Count images that are not used on purpose, without a warning."""
         if self.runner is not None:
-            self.runner.stream.received += images
-            self.runner.stream.drops.add(cause, images)
+            self.runner.stream.discard(cause, images)
 
     # Callbacks ---------------------------------------------------------------------------------
 
@@ -256,12 +255,12 @@ class Da3Node(LifecycleNode):
         self.parameter_changes.restore_budget()
         if self.input is not None:
             self.input.update()
-        for text in self.endpoints.tell(time.monotonic()):
+        for text in self.endpoints.warnings(time.monotonic()):
             self.warn(text)
         self._map_display.update(self.runner)
 
     def _on_idle(self) -> None:
-        # An inactive node claims no transform; a paused one still does.
+        # An inactive node repeats no transforms; a paused one does.
         if self.input is not None and self.runner is not None and not self._closing:
             self.runner.stream.repeat_transforms()
 
@@ -317,19 +316,19 @@ class Da3Node(LifecycleNode):
             self._odometry = None
 
     def _finish(self, what: str) -> bool:
-        """End the work between two windows and let go of all; False, and said, if that hangs.
+        """Stop the work between two windows and release everything; ``what`` names the transition.
 
-        The state is a consistent one then: with the window still under way nothing has changed.
+        False, with a log line, if the running window takes too long; then nothing has changed.
         """
-        reason = "" if self.runner is None else self.runner.retire(what, self.ending)
+        reason = "" if self.runner is None else self.runner.try_stop(what, self.ending)
         if reason:
             self.log.transition_failed(reason)
             return False
-        self._let_go()
+        self._release()
         return True
 
-    def _let_go(self) -> None:
-        """Drop publishers, the network and all that was heard."""
+    def _release(self) -> None:
+        """Release publishers, network and received data."""
         if self.tf_input is not None:
             self.tf_input.close()
             self.tf_input = None
@@ -337,17 +336,18 @@ class Da3Node(LifecycleNode):
         self.parameter_changes.forget()
         self._map_display.forget()
         self.topics.drop()
-        give_back()
+        release_memory()
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the node until SIGINT or SIGTERM; gone within four seconds even in mid-window."""
+    """Run the node until SIGINT or SIGTERM; it ends within four seconds, even during a window."""
     stop = threading.Event()
 
     def end(signum: int, frame: FrameType | None) -> None:
         stop.set()
 
-    # Ours, not rclpy's: it would shut its context first, and the worker's publish would raise.
+    # Not rclpy's handler: it would shut its context down first, and the worker's publish would
+    # raise.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
@@ -369,19 +369,19 @@ def main(args: list[str] | None = None) -> int:
         node.destroy_node()
         rclpy.try_shutdown()
         # The middleware frees its shared memory (2 x 17 MB of Fast DDS) with the last handle, and
-        # some are in reference cycles: without this each start would leave that behind.
+        # some handles are in reference cycles: without a collection the memory would stay.
         del node, executor
         gc.collect()
-    else:  # the network is in C++ code that nothing can interrupt
-        node.log.info("stopped in mid-window")
-    leave(0)
+    else:  # the network runs C++ code that cannot be interrupted
+        node.log.info("stopped during a window")
+    exit_process(0)
 
 
 def _spin(executor: SingleThreadedExecutor, node: Da3Node, while_: Callable[[], bool]) -> None:
     while while_():
         try:
             executor.spin_once(timeout_sec=0.05 if node.ending() else 0.2)
-        except Exception as error:  # of one callback: the others go on
+        except Exception as error:  # of one callback: the others continue
             node.log.callback_failed(error)
 
 

@@ -1,4 +1,4 @@
-"""Changes of parameters while the node runs."""
+"""Parameter changes while the node runs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ BUDGET = "memory_budget_gb"
 
 
 class ParameterChanges:
-    """Accepts what takes effect, refuses the rest with the reason."""
+    """Accepts changes that can take effect and rejects all others with the reason."""
 
     def __init__(
         self, node: Node, current: Callable[[], StreamRunner | None], log: NodeLog
     ) -> None:
         self._node, self._current, self._log = node, current, log
-        self._budget_job: Future[Any] | None = None  # of the newest change that was accepted
+        self._budget_job: Future[Any] | None = None  # of the newest accepted change
         self._restoring_budget = False
         node.add_on_set_parameters_callback(self._on_change)
 
     def forget(self) -> None:
-        """The stream has ended."""
+        """Forget the accepted budget: the stream has ended."""
         self._budget_job = None
 
     @property
     def pending(self) -> bool:
-        """Whether an accepted budget has not been looked at again since the worker took it."""
+        """True if an accepted budget has not been compared with the budget in force."""
         return self._budget_job is not None
 
     def restore_budget(self) -> None:
-        """Set the old budget again where an accepted one turned out not to fit."""
+        """Restore the parameter if the worker could not apply an accepted budget."""
         runner = self._current()
         if runner is None or self._budget_job is None or not self._budget_job.done():
             return
@@ -56,7 +56,7 @@ class ParameterChanges:
 
     def _on_change(self, changes: list[Parameter]) -> SetParametersResult:
         if self._restoring_budget:
-            return parameters.accept()  # it is in force already
+            return parameters.accept()  # the restored value is already in force
         names = [change.name for change in changes if change.name in parameters.NAMES]
         if not names:
             return parameters.accept()  # rclpy's own, such as the QoS overrides it declares
@@ -74,20 +74,20 @@ class ParameterChanges:
         if runner is None:
             return parameters.accept()
         stream, budget = runner.stream, BUDGET in names
-        asked_gb = config.pipeline.inference.memory_budget_gb
-        if budget and (reason := self._cannot_take(stream, asked_gb)):
+        requested_gb = config.pipeline.inference.memory_budget_gb
+        if budget and (reason := self._why_not(stream, requested_gb)):
             return parameters.refuse(reason)
         job = runner.submit(lambda: stream.reconfigure(config.pipeline, budget=budget))
         self._budget_job = job if budget else self._budget_job
         return parameters.accept()
 
-    def _cannot_take(self, stream: Stream, memory_budget_gb: float) -> str:
-        """Why a budget is refused, in one line; empty: it fits."""
+    def _why_not(self, stream: Stream, memory_budget_gb: float) -> str:
+        """Returns one line that says why a budget (GiB) is rejected; empty if it fits."""
         try:
             stream.check_budget(memory_budget_gb)
         except BudgetError as error:
             return f"{BUDGET}: {error}"
-        except Exception as error:  # passed on, it would leave the caller without an answer
+        except Exception as error:  # raised, it would leave the caller without an answer
             self._log.callback_failed(error)
             return f"{BUDGET} cannot be checked: {type(error).__name__}: {error}"
         return ""

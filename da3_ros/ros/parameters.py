@@ -1,4 +1,4 @@
-"""The one config as ROS parameters: declared with description and range, read back as a config."""
+"""ROS parameters of the node: declared from NodeConfig with description and range, read back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from da3_ros.parameter_schema import Parameter, nearest, parameters
 
 NAMES = tuple(p.name for p in parameters(NodeConfig()))
 UNBOUNDED = 1e12  # ROS ranges need both ends
-# Given to a node for rclpy or the middleware, declared later or not at all.
+# Names for rclpy or the middleware; they are declared later or not at all.
 QOS = "qos_overrides."
 FOREIGN = (QOS, "use_sim_time", "start_type_description_service")
-# Read anew at every frame, so that a change takes effect at once.
+# Values that are read again for every frame, so that a change takes effect at once.
 DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb", "map.export_guessed")
 
 
@@ -36,34 +36,35 @@ def declare(node: Node) -> None:
 
 
 def unknown_keys(node: Node) -> str:
-    """One line about values given to the node that no parameter of it takes, or an empty text.
+    """Returns one line that lists given values without a parameter of that name, or "".
 
-    rclpy keeps such values (of a file, ``-p``, a launch file) to itself: a misspelt name would
-    otherwise change nothing and nobody would know.
+    rclpy ignores such values (from a file, ``-p`` or a launch file) silently, so that a misspelt
+    name would go unnoticed.
     """
     named = _undeclared(node, lambda name: not name.startswith(FOREIGN))
     if not named:
         return ""
-    return f"unknown parameters, ignored: {named}; `ros2 param list {node.get_name()}` has all"
+    known = f"`ros2 param list {node.get_name()}`"
+    return f"unknown parameters, ignored: {named}; {known} lists all names"
 
 
 def unknown_overrides(node: Node) -> str:
-    """One line about QoS overrides that no topic of an active node takes, or an empty text."""
+    """Returns one line that lists QoS overrides of topics that an active node ignores, or ""."""
     named = _undeclared(node, lambda name: name.startswith(QOS))
-    return f"QoS overrides of no topic that is in use, ignored: {named}" if named else ""
+    return f"QoS overrides of topics that are not used, ignored: {named}" if named else ""
 
 
-def _undeclared(node: Node, counts: Callable[[str], bool]) -> str:
-    """Names that were given to the node and not declared, each with the nearest that was."""
-    # No public way leads to values that were given but not declared.
+def _undeclared(node: Node, is_relevant: Callable[[str], bool]) -> str:
+    """Returns the relevant given names that are not declared, with the closest declared."""
+    # rclpy has no public access to values that were given but not declared.
     given = getattr(node, "_parameter_overrides", {})
-    unknown = sorted(n for n in given if not node.has_parameter(n) and counts(n))
+    unknown = sorted(n for n in given if not node.has_parameter(n) and is_relevant(n))
     declared = list(node.get_parameters_by_prefix("")) if unknown else []
     return ", ".join(f"{name}{nearest(name, declared)}" for name in unknown)
 
 
 def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
-    """The node's parameters, with ``changes`` that are not set yet. Raises ConfigError."""
+    """Returns the node's parameters with ``changes``, not yet set, applied. Raises ConfigError."""
     values: dict[str, Any] = {}
     for parameter in parameters(NodeConfig()):
         value = node.get_parameter(parameter.name).value
@@ -75,30 +76,30 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
 
 
 def is_dynamic(name: str) -> bool:
-    """Whether a parameter may change while the node is configured."""
+    """True if a parameter may change while the node is configured."""
     return name.startswith(DYNAMIC)
 
 
 def accept() -> SetParametersResult:
-    """An acceptance."""
+    """Returns the result that accepts a change."""
     return SetParametersResult(successful=True)
 
 
 def refuse(reason: str) -> SetParametersResult:
-    """A rejection with its reason."""
+    """Returns the result that rejects a change, with the reason."""
     return SetParametersResult(successful=False, reason=reason)
 
 
 def descriptor(parameter: Parameter) -> ParameterDescriptor:
-    """Description, range and choices of one parameter."""
+    """Returns description, range and choices of one parameter."""
     out = ParameterDescriptor(description=parameter.text)
     if parameter.choices:
         out.additional_constraints = "one of " + ", ".join(parameter.choices)
     if not is_dynamic(parameter.name):
         note = "cannot change while the node is configured"
         out.additional_constraints = "; ".join(filter(None, (out.additional_constraints, note)))
-    # An empty list has no type in ROS (rclpy says bytes, a YAML file nothing), and a bare `off` is
-    # a truth value: config checks these.
+    # An empty list has no type in ROS (bytes in rclpy, none in a YAML file), and YAML reads a bare
+    # `off` as a boolean: NodeConfig checks the types of these instead.
     out.dynamic_typing = parameter.items is not None or "off" in parameter.choices
     _add_range(out, parameter)
     return out

@@ -1,4 +1,4 @@
-"""How a node's process ends. Knows no middleware."""
+"""Immediate end of a node's process. No middleware."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from typing import NoReturn
 
 
-def leave(status: int) -> NoReturn:
-    """End the process at once; what must be closed is closed by now.
+def exit_process(status: int) -> NoReturn:
+    """End the process at once; the caller has closed all that must be closed.
 
-    Taking Python apart with PyTorch in it costs up to a second of processor time, several on a
-    machine that is busy elsewhere, and aborts where a thread is still inside the network.
+    A regular shutdown of Python with PyTorch loaded takes up to a second of processor time
+    (several on a busy machine) and aborts if a thread still runs the network.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The node's own publishers: made by the list in ``outputs``, dropped together."""
+"""The node's publishers, created from the list in ``outputs`` and destroyed together."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Topics:
     """Publishers of the frames and scenes of one configured stream, by topic."""
 
     def __init__(self, endpoints: Endpoints, library: RclpyLibrary, sent: SentTransforms) -> None:
-        """``sent`` is told of every message to /tf."""
+        """``sent`` records every message to /tf."""
         self._endpoints, self._library, self._sent = endpoints, library, sent
-        self._made: dict[str, Any] = {}
+        self._publishers: dict[str, Any] = {}
 
     def create(self, cameras: Sequence[str], scenes: Sequence[str]) -> None:
-        """The publishers of a stream with these cameras and scenes."""
+        """Create the publishers of a stream with these cameras and scenes."""
         for topic, base, kind in outputs.topics(cameras, scenes):
-            self._made[topic] = self.advertise(topic, self._library.type(kind), base)
+            self._publishers[topic] = self.advertise(topic, self._library.type(kind), base)
 
     def advertise(self, topic: str, kind: Any, base: str = "") -> Any:
-        """One more publisher, which is the caller's; ``base`` is the topic without a prefix."""
+        """Create a publisher that the caller owns; ``base`` is the topic without a prefix."""
         base = base or topic
         latched = base in LATCHED
         profile = QoSProfile(
@@ -47,27 +47,27 @@ class Topics:
         return self._endpoints.advertise(kind, name, profile)
 
     def publish(self, published: Published) -> None:
-        """Publish one message; any thread may."""
+        """Publish one message. Thread-safe."""
         topic, _, message = published
-        publisher = self._made.get(topic)
+        publisher = self._publishers.get(topic)
         if publisher is None:
             return
         if topic == TF:
-            self._sent.add(message)  # before it can come back
+            self._sent.add(message)  # before our own subscription can receive it
         publisher.publish(message)
 
     def wanted(self, topic: str) -> bool:
-        """Whether a topic has a subscriber."""
-        publisher = self._made.get(topic)
+        """True if a topic has a subscriber."""
+        publisher = self._publishers.get(topic)
         return publisher is not None and publisher.get_subscription_count() > 0
 
     def map_subscribers(self) -> int:
-        """Subscribers of the maps of all scenes."""
-        maps = [p for name, p in self._made.items() if name.endswith(MAP_TOPIC[0])]
+        """Number of subscribers to the maps of all scenes."""
+        maps = [p for name, p in self._publishers.items() if name.endswith(MAP_TOPIC[0])]
         return sum(publisher.get_subscription_count() for publisher in maps)
 
     def drop(self) -> None:
-        """Destroy them all."""
-        made, self._made = self._made, {}
-        for publisher in made.values():
+        """Destroy all publishers."""
+        publishers, self._publishers = self._publishers, {}
+        for publisher in publishers.values():
             self._endpoints.drop_publisher(publisher)

@@ -1,7 +1,7 @@
-"""Publishers and subscriptions whose QoS the user can override, and what to say when the
-middleware refuses to join one to a peer: both sides, and the remedy.
+"""Publishers and subscriptions with QoS that the user can override, and warnings about
+incompatible QoS that name both sides and the remedy.
 
-Texts from plain data; only ``Endpoints`` knows a node.
+Only ``Endpoints`` uses a node; the texts are made from plain data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from da3_ros.live.log_throttle import Throttle
 from da3_ros.live.missing_input_hints import Publisher as Endpoint
-from da3_ros.live.qos_rules import refused_policies
+from da3_ros.live.qos_rules import incompatible_policies
 from da3_ros.parameter_schema import ConfigError
 
 try:
@@ -28,10 +28,10 @@ except ImportError:  # Humble
         SubscriptionEventCallbacks,
     )
 
-EVERY_S = 10.0  # per topic
-LOOKS = 4  # at the graph, before a peer may stay without a name
-UNNAMED = "a node whose name is not known yet"
-# rclpy's default ones, and the one that a latched topic needs.
+EVERY_S = 10.0  # least seconds between two warnings about one topic
+ATTEMPTS = 4  # graph queries before a warning goes out without the peer's name
+UNNAMED = "a node of unknown name"
+# rclpy's defaults, and durability, which a latched topic needs.
 OVERRIDABLE = (
     QoSPolicyKind.HISTORY,
     QoSPolicyKind.DEPTH,
@@ -43,26 +43,34 @@ _MORE = {"reliability": "reliable", "durability": "transient_local"}
 _LESS = {"reliability": "best_effort", "durability": "volatile"}
 
 
-def unheard_text(
+def incompatible_publishers_text(
     topic: str,
-    ours: Endpoint,
+    own: Endpoint,
     others: Sequence[Endpoint],
     remedy: str = "",
     policies: Iterable[str] = (),
 ) -> str:
-    """We subscribe and cannot hear a publisher; ``policies``: others that the event named."""
-    findings = [(other, refused_policies(other, ours)) for other in others]
-    remedy = remedy or _remedy(topic, "subscription", "raise that there", _LESS, findings)
-    return _text(topic, "cannot hear", "offers", "we ask for", ours, remedy, findings, policies)
+    """Returns a warning about publishers that this node's subscription cannot receive from.
+
+    ``policies``: further policies that the middleware's event named.
+    """
+    findings = [(other, incompatible_policies(other, own)) for other in others]
+    remedy = remedy or _remedy(topic, "subscription", "raise it there", _LESS, findings)
+    what = "cannot receive from every publisher"
+    return _text(topic, what, "offers", "this node requests", own, remedy, findings, policies)
 
 
-def unserved_text(
-    topic: str, ours: Endpoint, others: Sequence[Endpoint], policies: Iterable[str] = ()
+def incompatible_subscribers_text(
+    topic: str, own: Endpoint, others: Sequence[Endpoint], policies: Iterable[str] = ()
 ) -> str:
-    """We publish and a subscription cannot hear us; ``policies``: others that the event named."""
-    findings = [(other, refused_policies(ours, other)) for other in others]
-    remedy = _remedy(topic, "publisher", "lower that there", _MORE, findings)
-    return _text(topic, "cannot serve", "asks for", "we offer", ours, remedy, findings, policies)
+    """Returns a warning about subscriptions that this node's publisher cannot deliver to.
+
+    ``policies``: further policies that the middleware's event named.
+    """
+    findings = [(other, incompatible_policies(own, other)) for other in others]
+    remedy = _remedy(topic, "publisher", "lower it there", _MORE, findings)
+    what = "cannot deliver to every subscriber"
+    return _text(topic, what, "requests", "this node offers", own, remedy, findings, policies)
 
 
 Findings = Sequence[tuple[Endpoint, list[str]]]
@@ -71,75 +79,81 @@ Findings = Sequence[tuple[Endpoint, list[str]]]
 def _remedy(topic: str, side: str, there: str, values: dict[str, str], findings: Findings) -> str:
     policies = sorted({policy for _, found in findings for policy in found})
     arguments = [f"-p qos_overrides.{topic}.{side}.{p}:={values[p]}" for p in policies]
-    return there + (f", or start us with {' '.join(arguments)}" if arguments else "")
+    return there + (f", or start this node with {' '.join(arguments)}" if arguments else "")
 
 
 def _text(
-    topic: str, what: str, they: str, we: str, ours: Endpoint, remedy: str, findings: Findings,
-    policies: Iterable[str],
+    topic: str, what: str, other_verb: str, own_verb: str, own: Endpoint, remedy: str,
+    findings: Findings, policies: Iterable[str],
 ) -> str:  # fmt: skip
-    unfit = [(other, found) for other, found in findings if found]
+    incompatible = [(other, found) for other, found in findings if found]
     sides = "; ".join(
-        f"{other.node} {they} {_side(other)}, {we} {_side(ours)}: {' and '.join(found)} differs"
-        for other, found in unfit
+        f"{other.node} {other_verb} {_side(other)}, {own_verb} {_side(own)}: "
+        f"incompatible {' and '.join(found)}"
+        for other, found in incompatible
     )
-    # Deadlines, lifespans and the like: the graph does not say whose.
+    # For deadline, lifespan and the like the graph does not tell which peer is incompatible.
     named = " and ".join(sorted(policies)) or "QoS"
-    return f"{topic}: {what} every peer: {sides or f'their {named} and ours do not fit'}; {remedy}"
+    return f"{topic}: {what}: {sides or f'incompatible {named}'}; {remedy}"
 
 
 def _side(endpoint: Endpoint) -> str:
     return f"{endpoint.reliability} and {endpoint.durability}"
 
 
-class Refusal:
-    """Whether, and what, there is to say of one endpoint of ours whose peers were refused.
+class Incompatibility:
+    """Incompatible peers of one endpoint of this node, and the warning about them.
 
-    The middleware's event comes before discovery has told who the peer is: it is only noted, and
-    looked into later, more than once where names are still missing.
+    The middleware's event comes before discovery knows the peer's name. So the event is only
+    recorded; ``text`` queries the graph later, several times while names are missing.
     """
 
     def __init__(
         self,
         peers: Callable[[], Sequence[Endpoint]],
-        unfit: Callable[[Endpoint], list[str]],
+        incompatible: Callable[[Endpoint], list[str]],
         text: Callable[[Sequence[Endpoint], Iterable[str]], str],
     ) -> None:
-        """``unfit``: in which policies a peer does not fit; ``text(peers, other policies)``."""
-        self._peers, self._unfit, self._say = peers, unfit, text
-        self._looks = 0  # left; 0: nothing is noted
-        self._policies: set[str] = set()  # that the event named and the graph does not tell
+        """peers: returns the endpoints of other nodes on the topic.
 
-    def note(self, policy: str = "") -> None:
-        """The middleware has refused a peer."""
-        self._looks = self._looks or LOOKS
+        incompatible: returns the incompatible policies of a peer. text: makes the warning from
+        peers and other policies.
+        """
+        self._peers, self._incompatible, self._text = peers, incompatible, text
+        self._attempts = 0  # graph queries left; 0: no event is recorded
+        self._policies: set[str] = set()  # named by events and not visible in the graph
+
+    def record(self, policy: str = "") -> None:
+        """Record that the middleware rejected a peer because of ``policy``."""
+        self._attempts = self._attempts or ATTEMPTS
         if policy and policy not in _COMPARED:
             self._policies.add(policy)
 
     @property
-    def noted(self) -> bool:
-        """Whether there may be something to say."""
-        return self._looks > 0
+    def pending(self) -> bool:
+        """True if an event is recorded and not yet reported."""
+        return self._attempts > 0
 
     def text(self) -> str:
-        """What to say, now that names are known or enough was waited for them; or nothing yet."""
+        """Returns the warning once names are known or attempts are used up, else an empty text."""
         peers = list(self._peers())
-        unfit = [peer for peer in peers if self._unfit(peer)]
-        self._looks -= 1
-        if self._looks and not (unfit and all(peer.node != UNNAMED for peer in unfit)):
+        incompatible = [peer for peer in peers if self._incompatible(peer)]
+        named = all(peer.node != UNNAMED for peer in incompatible)
+        self._attempts -= 1
+        if self._attempts and not (incompatible and named):
             return ""
         policies, self._policies = self._policies, set()
-        self._looks = 0
-        # Without any of the two the peer is gone again.
-        return self._say(peers, policies) if unfit or (peers and policies) else ""
+        self._attempts = 0
+        # If neither holds, the peer is gone again.
+        return self._text(peers, policies) if incompatible or (peers and policies) else ""
 
 
 class Endpoints:
-    """Creates a node's publishers and subscriptions, and says which peers they were refused."""
+    """Creates a node's publishers and subscriptions, and warns about peers of incompatible QoS."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
-        self._refusals: dict[tuple[str, str], Refusal] = {}
+        self._incompatibilities: dict[tuple[str, str], Incompatibility] = {}
         self._throttle = Throttle()
 
     def subscribe(
@@ -152,13 +166,15 @@ class Endpoints:
         remedy: str = "",
         overridable: Sequence[QoSPolicyKind] = OVERRIDABLE,
     ) -> Any:
-        """A subscription; ``qos`` takes over what the user overrides. Raises ConfigError."""
+        """Create a subscription; ``qos`` receives the user's overrides. Raises ConfigError."""
         node, name = self._node, self._node.resolve_topic_name(topic)
-        # The profile is read when something is said: rclpy writes the overrides into it.
-        refusal = Refusal(
+        # The profile is read when a warning is made: rclpy writes the overrides into it.
+        incompatibility = Incompatibility(
             lambda: _others(node, node.get_publishers_info_by_topic(name)),
-            lambda peer: refused_policies(peer, _ours(qos)),
-            lambda peers, policies: unheard_text(name, _ours(qos), peers, remedy, policies),
+            lambda peer: incompatible_policies(peer, _own(qos)),
+            lambda peers, policies: incompatible_publishers_text(
+                name, _own(qos), peers, remedy, policies
+            ),
         )
         with _named(f"qos_overrides.{name}.subscription"):
             subscription = node.create_subscription(
@@ -167,20 +183,22 @@ class Endpoints:
                 callback,
                 qos,
                 event_callbacks=SubscriptionEventCallbacks(
-                    incompatible_qos=functools.partial(_note, refusal)
+                    incompatible_qos=functools.partial(_note, incompatibility)
                 ),
                 qos_overriding_options=QoSOverridingOptions(overridable),
             )
-        self._refusals[name, "subscription"] = refusal
+        self._incompatibilities[name, "subscription"] = incompatibility
         return subscription
 
     def advertise(self, kind: type, topic: str, qos: Any) -> Any:
-        """A publisher; ``qos`` takes over what the user overrides. Raises ConfigError."""
+        """Create a publisher; ``qos`` receives the user's overrides. Raises ConfigError."""
         node, name = self._node, self._node.resolve_topic_name(topic)
-        refusal = Refusal(
+        incompatibility = Incompatibility(
             lambda: _others(node, node.get_subscriptions_info_by_topic(name)),
-            lambda peer: refused_policies(_ours(qos), peer),
-            lambda peers, policies: unserved_text(name, _ours(qos), peers, policies),
+            lambda peer: incompatible_policies(_own(qos), peer),
+            lambda peers, policies: incompatible_subscribers_text(
+                name, _own(qos), peers, policies
+            ),
         )
         with _named(f"qos_overrides.{name}.publisher"):
             publisher = node.create_publisher(
@@ -188,30 +206,30 @@ class Endpoints:
                 topic,
                 qos,
                 event_callbacks=PublisherEventCallbacks(
-                    incompatible_qos=functools.partial(_note, refusal)
+                    incompatible_qos=functools.partial(_note, incompatibility)
                 ),
                 qos_overriding_options=QoSOverridingOptions(OVERRIDABLE),
             )
-        self._refusals[name, "publisher"] = refusal
+        self._incompatibilities[name, "publisher"] = incompatibility
         return publisher
 
     def drop_subscription(self, subscription: Any) -> None:
-        """Destroy it, and say no more of it."""
-        self._refusals.pop((subscription.topic_name, "subscription"), None)
+        """Destroy a subscription and its pending warnings."""
+        self._incompatibilities.pop((subscription.topic_name, "subscription"), None)
         self._node.destroy_subscription(subscription)
 
     def drop_publisher(self, publisher: Any) -> None:
-        """Destroy it, and say no more of it."""
-        self._refusals.pop((publisher.topic_name, "publisher"), None)
+        """Destroy a publisher and its pending warnings."""
+        self._incompatibilities.pop((publisher.topic_name, "publisher"), None)
         self._node.destroy_publisher(publisher)
 
-    def tell(self, now_s: float) -> list[str]:
-        """What is to be said by now; call it about once per second, on steady time."""
+    def warnings(self, now_s: float) -> list[str]:
+        """Returns the warnings that are due; call this about once per second, on steady time."""
         texts = []
-        for (topic, side), refusal in list(self._refusals.items()):
+        for (topic, side), incompatibility in list(self._incompatibilities.items()):
             key = f"{topic} {side}"
-            if refusal.noted and self._throttle.ready(key, EVERY_S, now_s):
-                text = refusal.text()
+            if incompatibility.pending and self._throttle.ready(key, EVERY_S, now_s):
+                text = incompatibility.text()
                 if text:
                     self._throttle.due(key, EVERY_S, now_s)
                     texts.append(text)
@@ -220,15 +238,15 @@ class Endpoints:
 
 @contextmanager
 def _named(override: str) -> Iterator[None]:
-    """Says whose override it is that rclpy refuses, in whichever of its ways."""
+    """Turns whatever rclpy raises for a wrong override into a ConfigError that names it."""
     try:
         yield
     except (RuntimeError, AssertionError, TypeError, ValueError, ParameterException) as error:
-        raise ConfigError(f"{override}: {error or 'a value of another type is wanted'}") from error
+        raise ConfigError(f"{override}: {error or 'wrong type of value'}") from error
 
 
-def _note(refusal: Refusal, event: Any) -> None:
-    refusal.note(qos_policy_name_from_kind(event.last_policy_kind).lower())
+def _note(incompatibility: Incompatibility, event: Any) -> None:
+    incompatibility.record(qos_policy_name_from_kind(event.last_policy_kind).lower())
 
 
 def _others(node: Any, infos: Sequence[Any]) -> list[Endpoint]:
@@ -246,7 +264,7 @@ def _name(info: Any) -> str:
     return f"{info.node_namespace.rstrip('/')}/{info.node_name}"
 
 
-def _ours(qos: Any) -> Endpoint:
+def _own(qos: Any) -> Endpoint:
     return _endpoint("", "", qos)
 
 

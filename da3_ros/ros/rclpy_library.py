@@ -1,4 +1,4 @@
-"""Message classes of an installed ROS for the builders in ``messages``."""
+"""Message classes of the installed ROS, for the builders in ``messages``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class RclpyLibrary:
 
     @functools.cache  # noqa: B019 (one library lives as long as the process)
     def type(self, name: str) -> Any:
-        """Class of ``pkg/msg/Name``. Raises ImportError or AttributeError for an unknown one."""
+        """Class of ``pkg/msg/Name``. Raises ImportError or AttributeError if unknown."""
         package, kind, cls = name.split("/")
         return getattr(importlib.import_module(f"{package}.{kind}"), cls)
 
     def bytes(self, values: np.ndarray[Any, Any]) -> array.array[int]:
-        """``values``' memory in C order.
+        """Returns the memory of ``values`` in C order.
 
         rclpy checks any other sequence byte by byte in Python, which takes seconds for an image.
         """
         out = array.array("B")
-        if values.size:  # of nothing, memoryview makes no bytes
+        if values.size:  # memoryview cannot cast an empty array
             out.frombytes(np.ascontiguousarray(values).data.cast("B"))
         return out
 
     def sequence(self, values: Iterable[float], code: str) -> array.array[Any]:
-        """Numbers as an array of ``code``'s type."""
+        """Returns the numbers as an array with type code ``code``."""
         return array.array(code, values)

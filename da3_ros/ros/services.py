@@ -1,7 +1,7 @@
-"""The node's services. Thin on purpose; the node creates them and knows nothing else of them.
+"""The node's services.
 
-The worker, which owns the data, hands over the scene as it is at that moment; a thread of its own
-writes and reads files, so that the stream goes on. Callers are answered with what really happened.
+The worker owns the scene and returns a snapshot of it between two windows. A separate thread reads
+and writes files, so that the stream continues. A response reports what was actually done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from da3_ros.export.export import (
     format_of,
     size_of,
 )
-from da3_ros.export.paths import PathError, beside, resolve_inside
+from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load_scene, save_scene
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
@@ -34,15 +34,15 @@ from da3_ros.mapping.submaps import Snapshot
 from da3_ros.ros.stream_runner import StreamRunner
 from da3_ros.srv import ExportScene, SceneFile
 
-# Requests of one service that wait for the executor; with more, the oldest are lost unanswered.
-# ROS's default of 10 is less than what a script may send at once.
+# Requests of one service that may wait for the executor; beyond it the oldest are lost without a
+# response. A script may send more at once than ROS's default of 10.
 QUEUE = 100
-PROGRESS_S = 5.0  # between two lines about long work
+PROGRESS_S = 5.0  # between two log lines about a long job
 EXPECTED = (ExportError, SceneFileError, PathError, WorkerStoppedError)
 
 
 class Host(Protocol):
-    """What the services need of the node."""
+    """The part of the node that the services use."""
 
     runner: StreamRunner | None
     enabled: bool
@@ -51,17 +51,17 @@ class Host(Protocol):
     def create_service(self, *args: Any, **options: Any) -> Any: ...
     def get_logger(self) -> Any: ...
     def forget_input(self) -> None:
-        """The stream starts anew: forget what was gathered of the inputs."""
+        """Start a new stream: forget data collected from the inputs."""
 
 
 class Services:
-    """All services of one node, and the thread that reads and writes their files."""
+    """All services of a node, and the thread that reads and writes their files."""
 
     def __init__(self, node: Host) -> None:
         self._node = node
-        self.waiting = 0  # callers that are not answered yet
+        self.waiting = 0  # requests without a response yet
         self._files = Worker(lambda: False, lambda error: None, name="da3-files")
-        # A group of their own: in the default one, awaiting the worker would freeze the executor.
+        # Not the default group: a callback that awaits the worker would block all other callbacks.
         group = ReentrantCallbackGroup()
         qos = QoSProfile(depth=QUEUE, reliability=ReliabilityPolicy.RELIABLE)
         for kind, name, callback in (
@@ -74,7 +74,7 @@ class Services:
             node.create_service(kind, name, callback, qos_profile=qos, callback_group=group)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; what it is writing is removed. False if it is still at it."""
+        """End the thread and remove a half-written file. False if it is still busy."""
         return self._files.stop(timeout_s)
 
     async def _on_export(self, request: Any, response: Any) -> Any:
@@ -92,14 +92,13 @@ class Services:
     def _on_enable(self, request: Any, response: Any) -> Any:
         self._node.enabled = bool(request.data)
         response.success = True
-        response.message = "inference goes on" if request.data else "inference is paused"
+        response.message = "inference is enabled" if request.data else "inference is paused"
         return response
 
     async def _answer(self, work: Callable[..., Any], request: Any, response: Any) -> Any:
-        """What the work says, or in one line why it could not be done.
+        """Run ``work`` and return the response, with the reason in one line if it failed.
 
-        The one place that answers: an exception that passed here would leave the caller waiting
-        for ever, so none does.
+        Catches every exception: one that passed would leave the caller without a response.
         """
         runner = self._node.runner
         if runner is None:
@@ -111,7 +110,7 @@ class Services:
             response.success, response.message = True, one_line(response.message)
         except EXPECTED as error:
             response.success, response.message = False, one_line(str(error))
-        except Exception as error:  # nobody foresaw it
+        except Exception as error:  # unexpected
             what = work.__name__.strip("_")
             text = one_line(f"{what} failed: {type(error).__name__}: {error}")
             response.success, response.message = False, text
@@ -122,7 +121,7 @@ class Services:
         return sendable(response)
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
-        # Without a path the suffix says nothing: the path is what must be complained of.
+        # Without a path the error must be about the path, not about its missing suffix.
         form = format_of(Path(request.path), request.format) if request.path else "glb"
         path = resolve_inside(
             stream.config.export_dir,
@@ -138,8 +137,8 @@ class Services:
             cameras=request.include_cameras,
             guessed=stream.config.pipeline.map.export_guessed,
         )
-        scenes = await self._on(self._worker_of(stream), stream.snapshots)
-        done = await self._on(self._files, lambda: self._write(scenes, path, selection, form))
+        scenes = await self._run_on(self._worker_of(stream), stream.snapshots)
+        done = await self._run_on(self._files, lambda: self._write(scenes, path, selection, form))
         response.path, response.points, response.bytes = str(done.path), done.points, done.bytes
         response.message = done.text
 
@@ -149,22 +148,22 @@ class Services:
         check_outside_scenes(path)
         (_, first), *others = scenes.items()
         for name, saved in others:
-            progress = self._progress(f"export of {beside(path, name)}")
-            export_scene(saved.scene(), beside(path, name), selection, form, progress)
+            progress = self._progress(f"export of {path_for_camera(path, name)}")
+            export_scene(saved.scene(), path_for_camera(path, name), selection, form, progress)
         progress = self._progress(f"export of {path}")
         return export_scene(first.scene(), path, selection, form, progress)
 
     async def _save(self, stream: Stream, request: Any, response: Any) -> None:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
-        scenes = await self._on(self._worker_of(stream), stream.snapshots)
+        scenes = await self._run_on(self._worker_of(stream), stream.snapshots)
 
         def save() -> None:
             check_outside_scenes(path)
             for i, (name, saved) in enumerate(scenes.items()):
-                place = beside(path, name) if i else path
+                place = path_for_camera(path, name) if i else path
                 save_scene(saved, place, self._progress(f"saving {place}"))
 
-        await self._on(self._files, save)
+        await self._run_on(self._files, save)
         first = next(iter(scenes.values()))
         points = sum(len(s.cloud) for s in first.submaps)
         megabytes = size_of(path) / 1e6
@@ -176,45 +175,52 @@ class Services:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
 
         def load() -> dict[str, Snapshot]:
-            first, *others = stream.lanes
-            there = {name: beside(path, name) for name in others if beside(path, name).is_dir()}
+            first, *others = stream.scene_streams
+            there = {
+                name: path_for_camera(path, name)
+                for name in others
+                if path_for_camera(path, name).is_dir()
+            }
             return {name: load_scene(place) for name, place in {first: path, **there}.items()}
 
-        scenes = await self._on(self._files, load)
-        where = await self._on(self._worker_of(stream), lambda: stream.resume(scenes))
+        scenes = await self._run_on(self._files, load)
+        where = await self._run_on(self._worker_of(stream), lambda: stream.resume(scenes))
         self._node.forget_input()
         first = next(iter(scenes.values()))
         points = sum(len(s.cloud) for s in first.submaps)
         response.message = f"{points} points and {len(first.poses)} poses from {path}; {where}"
 
     async def _reset(self, stream: Stream, request: Any, response: Any) -> None:
-        await self._on(self._worker_of(stream), stream.reset)
+        await self._run_on(self._worker_of(stream), stream.reset)
         self._node.forget_input()
-        response.message = "window, odometry and map start anew"
+        response.message = "window, odometry and map are reset"
 
     def _progress(self, what: str) -> Callable[[str, float], None]:
-        """Says now and then how far long work is; ends it when the node ends."""
-        told = time.monotonic()
+        """Returns a callback that logs the progress of a long job and stops it at shutdown.
+
+        The callback raises ExportError if the node is shutting down.
+        """
+        logged_s = time.monotonic()
 
         def progress(step: str, share: float) -> None:
-            nonlocal told
+            nonlocal logged_s
             if self._files.stopping:
                 raise ExportError("the node is shutting down")
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
+            if time.monotonic() - logged_s > PROGRESS_S:
+                logged_s = time.monotonic()
                 self._node.get_logger().info(f"{what}: {step}, {100 * share:.0f} %")
 
         return progress
 
     def _worker_of(self, stream: Stream) -> Worker:
-        """The worker that owns ``stream``; while a file was read, the node may have lost both."""
+        """Returns the worker of ``stream``. Raises WorkerStoppedError if a cleanup ended it."""
         runner = self._node.runner
         if runner is None or runner.stream is not stream:
-            raise WorkerStoppedError("the node was cleaned up meanwhile")
+            raise WorkerStoppedError("the node was cleaned up during this request")
         return runner.worker
 
-    def _on(self, worker: Worker, job: Callable[[], Any]) -> Any:
-        """An awaitable for a job on another thread; its end wakes the executor."""
+    def _run_on(self, worker: Worker, job: Callable[[], Any]) -> Any:
+        """Run a job on another thread; returns a future that wakes the executor when done."""
         executor = self._node.executor
         future: Any = rclpy.task.Future(executor=executor)
 
@@ -232,7 +238,7 @@ class Services:
 
 
 def sendable(response: Any) -> Any:
-    """``response`` with ? for what is no character: it would break off the sending, unanswered."""
+    """Returns ``response`` with ? for invalid characters, which would prevent its sending."""
     for name in response.get_fields_and_field_types():
         value = getattr(response, name)
         if isinstance(value, str):
@@ -241,5 +247,5 @@ def sendable(response: Any) -> Any:
 
 
 def one_line(text: str) -> str:
-    """``text`` as it can be sent and read: in one line, without half characters."""
+    """Returns ``text`` in one line, with a space for each unprintable character."""
     return "".join(c if c.isprintable() else " " for c in text).strip()

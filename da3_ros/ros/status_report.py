@@ -1,7 +1,8 @@
-"""What the node says of itself: ``~/status`` for machines, ``/diagnostics`` for people."""
+"""The node's status: ``~/status`` for programs, ``/diagnostics`` for people."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -9,9 +10,7 @@ from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from da3_ros.inference import InferenceSession
-from da3_ros.inference.planner import GIB
-from da3_ros.live.health import Facts, judge
+from da3_ros.live.health import Facts, assess
 from da3_ros.live.stream import Stream
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.messages import build
@@ -22,20 +21,20 @@ from da3_ros.ros.camera_subscriber import ImageFacts
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What the node itself contributes to its status."""
+    """The node's own part of its status."""
 
     name: str  # fully qualified
     library: MessageLibrary
     now_ns: int  # ROS clock
-    state: str  # of the lifecycle
-    enabled: bool  # by ~/enable
+    state: str  # lifecycle state
+    enabled: bool  # as set by ~/enable
     last_error: str
-    failure: str  # why the last lifecycle transition failed; empty: it did not
-    images: ImageFacts | None  # None: not active
+    failure: str  # why the last lifecycle transition failed; empty if it succeeded
+    images: ImageFacts | None  # None if not active
 
 
 def status(node: NodeFacts, stream: Stream | None) -> Any:
-    """da3_ros/Status; what is not known is NaN, 0 or empty."""
+    """Returns da3_ros/Status; unknown fields are NaN, 0 or empty."""
     if stream is None:
         return build.status(
             node.library, node.now_ns, state=node.state, last_error=node.last_error
@@ -44,7 +43,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     gaps = node.images.lost if node.images is not None else 0
     lost = {"lost_on_the_way": gaps} if gaps else {}
     median, p95 = stream.latency()
-    scenes = [lane.pipeline for lane in stream.lanes.values()]  # one, or one per camera
+    scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
     return build.status(
         node.library,
@@ -54,8 +53,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         license=MODELS[config.inference.model].license,
         window_size=stream.pipeline.builder.window_size,
         process_size=stream.process_size,
-        **_inference(stream),
-        degraded=_degraded(stream),
+        **dataclasses.asdict(stream.pipeline.session.status()),
         frames_received=stream.received,
         frames_processed=stream.processed,
         drops=stream.drop_counts() | lost,
@@ -76,27 +74,11 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     )
 
 
-def _inference(stream: Stream) -> dict[str, Any]:
-    """What runs where, and what memory was allowed, planned and taken (GiB)."""
-    session = stream.pipeline.session
-    if not isinstance(session, InferenceSession):
-        return {}
-    plan = session.plan
-    return {
-        "device": str(session.device),
-        "precision": session.precision_name,
-        "attention": session.attention,
-        "memory_budget_gb": session.budget / GIB,
-        "memory_plan_gb": plan.predicted / GIB if plan else math.nan,
-        "memory_peak_gb": session.peak / GIB,
-    }
-
-
 def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
-    """One DiagnosticStatus; ``health.judge`` says what is OK, WARN and ERROR."""
+    """Returns one DiagnosticStatus; its level and message come from ``health.assess``."""
     message = status(node, stream)
     drops = dict(zip(message.drop_causes, message.drop_counts, strict=True))
-    level, text = judge(_facts(node, stream, drops))
+    level, text = assess(_facts(node, stream, drops))
     values = {
         name: getattr(message, name)
         for name in message.get_fields_and_field_types()
@@ -104,7 +86,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
-    values.update(_joining(stream) | _times(stream, node.now_ns))
+    values.update(_alignment(stream) | _times(stream, node.now_ns))
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
     out = DiagnosticArray()
     out.header = message.header
@@ -120,16 +102,16 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     return out
 
 
-def _joining(stream: Stream | None) -> dict[str, Any]:
-    """How the newest window joined the scene."""
+def _alignment(stream: Stream | None) -> dict[str, Any]:
+    """Returns the alignment of the newest window, and the parts of the scene."""
     report = stream.last_report if stream else None
     if stream is None or report is None:
         return {}
-    scenes = [lane.pipeline.map for lane in stream.lanes.values()]
+    scenes = [pipeline.map for pipeline in stream.pipelines]
     parts = [scene.parts for scene in scenes]
     return {
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
-        "poses_held": sum(lane.pipeline.counters["poses_held"] for lane in stream.lanes.values()),
+        "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
         "parts": sum(map(len, parts)),
         "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
         "alignment_rms": report.alignment_rms,
@@ -140,7 +122,7 @@ def _joining(stream: Stream | None) -> dict[str, Any]:
 
 
 def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
-    """Ages of the newest image and result, and the stages of a frame's way."""
+    """Returns ages of the newest image and result, and times of the processing stages, seconds."""
     if stream is None:
         return {}
     ages = {
@@ -150,18 +132,18 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
 
 
 def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Facts:
-    """What the judgement needs, out of node and stream."""
+    """Collects the facts that ``health.assess`` needs."""
     if stream is None:
         return Facts(node.state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
-    refused = sum(lane.pipeline.counters["windows_refused"] for lane in stream.lanes.values())
-    beside = {"windows_refused": refused, "publish_failed": stream.publish_failed}
-    growing = stream.growth.update(drops | beside, now)
+    refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
+    failures = {"windows_refused": refused, "publish_failed": stream.publish_failed}
+    growing = stream.growth.update(drops | failures, now)
     source = stream.config.pipeline.scale.source
     yet = "" if source == "none" else f" yet ({source})"
-    unknown = f"the scale is unknown{yet}: lengths are not metres"
+    unknown = f"the scale is unknown{yet}: lengths are not in metres"
     if source == "fixed":
-        unknown = "scale.factor holds for the first segment only: lengths are not metres"
+        unknown = "scale.factor holds for the first segment only: lengths are not in metres"
     return Facts(
         node.state,
         enabled=node.enabled,
@@ -169,24 +151,14 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         failure=node.failure,
         input_age_s=stream.arrived.silent_s(),
         output_age_s=stream.arrived.since_first_s() if silent is None else silent,
-        growing=tuple(cause for cause in growing if cause not in beside),
+        growing=tuple(cause for cause in growing if cause not in failures),
         refused="windows_refused" in growing,
         unpublished="publish_failed" in growing,
-        degraded=_degraded(stream),
+        degraded=stream.pipeline.session.status().degraded,
         scale="" if stream.pipeline.scale.scale.metric else unknown,
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
     )
-
-
-def _degraded(stream: Stream) -> tuple[str, ...]:
-    """What of the results the memory budget costs right now."""
-    session = stream.pipeline.session
-    if not isinstance(session, InferenceSession) or session.plan is None:
-        return ()
-    relief = (f"out of memory before, {session.relief} steps down",) if session.relief else ()
-    over = (session.over_budget,) if session.over_budget else ()
-    return (*session.plan.reduced, *relief, *over)
 
 
 def _text(value: Any) -> str:

@@ -15,11 +15,11 @@ from da3_ros.network import CheckpointError
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.ros.node_log import NodeLog
 
-EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # their texts say it all
-STOP_S = 2.5  # how long the end waits for a window under way
-CLEANUP_S = 20.0  # how long a cleanup waits for a window under way
-PUBLISH_CLEANUP_S = 5.0  # and, twice, for messages on their way out
-TELL_S = 5.0  # between two lines about that
+EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # logged by their text alone
+STOP_S = 2.5  # longest wait of a shutdown for the running window
+CLEANUP_S = 20.0  # longest wait of a cleanup for the running window
+PUBLISH_CLEANUP_S = 5.0  # then, twice, for messages that are being published
+LOG_EVERY_S = 5.0  # between two log lines about the wait
 
 
 class StreamRunner:
@@ -32,73 +32,74 @@ class StreamRunner:
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker was told to stop."""
+        """True if the worker has been asked to stop."""
         return self.worker.stopping
 
     @property
-    def leaving(self) -> bool:
-        """Whether the worker stops, or a cleanup waits for it and may still give up."""
-        return self.worker.leaving
+    def stop_requested(self) -> bool:
+        """True if the worker stops, or if a cleanup waits for it and may still give up."""
+        return self.worker.stop_requested
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run a job between two windows; its failure is logged."""
+        """Run a job on the worker between two windows. If it fails, its error is logged."""
         future = self.worker.submit(job)
         future.add_done_callback(self.log_failure)
         return future
 
     def log_failure(self, job: Future[Any]) -> None:
-        """Log a job that failed on the worker: nothing else reads its future."""
+        """Log the error of a job that failed on the worker; nothing else reads its future."""
         error = job.exception()
         if error is not None and not self.stopping:
             known = isinstance(error, EXPECTED)
             self._log.error(str(error) if known else f"{type(error).__name__}: {error}")
 
-    def retire(self, what: str, ending: Callable[[], bool]) -> str:
-        """End both threads between two windows. Returns why that failed; empty: it is done.
+    def try_stop(self, what: str, ending: Callable[[], bool]) -> str:
+        """Stop both threads between two windows. Returns why that failed; empty if it succeeded.
 
-        A failure of the first kind (the window under way takes too long) changes nothing.
-        ``ending``: whether the process is to end, so that there is no time to wait.
+        what: name of the transition, for texts. ending: returns True if the process must end, so
+        that there is no time to wait. If the running window takes too long, nothing is changed.
         """
         if not self.worker.stopping:
-            waiting = _Patience(what, self._log.info, ending)
-            if not self.worker.retire(waiting):
+            wait = _WindowWait(what, self._log.info, ending)
+            if not self.worker.try_stop(wait):
                 return (
-                    f"{what} failed: the window under way has not ended within "
-                    f"{waiting.elapsed_s:.0f} s; nothing was freed, try again later"
+                    f"{what} failed: the running window has not ended within "
+                    f"{wait.elapsed_s:.0f} s; nothing was freed, try again later"
                 )
         if not self.stop(STOP_S, PUBLISH_CLEANUP_S):
-            return f"{what} failed: messages are still on their way out; try again"
+            return f"{what} failed: messages are still being published; try again"
         return ""
 
     def stop(self, window_s: float, publish_s: float) -> bool:
-        """Stop worker and publisher; False if one is still busy after so many seconds."""
+        """Stop worker and publisher; False if one is still busy after its time limit, seconds."""
         done = self.worker.stop(window_s)
         return self._publisher.stop(publish_s if done else 0.0) and done
 
     def _on_publish_error(self, error: BaseException) -> None:
-        self.stream.publish_failed += 1  # no drop: the frame counts as processed
+        self.stream.publish_failed += 1  # not a drop: the frame counts as processed
         self._log.error(f"publishing a frame failed: {type(error).__name__}: {error}")
 
     def _on_worker_error(self, error: BaseException) -> None:
         self._log.error(f"a window failed: {type(error).__name__}: {error}")
 
 
-class _Patience:
-    """How long an end waits for the window under way; says now and then that it does."""
+class _WindowWait:
+    """Tells the worker how long to wait for the running window, and logs the wait regularly."""
 
-    def __init__(self, what: str, say: Callable[[str], Any], ending: Callable[[], bool]) -> None:
-        self._what, self._say, self._ending = what, say, ending
-        self._since = time.monotonic()
-        self._told_s = 0.5 - TELL_S  # most windows are over before there is anything to say
+    def __init__(self, what: str, log: Callable[[str], Any], ending: Callable[[], bool]) -> None:
+        self._what, self._log, self._ending = what, log, ending
+        self._start_s = time.monotonic()
+        self._logged_s = 0.5 - LOG_EVERY_S  # first log line after 0.5 s: most windows end earlier
 
     @property
     def elapsed_s(self) -> float:
-        """Since the waiting began."""
-        return time.monotonic() - self._since
+        """Seconds since the wait began."""
+        return time.monotonic() - self._start_s
 
     def __call__(self) -> bool:
+        """True if the worker shall wait longer."""
         elapsed_s = self.elapsed_s
-        if elapsed_s - self._told_s >= TELL_S:
-            self._told_s = elapsed_s
-            self._say(f"{self._what} waits up to {CLEANUP_S:.0f} s for the window under way")
+        if elapsed_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = elapsed_s
+            self._log(f"{self._what} waits up to {CLEANUP_S:.0f} s for the running window")
         return elapsed_s < CLEANUP_S and not self._ending()

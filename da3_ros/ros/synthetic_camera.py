@@ -1,21 +1,21 @@
-"""Node `synthetic_camera`: a rendered room, published as a real camera driver would publish it.
+"""Node `synthetic_camera`: publishes a rendered room as a real camera driver would.
 
-The frames of a walk (at most `buffer_frames`) are rendered once, in a thread, before or while they
-are published; a stream longer than that cycles through them: a `loop` goes round, any other walk
-goes forward and back. So 640x480 at 30 Hz costs no more than copying once the walk is rendered
-(a third of a second per frame on two cores). Publishing begins when what is still missing will be
-ready in time, and when `wait_for_subscribers` of the image are matched.
+A thread renders the frames of a walk (at most `buffer_frames`) once, before or while they are
+published. A longer stream repeats them: a `loop` is closed, any other walk goes forward and
+backward. So 640x480 at 30 Hz costs no more than copying once the walk is rendered (a third of a
+second per frame on two cores). Publishing begins when the missing frames will be rendered in time
+and the image has `wait_for_subscribers` matched subscribers.
 
-Published: `image_raw` or `image_raw/compressed`, `camera_info` beside it, and the truth:
+Topics: `image_raw` or `image_raw/compressed`, `camera_info` in the same namespace, and the truth:
 `~/truth/depth/image` (32FC1, metres), `~/truth/pose`, `~/truth/odom` in the frame `room` (z up).
-On request odometry that drifts (`~/odometry`) and a robot's transforms.
+Optional: odometry with drift (`~/odometry`) and a robot's transforms.
 
-With `pace_topic` the stream goes at the consumer's pace: the next frame is published when the
-result of the last one has come, so that a slow machine shows the same walk more slowly, and the
-motion between its frames stays the same.
+With `pace_topic` the consumer sets the pace: the next frame is published after the result of the
+last one. A slow machine then shows the same walk more slowly, with the same motion between frames.
 
-With `cameras: [front, left]` it is a rig: `front/image_raw` and so on in the frames
-`front_optical` and so on, held to the first one by /tf_static; truth and odometry are the first's.
+With `cameras: [front, left]` the node is a rig: it publishes `front/image_raw` and so on in the
+frames `front_optical` and so on, fixed to the first camera's frame by /tf_static. Truth and
+odometry are those of the first camera.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from rclpy.signals import SignalHandlerOptions
 from da3_ros.messages import build
 from da3_ros.messages.decode import stamp_ns
 from da3_ros.parameter_schema import ConfigError, option, parameters
-from da3_ros.ros.frame_schedule import FrameBuffer, StampGrid, Turns, cycle_index
+from da3_ros.ros.frame_schedule import FrameBuffer, ResultPacer, StampGrid, cycle_index
 from da3_ros.ros.parameters import descriptor
-from da3_ros.ros.process_exit import leave
+from da3_ros.ros.process_exit import exit_process
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.calibration import check_calibration
 from da3_ros.synthetic import WALKS
@@ -56,69 +56,92 @@ if TYPE_CHECKING:
     from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 
 IMAGE, INFO = "image_raw", "camera_info"
-# Here the publisher sees its match; the other side may see its own a moment later.
+# Wait after a match: the subscriber may discover the publisher a moment later.
 SETTLE_S = 0.5
 
 
 @dataclass(frozen=True)
 class CameraConfig:
-    """Everything the synthetic camera can be told; fixed at start."""
+    """Parameters of the synthetic camera; fixed at start."""
 
     transport: str = option("raw", "image_raw or image_raw/compressed (JPEG)",
                             choices=("raw", "compressed"))  # fmt: skip
-    reliability: str = option("reliable", "offered by image and camera_info",
+    reliability: str = option("reliable", "reliability QoS of image and camera_info",
                               choices=("reliable", "best_effort"))  # fmt: skip
-    encoding: str = option("rgb8", "of image_raw", choices=("rgb8", "bgr8", "mono8"))
-    jpeg_quality: int = option(95, "of image_raw/compressed", low=1, high=100)
+    encoding: str = option("rgb8", "encoding of image_raw", choices=("rgb8", "bgr8", "mono8"))
+    jpeg_quality: int = option(95, "JPEG quality of image_raw/compressed", low=1, high=100)
     frame_id: str = option("camera_optical", "optical frame of the camera")
     cameras: tuple[str, ...] = option(
-        (), "names of several cameras on a rig, which prefix their topics; empty: one", items=str
+        (), "camera names of a rig, which prefix the topics; empty: one camera", items=str
     )
-    camera_baseline_m: float = option(0.2, "from one camera of the rig to the next, to the right")
-    camera_yaw_deg: float = option(0.0, "how much the next one is turned to the right, degrees")
+    camera_baseline_m: float = option(
+        0.2, "distance of neighbouring cameras of the rig, to the right, metres"
+    )
+    camera_yaw_deg: float = option(
+        0.0, "rotation between neighbouring cameras, to the right, degrees"
+    )
     rate_hz: float = option(10.0, "frames per second", low=0.05, high=240.0)
-    frames: int = option(0, "how many are published; 0: without end", low=0, high=10_000_000)
-    loop: bool = option(False, "after `frames` go on without end, through the same walk")
+    frames: int = option(0, "number of frames to publish; 0: endless", low=0, high=10_000_000)
+    loop: bool = option(False, "repeat the walk endlessly after `frames`")
     buffer_frames: int = option(
-        60, "most frames rendered and held, up to 7 bytes per pixel each; more cycle through them",
+        60, "most frames rendered and kept, up to 7 bytes per pixel each; longer streams repeat",
         low=1, high=10_000,
     )  # fmt: skip
-    width: int = option(640, "of the image, pixels", low=16, high=8192)
-    height: int = option(480, "of the image, pixels", low=16, high=8192)
+    width: int = option(640, "image width, pixels", low=16, high=8192)
+    height: int = option(480, "image height, pixels", low=16, high=8192)
     fov_deg: float = option(65.0, "horizontal field of view, degrees", low=5.0, high=170.0)
-    distortion_model: str = option("plumb_bob", "of the lens", choices=(
+    distortion_model: str = option("plumb_bob", "distortion model of the lens", choices=(
         "plumb_bob", "rational_polynomial", "equidistant"))  # fmt: skip
-    distortion: tuple[float, ...] = option((0.0,), "coefficients in ROS order; all 0: none")
-    noise_sigma: float = option(0.0, "noise of the image, grey levels of 255", low=0.0, high=100.0)
+    distortion: tuple[float, ...] = option(
+        (0.0,), "distortion coefficients in ROS order; all 0: none"
+    )
+    noise_sigma: float = option(
+        0.0, "image noise, grey levels of 255 (1 sigma)", low=0.0, high=100.0
+    )
     exposure_drift: float = option(0.0, "largest relative change of brightness", low=0.0, high=0.9)
-    seed: int = option(7, "of room, walk and noise", low=0, high=2**31 - 1)
-    walk: str = option("loop", "how the camera moves", choices=WALKS)
-    max_speed_m_s: float = option(0.8, "bound on the speed of the walk", low=0.0, high=10.0)
-    max_turn_deg_s: float = option(40.0, "bound on its turning", low=0.0, high=360.0)
+    seed: int = option(7, "seed of room, walk and noise", low=0, high=2**31 - 1)
+    walk: str = option("loop", "path of the camera", choices=WALKS)
+    max_speed_m_s: float = option(
+        0.8, "largest speed of the walk, metres per second", low=0.0, high=10.0
+    )
+    max_turn_deg_s: float = option(
+        40.0, "largest rotation rate, degrees per second", low=0.0, high=360.0
+    )
     wait_for_subscribers: int = option(
-        0, "publishing begins when the image has so many matched subscribers", low=0, high=100
+        0, "publishing begins when the image has this many matched subscribers", low=0, high=100
     )
     pace_topic: str = option(
-        "", "CameraInfo that the consumer publishes for each frame, with its stamp: the next one "
-        "waits for it, at most rate_hz; needs window.new 1 of our node; empty: no waiting",
+        "", "CameraInfo topic on which the consumer answers each frame with its stamp; the "
+        "next frame waits for it, at most rate_hz; da3_node needs window.new 1; empty: no waiting",
     )  # fmt: skip
     pace_timeout_s: float = option(
-        10.0, "without a result the next frame follows after so long", low=0.05, high=3600.0
+        10.0,
+        "without a result the next frame is published after this time, seconds",
+        low=0.05,
+        high=3600.0,
     )
-    exit_when_done: bool = option(False, "end after the last frame; else the node stays")
+    exit_when_done: bool = option(False, "exit after the last frame; false: keep running")
     room_frame: str = option("room", "frame of the truth, z up")
     publish_odometry: bool = option(False, "publish ~/odometry")
-    odometry_child: str = option("base", "whose pose ~/odometry is", choices=("base", "optical"))
+    odometry_child: str = option(
+        "base", "frame whose pose ~/odometry holds", choices=("base", "optical")
+    )
     odometry_noise_m: float = option(
-        0.0, "drift after one metre, metres (1 sigma per axis, grows with the root)", low=0.0
+        0.0,
+        "drift after one metre, metres (1 sigma per axis, grows with the square root)",
+        low=0.0,
     )
     odometry_noise_deg: float = option(
-        0.0, "drift of the heading after one second, degrees (1 sigma, grows with the root)",
+        0.0, "heading drift after one second, degrees (1 sigma, grows with the square root)",
         low=0.0,
     )  # fmt: skip
-    publish_tf: bool = option(False, "publish odom to base (as ~/odometry) and base to camera")
+    publish_tf: bool = option(
+        False, "publish transforms odom to base (as ~/odometry) and base to camera"
+    )
     odom_frame: str = option("odom", "frame of the odometry: the first pose of the base")
-    base_frame: str = option("base_link", "base: level, on the floor below the camera at first")
+    base_frame: str = option(
+        "base_link", "base frame: level, initially on the floor below the camera"
+    )
 
     def __post_init__(self) -> None:
         for parameter in parameters(self):
@@ -126,39 +149,42 @@ class CameraConfig:
 
     @property
     def endless(self) -> bool:
-        """Whether publishing never ends by itself."""
+        """True if the stream has no last frame."""
         return self.loop or not self.frames
 
     @property
     def walk_frames(self) -> int:
-        """How many frames are rendered."""
+        """Number of frames to render."""
         return min(self.frames or self.buffer_frames, self.buffer_frames)
 
 
 @dataclass(frozen=True, eq=False)
-class _Shot:
-    """A frame ready to go: only stamps are missing."""
+class _RenderedFrame:
+    """A rendered frame, complete except for its stamps."""
 
     images: tuple[Any, ...]  # sensor_msgs/Image or CompressedImage of each camera
-    depth: FloatImage  # this and the pose: of the first camera
-    T_room_camera: Array
+    depth: FloatImage  # of the first camera, metres
+    T_room_camera: Array  # of the first camera
 
 
 @dataclass(frozen=True, eq=False)
 class _Output:
-    """What one camera publishes on."""
+    """The publishers of one camera."""
 
-    name: str  # empty: the only one
+    name: str  # empty for a single camera
     frame_id: str
     image: Publisher
     info: Publisher
 
 
 class SyntheticCameraNode(Node):
-    """Publishes the walk; ``done`` says that it need not be served any longer."""
+    """Publishes the walk; ``done`` becomes True when the node can be destroyed."""
 
     def __init__(self) -> None:
-        """Declare, advertise, and start to render. Raises ParameterException or ConfigError."""
+        """Declare parameters, create publishers, start rendering.
+
+        Raises ParameterException or ConfigError.
+        """
         super().__init__("synthetic_camera")
         self.config = _read_config(self)
         self.done = self.failed = False
@@ -167,20 +193,20 @@ class SyntheticCameraNode(Node):
         self._odometry: Any = None  # DriftingOdometry, once the walk is known
         self._count = 0
         self._grid = StampGrid(self.config.rate_hz)
-        self._turns = Turns(self.config.pace_timeout_s)
-        self._last_ns = 0  # when the last frame went, by the clock that paces
+        self._pacer = ResultPacer(self.config.pace_timeout_s)
+        self._last_ns = 0  # time of the last frame, by the pacing clock
         self._matched_s: float | None = None
-        self._said = ""
+        self._last_missing = ""
         self._advertise()
-        self._shots = FrameBuffer(self.config.walk_frames, self._render)
+        self._rendered = FrameBuffer(self.config.walk_frames, self._render)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._sim_time = bool(self.get_parameter("use_sim_time").value)
         self._pace_clock = self.get_clock() if self._sim_time else steady
-        self._timer = self.create_timer(0.05, self._try_to_begin, clock=steady)
+        self._timer = self.create_timer(0.05, self._try_to_start, clock=steady)
 
     def close(self) -> bool:
-        """Stop rendering; says whether the thread has ended."""
-        return self._shots.stop(timeout_s=1.5)
+        """Stop rendering; True if the thread has ended."""
+        return self._rendered.stop(timeout_s=1.5)
 
     # Set-up -------------------------------------------------------------------------------------
 
@@ -195,7 +221,7 @@ class SyntheticCameraNode(Node):
         )
         if c.pace_topic:
             info = lib.type("sensor_msgs/msg/CameraInfo")
-            self._answers = self.create_subscription(info, c.pace_topic, self._on_answer, 10)
+            self._results = self.create_subscription(info, c.pace_topic, self._on_result, 10)
         tf = lib.type("tf2_msgs/msg/TFMessage")
         if c.publish_tf:
             self._tf = self.create_publisher(tf, "/tf", 100)
@@ -218,15 +244,15 @@ class SyntheticCameraNode(Node):
             name,
             f"{name.replace('/', '_')}_optical" if name else c.frame_id,
             self.create_publisher(self._lib.type(f"sensor_msgs/msg/{kind}"), topic, camera),
-            self.create_publisher(info, _beside(self, base, prefix + INFO), camera),
+            self.create_publisher(info, _sibling(self, base, prefix + INFO), camera),
         )
 
     def _publisher(self, kind: str, topic: str) -> Publisher:
         return self.create_publisher(self._lib.type(kind), topic, 10)
 
-    def _render(self) -> Iterator[_Shot]:
+    def _render(self) -> Iterator[_RenderedFrame]:
         """Runs in the buffer's thread."""
-        # Here, because torch takes seconds to import, in which others may discover the node.
+        # Imported here: importing torch takes seconds, in which other nodes can discover this one.
         from da3_ros.synthetic import SyntheticCamera
         from da3_ros.synthetic.odometry import DriftingOdometry
 
@@ -239,7 +265,7 @@ class SyntheticCameraNode(Node):
         )
         for frames in zip(*rig, strict=True):
             images = tuple(self._image_message(frame) for frame in frames)
-            yield _Shot(images, frames[0].depth, frames[0].T_world_camera)
+            yield _RenderedFrame(images, frames[0].depth, frames[0].T_world_camera)
 
     def _image_message(self, frame: SyntheticFrame) -> Any:
         c = self.config
@@ -251,15 +277,15 @@ class SyntheticCameraNode(Node):
 
     # Beginning ----------------------------------------------------------------------------------
 
-    def _try_to_begin(self) -> None:
-        if self._shots.error is not None:
-            self.get_logger().fatal(f"cannot render: {self._shots.error}")
+    def _try_to_start(self) -> None:
+        if self._rendered.error is not None:
+            self.get_logger().fatal(f"cannot render: {self._rendered.error}")
             self.done = self.failed = True
             return
         if missing := self._missing():
-            if missing != self._said:
+            if missing != self._last_missing:
                 self.get_logger().info(f"waiting for {missing}")
-            self._said = missing
+            self._last_missing = missing
             return
         self._timer.cancel()
         c = self.config
@@ -271,25 +297,25 @@ class SyntheticCameraNode(Node):
         )
         if c.publish_tf or len(self._outputs) > 1:
             self._publish_static()
-        # At the consumer's pace a turn may come at any time: looked for often.
+        # At the consumer's pace a result may come at any time, so the timer runs more often.
         period_s = (0.1 if c.pace_topic else 1.0) / c.rate_hz
         self._timer = self.create_timer(period_s, self._tick, clock=self._pace_clock)
         self._tick()
 
     def _missing(self) -> str:
-        """What keeps publishing from beginning."""
+        """Returns what publishing waits for; empty if it can begin."""
         c = self.config
-        if not self._shots.enough(c.rate_hz):
-            return f"{c.walk_frames} frames to be rendered"
+        if not self._rendered.enough(c.rate_hz):
+            return f"the rendering of {c.walk_frames} frames"
         if self._sim_time and not self.get_clock().now().nanoseconds:
             return "/clock (use_sim_time is true)"
-        if c.wait_for_subscribers and c.pace_topic and not self._answers.get_publisher_count():
-            return f"a publisher of {self._answers.topic_name}"
+        if c.wait_for_subscribers and c.pace_topic and not self._results.get_publisher_count():
+            return f"a publisher of {self._results.topic_name}"
         topics = ", ".join(output.image.topic_name for output in self._outputs)
-        return "" if self._settled() else f"subscribers of {topics}"
+        return "" if self._are_subscribers_matched() else f"subscribers of {topics}"
 
-    def _settled(self) -> bool:
-        """Whether the wanted subscribers are matched, and have been for a moment."""
+    def _are_subscribers_matched(self) -> bool:
+        """True if the required subscribers have been matched for ``SETTLE_S``."""
         wanted, now = self.config.wait_for_subscribers, time.monotonic()
         if min(o.image.get_subscription_count() for o in self._outputs) < wanted:
             self._matched_s = None
@@ -300,57 +326,57 @@ class SyntheticCameraNode(Node):
     # Publishing ---------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self.config.pace_topic and not self._may_go():
+        if self.config.pace_topic and not self._may_publish():
             return
         c = self.config
         index = cycle_index(self._count, c.walk_frames, closed=c.walk == "loop")
-        shot = self._shots.get(index)
-        if shot is None:
+        rendered = self._rendered.get(index)
+        if rendered is None:
             self.get_logger().warning(
-                f"rendering is slower than {c.rate_hz:g} Hz: frames come late", once=True
+                f"rendering is slower than {c.rate_hz:g} Hz: frames are late", once=True
             )
             return
         now_ns = self.get_clock().now().nanoseconds
-        # At the consumer's pace there are no periods to miss: a hole would tell of lost frames.
+        # No fixed periods at the consumer's pace: a gap in the grid would look like lost frames.
         stamp = now_ns if c.pace_topic else self._grid.next(now_ns)
-        self._turns.sent(stamp, time.monotonic())  # before it can be answered
+        self._pacer.frame_sent(stamp, time.monotonic())  # before a result can come
         self._last_ns = self._pace_clock.now().nanoseconds
-        self._publish(shot, stamp)
+        self._publish(rendered, stamp)
         self._count += 1
         if not c.endless and self._count == c.frames:
             self._finish()
 
-    def _may_go(self) -> bool:
-        """Whether a period is over and the last frame is answered, or given up."""
+    def _may_publish(self) -> bool:
+        """True if a period is over and the last frame has a result or timed out."""
         c, since_ns = self.config, self._pace_clock.now().nanoseconds - self._last_ns
-        # Back in time: a clock that was set, or a simulation that began anew.
+        # Negative: the clock was set back, or the simulation restarted.
         early = self._count > 0 and 0 <= since_ns < 1e9 / c.rate_hz
-        if early or not self._turns.mine(time.monotonic()):
+        if early or not self._pacer.may_send(time.monotonic()):
             return False
-        if self._turns.unanswered:
+        if self._pacer.missed:
             self.get_logger().warning(
-                f"no result on {self._answers.topic_name} within {c.pace_timeout_s:g} s of its "
-                "frame: the next one follows without it",
+                f"no result on {self._results.topic_name} within {c.pace_timeout_s:g} s of its "
+                "frame: the next frame is published without it",
                 once=True,
             )
         return True
 
-    def _on_answer(self, message: Any) -> None:
-        self._turns.answered(stamp_ns(message.header.stamp))
+    def _on_result(self, message: Any) -> None:
+        self._pacer.result_received(stamp_ns(message.header.stamp))
 
-    def _publish(self, shot: _Shot, stamp_ns: int) -> None:
-        """Poses first, so that they are there when the image comes."""
-        c, lib, T = self.config, self._lib, shot.T_room_camera
+    def _publish(self, rendered: _RenderedFrame, stamp_ns: int) -> None:
+        """Publish poses first, so that they arrive before the image."""
+        c, lib, T = self.config, self._lib, rendered.T_room_camera
         first = self._outputs[0].frame_id
         self._publish_odometry(T, stamp_ns)
-        if _wanted(self._truth_pose):
+        if _has_subscriber(self._truth_pose):
             self._truth_pose.publish(build.pose_stamped(lib, stamp_ns, c.room_frame, T))
-        if _wanted(self._truth_odom):
+        if _has_subscriber(self._truth_odom):
             self._truth_odom.publish(build.odometry(lib, stamp_ns, c.room_frame, first, T))
-        if _wanted(self._truth_depth):
-            self._truth_depth.publish(build.image(lib, stamp_ns, first, shot.depth))
+        if _has_subscriber(self._truth_depth):
+            self._truth_depth.publish(build.image(lib, stamp_ns, first, rendered.depth))
         assert self._calibration is not None
-        for output, image in zip(self._outputs, shot.images, strict=True):
+        for output, image in zip(self._outputs, rendered.images, strict=True):
             frame_id = output.frame_id
             output.info.publish(
                 build.calibration_message(lib, stamp_ns, frame_id, self._calibration)
@@ -390,7 +416,7 @@ class SyntheticCameraNode(Node):
         self._timer.cancel()
         self.get_logger().info(f"all {self._count} frames are published")
         if self.config.exit_when_done:
-            # A reliable writer that is gone delivers nothing more.
+            # A destroyed reliable writer delivers no more messages.
             for output in self._outputs:
                 output.image.wait_for_all_acked(Duration(seconds=2))
             self.done = True
@@ -414,16 +440,16 @@ def main(args: Sequence[str] | None = None) -> int:
     executor.add_node(node)
     while not (stop.is_set() or node.done):
         executor.spin_once(timeout_sec=0.2)
-    _leave(node, executor)
+    _exit(node, executor)
 
 
-def _leave(node: SyntheticCameraNode, executor: SingleThreadedExecutor) -> NoReturn:
+def _exit(node: SyntheticCameraNode, executor: SingleThreadedExecutor) -> NoReturn:
     status = int(node.failed)
     node.close()
     executor.shutdown()
     node.destroy_node()
     rclpy.shutdown()
-    leave(status)
+    exit_process(status)
 
 
 def _read_config(node: Node) -> CameraConfig:
@@ -450,8 +476,8 @@ def _make_camera(cls: type[SyntheticCamera], c: CameraConfig, number: int) -> Sy
     )  # fmt: skip
 
 
-def _beside(node: Node, topic: str, name: str) -> str:
-    """Where ``name`` is remapped to; if it is not, the sibling of ``topic``."""
+def _sibling(node: Node, topic: str, name: str) -> str:
+    """Returns the remapped ``name``; if it is not remapped, the sibling of ``topic``."""
     resolved = node.resolve_topic_name(name)
     if resolved != node.resolve_topic_name(name, only_expand=True):
         return resolved
@@ -459,13 +485,13 @@ def _beside(node: Node, topic: str, name: str) -> str:
 
 
 def _in_encoding(rgb: Image, encoding: str) -> Image:
-    """uint8 [H, W, 3] or, for mono8, [H, W]."""
+    """Converts to the encoding: uint8 [H, W, 3] or, for mono8, [H, W]."""
     if encoding == "mono8":
         return cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)  # type: ignore[return-value]
     return rgb[..., ::-1] if encoding == "bgr8" else rgb
 
 
-def _wanted(publisher: Publisher) -> bool:
+def _has_subscriber(publisher: Publisher) -> bool:
     return publisher.get_subscription_count() > 0
 
 

@@ -1,4 +1,4 @@
-"""Fills our transform tree from /tf and /tf_static with what other nodes publish."""
+"""Fills the transform tree with the transforms of other nodes on /tf and /tf_static."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from da3_ros.ros.qos import UNNAMED, Endpoints
 from da3_ros.sensors.transform_tree import TransformTree
 
 TOPIC = "/tf"
-QUEUE = 100  # messages that wait for the executor, so that many of our own at most
-KEPT = 10 * QUEUE  # messages of ours that are known again
-LOOK_S = 1.0  # between two looks at the graph for publishers without a name
-# Humble's rclpy hands over the message alone; Jazzy's information lacks the publisher.
+QUEUE = 100  # messages that wait for the executor, including those of this node
+KEPT = 10 * QUEUE  # messages of this node that can be recognised
+QUERY_PERIOD_S = 1.0  # least seconds between two graph queries for unknown publishers
+# Humble's rclpy passes the message alone; Jazzy's message info lacks the publisher.
 WITH_INFO = hasattr(Subscription, "CallbackType")
 
 
 class SentTransforms:
-    """The newest messages that this node sent to /tf, by which it knows them again."""
+    """The newest messages that this node sent to /tf, so that it can recognise and ignore them."""
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
         self._keys: OrderedDict[bytes, None] = OrderedDict()
-        self._lock = threading.Lock()  # two threads send, the executor's hears
+        self._lock = threading.Lock()  # two threads send, the executor's thread receives
 
     def add(self, message: Any) -> None:
-        """A tf2_msgs/TFMessage, before it is sent."""
+        """Add a tf2_msgs/TFMessage before it is sent."""
         with self._lock:
             self._keys[_key(message)] = None
             while len(self._keys) > self._most:
@@ -53,16 +53,16 @@ class TfPublishers:
         self._topic = node.resolve_topic_name(TOPIC)
         self.own = node.get_fully_qualified_name()
         self._names: dict[bytes, str] = {}
-        self._looked_s = -LOOK_S
+        self._queried_s = -QUERY_PERIOD_S
 
     def name(self, gid: bytes) -> str:
-        """Full name of the node; empty where the graph does not tell, or two have one name."""
-        if gid not in self._names and time.monotonic() - self._looked_s >= LOOK_S:
-            self._look()
+        """Returns the node's full name; empty if it is unknown or two nodes share it."""
+        if gid not in self._names and time.monotonic() - self._queried_s >= QUERY_PERIOD_S:
+            self._query()
         return self._names.get(gid, "")
 
-    def _look(self) -> None:
-        self._looked_s = time.monotonic()
+    def _query(self) -> None:
+        self._queried_s = time.monotonic()
         infos = self._node.get_publishers_info_by_topic(self._topic)
         names = [f"{i.node_namespace.rstrip('/')}/{i.node_name}" for i in infos]
         self._names = {
@@ -73,11 +73,11 @@ class TfPublishers:
 
 
 class TfInput:
-    """Subscribes while it lives. This node's own transforms are left out.
+    """Subscribes to transforms until closed, and ignores those that this node sent itself.
 
-    They come back as all others' do. The identifier of the publisher tells them where rclpy and
-    the middleware give one that the graph knows; elsewhere, a message that equals one that was
-    sent, in stamps, frames and numbers, is ours. (If it is not, it says nothing else than ours.)
+    A message is recognised as own by its publisher's identifier, where rclpy and the middleware
+    provide one that the graph knows; otherwise if it equals a sent message in stamps, frames and
+    numbers. (An equal message of another node holds the same transforms, so nothing is lost.)
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class TfInput:
         tree: TransformTree,
         publishers: TfPublishers,
         sent: SentTransforms,
-        bad: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
-        """``bad(text)`` is told of transforms that cannot be used."""
-        self._endpoints, self.tree, self._bad = endpoints, tree, bad
+        """``warn(text)`` is called for transforms that cannot be used."""
+        self._endpoints, self.tree, self._warn = endpoints, tree, warn
         self._publishers, self._sent = publishers, sent
         reliable = ReliabilityPolicy.RELIABLE
         latched = QoSProfile(
             depth=QUEUE, reliability=reliable, durability=DurabilityPolicy.TRANSIENT_LOCAL
         )
-        moving: Any = self._moving if WITH_INFO else self._moving_unnamed
+        callback: Any = self._on_tf if WITH_INFO else self._on_tf_without_info
         self._subscriptions = [
-            endpoints.subscribe(TFMessage, TOPIC, moving, QoSProfile(depth=QUEUE)),
-            endpoints.subscribe(TFMessage, "/tf_static", self._static, latched),
+            endpoints.subscribe(TFMessage, TOPIC, callback, QoSProfile(depth=QUEUE)),
+            endpoints.subscribe(TFMessage, "/tf_static", self._on_static, latched),
         ]
 
     def close(self) -> None:
@@ -106,26 +106,26 @@ class TfInput:
         for subscription in self._subscriptions:
             self._endpoints.drop_subscription(subscription)
 
-    def _moving(self, message: TFMessage, info: Any) -> None:
+    def _on_tf(self, message: TFMessage, info: Any) -> None:
         gid = (info.get("publisher_gid") or {}).get("data", b"")
-        self._hear(message, self._publishers.name(gid) if gid else "")
+        self._receive(message, self._publishers.name(gid) if gid else "")
 
-    def _moving_unnamed(self, message: TFMessage) -> None:
-        self._hear(message, "")
+    def _on_tf_without_info(self, message: TFMessage) -> None:
+        self._receive(message, "")
 
-    def _hear(self, message: TFMessage, owner: str) -> None:
+    def _receive(self, message: TFMessage, owner: str) -> None:
         if owner != self._publishers.own and message not in self._sent:
             self._add(message, owner, static=False)
 
-    def _static(self, message: TFMessage) -> None:
-        self._add(message, "", static=True)  # we send none
+    def _on_static(self, message: TFMessage) -> None:
+        self._add(message, "", static=True)  # this node sends none
 
     def _add(self, message: TFMessage, owner: str, *, static: bool) -> None:
-        add_transforms(self.tree, message, static=static, bad=self._bad, owner=owner or UNNAMED)
+        add_transforms(self.tree, message, static=static, warn=self._warn, owner=owner or UNNAMED)
 
 
 def _key(message: Any) -> bytes:
-    """Stamps, frames and numbers of a tf2_msgs/TFMessage."""
+    """Returns stamps, frames and numbers of a tf2_msgs/TFMessage as bytes."""
     parts = []
     for item in message.transforms:
         t, q, stamp = item.transform.translation, item.transform.rotation, item.header.stamp

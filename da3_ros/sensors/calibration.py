@@ -14,15 +14,15 @@ COEFFICIENTS = {
 }
 
 
-NO_DISTORTION = ("", "none")  # what drivers write beside an empty or zero D
+NO_DISTORTION = ("", "none")  # models that drivers write with an empty or zero D
 
 
 class CalibrationError(ValueError):
-    """A calibration that cannot be used; one line says what is wrong and what to do."""
+    """An unusable calibration; one line states the fault and the remedy."""
 
 
 def _scale_ros(M: Array, sx: float, sy: float) -> Array:
-    """K [3, 3] or P [3, 4] (ROS rule) scaled: cx' = (cx + 0.5) s - 0.5, all else of a row by s."""
+    """Scales K [3, 3] or P [3, 4] (ROS rule): cx' = (cx + 0.5) s - 0.5, the rest of a row by s."""
     scaled = np.array(M, np.float64) * np.array([[sx], [sy], [1.0]])
     scaled[0, 2] += 0.5 * sx - 0.5
     scaled[1, 2] += 0.5 * sy - 0.5
@@ -30,7 +30,7 @@ def _scale_ros(M: Array, sx: float, sy: float) -> Array:
 
 
 def _shift(M: Array, dx: float, dy: float) -> Array:
-    """K or P of a crop whose first pixel is (dx, dy); the same under either pixel rule."""
+    """Returns K or P of a crop whose first pixel is (dx, dy); the same under either pixel rule."""
     shifted = np.array(M, np.float64)
     shifted[0, 2] -= dx
     shifted[1, 2] -= dy
@@ -38,7 +38,7 @@ def _shift(M: Array, dx: float, dy: float) -> Array:
 
 
 def is_calibrated(c: Calibration) -> bool:
-    """Whether the camera is calibrated: CameraInfo marks one that is not by K[0] = 0."""
+    """True if the camera is calibrated: CameraInfo marks an uncalibrated one by K[0] = 0."""
     return bool(c.K[0, 0] != 0.0)
 
 
@@ -47,7 +47,7 @@ def _has_projection(c: Calibration) -> bool:
 
 
 def rectification_rotation(c: Calibration) -> Array:
-    """R [3, 3]; drivers without a stereo partner often leave it all zero, meaning identity."""
+    """Returns R [3, 3]; monocular drivers often set it to all zeros, meaning identity."""
     R = np.asarray(c.R, np.float64)
     return R if R.any() else np.eye(3)
 
@@ -57,13 +57,13 @@ def _bins(c: Calibration) -> Size:
 
 
 def image_size(c: Calibration) -> Size:
-    """(width, height) of the image that belongs to ``c``: full mode, cropped, then binned."""
+    """Returns (width, height) of the image of ``c``: the full image, cropped, then binned."""
     width, height = c.roi_width or c.width, c.roi_height or c.height
     return width // _bins(c)[0], height // _bins(c)[1]
 
 
 def image_calibration(c: Calibration) -> Calibration:
-    """The calibration of the image itself: region of interest and binning worked into K and P.
+    """Returns the calibration of the image itself: K and P include region of interest and binning.
 
     Binned pixels are averages of full ones, so the principal point follows the pixel rule:
     ``cx' = (cx - roi_x + 0.5) / binning_x - 0.5`` (image_geometry drops the half pixels). P[3] and
@@ -87,7 +87,7 @@ def image_calibration(c: Calibration) -> Calibration:
 
 
 def pinhole_calibration(K_corner: Array, size: Size) -> Calibration:
-    """The calibration (ROS rule) of a rectified image: no distortion, P = [K | 0].
+    """Returns the calibration (ROS rule) of a rectified image: no distortion, P = [K | 0].
 
     K_corner [3, 3] is under the corner rule, size is (width, height).
     """
@@ -97,7 +97,7 @@ def pinhole_calibration(K_corner: Array, size: Size) -> Calibration:
 
 
 def check_calibration(c: Calibration, image_size: Size) -> None:
-    """Raise a one-line CalibrationError if ``c`` does not fit an image of (width, height)."""
+    """Raises a one-line CalibrationError if ``c`` does not fit an image of (width, height)."""
     _check_numbers(c)
     _check_rotation(c)
     _check_distortion(c)
@@ -138,7 +138,7 @@ def _check_distortion(c: Calibration) -> None:
     if model not in COEFFICIENTS:
         raise CalibrationError(
             f"camera_info: unknown distortion_model '{model}'; known are "
-            f"{', '.join(COEFFICIENTS)}: rectify outside and set input_rectified to true"
+            f"{', '.join(COEFFICIENTS)}: rectify elsewhere and set input_rectified to true"
         )
     if D.size and D.size not in COEFFICIENTS[model]:
         wanted = " or ".join(str(n) for n in COEFFICIENTS[model])
@@ -158,8 +158,8 @@ def _check_size(c: Calibration, size: Size) -> None:
         )
     if c.roi_x + c.roi_width > c.width or c.roi_y + c.roi_height > c.height:
         raise CalibrationError(
-            f"camera_info: roi {c.roi_width}x{c.roi_height} at ({c.roi_x}, {c.roi_y}) leaves the "
-            f"full image of {c.width}x{c.height}; give the roi in full-resolution pixels"
+            f"camera_info: roi {c.roi_width}x{c.roi_height} at ({c.roi_x}, {c.roi_y}) is outside "
+            f"the full image of {c.width}x{c.height}; give the roi in full-resolution pixels"
         )
     expected = image_size(c)
     # Drivers round an odd size either way when they bin.
@@ -169,5 +169,5 @@ def _check_size(c: Calibration, size: Size) -> None:
         raise CalibrationError(
             f"camera_info is for {expected[0]}x{expected[1]} images ({c.width}x{c.height}, "
             f"binning {bins}, roi {c.roi_width}x{c.roi_height}) but the image is "
-            f"{size[0]}x{size[1]}; publish the camera_info of this very image, or resize both"
+            f"{size[0]}x{size[1]}; publish the camera_info of this image, or resize both"
         )

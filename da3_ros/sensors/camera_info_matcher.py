@@ -1,6 +1,6 @@
-"""Which camera_info belongs to which image: the rule of the interface, without ROS and clocks.
+"""Pairs images with the camera_info of their camera, by the rule of the interface.
 
-Used by the live node and by the reading of recordings; the caller passes the time.
+Used by the live node and by recordings. No ROS and no clock: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from da3_ros.types import Calibration
 
 Item = TypeVar("Item")
 Source = tuple[str, int, int]  # frame_id, width, height of an image
-KINDS = 64  # decisions that are kept; a driver gone mad may invent sizes for ever
+KINDS = 64  # decisions that are kept: a faulty driver may send ever new sizes
 
 
 @dataclass
 class _Choice:
-    """What was decided for one kind of image, and what has been said about it."""
+    """The decision for one kind of image (frame_id and size)."""
 
-    since_ns: int  # when its first image came
+    since_ns: int  # time of its first image
     made: bool = False
     calibration: Calibration | None = None
-    change_told: bool = False
+    change_reported: bool = False
 
 
-class CameraInfoKeeper(Generic[Item]):
+class CameraInfoMatcher(Generic[Item]):
     """Pairs images with the newest valid camera_info of the same frame_id and size.
 
-    Binning and region of interest are taken into account. Images wait, in order, until one has
-    come, ``timeout_s`` has passed since the first image of their kind (same frame_id and size), or
-    ``max_waiting`` images wait; then they go on without one and the network's own K is used. The
-    choice holds until ``reset``: a later or changed camera_info is reported once and changes
-    nothing in mid-stream. Images of another frame_id or size are decided about anew.
+    Binning and region of interest are taken into account. Images wait, in order, until a
+    camera_info arrives, ``timeout_s`` has passed since the first image of their kind (same
+    frame_id and size), or ``max_waiting`` images wait; then they continue without one, and the
+    network's own K is used. The decision for a kind holds until ``reset``: a later or changed
+    camera_info is reported once and not used.
 
-    ``now_ns`` is any clock that only goes forward in normal running: the images' stamps in replay,
-    the steady clock live. Not thread-safe.
+    ``now_ns`` is any clock that normally only goes forward: the images' stamps in replay, the
+    steady clock live. Not thread-safe.
     """
 
     def __init__(self, topic: str, timeout_s: float = 2.0, max_waiting: int = 64) -> None:
@@ -49,16 +49,16 @@ class CameraInfoKeeper(Generic[Item]):
         self._waiting: deque[tuple[Item, Source]] = deque()
         self._infos: dict[str, Calibration] = {}  # newest valid one by frame_id
         self._choices: dict[Source, _Choice] = {}
-        self._fault = ""  # what was wrong with the newest unusable one
+        self._fault = ""  # of the newest unusable camera_info
         self._notices: list[str] = []
 
     @property
     def waiting(self) -> int:
-        """How many images wait for a decision."""
+        """Number of images that wait for a decision."""
         return len(self._waiting)
 
     def add_info(self, calibration: Calibration, frame_id: str) -> None:
-        """A camera_info has come."""
+        """Adds a received camera_info."""
         if fault := _fault(calibration, image_size(calibration)):
             if not self._fault:
                 self._notices.append(f"{self.topic}: {fault}")
@@ -72,7 +72,8 @@ class CameraInfoKeeper(Generic[Item]):
                 self._report_change(source, choice, calibration)
 
     def add_image(self, item: Item, frame_id: str, width: int, height: int, now_ns: int) -> None:
-        """An image has come; ``ready`` hands it back, in order, once it is decided about."""
+        """Adds a received image; ``ready`` returns it, in order, after the decision for its
+        kind."""
         source = (frame_id, width, height)
         if source not in self._choices and len(self._choices) >= KINDS:
             waiting = {kind for _, kind in self._waiting}
@@ -81,9 +82,9 @@ class CameraInfoKeeper(Generic[Item]):
         self._waiting.append((item, source))
 
     def ready(self, now_ns: int, final: bool = False) -> list[tuple[Item, Calibration | None]]:
-        """Images that need wait no longer, each with its calibration or None.
+        """Returns images that need not wait any longer, each with its calibration or None.
 
-        ``final``: nothing more will come, so no image waits.
+        final: no more messages follow, so that no image waits.
         """
         out: list[tuple[Item, Calibration | None]] = []
         while self._waiting:
@@ -96,9 +97,9 @@ class CameraInfoKeeper(Generic[Item]):
         return out
 
     def reset(self) -> int:
-        """A new stream: forget the choices and waiting images, keep what camera_info said.
+        """Begins a new stream: forgets decisions and waiting images, keeps received camera_info.
 
-        Returns how many images waited: they are given up.
+        Returns the number of waiting images, which are dropped.
         """
         waited = len(self._waiting)
         self._waiting.clear()
@@ -107,7 +108,7 @@ class CameraInfoKeeper(Generic[Item]):
         return waited
 
     def notices(self) -> list[str]:
-        """One-line warnings since the last call; each matter is told once."""
+        """Returns the one-line warnings since the last call; each cause is reported once."""
         out, self._notices = self._notices, []
         return out
 
@@ -117,7 +118,7 @@ class CameraInfoKeeper(Generic[Item]):
             choice.made, choice.calibration = True, info
             return True
         waited_ns = now_ns - choice.since_ns
-        # A clock that runs backwards (a looping recording) must not make images wait for ever.
+        # A clock that jumps back (a looping recording) must not make images wait forever.
         timed_out = not 0 <= waited_ns < self._timeout_ns
         if timed_out or final or len(self._waiting) > self._max_waiting:
             choice.made = True
@@ -128,27 +129,27 @@ class CameraInfoKeeper(Generic[Item]):
     def _why_without(self, source: Source) -> str:
         frame_id, width, height = source
         lead = f"{self.topic}: no camera_info for the {width}x{height} images of '{frame_id}'"
-        tail = "going on with the network's own intrinsics until a reset"
+        tail = "using the network's own intrinsics until a reset"
         if frame_id in self._infos:
             return f"{lead}: {_fault(self._infos[frame_id], source[1:])}; {tail}"
         if self._infos:
             names = ", ".join(f"'{name}'" for name in sorted(self._infos))
-            return f"{lead}: it came with frame_id {names}, make both the same; {tail}"
-        return f"{lead}: {self._fault or 'none has come, is it published?'}; {tail}"
+            return f"{lead}: its frame_id is {names}, make both the same; {tail}"
+        return f"{lead}: {self._fault or 'none was received, is it published?'}; {tail}"
 
     def _report_change(self, source: Source, choice: _Choice, new: Calibration) -> None:
-        if choice.change_told or _fault(new, source[1:]) or _same(choice.calibration, new):
+        if choice.change_reported or _fault(new, source[1:]) or _same(choice.calibration, new):
             return
-        choice.change_told = True
-        what = "came late" if choice.calibration is None else "has changed"
+        choice.change_reported = True
+        what = "arrived late" if choice.calibration is None else "has changed"
         self._notices.append(
-            f"{self.topic}: camera_info of '{source[0]}' {what}; it is used after a reset, "
-            "never switched in mid-stream"
+            f"{self.topic}: camera_info of '{source[0]}' {what}; it is used after a reset, not in "
+            "the current stream"
         )
 
 
 def _fault(c: Calibration, size: tuple[int, int]) -> str:
-    """Why a calibration cannot serve images of (width, height), or an empty text."""
+    """Returns why a calibration does not fit images of (width, height), or an empty text."""
     try:
         check_calibration(c, size)
     except CalibrationError as error:

@@ -11,12 +11,12 @@ from da3_ros.types import Array, Calibration
 
 
 def is_distorted(c: Calibration) -> bool:
-    """Whether D bends anything. As in image_proc all zero means no, for every model."""
+    """True if D is not all zero; as in image_proc, all zero means no distortion in every model."""
     return bool(np.any(c.D))
 
 
 def distort(c: Calibration, rays: Array) -> Array:
-    """Pixels [..., 2] (ROS rule) of rays [..., 2] (x/z, y/z in the raw camera frame) of ``c``'s K.
+    """Projects rays [..., 2] (x/z, y/z in the raw camera frame) to pixels [..., 2] (ROS rule).
 
     Binning and roi are not applied: pass ``image_calibration(c)`` for pixels of the image.
     """
@@ -32,10 +32,9 @@ def distort(c: Calibration, rays: Array) -> Array:
 
 
 def pixel_rays(c: Calibration) -> Array:
-    """Where each pixel of the raw image looks: float64 [H, W, 2], x/z and y/z in the camera frame.
+    """Returns the ray of each raw pixel: float64 [H, W, 2], x/z and y/z in the camera frame.
 
-    Binning and roi are honoured. Exact to 1e-9 inside the range where the model is invertible;
-    NaN beyond it.
+    Binning and roi are applied. Exact to 1e-9 where the model is invertible; NaN elsewhere.
     """
     c = image_calibration(c)
     u, v = np.meshgrid(np.arange(c.width, dtype=np.float64), np.arange(c.height, dtype=np.float64))
@@ -46,9 +45,9 @@ def pixel_rays(c: Calibration) -> Array:
 
 
 def _undistort(c: Calibration, pinhole: Array, target: Array) -> Array:
-    """Rays [N, 2] that ``distort`` takes to pixels ``target`` [N, 2]; NaN where there are none."""
+    """Returns rays [N, 2] that ``distort`` maps to pixels ``target`` [N, 2]; NaN without a ray."""
     if c.distortion_model == "equidistant":
-        angle = np.hypot(*pinhole.T).clip(1e-9, 1.4)  # without D the radius is the angle itself
+        angle = np.hypot(*pinhole.T).clip(1e-9, 1.4)  # without D the radius equals the angle
         rays = pinhole * (np.tan(angle) / angle)[:, None]
     else:
         approximate = cv2.undistortPoints(target[:, None], c.K, column(c.D))
@@ -71,7 +70,7 @@ def _not_small(index: NDArray[np.intp], error: Array) -> tuple[NDArray[np.intp],
 
 
 def _newton_step(c: Calibration, rays: Array, error: Array) -> Array:
-    """Newton step [N, 2] for distort(rays) = target, with a numerical Jacobian."""
+    """Returns the Newton step [N, 2] for distort(rays) = target, with a numerical Jacobian."""
     e = 1e-6
     ex, ey = np.array([e, 0.0]), np.array([0.0, e])
     du = (distort(c, rays + ex) - distort(c, rays - ex)) / (2 * e)
@@ -84,14 +83,15 @@ def _newton_step(c: Calibration, rays: Array, error: Array) -> Array:
 
 
 def column(D: Array) -> Array:
+    """Returns D as a column [n, 1] for OpenCV."""
     return np.ascontiguousarray(D, np.float64).reshape(-1, 1)
 
 
 def ray_limit(c: Calibration) -> float:
-    """Largest |(x/z, y/z)| up to which the radial model still grows; beyond, it folds back.
+    """Returns the largest |(x/z, y/z)| up to which the radial model increases.
 
-    A polynomial fitted to the image's own field of view says nonsense far outside it: pixels there
-    would show a second, mirrored copy of the scene.
+    Far outside the field of view that the polynomial was fitted to, it decreases again: pixels
+    there would show a second, mirrored copy of the scene.
     """
     r = np.linspace(0.0, 10.0, 4001)[1:]
     k = np.zeros(14)

@@ -1,7 +1,7 @@
-"""Poses that the robot knows by itself: at the stamp of a frame, checked, and in what unit.
+"""The robot's own camera poses (the prior), by odometry or TF, at the stamp of a frame.
 
-Odometry and TF come in at their own times. A frame gets the pose at its own stamp, interpolated,
-or carried on for a moment where the odometry is late, or none. Knows no ROS and no network.
+Odometry and TF arrive at their own times. A frame gets the pose at its stamp, interpolated, or
+extrapolated for a short time if the odometry is late, or none. No ROS, no network.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import math
 import threading
 from bisect import bisect_left
 
-from da3_ros.geometry.poses import carry_on, interpolate, is_pose
+from da3_ros.geometry.poses import extrapolate, interpolate, is_pose
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
 from da3_ros.types import Array, ScaleMeasurement
 
-CARRY_NS = 100_000_000  # of motion that a late prior is carried on by
+CARRY_NS = 100_000_000  # time span of the motion that extrapolates a late prior
 
 
 class PriorError(LookupError):
-    """No pose for a frame; one line says why."""
+    """No pose for a frame; one line with the cause."""
 
 
 class PoseHistory:
-    """Poses of a base in its odometry's world, in the order of their stamps.
+    """Poses of a base in the odometry frame, in the order of their stamps.
 
-    Of a recording that is read as a whole (``keep_s`` infinite) all are kept; live, a stamp that
+    All are kept for a recording that is read as a whole (``keep_s`` infinite). Live, a stamp that
     jumps back starts a new history.
     """
 
@@ -35,19 +35,19 @@ class PoseHistory:
         self._poses: list[tuple[int, Array]] = []
 
     def add(self, stamp_ns: int, T: Array) -> None:
-        """One pose [4, 4]. Raises PriorError for what is no pose."""
+        """Adds a pose [4, 4]. Raises PriorError if it is not a rigid motion."""
         if not is_pose(T):
-            raise PriorError("a pose of the odometry is not finite or no rigid motion")
+            raise PriorError("an odometry pose is not finite or not a rigid motion")
         if self._poses and stamp_ns < self._poses[-1][0] - self._jump_ns:
-            self._poses.clear()  # the future that is held never comes
+            self._poses.clear()  # they are in the future now
         at = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
         repeated = at < len(self._poses) and self._poses[at][0] == stamp_ns
-        self._poses[at : at + repeated] = [(stamp_ns, T)]  # repeated stamps fill no memory
+        self._poses[at : at + repeated] = [(stamp_ns, T)]  # a repeated stamp replaces
         while self._poses[0][0] < self._poses[-1][0] - self.keep_ns:
             self._poses.pop(0)
 
     def at(self, stamp_ns: int, max_age_ns: int) -> Array:
-        """The pose [4, 4] at a stamp. Raises PriorError where none is near enough."""
+        """Returns the pose [4, 4] at a stamp. Raises PriorError if none is near enough."""
         if not self._poses:
             raise PriorError("no odometry yet")
         after = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
@@ -71,11 +71,11 @@ class PoseHistory:
         first, T_first = self._poses[min(before, len(self._poses) - 1)]
         if first == newest:
             return T
-        return carry_on(T_first, T, late / (newest - first))
+        return extrapolate(T_first, T, late / (newest - first))
 
 
 class PosePrior:
-    """Where the robot says the camera is: by odometry and the mount, or by its transforms."""
+    """The robot's own camera pose: by odometry and the mount's transform, or by TF alone."""
 
     def __init__(
         self,
@@ -85,22 +85,22 @@ class PosePrior:
         odom_frame: str,
         keep_s: float = 30.0,
     ) -> None:
-        """``source``: odometry or tf. ``transforms``: others' transforms, for the mount or all."""
+        """source: odometry or tf. transforms: of the robot, for the mount or the whole pose."""
         self.source, self.odom_frame = source, odom_frame
         self.max_age_ns = int(max_age_s * 1e9)
         self.transforms = transforms
         self.base_frame = ""
         self._history = PoseHistory(keep_s)
-        self._lock = threading.Lock()  # callbacks add while a worker asks
+        self._lock = threading.Lock()  # callbacks add while a worker reads
 
     def add_odometry(self, base_frame: str, T_odom_base: Array, stamp_ns: int) -> None:
-        """One message. Raises PriorError for what is no pose."""
+        """Adds an odometry message. Raises PriorError if its pose is not a rigid motion."""
         with self._lock:
             self.base_frame = base_frame
             self._history.add(stamp_ns, T_odom_base)
 
     def camera(self, frame_id: str, stamp_ns: int) -> Array:
-        """``T_prior_camera`` [4, 4] of an optical frame at a stamp. Raises PriorError."""
+        """Returns ``T_prior_camera`` [4, 4] of an optical frame at a stamp. Raises PriorError."""
         try:
             if self.source == "tf":
                 return self._by_tf(frame_id, stamp_ns)
@@ -123,7 +123,7 @@ class PosePrior:
             T_first = self.transforms.lookup(self.odom_frame, frame_id, newest - CARRY_NS)
         except TransformError:
             return T
-        return carry_on(T_first, T, late / CARRY_NS)
+        return extrapolate(T_first, T, late / CARRY_NS)
 
 
 UNKNOWN = ScaleMeasurement(math.nan, math.nan)

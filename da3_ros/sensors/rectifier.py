@@ -1,8 +1,8 @@
-"""From an image as the camera gave it and its calibration to a pinhole image with a corner-rule K.
+"""Rectifies a camera image with its calibration: a pinhole image with a corner-rule K.
 
-The one place where the ROS pixel rule (pixel ``i`` centred on ``i``) meets the corner rule of the
-core (pixel ``i`` covers ``[i, i + 1)``), and where binning and regions of interest are undone.
-Knows NumPy, OpenCV and ``types``; nothing of ROS, the network or the pipeline.
+Converts from the ROS pixel rule (pixel ``i`` centred on ``i``) to the corner rule used inside
+(pixel ``i`` covers ``[i, i + 1)``), and applies binning and regions of interest. No ROS, no
+network.
 """
 
 from __future__ import annotations
@@ -31,27 +31,16 @@ Maps = tuple[NDArray[Any], NDArray[Any]]  # CV_16SC2 and its CV_16UC1 fractions
 
 @dataclass(frozen=True, eq=False)
 class Rectified:
-    """A pinhole image. ``image`` is the input array itself where nothing had to be remapped."""
+    """A pinhole image. ``image`` is the input array itself if nothing was remapped."""
 
     image: Image  # [H, W, 3], black where ``valid`` is False
     K: Array  # [3, 3] corner rule
     valid: Mask | None = None  # [H, W], False without a source; None: every pixel has one
 
 
-# Pixel rules ------------------------------------------------------------------------------------
-
-
-# Calibrations -----------------------------------------------------------------------------------
-
-
-# Checks -----------------------------------------------------------------------------------------
-
-
-# Rays and maps ----------------------------------------------------------------------------------
-
-
 def _maps(c: Calibration, P: Array) -> tuple[Maps, Mask]:
-    """Fixed-point remap tables of an image calibration, and which pixels have a source [H, W]."""
+    """Returns fixed-point remap tables of an image calibration, and the mask [H, W] of pixels
+    with a source."""
     size, R = (c.width, c.height), rectification_rotation(c)
     D = column(c.D) if c.D.size else np.zeros((4, 1))
     if c.distortion_model == "equidistant" and is_distorted(c):
@@ -71,11 +60,11 @@ def _maps(c: Calibration, P: Array) -> tuple[Maps, Mask]:
 
 @dataclass(frozen=True, eq=False)
 class _Recipe:
-    """All that one calibration and size need per image."""
+    """Rectification of images of one calibration and size."""
 
     K: Array
     maps: Maps | None = None
-    hole: Mask | None = None  # [H, W] pixels without a source, None: there are none
+    hole: Mask | None = None  # [H, W] pixels without a source; None: there are none
     valid: Mask | None = None
 
 
@@ -94,10 +83,10 @@ def _recipe(c: Calibration, size: Size, rectified: bool) -> _Recipe:
 
 
 class Rectifier:
-    """Rectifies the images of a camera as image_proc would, keeping the maps between images.
+    """Rectifies images as image_proc does, and caches the remap tables.
 
-    Maps are kept by the calibration's value, not its identity, for the last ``kept`` calibrations;
-    a recalibrated camera or a new resolution gets new ones by itself. Any thread may call it.
+    Tables are cached by the value of the calibration, for the last ``kept`` ones, so that a
+    recalibrated camera or a new resolution gets new tables. Any thread may call it.
     """
 
     def __init__(self, kept: int = 2) -> None:
@@ -106,11 +95,10 @@ class Rectifier:
         self._lock = threading.Lock()
 
     def __call__(self, image: Image, calibration: Calibration, rectified: bool) -> Rectified:
-        """Rectify ``image`` uint8 [H, W, 3] (or [H, W]).
+        """Rectifies ``image`` uint8 [H, W, 3] (or [H, W]).
 
-        ``rectified`` says that it already is: then P holds (K where P is missing) and D is
-        ignored. Without distortion and rotation nothing is remapped and K holds. Raises
-        CalibrationError.
+        rectified: the image already is: then P is used (K without P) and D is ignored. Without
+        distortion and rotation nothing is remapped, and K is used. Raises CalibrationError.
         """
         size = (image.shape[1], image.shape[0])
         with self._lock:

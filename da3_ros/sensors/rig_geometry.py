@@ -1,4 +1,4 @@
-"""Where a rig's cameras are: from parameters or from the robot's transforms. Knows no ROS."""
+"""Poses of a rig's cameras, from parameters or from the robot's transforms. No ROS."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from da3_ros.types import Array
 
 
 class RigGeometry:
-    """Answers for each frame where on the rig its camera is.
+    """Poses of cameras on the rig, at the stamps of frames.
 
-    ``rig.poses`` goes before transforms. With transforms the rig's frame is the optical frame of
-    whichever camera was asked about first; a mount that moves is taken at the frame's stamp.
+    ``rig.poses`` has priority over transforms. With transforms, the rig's frame is the optical
+    frame of the first camera that is looked up; a moving mount is taken at the frame's stamp.
     """
 
     def __init__(
@@ -25,33 +25,33 @@ class RigGeometry:
         transforms: TransformTree,
         warn: Callable[[str], None],
     ) -> None:
-        """``warn`` is told once of every camera whose place is wanted and not known."""
+        """warn: called once for each camera whose pose is needed and unknown."""
         self._wanted = config.scale.source == "rig"
-        self._given = poses_of(config)
+        self._configured = poses_of(config)
         self._transforms = transforms
         self._warn = warn
         self._reference = ""
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def camera(self, name: str, frame_id: str, stamp_ns: int) -> Array | None:
-        """``T_rig_camera`` [4, 4] in metres, or None if it is not needed or not known."""
-        if not self._wanted or name in self._given:
-            return self._given.get(name)
+        """Returns ``T_rig_camera`` [4, 4] in metres, or None if it is not needed or unknown."""
+        if not self._wanted or name in self._configured:
+            return self._configured.get(name)
         self._reference = self._reference or frame_id
         try:
             return self._transforms.lookup(self._reference, frame_id, stamp_ns)
         except TransformError as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 self._warn(
-                    f"where camera {name} is on the rig is not known: {error}; publish it on "
+                    f"the pose of camera {name} on the rig is unknown: {error}; publish it on "
                     "/tf_static or set rig.poses"
                 )
             return None
 
 
 def poses_of(config: PipelineConfig) -> dict[str, Array]:
-    """``T_rig_camera`` [4, 4] of each camera by ``rig.poses``; empty without."""
+    """Returns ``T_rig_camera`` [4, 4] of each camera by ``rig.poses``; empty if that is unset."""
     out: dict[str, Array] = {}
     numbers = np.array(config.rig.poses).reshape(-1, POSE_NUMBERS)
     for name, (x, y, z, *q) in zip(config.cameras, numbers, strict=False):

@@ -1,7 +1,7 @@
-"""Which frames of several cameras are of one instant: one rule for live and for replay.
+"""Groups frames of several cameras into instants, by one rule for live and replay.
 
-Cameras that are not triggered together stamp their frames a little apart, and messages come in
-their own time. Knows stamps and names; no clock, no ROS, no images.
+Cameras without a common trigger have slightly different stamps, and messages arrive at different
+times. Works on stamps and names; no clock, no ROS, no images.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeVar
 
 from da3_ros.config import PipelineConfig
 
-SILENT_NS = 2_000_000_000  # a camera that has said nothing for so long is not waited for
-STRAY_NS = 1_000_000_000  # after a jump back, how long other cameras may still be before it
+SILENT_NS = 2_000_000_000  # a camera without frames for this long is not waited for
+STRAY_NS = 1_000_000_000  # time after a jump back in which other cameras' older frames are strays
 
 
 class Stamped(Protocol):
@@ -36,7 +36,7 @@ class Instant(Generic[Item]):
 
     @property
     def stamp_ns(self) -> int:
-        """Of its newest frame."""
+        """Stamp of the newest frame."""
         return max(frame.stamp_ns for frame in self.frames)
 
     def __len__(self) -> int:
@@ -44,42 +44,43 @@ class Instant(Generic[Item]):
 
 
 class RigSync(Generic[Item]):
-    """Takes frames as they come and hands them on in instants. Drops nothing that is in time.
+    """Groups frames into instants, in the order of arrival. Drops no frame that is in time.
 
-    The oldest waiting frame makes an instant with those of other cameras that are at most
-    ``max_skew_s`` younger. It leaves when it is complete, or as soon as it cannot become so: what
-    is missing has sent a younger frame, is silent for long, or is later than ``max_wait_s``. A
-    frame that comes after its instant has left makes one of its own. So the result depends on the
-    order of arrival only where a camera is late.
+    The oldest waiting frame forms an instant with frames of other cameras that are at most
+    ``max_skew_s`` younger. An instant is returned when it is complete, or cannot become complete:
+    each missing camera has sent a younger frame, is silent, or is later than ``max_wait_s``. A
+    frame that arrives after its instant was returned forms an instant of its own. So the result
+    depends on the order of arrival only if a camera is late.
     """
 
     def __init__(
         self, cameras: Sequence[str], max_skew_s: float, max_wait_s: float, max_late_s: float
     ) -> None:
-        """``max_late_s``: a camera's stamp that is farther back is a jump of time."""
+        """max_late_s: a camera's stamp that is farther back is a time jump."""
         self.cameras = tuple(cameras)
         self._rank = {name: i for i, name in enumerate(self.cameras)}
         self._skew, self._wait, self._late = (
             round(s * 1e9) for s in (max_skew_s, max_wait_s, max_late_s)
         )
-        self.strays = 0  # frames from before a jump that came after it
+        self.strays = 0  # frames from before a time jump that arrived after it
         self.reset()
 
     @classmethod
     def of(cls, config: PipelineConfig) -> RigSync[Item]:
-        """As the parameters say; cameras of independent windows are not brought together."""
+        """Returns a synchroniser by the parameters; cameras of independent windows are not
+        grouped."""
         cameras = config.cameras if config.window.mode == "joint" else ()
         return cls(cameras, config.rig.max_skew_s, config.rig.max_wait_s, config.max_late_s)
 
     def reset(self) -> None:
-        """Forget what waits and what was seen."""
+        """Forgets waiting frames and all stamps."""
         self._waiting: list[Item] = []  # by stamp
         self._seen: dict[str, int] = {}  # newest stamp of each camera
-        self._first = 0  # stamp that everything began with
-        self._unjumped: set[str] = set()  # cameras that may still be where others jumped from
+        self._first = 0  # stamp of the first frame
+        self._unjumped: set[str] = set()  # cameras that may still send frames from before a jump
 
     def add(self, frame: Item) -> list[Instant[Item]]:
-        """One frame; the instants that it lets go, in order."""
+        """Adds a frame; returns the instants that are ready now, in order."""
         if len(self.cameras) < 2:
             return [Instant((frame,))]
         done: list[Instant[Item]] = []
@@ -98,7 +99,7 @@ class RigSync(Generic[Item]):
         return done + self._ready()
 
     def flush(self) -> list[Instant[Item]]:
-        """All that waits, as it is; what comes next begins anew."""
+        """Returns all waiting frames as instants, and resets."""
         done = []
         while self._waiting:
             done.append(self._take())
@@ -118,7 +119,7 @@ class RigSync(Generic[Item]):
         return done
 
     def _members(self) -> dict[str, Item]:
-        """The oldest frame and what belongs to it, by camera."""
+        """Returns the oldest frame and the frames of its instant, by camera."""
         limit = self._waiting[0].stamp_ns + self._skew
         members: dict[str, Item] = {}
         for frame in self._waiting:
@@ -130,7 +131,7 @@ class RigSync(Generic[Item]):
         return set(self.cameras) - set(self._members())
 
     def _awaited(self, camera: str) -> bool:
-        """Whether a frame of this camera may still come that belongs to the oldest."""
+        """True if a frame of this camera may still arrive for the instant of the oldest frame."""
         oldest, newest = self._waiting[0].stamp_ns, max(self._seen.values())
         seen = self._seen.get(camera, self._first)
         gone = camera in self._seen and seen > oldest + self._skew

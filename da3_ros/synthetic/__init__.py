@@ -1,6 +1,6 @@
 """Rendered rooms with exact depth, poses and intrinsics: demo camera, truth, training data.
 
-Knows torch, NumPy, ``types`` and ``rectify``; nothing of ROS, the network or the pipeline.
+Independent of ROS, the network and the pipeline.
 """
 
 from da3_ros.synthetic.camera import SyntheticCamera, SyntheticFrame, intrinsics

@@ -15,12 +15,12 @@ from da3_ros.synthetic.walks import Pace, make_walk
 from da3_ros.types import Array, Calibration, FloatImage, Image
 
 START_NS = 1_700_000_000_000_000_000
-_TOGETHER = 4  # frames rendered per call
+_BATCH = 4  # frames per rendering call
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticFrame:
-    """One frame with its truth. Each pixel of a distorted image has the depth at its own ray."""
+    """A frame with its truth. In a distorted image each pixel has the depth along its own ray."""
 
     stamp_ns: int
     image: Image  # [H, W, 3] RGB
@@ -30,26 +30,26 @@ class SyntheticFrame:
 
 
 def intrinsics(size: tuple[int, int], fov_deg: float) -> Array:
-    """K float64 [3, 3] (corner rule) of square pixels with this horizontal field of view."""
+    """K float64 [3, 3] (corner rule) for square pixels and a horizontal field of view."""
     focal = size[0] / 2.0 / np.tan(np.radians(fov_deg) / 2.0)
     return np.array([[focal, 0.0, size[0] / 2.0], [0.0, focal, size[1] / 2.0], [0.0, 0.0, 1.0]])
 
 
 class SyntheticCamera:
-    """Frames of a walk through the room of ``seed``; iterating again gives the same frames.
+    """Frames of a walk through the room ``seed``; each iteration gives the same frames.
 
     Args:
-        seed: of room, walk and noise.
+        seed: random seed of room, walk and noise.
         size: (width, height).
         fov_deg: horizontal field of view.
         walk: see ``make_walk``.
-        frames, rate_hz: how many, and how often.
+        frames, rate_hz: number of frames and frame rate.
         noise_sigma: standard deviation of additive noise, in grey levels of 255.
-        exposure_drift: largest relative change of brightness on the way, 0.2 for 20 %.
-        distortion_model, D: of the lens, ROS names and order; no D: a pinhole.
-        pace: bounds on speed; its rate is replaced by ``rate_hz``.
-        device: where to render.
-        mount: [4, 4] this camera's pose on the camera that walks: one of several on a rig.
+        exposure_drift: largest relative change of brightness along the walk, 0.2 for 20 %.
+        distortion_model, D: lens distortion, ROS names and order; empty D: a pinhole camera.
+        pace: speed limits; its rate is replaced by ``rate_hz``.
+        device: torch device for rendering.
+        mount: [4, 4] pose of this camera relative to the walk's poses, for cameras on a rig.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class SyntheticCamera:
         return len(self.T_world_camera)
 
     def __iter__(self) -> Iterator[SyntheticFrame]:
-        for first in range(0, len(self), _TOGETHER):
-            yield from self._render(range(first, min(first + _TOGETHER, len(self))))
+        for first in range(0, len(self), _BATCH):
+            yield from self._render(range(first, min(first + _BATCH, len(self))))
 
     def __getitem__(self, index: int) -> SyntheticFrame:
         if not 0 <= index < len(self):
@@ -119,7 +119,7 @@ class SyntheticCamera:
         ]
 
     def _expose(self, image: Image, index: int) -> Image:
-        """What automatic exposure and a sensor do to a clean image."""
+        """Apply exposure changes and sensor noise to an image."""
         if not self.noise_sigma and not self.exposure_drift:
             return image
         rng = np.random.default_rng([self.seed, index, 0x5E])

@@ -1,6 +1,6 @@
-"""What a robot would say of its motion: a level base below the camera, and odometry that drifts.
+"""Simulated robot odometry: a level base below the camera, and poses that drift.
 
-World: metres, z up, floor at z = 0. Knows NumPy and poses; renders nothing.
+World: metres, z up, floor at z = 0.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from da3_ros.types import Array
 
 
 def base_below(T_world_camera: Array) -> Array:
-    """T_world_base [4, 4] on the floor below a camera, level, x to where the camera looks.
+    """T_world_base [4, 4] on the floor below a camera, level, x in the viewing direction.
 
     REP-103 axes (x forward, y left, z up); the camera's are optical.
     """
     forward = T_world_camera[:2, 2]
     yaw = np.arctan2(forward[1], forward[0])
-    out = _turn(float(yaw))
+    out = _yaw_transform(float(yaw))
     out[:2, 3] = T_world_camera[:2, 3]
     return out
 
 
 class DriftingOdometry:
-    """Pose of a base that carries the camera rigidly, in an ``odom`` frame at its first pose.
+    """Pose of a base with a rigidly mounted camera; the ``odom`` frame is its first pose.
 
-    The base is level and below the camera at the first frame. Its error is a random walk: the
-    standard deviation per axis is ``noise_m`` after one metre of way and that of the heading
-    ``noise_deg`` after one second; both grow with the square root, and never jump.
+    The base is level and below the camera at the first frame. Its error is a random walk without
+    jumps: the standard deviation per axis is ``noise_m`` after 1 m of motion and grows with the
+    square root of the distance; that of the heading is ``noise_deg`` after 1 s and grows with
+    the square root of time.
     """
 
     def __init__(
@@ -37,7 +38,8 @@ class DriftingOdometry:
         self._T_world_base = base_below(T_world_camera)
         self.T_base_camera = invert_pose(self._T_world_base) @ T_world_camera
         self.T_odom_base = np.eye(4)
-        self.covariance = np.zeros((6, 6))  # x, y, z, rotations; of the steps, not their sum
+        # [6, 6] of x, y, z and rotations: sum over the steps, each in its own axes
+        self.covariance = np.zeros((6, 6))
         self._noise_m, self._noise_rad = noise_m, float(np.radians(noise_deg))
         self._rng = np.random.default_rng([seed, 0x0D])
 
@@ -47,21 +49,21 @@ class DriftingOdometry:
         return self.T_odom_base @ self.T_base_camera
 
     def move(self, T_world_camera: Array, seconds: float) -> Array:
-        """The camera is at this true pose ``seconds`` later; returns T_odom_base [4, 4]."""
+        """Move to the camera's true pose ``seconds`` later; returns T_odom_base [4, 4]."""
         T_world_base = T_world_camera @ invert_pose(self.T_base_camera)
         step = invert_pose(self._T_world_base) @ T_world_base
         self._T_world_base = T_world_base
         sigma_m = self._noise_m * float(np.linalg.norm(step[:3, 3])) ** 0.5
         sigma_rad = self._noise_rad * max(seconds, 0.0) ** 0.5
-        error = _turn(sigma_rad * float(self._rng.standard_normal()))
+        error = _yaw_transform(sigma_rad * float(self._rng.standard_normal()))
         error[:3, 3] = sigma_m * self._rng.standard_normal(3)
         self.T_odom_base = self.T_odom_base @ step @ error
         self.covariance += np.diag([sigma_m**2] * 3 + [0.0, 0.0, sigma_rad**2])
         return self.T_odom_base
 
 
-def _turn(yaw: float) -> Array:
-    """Rotation about z as [4, 4]."""
+def _yaw_transform(yaw: float) -> Array:
+    """Rotation about z, [4, 4]."""
     out = np.eye(4)
     out[:2, :2] = [[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]]
     return out

@@ -1,9 +1,8 @@
 """Renders rooms: exact z-depth at pixel centres and anti-aliased images, many cameras at once.
 
-Each camera has its own room. Work goes through in chunks of pixels that stay in a CPU core's cache
-(or fill a GPU); on CPU the chunks are shared out to as many threads as torch may use. Rays are
-``(x, y, 1)`` in the camera's frame, so that distances along them are z-depths.
-Knows tensors, rooms and textures; a calibration only for the rays of a distorting lens.
+Each camera has its own room. Pixels are processed in chunks that fit into a CPU core's cache (or
+fill a GPU); on CPU the chunks are distributed to torch's number of threads. Rays are
+``(x, y, 1)`` in the camera frame, so that distances along them are z-depths.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from da3_ros.synthetic.texture import octaves, patches, tiles, value_noise
 from da3_ros.types import Calibration
 
 Size = tuple[int, int]  # width, height
-SKY = -1  # surface number of pixels that look out of a window
-CPU_CHUNK = 1 << 16  # pixels; temporary images of this size stay in the cores' caches
+SKY = -1  # surface number of pixels that see the sky through a window
+CPU_CHUNK = 1 << 16  # pixels; temporary images of this size fit into the cores' caches
 GPU_CHUNK = 1 << 22
-_CODES = 128  # low bits of a distance that carry which face it belongs to
+_CODES = 128  # number of face codes, stored in the low bits of a distance
 _FAR = 1e9
 _SUBPIXELS = ((-0.25, -0.25), (0.25, -0.25), (-0.25, 0.25), (0.25, 0.25))
 
 
 @dataclass(frozen=True, eq=False)
 class Rendering:
-    """What N cameras see; tensors on the rooms' device."""
+    """Images of N cameras; tensors on the rooms' device."""
 
     image: Tensor  # [N, H, W, 3] uint8 RGB
     depth: Tensor  # [N, H, W] float32 z-depth in metres at pixel centres, +Inf for sky
@@ -70,20 +69,19 @@ def render_batch(
     """Render N cameras, each in its own room, on the rooms' device.
 
     Args:
-        rooms: S rooms; a RoomBatch says the device.
+        rooms: S rooms; a RoomBatch determines the device.
         T_world_camera: [N, 4, 4] camera-to-world, OpenCV optical axes, metres.
         K: [3, 3] or [N, 3, 3], corner rule (pixel i covers [i, i + 1)).
         size: (width, height) in pixels.
-        room_index: [N] which room each camera is in; default: camera i in room i, or all in the
-            only room.
-        supersample: 2x2 rays on pixels at geometric edges; textures are anti-aliased anyway, and
-            depth stays that of the pixel centre.
-        calibration: of a distorting lens, for all cameras; its K and size (binning and roi
-            honoured) replace ``K`` and must fit ``size``.
+        room_index: [N] room of each camera; default: camera i in room i, or all in the only room.
+        supersample: 2x2 rays for pixels at geometric edges; textures are always anti-aliased, and
+            depth is always that of the pixel centre.
+        calibration: of a distorting lens, for all cameras; its K and size (with binning and roi)
+            replace ``K`` and must match ``size``.
 
     Raises:
-        ValueError: shapes that do not fit together.
-        CalibrationError: a lens model that cannot be inverted all over the image.
+        ValueError: inconsistent shapes.
+        CalibrationError: a lens model that cannot be inverted for the whole image.
     """
     batch = rooms if isinstance(rooms, RoomBatch) else stack_rooms(rooms)
     with torch.inference_mode():
@@ -102,7 +100,7 @@ def _room_index(index: Tensor | Sequence[int] | None, cameras: int, rooms: int) 
     else:
         index = torch.arange(cameras)
     if index.shape != (cameras,) or int(index.max()) >= rooms:
-        raise ValueError(f"{cameras} cameras need a room index each, below {rooms}; got {index}")
+        raise ValueError(f"room_index is {index}: must be {cameras} numbers below {rooms}")
     return index
 
 
@@ -153,11 +151,11 @@ def _make_rays(
         return _Rays(K, size[0])
     rays = pixel_rays(calibration)
     if rays.shape[:2] != (size[1], size[0]):
-        raise ValueError(f"calibration is for {rays.shape[1::-1]} pixels, asked are {size}")
+        raise ValueError(f"calibration is for {rays.shape[1::-1]} pixels, but size is {size}")
     if not np.isfinite(rays).all():
         raise CalibrationError(
-            f"{calibration.distortion_model} with these coefficients cannot be inverted all over "
-            "the image; take weaker ones or a smaller field of view"
+            f"{calibration.distortion_model} with these coefficients cannot be inverted for the "
+            "whole image: use smaller coefficients or a smaller field of view"
         )
     across, down = np.gradient(rays, axis=1), np.gradient(rays, axis=0)
     table = np.concatenate([rays, across, down], -1).reshape(-1, 6).T
@@ -169,9 +167,9 @@ def _make_rays(
 
 @dataclass(frozen=True, eq=False)
 class _Faces:
-    """What a chunk's pixels can hit: K boxes per camera, nearest faces only, and six walls.
+    """Faces that rays of a chunk can hit: three faces of K boxes per camera, and six walls.
 
-    L = 3 K + 6 faces: code ``3 k + axis`` is the side of box k that looks at the camera, code
+    L = 3 K + 6 faces: code ``3 k + axis`` is the face of box k towards the camera, code
     ``3 K + 2 axis + side`` a wall.
     """
 
@@ -187,7 +185,7 @@ class _Faces:
 
 
 class _Renderer:
-    """One call's state: everything per camera that does not depend on the pixel."""
+    """State of one call: all values per camera that do not depend on the pixel."""
 
     def __init__(
         self, rooms: RoomBatch, poses: Tensor, room_index: Tensor, rays: _Rays, size: Size
@@ -241,7 +239,7 @@ class _Renderer:
 
     def _for_each_chunk(self, pixels: int, work: Callable[[slice, slice], None]) -> None:
         def run(chunk: tuple[slice, slice]) -> None:
-            with torch.inference_mode():  # is a property of the thread
+            with torch.inference_mode():  # applies to one thread only
                 work(*chunk)
 
         chunks = list(self._chunks(pixels))
@@ -263,7 +261,7 @@ class _Renderer:
     # Anti-aliasing of geometric edges
 
     def _edges(self, surface: Tensor) -> tuple[Tensor, Tensor]:
-        """Flat indices [N, E] of pixels beside another surface, and which of them are real."""
+        """Flat indices [N, E] of pixels next to another surface, and the mask of valid ones."""
         (w, h), n = self.size, len(surface)
         s = surface.view(n, h, w)
         edge = torch.zeros_like(s, dtype=torch.bool)
@@ -290,7 +288,7 @@ class _Renderer:
         mean = torch.where(valid[..., None], mean, image.gather(1, index))
         image.scatter_(1, index, mean)
 
-    # What a chunk can hit
+    # Faces in reach of a chunk
 
     def _faces(self, cameras: slice, x: Tensor, y: Tensor) -> _Faces:
         boxes = self._visible(cameras, x, y)  # [C, K] block numbers
@@ -300,7 +298,7 @@ class _Renderer:
         box_o, box_h = origin.gather(1, block[..., 0]), half.gather(1, block[..., 0])
         box_L = to_local.gather(1, block)
         c, k = boxes.shape
-        side = (box_o > 0.0).long()  # the side that looks at the camera, if any
+        side = (box_o > 0.0).long()  # the side towards the camera, if any
         number = 6 * boxes[..., None] + 2 * torch.arange(3, device=self.device) + side
         walls = torch.arange(6, device=self.device).expand(c, 6)
         number = torch.cat([number.reshape(c, 3 * k), walls], 1)  # [C, L]
@@ -317,7 +315,7 @@ class _Renderer:
         )
 
     def _visible(self, cameras: slice, x: Tensor, y: Tensor) -> Tensor:
-        """Blocks [C, K] that the chunk's pyramid of rays may meet, filled up with others."""
+        """Blocks [C, K] that the chunk's pyramid of rays may hit, padded with other blocks."""
         X, Y, Z = self.corners[cameras, 1:].unbind(-1)  # [C, B, 8]
         x0, x1, y0, y1 = (t[:, None, None] for t in (*x.aminmax(dim=1), *y.aminmax(dim=1)))
         beside = ((X - x0 * Z) < 0.0).all(-1) | ((X - x1 * Z) > 0.0).all(-1)
@@ -355,7 +353,7 @@ class _Renderer:
         faces = self._faces(cameras, x64, y64)
         x, y = x64.float(), y64.float()
         code = _nearest(faces, x, y)
-        # Now that the face is known, double precision costs six operations.
+        # The face is known, so double precision costs only six operations.
         gap, a, b, c = faces.exact.gather(2, code[:, None].expand(-1, 4, -1)).unbind(1)
         depth = (gap / (a * x64 + b * y64 + c)).float()
         pick = _Picker(faces, code)
@@ -370,7 +368,7 @@ class _Renderer:
         return colour, depth, surface
 
     def _sky(self, cameras: slice, x: Tensor, y: Tensor) -> list[Tensor]:
-        """Colours of a hazy sky with clouds, by direction alone."""
+        """Colours of a hazy sky with clouds; they depend only on the ray's direction."""
         R = self.rotation[cameras].float()
         d = [R[:, i, :1] * x + R[:, i, 1:2] * y + R[:, i, 2:] for i in range(3)]
         length = torch.rsqrt(x * x + y * y + 1.0)
@@ -389,7 +387,7 @@ class _Renderer:
 
 
 def _slab(to_local: Tensor, origin: Tensor, half: Tensor) -> Tensor:
-    """[..., 3, 5] float32: per axis the ray coefficients and where the extents end."""
+    """[..., 3, 5] float32: ray coefficients and both ends of the extent, for each axis."""
     ends = torch.stack([-half - origin, half - origin], -1)
     return torch.cat([to_local, ends], -1).float()
 
@@ -409,15 +407,15 @@ def _coded(depth: Tensor, code: int) -> Tensor:
 
 
 def _nearest(faces: _Faces, x: Tensor, y: Tensor) -> Tensor:
-    """Codes [C, P] int64 of the first faces that rays meet.
+    """Codes [C, P] int64 of the first faces that rays hit.
 
-    Codes ride in the low bits of depths, so that one minimum finds the depth and the face.
+    The low bits of a depth hold the face's code, so that one minimum finds both.
     """
     boxes = faces.slab.shape[1]
     best = torch.full_like(x, _FAR)
     for axis in range(3):
         for side, depth in enumerate(_crossings(faces.wall[:, axis], x, y)):
-            # Walls behind have negative depth: pushed to the far end.
+            # Walls behind the camera have negative depth: moved to the far end.
             ahead = depth + (-depth).clamp_(min=0.0).mul_(_FAR)
             torch.minimum(best, _coded(ahead, 3 * boxes + 2 * axis + side), out=best)
     for k in range(boxes):
@@ -428,7 +426,7 @@ def _nearest(faces: _Faces, x: Tensor, y: Tensor) -> Tensor:
             fars.append(torch.maximum(one, two))
         enter = torch.maximum(torch.maximum(nears[0], nears[1]), nears[2])
         leave = torch.minimum(torch.minimum(fars[0], fars[1]), fars[2])
-        # A miss (leaves before it enters, or lies behind) is pushed away; a hit keeps its bits.
+        # A miss (exit before entry, or behind the camera) is moved away; a hit keeps its bits.
         miss = torch.maximum(enter - leave, -enter).clamp_(min=0.0)
         torch.minimum(best, enter.add_(miss, alpha=_FAR), out=best)
     return best.view(torch.int32).bitwise_and(_CODES - 1).long()
@@ -454,7 +452,7 @@ class _Picker:
         return table.gather(2, self.code[:, None].expand(-1, count, -1)).unbind(1)
 
     def used(self, column: str) -> bool:
-        """Whether any face in reach has this column above zero (asked on CPU only: it waits)."""
+        """Whether any face has this column above zero; always True on GPU, to avoid a sync."""
         on_gpu = self.code.device.type != "cpu"
         return on_gpu or bool((self.faces.material[:, COLUMN[column]] > 0.0).any())
 
@@ -462,9 +460,9 @@ class _Picker:
 def _surface_point(
     pick: _Picker, x: Tensor, y: Tensor, depth: Tensor, pixel: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Face coordinates u and v, and the metres on the surface that a pixel covers at most.
+    """Face coordinates u and v, and the largest length in metres that a pixel covers.
 
-    The footprint is an ellipse stretched along the view; its long axis is what must not alias.
+    The footprint is an ellipse stretched along the view; its long axis limits the detail.
     """
     uo, ua, ub, uc, vo, va, vb, vc, gap = pick.plane()
     u = torch.addcmul(uo, depth, (ua * x).add_(uc).addcmul_(ub, y))
@@ -478,7 +476,7 @@ def _surface_point(
 def _shade(
     pick: _Picker, u: Tensor, v: Tensor, foot: Tensor, windows: bool
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Display colours of surfaces (square root of linear light) and which pixels see the sky."""
+    """Display colours of surfaces (square root of linear light), and the mask of sky pixels."""
     colour = _albedo(pick, u, v, foot)
     sky = None
     if windows:
@@ -488,12 +486,12 @@ def _shade(
         frame = ((0.05 - outside) / foot).add_(0.5).clamp_(0.0, 1.0)
         colour = [torch.lerp(c, torch.full_like(c, 0.75), frame) for c in colour]
     light = _light(pick, u, v)
-    # 1 - exp(-x) is a film's shoulder: bright surfaces keep their texture
+    # 1 - exp(-x) compresses highlights like film: bright surfaces keep their texture.
     return [(c * light).neg_().expm1_().neg_().clamp_(min=0.0).sqrt_() for c in colour], sky
 
 
 def _albedo(pick: _Picker, u: Tensor, v: Tensor, foot: Tensor) -> list[Tensor]:
-    """Linear colours: base colour, tiles, patches, noise over all."""
+    """Linear colours: base colour, tiles, patches, and noise on all of them."""
     seed = pick.seed()
     colour = list(pick.columns("red", 3))
     if pick.used("tile_tone"):

@@ -1,4 +1,4 @@
-"""Where the cameras of a synthetic rig sit."""
+"""Poses of the cameras on a synthetic rig."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from da3_ros.types import Array
 
 
 def rig_mount(number: int, baseline_m: float, yaw_deg: float) -> Array:
-    """Pose [4, 4] of a rig's camera on its first one: beside it to the right, turned to the right.
+    """Pose [4, 4] of camera ``number`` of a rig, relative to the first one.
 
-    Each stands ``baseline_m`` from the one before it and is turned by ``yaw_deg`` more.
+    Each camera is ``baseline_m`` to the right of the previous one and rotated by ``yaw_deg`` more
+    to the right.
     """
     angle = np.radians(yaw_deg * number)
     out = np.eye(4)

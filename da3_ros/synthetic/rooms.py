@@ -1,9 +1,9 @@
 """Procedural rooms: geometry, surface materials, lights, and exact distances to the surfaces.
 
-A room is a stack of blocks. Block 0 is the room itself, seen from inside; the others are boxes,
-seen from outside, turned about the vertical. Face ``2 * axis + side`` of a block (side 0 is the
-negative one) has coordinates (u, v) = the two other local axes, in metres from the block's centre.
-World: metres, z up, floor at z = 0, the room fills [0, X] x [0, Y] x [0, Z].
+A room is a list of blocks. Block 0 is the room itself, seen from inside; the others are boxes,
+seen from outside and rotated about the vertical. Face ``2 * axis + side`` of a block (side 0 is
+the negative one) has coordinates (u, v): the two other local axes, in metres from the block's
+centre. World: metres, z up, floor at z = 0; the room is [0, X] x [0, Y] x [0, Z].
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from da3_ros.types import Array
 
 OTHER_AXES = ((1, 2), (0, 2), (0, 1))  # (u, v) axes of the faces across axis 0, 1, 2
 COLUMNS = (
-    # linear base colour; how each of the two noises changes it
+    # linear base colour; strength of each of the two noises
     *("red", "green", "blue"),
     *("even_r", "even_g", "even_b", "odd_r", "odd_g", "odd_b"),
-    # of the noise: cells per metre of the coarsest octave, amplitude ratio of octaves
+    # noise: cells per metre of the coarsest octave, amplitude ratio of octaves
     *("frequency", "gain"),
     *("tile_frequency", "tile_tone", "joint_tone"),
     *("patch_frequency", "patch_share", "patch_strength"),
-    # of both lamps: place (u, v) and height over the face
+    # both lamps: position (u, v) and height above the face
     *("light0_u", "light0_v", "light0_n", "light1_u", "light1_v", "light1_n"),
     # darker towards |u - corner_u| = corner_hu, likewise v
     *("corner_u", "corner_hu", "corner_v", "corner_hv", "corner_strength"),
@@ -40,7 +40,7 @@ NO_WINDOW = (0.0, 0.0, -100.0, -100.0)
 
 @dataclass(frozen=True, eq=False)
 class Room:
-    """One room. B boxes make 1 + B blocks and F = 6 (1 + B) faces."""
+    """A room with B boxes: 1 + B blocks, F = 6 (1 + B) faces."""
 
     seed: int
     centre: Tensor  # [1 + B, 3] float64 metres
@@ -57,13 +57,13 @@ class Room:
 
     @property
     def boxes(self) -> int:
-        """How many boxes there are."""
+        """Number of boxes."""
         return len(self.yaw) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class RoomBatch:
-    """S rooms stacked for rendering: Room with a leading S, padded with far-off boxes."""
+    """S rooms stacked for rendering: Room with a leading axis S, padded with distant boxes."""
 
     centre: Tensor  # [S, 1 + B, 3]
     half: Tensor
@@ -77,7 +77,7 @@ class RoomBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The torch device of the tensors."""
         return self.yaw.device
 
     def to(self, device: torch.device | str) -> RoomBatch:
@@ -86,7 +86,7 @@ class RoomBatch:
 
 
 def stack_rooms(rooms: Sequence[Room], device: torch.device | str = "cpu") -> RoomBatch:
-    """Stack rooms so that cameras of different rooms render together."""
+    """Stack rooms so that cameras in different rooms are rendered together."""
     blocks = max(len(room.yaw) for room in rooms)
 
     def stack(name: str, per_block: int, value: float) -> Tensor:
@@ -113,9 +113,9 @@ def stack_rooms(rooms: Sequence[Room], device: torch.device | str = "cpu") -> Ro
 
 
 def make_room(seed: int) -> Room:
-    """A furnished room: boxes on the floor, on each other and on walls, windows, lights, textures.
+    """Make a furnished room: boxes on floor, boxes and walls; windows, lights, textures.
 
-    The same seed gives the same room everywhere; seeds differ in size, furniture and look.
+    Equal seeds give equal rooms on all machines; seeds differ in size, furniture and appearance.
     """
     rng = np.random.default_rng([seed, 0x600D])
     size = np.array([rng.uniform(3.2, 8.0), rng.uniform(3.2, 8.0), rng.uniform(2.4, 3.6)])
@@ -125,9 +125,9 @@ def make_room(seed: int) -> Room:
 
 
 def make_ring(seed: int, width: float = 2.2) -> Room:
-    """A corridor of ``width`` metres that comes back to its start: a hall about a block of rooms.
+    """Make a closed rectangular corridor of ``width`` metres around a solid core.
 
-    Walls, windows and furniture are drawn as those of rooms are; see ``walks.ring_walk``.
+    Walls, windows and furniture are random as in ``make_room``; see ``walks.ring_walk``.
     """
     rng = np.random.default_rng([seed, 0x21A6])
     size = np.array([rng.uniform(9.0, 12.0), rng.uniform(9.0, 12.0), rng.uniform(2.4, 3.0)])
@@ -144,7 +144,7 @@ def make_ring(seed: int, width: float = 2.2) -> Room:
 
 
 def _ring_box(rng: np.random.Generator, size: Array, core: _Box) -> _Box:
-    """A flat box on a wall of the core: what hangs or stands there leaves the way free."""
+    """A flat box on a wall of the core that leaves the corridor free."""
     axis, side = rng.integers(2), 2 * rng.integers(2) - 1
     half = np.empty(3)
     half[axis] = rng.uniform(0.03, 0.2)
@@ -164,7 +164,7 @@ def _finish(
     boxes: list[_Box],
     windows: dict[int, tuple[float, ...]],
 ) -> Room:
-    """Give boxes in a room their looks."""
+    """Make the room from its boxes, with random materials, lights and sky."""
     centre = np.array([size / 2, *(b.centre for b in boxes)])
     half = np.array([size / 2, *(b.half for b in boxes)])
     yaw = np.array([0.0, *(b.yaw for b in boxes)])
@@ -200,7 +200,7 @@ class _Box:
         return np.array([c * x + s * y, s * x + c * y, z])
 
     def meets(self, other: _Box, gap: float) -> bool:
-        """Whether the boxes come nearer than ``gap``, judged by their axis-aligned hulls."""
+        """Whether the axis-aligned hulls of the boxes are nearer than ``gap``."""
         apart = np.abs(self.centre - other.centre) - self.reach - other.reach
         return bool((apart < gap).all())
 
@@ -224,7 +224,7 @@ def _place_boxes(
 ) -> list[_Box]:
     openings = [_opening(face, window, size) for face, window in windows.items()]
     boxes: list[_Box] = []
-    floor_left = 0.3 * size[0] * size[1]  # the rest stays free to walk in
+    floor_left = 0.3 * size[0] * size[1]  # the rest stays free for walks
     for _ in range(rng.integers(4, 12)):
         box = _floor_box(rng, size)
         area = 4.0 * box.reach[0] * box.reach[1]
@@ -242,7 +242,7 @@ def _place_boxes(
 
 
 def _opening(face: int, window: tuple[float, ...], size: Array) -> _Box:
-    """A window as a thin box, to keep wall boxes off it."""
+    """A window as a thin box, so that wall boxes do not cover it."""
     axis, (u, v) = face // 2, OTHER_AXES[face // 2]
     centre, half = size / 2, np.full(3, 0.5)
     centre[axis] = size[axis] * (face % 2)
@@ -258,13 +258,13 @@ def _floor_box(rng: np.random.Generator, size: Array) -> _Box:
     box = _Box(np.zeros(3), half, yaw)
     room_left = np.maximum(size[:2] / 2 - box.reach[:2] - 0.02, 0.0)
     place = rng.uniform(-1, 1, 2)
-    if rng.random() < 0.6:  # furniture likes walls
+    if rng.random() < 0.6:  # most furniture stands at a wall
         place[rng.integers(2)] = rng.choice([-1.0, 1.0])
     return replace(box, centre=np.array([*(size[:2] / 2 + place * room_left), half[2]]))
 
 
 def _box_on_top(rng: np.random.Generator, below: _Box) -> _Box:
-    # At most 0.6 of the smaller side: turned and shifted by any angle it still stands on the box.
+    # At most 0.6 of the smaller side: with any rotation and shift it still stands on the box.
     half = min(below.half[:2]) * rng.uniform(0.3, 0.6, 3)
     half[2] = rng.uniform(0.06, 0.22)
     shift = rng.uniform(-0.15, 0.15, 2) * below.half[:2]
@@ -288,7 +288,7 @@ def _wall_box(rng: np.random.Generator, size: Array) -> _Box:
     return _Box(centre, half, 0.0)
 
 
-# Looks ------------------------------------------------------------------------------------------
+# Appearance -------------------------------------------------------------------------------------
 
 
 def _set(row: NDArray[np.float64], prefix: str, values: tuple[float, ...]) -> None:
@@ -298,7 +298,7 @@ def _set(row: NDArray[np.float64], prefix: str, values: tuple[float, ...]) -> No
 
 
 def _block_material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float64]:
-    """Materials [6, columns]: a room's faces are each their own, a box's are alike."""
+    """Materials [6, columns]: different for each face of a room, similar for those of a box."""
     rows = [_material(rng, is_room)]
     for _ in range(5):
         if is_room:
@@ -311,7 +311,7 @@ def _block_material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float
 
 
 def _material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float64]:
-    """One random surface, from nearly flat to busy."""
+    """A random material, from nearly uniform to richly textured."""
     row = np.zeros(len(COLUMNS))
     brightness = rng.uniform(0.25, 0.75) if is_room else rng.uniform(0.06, 0.8)
     tint = rng.uniform(-1, 1, 3) * rng.uniform(0.05, 0.3 if is_room else 0.7)
@@ -329,7 +329,7 @@ def _material(rng: np.random.Generator, is_room: bool) -> NDArray[np.float64]:
         _set(row, "patch_frequency", (patch, rng.uniform(0.15, 0.7), rng.uniform(0.5, 1.0)))
     row[COLUMN["tile_frequency"]] = max(
         row[COLUMN["tile_frequency"]], 1.0
-    )  # never divided by zero
+    )  # avoids a division by zero
     row[COLUMN["patch_frequency"]] = max(row[COLUMN["patch_frequency"]], 1.0)
     _set(row, "window", NO_WINDOW)
     return row
@@ -344,7 +344,7 @@ def _sky_colours(rng: np.random.Generator) -> NDArray[np.float32]:
 def _light(
     rng: np.random.Generator, material: NDArray[np.float64], centre: Array, half: Array, yaw: Array
 ) -> None:
-    """Two lamps under the ceiling, expressed in each face's own coordinates."""
+    """Add two lamps below the ceiling, in the coordinates of each face."""
     size = 2.0 * half[0]
     ambient = rng.uniform(0.3, 0.5)
     for k in (0, 1):
@@ -362,8 +362,8 @@ def _light(
 
 
 def _darken_corners(material: NDArray[np.float64], centre: Array, half: Array) -> None:
-    """Where surfaces meet less light arrives: edges of the room, and boxes near their floor."""
-    far = 50.0  # moves an edge out of reach
+    """Darken surfaces near edges of the room, and boxes near their lower edge."""
+    far = 50.0  # metres; an edge this far away has no effect
     for block in range(len(half)):
         for face in range(6):
             u, v = OTHER_AXES[face // 2]
@@ -381,7 +381,7 @@ def _darken_corners(material: NDArray[np.float64], centre: Array, half: Array) -
 
 
 def _local(room: Room, block: int, points: Array) -> Array:
-    """Points [N, 3] in a block's own axes, from its centre."""
+    """Convert points [N, 3] to a block's local axes, relative to its centre."""
     c, s = np.cos(float(room.yaw[block])), np.sin(float(room.yaw[block]))
     to_local = np.array([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])
     return np.asarray((points - room.centre[block].numpy()) @ to_local.T)
@@ -404,10 +404,10 @@ def _wall_distance(local: Array, half: Array, face: int, window: Array) -> Array
 
 
 def distance_to_surface(room: Room, points: Array) -> Array:
-    """Exact unsigned distance, float64 [...], of world points [..., 3] to the room's surfaces.
+    """Exact unsigned distances, float64 [...] in metres, of world points [..., 3] to surfaces.
 
-    Surfaces are the walls without their windows, the floor, the ceiling and all six faces of each
-    box; hidden ones, such as the floor below a box, count too. Metres.
+    Surfaces are the walls without windows, the floor, the ceiling and all six faces of each box,
+    also hidden ones such as the floor below a box.
     """
     points = np.asarray(points, np.float64)
     flat = points.reshape(-1, 3)
@@ -424,7 +424,7 @@ def distance_to_surface(room: Room, points: Array) -> Array:
 
 
 def clearance(room: Room, points: Array) -> Array:
-    """How far world points [..., 3] are from anything solid, float64 [...]; negative inside."""
+    """Distances, float64 [...] in metres, of world points [..., 3] to solids; negative inside."""
     points = np.asarray(points, np.float64)
     flat = points.reshape(-1, 3)
     free = -_box_signed_distance(_local(room, 0, flat), room.half[0].numpy())
@@ -435,7 +435,10 @@ def clearance(room: Room, points: Array) -> Array:
 
 
 def view_distance(room: Room, origins: Array, directions: Array) -> Array:
-    """Length along world rays [..., 3] to the first surface, float64 [...]; windows are walls."""
+    """Distances, float64 [...], along world rays [..., 3] to the first surface.
+
+    Unit: length of the direction. Windows count as walls.
+    """
     shape = np.broadcast_shapes(origins.shape, directions.shape)
     origin = np.broadcast_to(origins, shape).reshape(-1, 3)
     ahead = origin + np.broadcast_to(directions, shape).reshape(-1, 3)

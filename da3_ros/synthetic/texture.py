@@ -1,9 +1,9 @@
 """Procedural textures, evaluated analytically at hit points: noise, tiles, patches.
 
-Everything is a function of an integer hash, so it is aperiodic, seeded, equal on every device, and
-needs no memory. Every feature fades before it gets smaller than a pixel, so that nothing aliases.
-Knows tensors only. Coordinates are metres on a surface; ``foot`` is what one pixel covers there.
-Selections are written as minima, maxima and clamps: ``torch.where`` is thirty times slower on CPU.
+All values come from an integer hash, so textures are aperiodic, seeded, equal on all devices, and
+need no memory. Details fade before they get smaller than a pixel, which prevents aliasing.
+Coordinates are metres on a surface; ``foot`` is the length that a pixel covers there. Selections
+are written as minima, maxima and clamps: ``torch.where`` is thirty times slower on CPU.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 OCTAVES = 6
-LACUNARITY = 2.17  # not an integer: lattices of two octaves never line up
-_A, _B = 0x27D4EB2F, 0x165667B1  # odd, so that neighbouring cells land far apart
+LACUNARITY = 2.17  # not an integer, so that the lattices of two octaves never coincide
+_A, _B = 0x27D4EB2F, 0x165667B1  # odd, so that hashes of neighbouring cells are far apart
 
 
 def _mix(h: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def _signed(h: Tensor) -> Tensor:
-    """Uniform float32 in [-1, 1) from scrambled int32; uses the top bits, the best ones."""
+    """Uniform float32 in [-1, 1) from scrambled int32; uses the top bits, the most random ones."""
     return h.float().mul_(2.0**-31)
 
 
@@ -49,9 +49,9 @@ def value_noise(u: Tensor, v: Tensor, seed: Tensor | int) -> Tensor:
 
 
 def fade(cells_per_pixel: Tensor) -> Tensor:
-    """1 while a lattice cell covers at least two pixels, down to 0 at one.
+    """1 if a lattice cell covers at least two pixels, falling to 0 at one pixel.
 
-    The shortest wave of a lattice is two cells, so nothing shorter than two pixels is left.
+    The shortest wave of a lattice is two cells, so no wave shorter than two pixels remains.
     """
     return (2.0 - 2.0 * cells_per_pixel).clamp_(0.0, 1.0)
 
@@ -67,9 +67,9 @@ def octaves(
 ) -> tuple[Tensor, Tensor]:
     """Two independent multi-octave noises (even and odd octaves), each about [-1, 1].
 
-    ``frequency`` is that of the coarsest octave in cells per metre, ``gain`` the amplitude ratio
-    of an octave to the next coarser one. ``finest`` is a lower bound of foot * frequency: octaves
-    that no pixel can show are skipped.
+    ``frequency``: of the coarsest octave, cells per metre. ``gain``: amplitude ratio of an octave
+    to the next coarser one. ``finest``: lower bound of foot * frequency; octaves too fine for all
+    pixels are skipped.
     """
     u, v, cells = u * frequency, v * frequency, foot * frequency
     sums = [torch.zeros_like(u), torch.zeros_like(u)]
@@ -88,9 +88,9 @@ def octaves(
 
 
 def _interval(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Which random interval x lies in, and the distance to its nearer end (in mean intervals).
+    """The number of the random interval around x, and the distance to its nearer end.
 
-    Edge i of the partition is at i + 0.7 r(i), r uniform, so lengths vary from 0.3 to 1.7.
+    Edge i of the partition is at i + 0.7 r(i) with r uniform: lengths vary from 0.3 to 1.7.
     """
     n = x.floor()
     h = n.int().mul_(_A).add_(seed)
@@ -106,10 +106,10 @@ def _interval(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
 def tiles(
     u: Tensor, v: Tensor, foot: Tensor, frequency: Tensor, seed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tiles of random sizes: a tone per tile in [-1, 1] and the joint's coverage in [0, 1].
+    """Tiles of random sizes: the tile's tone in [-1, 1] and the coverage by joints in [0, 1].
 
-    Tiles stand in columns of random width, each cut at its own random heights; ``frequency``
-    is mean tiles per metre. Joints are 3 % of a tile wide.
+    Tiles form columns of random width, each divided at random heights; ``frequency``: mean number
+    of tiles per metre. Joints are 3 % of a tile wide.
     """
     column, du = _interval(u * frequency, seed)
     column.mul_(_B).add_(seed)
@@ -119,7 +119,7 @@ def tiles(
     pixels = distance / cells
     joint = ((0.015 / cells).sub_(pixels).add_(0.5)).clamp_(0.0, 1.0)
     joint.mul_((0.03 / cells).clamp_(max=1.0))  # thinner than a pixel: covers part of it
-    # Tones meet at their mean over a pixel: a cheap and symmetric box filter across the edge.
+    # Tones fade to 0 within a pixel of the edge: a cheap, symmetric box filter.
     tone.mul_((2.0 * pixels).clamp_(max=1.0)).mul_(fade(cells * 3.0))
     return tone, joint
 
@@ -127,10 +127,10 @@ def tiles(
 def patches(
     u: Tensor, v: Tensor, foot: Tensor, frequency: Tensor, share: Tensor, seed: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Rectangles of random place, size, turn and colour: coverage [0, 1] and three colours [0, 1].
+    """Random rectangles: coverage in [0, 1] and three colour channels in [0, 1].
 
-    One rectangle at most in each cell of a lattice of ``frequency`` cells per metre, ``share`` of
-    the cells have one. It stays inside its cell, so that one look-up is enough.
+    ``share`` of the cells of a lattice with ``frequency`` cells per metre contain a rectangle of
+    random position, size, rotation and colour. It lies inside its cell: one look-up is enough.
     """
     u, v, cells = u * frequency, v * frequency, foot * frequency
     cell_u, cell_v = u.floor(), v.floor()

@@ -1,7 +1,7 @@
-"""Exact predictions in place of a network: what the pipeline makes of perfect windows.
+"""A session that returns exact predictions instead of a network's, to test the pipeline.
 
-Every window comes in a unit and a world of its own, as a network's does, so that joining windows
-is put to the test while the network's own error cannot hide an effect.
+Each window has a unit and a world of its own, as with a network, so that alignment is tested
+without the errors of a network.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.projection import resize_K
+from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.covariance import EXACT
-from da3_ros.types import Array, FloatImage, Image, Prediction, View, Window
+from da3_ros.types import Array, FloatImage, Prediction, View, Window
 
 
 class TrueFrame(Protocol):
-    """What is known exactly about one frame; its depth has the size that the network sees."""
+    """Exact depth (at the network's size), pose and intrinsics of a frame."""
 
     stamp_ns: int
     depth: FloatImage
@@ -30,22 +31,22 @@ class TrueFrame(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """What a network's predictions are off by, drawn anew for every window. None by default."""
+    """Errors added to exact predictions, drawn separately for each window. Default: none."""
 
     independent: float = 0.0  # relative standard deviation of each pixel's depth
-    smooth: float = 0.0  # of errors that neighbouring pixels share
-    per_frame: float = 0.0  # of errors that all pixels of a view share
-    rotation_deg: float = 0.0  # standard deviation of a camera's turn about each axis
-    translation: float = 0.0  # and of its place along each axis, over the median depth
-    # Errors of poses that grow along each window: a turn about each axis, and a place over depth.
+    smooth: float = 0.0  # of errors common to neighbouring pixels
+    per_frame: float = 0.0  # of errors common to all pixels of a view
+    rotation_deg: float = 0.0  # standard deviation of the camera's rotation about each axis
+    translation: float = 0.0  # of the camera's position along each axis, over the median depth
+    # Errors of poses that grow along a window: rotation about each axis, position over the depth.
     bend_deg: float = 0.0
     bend: float = 0.0
-    outliers: float = 0.0  # share of pixels whose depth is anything
-    lies: float = 0.0  # share of pixels that are wrong by tens of per cent and claim to be sure
+    outliers: float = 0.0  # share of pixels with random depth
+    lies: float = 0.0  # share of pixels with errors of tens of per cent and high confidence
 
 
-class TruthSession:
-    """Answers windows with the truth, each disturbed by a random Sim(3), and with ``noise``."""
+class TruthSession(Session):
+    """Predicts the truth of each window, transformed by a random Sim(3), plus ``noise``."""
 
     def __init__(
         self,
@@ -54,31 +55,22 @@ class TruthSession:
         seed: int = 0,
         noise: Noise | None = None,
     ) -> None:
-        """``frames``: of one camera, or of several by their names."""
+        """``frames``: frames of one camera, or of several cameras by name."""
         self._several = isinstance(frames, Mapping)
         by_camera = frames if isinstance(frames, Mapping) else {"": frames}
         self._frames = {(name, f.stamp_ns): f for name, fs in by_camera.items() for f in fs}
         self._rng = np.random.default_rng(seed)
-        self.motion_error = EXACT  # no error that all windows have in common
+        self.motion_error = EXACT  # no systematic error
         self.noise = noise or Noise()
-        self.T_window_world = np.eye(4)  # of the newest window, and its units per metre
-        self.unit = 1.0
+        self.T_window_world = np.eye(4)  # of the newest window
+        self.unit = 1.0  # units per metre of the newest window
 
     def add(self, frame: TrueFrame, camera: str = "") -> None:
-        """One more frame to know."""
+        """Add a frame."""
         self._frames[camera, frame.stamp_ns] = frame
 
-    def fit(self, image: tuple[int, int], window: int, new: int) -> None:
-        """The truth needs no memory: nothing is limited."""
-
-    def set_budget(self, memory_budget_gb: float) -> None:
-        """The truth fits into any memory."""
-
-    def prefetch(self, image: Image) -> None:
-        """Nothing to begin with."""
-
     def infer(self, window: Window) -> Prediction:
-        """The truth of ``window``'s views. Raises KeyError for a stamp that is not known."""
+        """Predict the truth of ``window``'s views. Raises KeyError for an unknown stamp."""
         names = [view.camera if self._several else "" for view in window.views]
         stamps = [view.stamp_ns for view in window.views]
         frames = [
@@ -108,24 +100,24 @@ class TruthSession:
         )
 
     def _moved(self, poses: Array, depth: float) -> Array:
-        """Poses [N, 4, 4] with noise."""
+        """Add noise to poses [N, 4, 4]."""
         count, out = len(poses), poses.copy()
-        turn = np.radians(self.noise.rotation_deg) * self._rng.normal(size=(count, 3))
-        out[:, :3, :3] = poses[:, :3, :3] @ Rotation.from_rotvec(turn).as_matrix()
+        rotation = np.radians(self.noise.rotation_deg) * self._rng.normal(size=(count, 3))
+        out[:, :3, :3] = poses[:, :3, :3] @ Rotation.from_rotvec(rotation).as_matrix()
         out[:, :3, 3] += self.noise.translation * depth * self._rng.normal(size=(count, 3))
         return self._bent(out, depth) if self.noise.bend_deg or self.noise.bend else out
 
     def _bent(self, poses: Array, depth: float) -> Array:
-        """Poses [N, 4, 4] with errors that the views of this window have in common."""
+        """Add errors to poses [N, 4, 4] that grow along the window."""
         along = np.linspace(0, 1, len(poses))[:, None]
-        turn = np.radians(self.noise.bend_deg) * self._rng.normal(size=3)
-        place = self.noise.bend * depth * self._rng.normal(size=3)
-        poses[:, :3, :3] = Rotation.from_rotvec(along * turn).as_matrix() @ poses[:, :3, :3]
-        poses[:, :3, 3] += along * place
+        rotation = np.radians(self.noise.bend_deg) * self._rng.normal(size=3)
+        offset = self.noise.bend * depth * self._rng.normal(size=3)
+        poses[:, :3, :3] = Rotation.from_rotvec(along * rotation).as_matrix() @ poses[:, :3, :3]
+        poses[:, :3, 3] += along * offset
         return poses
 
     def _doubtful(self, depth: Array) -> tuple[Array, FloatImage]:
-        """Depth [N, h, w] with noise, and the confidence in it."""
+        """Add noise to depth [N, h, w]; returns it with its confidence."""
         rng, noise, count = self._rng, self.noise, len(depth)
         error = noise.independent * rng.normal(size=depth.shape)
         error += noise.per_frame * rng.normal(size=(count, 1, 1))
@@ -142,7 +134,7 @@ class TruthSession:
 
 
 def seen_by(frame: TrueFrame, view: View) -> Truth:
-    """The truth of a frame in the pixels of a view of it, of any size (nearest pixel)."""
+    """The truth of a frame at the pixels of its view, of any size (nearest pixel)."""
     height, width = view.image.shape[:2]
     size = (frame.depth.shape[1], frame.depth.shape[0])
     if size == (width, height):
@@ -156,14 +148,14 @@ def seen_by(frame: TrueFrame, view: View) -> Truth:
 
 
 def _waves(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """A random field of unit variance in which a quarter of the image hangs together."""
+    """A smooth random field of unit variance, correlated over about a quarter of the image."""
     grid = cv2.resize(rng.normal(size=(5, 5)), shape[::-1], interpolation=cv2.INTER_CUBIC)
     return np.asarray(grid / np.sqrt(np.mean(grid**2)))
 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """A TrueFrame on its own."""
+    """A plain TrueFrame."""
 
     stamp_ns: int
     depth: FloatImage
@@ -172,7 +164,7 @@ class Truth:
 
 
 def at_size(frames: Iterable[TrueFrame], size: tuple[int, int]) -> list[Truth]:
-    """The truth of ``frames`` at another size (width, height): each pixel that of the nearest."""
+    """Resize the truth of ``frames`` to ``size`` (width, height) by the nearest pixel."""
     return [
         Truth(
             f.stamp_ns,

@@ -1,7 +1,7 @@
 """Smooth camera walks through a room that stay clear of walls and boxes.
 
-Candidates start at random places; those that hit nothing and see more than a bare wall are kept.
-World: metres, z up. Knows NumPy and a room's geometry; renders nothing.
+Candidates start at random places; one without collisions that sees more than a bare wall is used.
+World: metres, z up.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from da3_ros.synthetic.rooms import Room, clearance, view_distance
 from da3_ros.types import Array
 
 WALKS = ("loop", "straight", "spot", "handheld", "still", "strafe")
-CLEARANCE_M = 0.3  # between the camera and any surface
+CLEARANCE_M = 0.3  # least distance of the camera from any surface
 _CANDIDATES = 96
-_SHAKE_M, _SHAKE_RAD = 0.012, 0.015  # a steady hand
+_SHAKE_M, _SHAKE_RAD = 0.012, 0.015  # amplitudes of a steady hand
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a camera may move; bounds hold between any two neighbouring frames."""
+    """Speed limits of a camera; they hold between any two consecutive frames."""
 
     rate_hz: float = 10.0
     max_speed_m_s: float = 0.8
@@ -41,7 +41,7 @@ class Pace:
 
 @dataclass(frozen=True, eq=False)
 class _Path:
-    """Candidates' motion: position [C, N, 3], yaw and pitch and roll [C, N] in radians."""
+    """Motion of C candidates: position [C, N, 3]; yaw, pitch and roll [C, N] in radians."""
 
     position: Array
     yaw: Array
@@ -60,19 +60,19 @@ def make_walk(
 
     Args:
         kind: ``straight`` looks roughly ahead; ``strafe`` sideways; ``spot`` turns in place;
-            ``loop`` ends in the pose it began with, and looks around once where the number of
-            frames allows it; ``handheld`` is a slow curve with shake; ``still`` is one pose.
-        frames: how many poses.
-        seed: of the place and the motion.
-        pace: bounds on the speed. With few frames walks are short, never fast.
+            ``loop`` ends at its first pose, with a full rotation if there are enough frames;
+            ``handheld`` is a slow curve with shake; ``still`` is one pose.
+        frames: number of poses.
+        seed: random seed of start and motion.
+        pace: speed limits. With few frames walks are short, never fast.
 
     Raises:
-        ValueError: an unknown kind, no frames, or a room without a free place.
+        ValueError: an unknown kind, no frames, or a room without free space.
     """
     if kind not in WALKS:
-        raise ValueError(f"unknown walk '{kind}'; known are {', '.join(WALKS)}")
+        raise ValueError(f"unknown walk '{kind}': must be one of {', '.join(WALKS)}")
     if frames < 1:
-        raise ValueError(f"a walk needs at least one frame, got {frames}")
+        raise ValueError(f"frames is {frames}: a walk needs at least one")
     pace = pace or Pace()
     rng = np.random.default_rng([seed, room.seed, WALKS.index(kind)])
     for shrink in (1.0, 0.7, 0.5, 0.3, 0.15, 0.05, 0.0):
@@ -81,15 +81,15 @@ def make_walk(
         best = _choose(room, path, rng)
         if best is not None:
             return _poses(path[best])[0]
-    raise ValueError(f"room {room.seed} has no free place for a camera")
+    raise ValueError(f"room {room.seed} has no free space for a camera")
 
 
-# Motions: each gives candidates from which _choose takes one ------------------------------------
+# Motions: each returns candidates, of which _choose selects one ---------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Start:
-    """Where candidates begin: place [C, 3], yaw [C], pitch [C]."""
+    """Start of the candidates: place [C, 3], yaw [C], pitch [C]."""
 
     place: Array
     yaw: Array
@@ -106,7 +106,7 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Time:
-    """Frames and pace, and how far a motion may go within them."""
+    """Number of frames and pace, and the reach of a motion within them."""
 
     frames: int
     pace: Pace
@@ -117,7 +117,7 @@ class _Time:
         return t * t * (3.0 - 2.0 * t)
 
     def reach_m(self, share: float = 0.9) -> float:
-        """Length of path that ``ease`` may cover; the rest of the speed is for other motion."""
+        """Largest path length of ``ease`` with ``share`` of the speed; the rest is for shake."""
         return share * self.pace.step_m * max(self.frames - 1, 0) / 1.5
 
     def reach_rad(self, share: float = 0.9) -> float:
@@ -129,7 +129,7 @@ _Motion = Callable[[_Start, _Time, np.random.Generator, float], _Path]
 
 
 def _directions(yaw: Array) -> Array:
-    """Level unit vectors [..., 3] at a yaw."""
+    """Horizontal unit vectors [..., 3] for a yaw."""
     return np.stack([np.cos(yaw), np.sin(yaw), np.zeros_like(yaw)], -1)
 
 
@@ -141,7 +141,7 @@ def _level(start: _Start, position: Array, yaw: Array) -> _Path:
 def _line(
     start: _Start, time: _Time, heading: Array, length: float, turn: float
 ) -> tuple[Array, Array]:
-    """Positions [C, N, 3] along a straight line, yaw [C, N] that swings by ``turn`` and back."""
+    """Positions [C, N, 3] on a straight line; yaw [C, N] swings by ``turn`` and back."""
     along = time.ease() * length
     position = start.place[:, None] + _directions(heading)[:, None] * along[None, :, None]
     swing = turn * np.sin(np.pi * time.ease()) / np.pi
@@ -172,7 +172,7 @@ def _spot(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -
 
 
 def _loop(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
-    """A wobbly ellipse; the camera turns once with it if the pace allows, else it looks about."""
+    """An irregular ellipse; the camera rotates fully if the pace allows, else it swings."""
     phase = 2.0 * np.pi * time.ease()
     around = rng.uniform(0.6, 1.6) if shrink == 1.0 else 1.6 * shrink  # radius in metres
     radius = min(around, time.reach_m(0.75) / (2.0 * np.pi))
@@ -209,7 +209,7 @@ def _handheld(start: _Start, time: _Time, rng: np.random.Generator, shrink: floa
 
 
 def _shake(time: _Time, rng: np.random.Generator, step: float, amplitude: float) -> Array:
-    """Tremor [N] of a hand, 0.4 to 2.5 Hz, changing by less than ``step`` / sqrt(3) a frame."""
+    """Hand tremor [N] of 0.4 to 2.5 Hz that changes by less than ``step`` / sqrt(3) per frame."""
     t = np.arange(time.frames) / time.pace.rate_hz
     hertz, phase = rng.uniform(0.4, 2.5, 4), rng.uniform(0.0, 2.0 * np.pi, 4)
     weight = rng.dirichlet(np.ones(4))
@@ -232,7 +232,7 @@ _MOTIONS: dict[str, _Motion] = {
 
 
 def _choose(room: Room, path: _Path, rng: np.random.Generator) -> int | None:
-    """A candidate that touches nothing, at random among those that look into the room."""
+    """A random candidate without collision that looks into the room; None: all collide."""
     every = max(1, path.position.shape[1] // 60)
     free = clearance(room, path.position[:, ::every]).min(-1)
     free = np.minimum(free, clearance(room, path.position[:, -1]))
@@ -247,7 +247,7 @@ def _choose(room: Room, path: _Path, rng: np.random.Generator) -> int | None:
 
 
 def _view(room: Room, path: _Path, candidates: Array) -> Array:
-    """Mean of a fan of view distances [C], the worst of five moments on the way."""
+    """Mean view distance [C] over a fan of rays, the smallest of five moments of the walk."""
     moments = np.linspace(0, path.yaw.shape[1] - 1, 5).astype(int)
     yaw = path.yaw[candidates][:, moments]
     fan = np.linspace(-0.5, 0.5, 5)
@@ -271,10 +271,10 @@ def _poses(path: _Path) -> Array:
 
 
 def ring_walk(room: Room, frames: int, laps: float, width: float = 2.2) -> Array:
-    """Poses [F, 4, 4] of a walk in the middle of a ``make_ring`` corridor, looking ahead.
+    """Poses [F, 4, 4] of a walk along the middle of a ``make_ring`` corridor, looking ahead.
 
-    More than one lap comes back to where it began. Corners are quarters of circles; the camera
-    sways a little, as one that is carried does.
+    With more than one lap it returns to its start. Corners are quarter circles; the camera sways
+    slightly, as if carried by hand.
     """
     size, middle = room.size, width / 2
     straight = size[:2] - 2 * width  # from the end of one corner to the start of the next

@@ -167,12 +167,12 @@ def spoilt(folder, name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cut.glb", "cut off or no GLB"),
+        ("cut.glb", "truncated or not a GLB"),
         ("other.glb", "was not written by da3_ros"),
         ("cut.ply", "cannot be read"),
-        ("no.ply", "is no PLY"),
-        ("empty", "holds no scene"),
-        ("scene.obj", ".glb or .ply is wanted"),
+        ("no.ply", "is not a PLY file"),
+        ("empty", "contains no scene"),
+        ("scene.obj", ".glb or .ply file"),
         ("nothing", "does not exist"),
     ],
 )
@@ -188,7 +188,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path, capsys, name, words)
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--output", "a.jpg"], 1, "a .png is written"),
+        (["--output", "a.jpg"], 1, "must end with .png"),
         (["--output", "a.png", "--size", "9x"], 2, "write WIDTHxHEIGHT"),
         (["--output", "a.png", "--size", "99999x9"], 1, "at most"),
         (["--output", f"{__file__}/a.png"], 1, "cannot be written"),

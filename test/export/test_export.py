@@ -22,7 +22,7 @@ from da3_ros.export.atomic_files import atomic_folder, atomic_path
 from da3_ros.export.export import ExportError, Selection, export_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.scene import Scene, SubmapCloud
-from da3_ros.mapping.submaps import jpeg
+from da3_ros.mapping.submap_points import jpeg
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 
@@ -273,7 +273,7 @@ def test_averaging_merges_what_two_submaps_saw_and_counts_both(tmp_path):
     [
         (Selection(crop=(1, 0, 0, 0, 1, 1)), "crop is .*min x y z must be below"),
         (Selection(voxel=float("nan")), "voxel is nan"),
-        (Selection(voxel=1e-30), "voxel is 1e-30: 0 .none., or at least 1e-06"),
+        (Selection(voxel=1e-30), "voxel is 1e-30: must be 0 .none., or at least 1e-06"),
         (Selection(voxel=float("inf")), "voxel is inf"),
         (Selection(min_confidence=-1.0), "min_confidence is -1.0"),
     ],
@@ -341,7 +341,7 @@ def test_a_folder_is_replaced_whole_and_only_if_it_is_ours(tmp_path):
     assert export_scene(make_scene(50), tmp_path / "m", form="colmap").points == 50
     assert len(read_colmap(first.path)[2]) == 50
     (tmp_path / "m" / "thesis.txt").write_text("mine")
-    with pytest.raises(ExportError, match="holds other things"):
+    with pytest.raises(ExportError, match="with other contents"):
         export_scene(make_scene(), tmp_path / "m", form="colmap")
 
     def fail():
@@ -367,7 +367,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, form):
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     for target in (pipe, link):
-        with pytest.raises(ExportError, match="cannot be written: it is no regular file"):
+        with pytest.raises(ExportError, match="cannot be written: it is not a regular file"):
             export_scene(make_scene(), target, form=form)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert link.is_symlink()
@@ -376,7 +376,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, form):
 
 def test_what_comes_to_lie_there_meanwhile_is_not_replaced(tmp_path):
     target = tmp_path / "scene.ply"
-    with pytest.raises(ExportError, match="it is no regular file"), atomic_path(target):
+    with pytest.raises(ExportError, match="it is not a regular file"), atomic_path(target):
         os.mkfifo(target)
     assert [p.name for p in tmp_path.iterdir()] == ["scene.ply"]
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from da3_ros.export.paths import PathError, beside, resolve_inside
+from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 
 
 def test_relative_and_absolute_paths_inside_are_accepted(tmp_path):
@@ -22,7 +22,7 @@ def test_a_link_that_leads_outside_is_refused(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(tmp_path)
-    with pytest.raises(PathError, match="leaves export_dir"):
+    with pytest.raises(PathError, match="is outside export_dir"):
         resolve_inside(str(root), "link/x.glb")
 
 
@@ -32,7 +32,7 @@ def test_a_link_to_a_name_that_cannot_be_sent_is_refused(tmp_path, folder):
     os.mkdir(odd)
     os.symlink(odd, tmp_path / "link")
     for root in (tmp_path, os.fsdecode(odd)):
-        with pytest.raises(PathError, match="is no UTF-8: name another") as caught:
+        with pytest.raises(PathError, match="is not UTF-8: name another") as caught:
             resolve_inside(str(root), "link/x" if root == tmp_path else "x", folder=folder)
         caught.value.args[0].encode()
 
@@ -62,13 +62,13 @@ def test_no_folder_but_those_below_is_one(tmp_path, path):
         resolve_inside(str(root), path, folder=True)
     (root / "link").symlink_to(tmp_path)
     for through in ("link", "link/scene"):
-        with pytest.raises(PathError, match="leaves export_dir"):
+        with pytest.raises(PathError, match="is outside export_dir"):
             resolve_inside(str(root), through, folder=True)
 
 
 def test_a_scene_beside_another_has_its_cameras_name(tmp_path):
-    assert beside(tmp_path / "room.glb", "left").name == "room_left.glb"
-    assert beside(tmp_path / "room", "rig/left").name == "room_rig_left"
+    assert path_for_camera(tmp_path / "room.glb", "left").name == "room_left.glb"
+    assert path_for_camera(tmp_path / "room", "rig/left").name == "room_rig_left"
 
 
 @pytest.mark.parametrize("folder", [False, True])

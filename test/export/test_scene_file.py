@@ -82,7 +82,7 @@ def test_an_older_scene_is_replaced_and_nothing_else_is(saved):
     assert len(load_scene(path).submaps) == 1
     assert not (path / "images").exists()
     (path / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match="holds other things"):
+    with pytest.raises(ExportError, match="with other contents"):
         save_scene(snapshot, path)
     assert len(load_scene(path).submaps) == 1
     assert [p.name for p in path.parent.iterdir()] == ["scene"]
@@ -143,8 +143,8 @@ def link(path):
 DAMAGE = {
     "not there": (shutil.rmtree, "scene.json is missing"),
     "another version": (lambda p: edit(p, lambda d: d.update(version=2)), "has version 2, this"),
-    "foreign": (lambda p: (p / "scene.json").write_text('{"asset": 1}'), "not of da3_ros"),
-    "a list": (lambda p: (p / "scene.json").write_text("[]"), "not of da3_ros"),
+    "foreign": (lambda p: (p / "scene.json").write_text('{"asset": 1}'), "not from da3_ros"),
+    "a list": (lambda p: (p / "scene.json").write_text("[]"), "not from da3_ros"),
     "half a json": (lambda p: cut(p / "scene.json"), "damaged"),
     "no submaps": (lambda p: edit(p, lambda d: d.pop("submaps")), "damaged.*submaps"),
     "a submap's file is gone": (lambda p: (p / "submaps" / "000000.npz").unlink(), "000000.npz"),
@@ -214,9 +214,9 @@ DAMAGE = {
     ),
     "an image elsewhere": (
         lambda p: link(p / "images" / "1000.jpg"),
-        "images/1000.jpg leads out of the folder: nothing is read outside export_dir",
+        "images/1000.jpg points out of the folder: only export_dir is read",
     ),
-    "submaps elsewhere": (lambda p: link(p / "submaps"), "submaps/000000.npz leads out"),
+    "submaps elsewhere": (lambda p: link(p / "submaps"), "submaps/000000.npz points out"),
     "links in a circle": (
         lambda p: ((p / "poses.npz").unlink(), (p / "poses.npz").symlink_to("poses.npz")),
         "damaged",
@@ -245,14 +245,14 @@ def pipe(file):
 )
 def test_a_pipe_in_a_scene_is_refused_and_blocks_nothing(saved, name):
     pipe(saved[1] / name)
-    with pytest.raises(SceneFileError, match=f"{name} is no regular file"):
+    with pytest.raises(SceneFileError, match=f"{name} is not a regular file"):
         load_scene(saved[1])
 
 
 @pytest.mark.timeout(60)
 def test_a_scene_is_not_saved_over_a_folder_of_pipes(saved):
     pipe(saved[1] / "scene.json")
-    with pytest.raises(ExportError, match="holds other things"):
+    with pytest.raises(ExportError, match="with other contents"):
         save_scene(saved[0], saved[1])
     assert (saved[1] / "scene.json").is_fifo()
 
@@ -262,7 +262,7 @@ def test_a_pipe_that_comes_while_a_file_is_opened_blocks_nothing(saved, monkeypa
     regular = (saved[1] / "scene.json").lstat()
     pipe(saved[1] / "scene.json")
     monkeypatch.setattr(Path, "lstat", lambda self: regular)
-    with pytest.raises(SceneFileError, match="no regular file"):
+    with pytest.raises(SceneFileError, match="not a regular file"):
         load_scene(saved[1])
 
 

@@ -12,7 +12,7 @@ from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import MAX_ASPECT, ImageError, image_size
 from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.sensors.calibration import CalibrationError
-from da3_ros.sensors.camera_info_matcher import KINDS, CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import KINDS, CameraInfoMatcher
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Calibration
 
@@ -40,7 +40,7 @@ def test_rectifier_refuses_or_rectifies_whatever_calibration_comes():
 
 
 def test_camera_that_invents_sizes_fills_no_memory():
-    keeper = CameraInfoKeeper("camera_info", timeout_s=0.0)
+    keeper = CameraInfoMatcher("camera_info", timeout_s=0.0)
     for n in range(1000):
         keeper.add_image(n, "optical", n + 1, 10, now_ns=n)
         assert [item for item, _ in keeper.ready(n)] == [n]
@@ -48,7 +48,7 @@ def test_camera_that_invents_sizes_fills_no_memory():
 
 
 def test_camera_that_invents_names_fills_no_memory():
-    keeper = CameraInfoKeeper("camera_info")
+    keeper = CameraInfoMatcher("camera_info")
     calibration = Calibration(32, 24, np.array([[30.0, 0, 16], [0, 30.0, 12], [0, 0, 1]]))
     for n in range(1000):
         keeper.add_info(calibration, f"optical_{n}")

@@ -16,9 +16,8 @@ from scipy.spatial.transform import Rotation
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import compiled as module
-from da3_ros.inference.compiled import BOUND, IN_A_ROW, Compiler, difference
+from da3_ros.inference.compiled import BOUND, CALLS_BEFORE_COMPILING, Compiler, difference
 from da3_ros.inference.memory_footprint import cached_footprint
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network import MODELS
 from da3_ros.network.model import Output
 from da3_ros.pipeline.pipeline import Pipeline
@@ -49,7 +48,7 @@ def session_of(backend=None, **changes):
     torch._dynamo.reset()
     session = InferenceSession(InferenceConfig(**(values | changes)), poses=False)
     if backend is not None:
-        session.compiler.backend = backend
+        session.loaded.compiler.backend = backend
     return session
 
 
@@ -103,16 +102,18 @@ def test_any_stream_is_compiled_and_right():
         s.fit((56, 42), 4, 1)
     for window in windows_of_a_stream():
         expected = plain.infer(window)
-        for _ in range(IN_A_ROW + 1):  # the last ones compile, and run what was compiled
+        for _ in range(
+            CALLS_BEFORE_COMPILING + 1
+        ):  # the last ones compile, and run what was compiled
             close(session.infer(window), expected)
     assert session.compile_mode
     shapes = {(len(w.views), len(w.wanted or w.views)) for w in windows_of_a_stream()}
     assert len(shapes) > LIMIT
-    encoded = session.compiler.compiled - len(shapes)
+    encoded = session.loaded.compiler.compiled - len(shapes)
     assert 1 <= encoded <= 4
     # No program is compiled twice: neither wanted frames nor other windows are guards.
-    assert counting.programs == session.compiler.compiled
-    assert all(p.run is not None for p in session.compiler._programs.values())
+    assert counting.programs == session.loaded.compiler.compiled
+    assert all(p.run is not None for p in session.loaded.compiler._programs.values())
 
 
 @pytest.mark.slow
@@ -126,13 +127,13 @@ def test_a_pipelines_own_windows_are_those_that_the_warm_up_compiled(caplog):
     for backend in (Counting(), None):
         session = session_of(backend)
         if backend is not None:
-            warm_up(session, 6, 1, image=(56, 42))
+            session.warm_up(6, 1, image=(56, 42))
         pipeline = Pipeline(config_from_parameters(values, PipelineConfig), session)
         frames = [Frame(f.stamp_ns, f.image, calibration=camera.calibration) for f in camera]
         found.append([t for f in frames for t in pipeline.push(f)])
         if backend is not None:
             # Of the warm-up: encode, and decode of the usual window.
-            assert backend.programs == session.compiler.compiled == 2
+            assert backend.programs == session.loaded.compiler.compiled == 2
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours.depth_m, theirs.depth_m, rtol=5e-3)
         np.testing.assert_allclose(ours.T_world_camera, theirs.T_world_camera, atol=5e-3)
@@ -150,7 +151,7 @@ def test_inductors_code_says_what_plain_code_says(caplog):
         window = Window(k, tuple(some[k : k + 4]), 1, (k % 2, 2, 3))
         close(session.infer(window), plain.infer(window))
     assert session.compile_mode == "default"
-    assert session.compiler.compiled == 2  # a new frame's encode, and decode
+    assert session.loaded.compiler.compiled == 2  # a new frame's encode, and decode
     assert "uncompiled" not in caplog.text
 
 
@@ -158,9 +159,9 @@ def test_inductors_code_says_what_plain_code_says(caplog):
 def test_a_warm_session_compiles_nothing_in_its_steady_state():
     counting = Counting()
     session = session_of(counting)
-    warm_up(session, 4, 1, image=(56, 42))
+    session.warm_up(4, 1, image=(56, 42))
     before = counting.programs
-    assert before == session.compiler.compiled >= 2
+    assert before == session.loaded.compiler.compiled >= 2
     for _ in range(4):  # a bag that loops: the sizes of the growing window come again and again
         some = views(8)
         for k in range(8):
@@ -240,23 +241,23 @@ def test_out_of_memory_of_a_checked_program_passes():
 @pytest.mark.parametrize(("mode", "left"), [("reduce-overhead", 0), ("default", 2)])
 def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
     session, some = session_of(Counting()), views(3)
-    session.compiler.mode = mode
+    session.loaded.compiler.mode = mode
     session.fit((56, 42), 3, 1)
 
     def run():
         for _ in range(3):
-            session._kept.clear()
+            session.prefix_cache.clear()
             session.infer(Window(0, tuple(some), 1))
-        assert len(session.compiler._programs) >= 2
+        assert len(session.loaded.compiler._programs) >= 2
 
     run()
     session.use_plan(dataclasses.replace(session.plan, chunks=session.plan.chunks))
-    assert len(session.compiler._programs) == 2  # nothing changed
+    assert len(session.loaded.compiler._programs) == 2  # nothing changed
     session.use_plan(dataclasses.replace(session.plan, width=84))
-    assert len(session.compiler._programs) == left
+    assert len(session.loaded.compiler._programs) == left
     run()
-    session._step_down(Window(0, tuple(some), 1))
-    assert len(session.compiler._programs) == left
+    session.memory.step_down(0, len(some))
+    assert len(session.loaded.compiler._programs) == left
 
 
 def double(x):
@@ -336,7 +337,7 @@ def test_poses_of_a_program_are_as_near_as_those_of_16_bits_must_be(spoil, fault
     x = torch.ones(1, 4, 8, 8)
     answer = tuple(posed(x)[:4])
     assert difference(spoil(*answer), answer, BOUND[torch.bfloat16]) == ""
-    compiler = session_of(spoiling(spoil)).compiler
+    compiler = session_of(spoiling(spoil)).loaded.compiler
     compiler.at_once = True
     compiler.call(posed, torch.bfloat16, 0, x)
     assert bool(compiler.mode) == (fault == "")
@@ -386,15 +387,15 @@ def test_streams_that_take_turns_are_compiled_whatever_their_shapes():
 def test_a_session_tells_how_many_streams_take_turns():
     torch._dynamo.reset()
     config = InferenceConfig("da3-tiny", "random", "cpu", compile="on", mixed_precision="off")
-    compiler = InferenceSession(config, poses=False, streams=2).compiler
+    compiler = InferenceSession(config, poses=False, streams=2).loaded.compiler
     compiler.backend = Counting()
-    for n in (5, 6) * (2 * IN_A_ROW):
+    for n in (5, 6) * (2 * CALLS_BEFORE_COMPILING):
         compiler.call(double, torch.float32, 0, torch.ones(n))
     assert compiler.compiled == 2
 
 
 def test_beyond_the_bound_the_least_recently_used_program_leaves(monkeypatch, caplog):
-    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
     calls = Calls()
     assert calls(1, 1, 1, 2, 2, 2, 1) == 2
     assert calls(3, 3, 3, 1) == 3
@@ -411,7 +412,9 @@ def test_a_windows_compiling_is_not_measured(monkeypatch):
     session.fit((56, 42), 4, 1)
     measured = []
     monkeypatch.setattr(
-        session.on, "taken", lambda before, mine: measured.append(session.compiler.at_work) or 1
+        session.hardware,
+        "window_peak",
+        lambda before, mine: measured.append(session.loaded.compiler.at_work) or 1,
     )
     for k in range(4):
         session.infer(Window(k, tuple(some), 1))

@@ -1,10 +1,11 @@
-"""Everything that a session does, on a card that is not here: PyTorch's fake tensors.
+"""Everything that a session does, on a card that does not exist: PyTorch's fake tensors.
 
 A fake tensor has a shape, a type and a device, and operations check them: a tensor made on the
 host, or of the wrong type, fails here as it would on a card.
 """
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -12,13 +13,19 @@ import torch
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from da3_ros.inference import InferenceConfig, InferenceSession, MetricDepthModel, devices
+from da3_ros.inference import (
+    InferenceConfig,
+    InferenceSession,
+    MetricDepthModel,
+    devices,
+    window_decoder,
+)
 from da3_ros.inference import download as transfer
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
+from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.self_check import SelfCheck
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.network import MODELS
 from da3_ros.types import View, Window
 
@@ -206,19 +213,19 @@ def test_every_other_method_runs_on_a_card(card, monkeypatch):
     assert plan.device == "cuda"
     session.check_budget(2.0)
     session.set_budget(4.0)
-    assert warm_up(session, 4, 1) is not None
+    assert session.warm_up(4, 1) is not None
     session.use_plan(plan)
-    session.plan = plan.__class__(**{**vars(plan), "prefix_on_host": True})
+    session.use_plan(dataclasses.replace(plan, prefix_on_host=True))
     for _ in range(2):
         session.infer(window(4))
     for relief in (1, 2, 3):
-        session.relief = relief
-        session._set_pieces()
+        session.memory.step_down(0, 3)
+        assert session.memory.fallback.level == relief
         session.infer(window(3))
-    session._change_precision(torch.float32)
+    session.loaded.change_precision(torch.float32)
     session.infer(window(2))
     on_card()
-    assert session.attention == "flash"
+    assert session.loaded.attention == "flash"
 
 
 def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
@@ -233,7 +240,7 @@ def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
 
     monkeypatch.setattr(session.network, "decode", fail)
     assert session.infer(window(3)).depth.shape == (3, 56, 84)
-    assert session.relief == 1
+    assert session.memory.fallback.level == 1
 
 
 @pytest.mark.slow
@@ -241,36 +248,39 @@ def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
 def test_the_other_kinds_of_networks_stay_on_the_card(card, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)
-    monkeypatch.setattr(module, "to_metres", lambda out, canonical, focal, fill_sky: out._replace(
-        sky=canonical.sky, scale=focal[:, 0], scale_spread=focal[:, 0]
-    ) if same_place(out.depth, canonical.depth, focal) else None)  # fmt: skip
+    monkeypatch.setattr(window_decoder, "to_metres", as_metres)
     session = open_session(model)
-    session._warned = True  # whether a focal length is a number cannot be asked of a fake
+    session._decoder._warned = True  # whether a focal length is a number cannot be asked of a fake
     session.fit((84, 56), 3, 1)
     assert session.infer(window(3, wanted=(1, 2))).depth.shape == (3, 56, 84)
     on_card()
+
+
+def as_metres(out, canonical, focal, fill_sky):
+    assert same_place(out.depth, canonical.depth, focal)
+    return out._replace(sky=canonical.sky, scale=focal[:, 0], scale_spread=focal[:, 0])
 
 
 def same_place(*tensors):
     return len({x.device.type for x in tensors}) == 1
 
 
-def test_the_ruler_looks_on_the_same_card(card, monkeypatch):
+def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
-    ruler = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
-    assert ruler.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
-    out = ruler._run([v.image for v in window(2).views])
+    metric_model = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
+    assert metric_model.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
+    out = metric_model._run([v.image for v in window(2).views])
     assert out.depth.device.type == out.sky.device.type == "cuda"
 
 
 def test_a_tensor_left_on_the_host_is_found(card, monkeypatch):
     """That this file can fail: fake tensors do tell devices apart."""
     session = open_session()
-    monkeypatch.setattr(InferenceSession, "_upload", lambda self, x: x)
+    monkeypatch.setattr(LoadedNetwork, "upload", lambda self, x: x)
     with pytest.raises(Exception, match=r"device"):
         session.infer(window(3, wanted=(1, 2)))
 
 
 def test_the_index_of_a_card_is_the_sessions_device(card):
-    with pytest.raises(devices.DeviceError, match="'cuda:3' is not here"):
+    with pytest.raises(devices.DeviceError, match="'cuda:3' does not exist"):
         open_session(device="cuda:3")

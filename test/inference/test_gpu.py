@@ -12,7 +12,6 @@ import torch._dynamo
 from da3_ros.inference import InferenceConfig, InferenceSession, devices
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import slide
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 
 pytestmark = pytest.mark.gpu
@@ -33,7 +32,7 @@ def session_of(model="da3-tiny", **changes):
 def clean_card():
     """Nothing of one test counts in the next, and results are compared without TF32."""
     yield
-    devices.give_back()
+    devices.release_memory()
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
@@ -90,15 +89,15 @@ def test_compiled_windows_say_what_plain_ones_say(mode, precision, depth, pose, 
     compiled = session_of(compile="on", performance_mode=mode, mixed_precision=precision)
     plain = session_of()
     exact()
-    warm_up(compiled, 6, 1, image=IMAGE)
-    warm = compiled.compiler.compiled
+    compiled.warm_up(6, 1, image=IMAGE)
+    warm = compiled.loaded.compiler.compiled
     assert warm >= 2
     for window in windows(16):
         found = differences(compiled.infer(window), plain.infer(window))
         assert found[0] < depth
         assert found[1] < pose
     assert compiled.compile_mode == ("reduce-overhead" if mode == "max" else "default")
-    assert compiled.compiler.compiled - warm <= 3  # windows with fewer wanted frames
+    assert compiled.loaded.compiler.compiled - warm <= 3  # windows with fewer wanted frames
     assert "uncompiled" not in caplog.text
     assert "torch.compile" not in caplog.text
 
@@ -108,7 +107,7 @@ def test_cuda_graphs_capture_encode_and_decode():
 
     session = session_of(compile="on", performance_mode="max")
     counters.clear()
-    warm_up(session, 4, 1, image=IMAGE)
+    session.warm_up(4, 1, image=IMAGE)
     for window in windows(8, 4):
         session.infer(window)
     assert session.compile_mode == "reduce-overhead"
@@ -124,12 +123,14 @@ def test_the_predicted_peak_is_near_the_measured_one(model, precision):
     first = session.plan.predicted
     for _ in slide(session, 8, 1, 4):
         pass
-    session.peak = 0
+    session.memory.meter.peak = 0
     for _ in slide(session, 8, 1, 3):
         pass
-    assert session._measured
-    assert first == pytest.approx(session.peak, rel=0.35)
-    assert session.plan.predicted == pytest.approx(session.peak, rel=0.1, abs=100 * 2**20)
+    assert session.memory.measured
+    assert first == pytest.approx(session.memory.meter.peak, rel=0.35)
+    assert session.plan.predicted == pytest.approx(
+        session.memory.meter.peak, rel=0.1, abs=100 * 2**20
+    )
 
 
 def test_a_budget_holds_and_a_lowered_one_shrinks_once():
@@ -141,11 +142,11 @@ def test_a_budget_holds_and_a_lowered_one_shrinks_once():
     session.set_budget((plan.predicted - 0.4 * plan.activations) / GIB)
     sizes = []
     for _ in range(6):
-        session.peak = 0
+        session.memory.meter.peak = 0
         for _ in slide(session, session.plan.window, 1, 1):
             pass
         sizes.append(session.plan.process_res)
-        assert session.peak <= session.budget * 1.02
+        assert session.memory.meter.peak <= session.memory.budget * 1.02
     assert sizes[0] < 504
     assert len(set(sizes[1:])) == 1
 
@@ -157,13 +158,13 @@ def test_memory_that_runs_out_runs_the_window_again():
     windows_of = slide(session, 8, 1, 2)
     expected = next(windows_of)
     total = torch.cuda.mem_get_info()[1]
-    session._kept.clear()
-    session.on.release()
+    session.prefix_cache.clear()
+    session.hardware.release()
     held = torch.cuda.memory_allocated()
     need = session.plan.activations
     torch.cuda.set_per_process_memory_fraction((held + 0.55 * need) / total)
     found = next(windows_of)
-    assert session.relief > 0
+    assert session.memory.fallback.level > 0
     assert found.depth.shape == expected.depth.shape
     assert np.isfinite(found.depth[-1]).all()
 
@@ -187,6 +188,6 @@ def test_every_card_can_be_chosen_by_its_number():
 
 def test_a_warm_up_takes_what_the_first_frame_would():
     session = session_of("da3-small", process_res=504)
-    warm_up(session, 8, 1, image=(640, 480))
+    session.warm_up(8, 1, image=(640, 480))
     seconds = [p.inference_s for p in slide(session, 8, 1, 5)]
     assert seconds[1] < 20 * min(seconds)  # the first one encodes a whole window: its own shape

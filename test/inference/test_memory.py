@@ -16,15 +16,17 @@ from da3_ros.inference import (
     InferenceSession,
     WindowTooLargeError,
     devices,
+    loaded_network,
+    memory_governor,
+    oom_fallback,
 )
 from da3_ros.inference import memory_footprint as footprint
 from da3_ros.inference import session as module
-from da3_ros.inference.compiled import IN_A_ROW
+from da3_ros.inference.compiled import CALLS_BEFORE_COMPILING
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.inference.planner import GIB, least_memory, make_plan
 from da3_ros.inference.self_check import SelfCheck
-from da3_ros.inference.warm_up import warm_up
 from da3_ros.types import View, Window
 
 SIZE = (84, 112)
@@ -68,7 +70,7 @@ def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
         found = session.infer(sliding)
         close(found, make_session().infer(sliding))
     assert encoded == [4, 1, 1]
-    assert len(session._kept) == 5  # a window's, and room for what comes next
+    assert len(session.prefix_cache) == 5  # a window's, and room for what comes next
 
 
 def test_a_view_that_waits_is_begun_with(monkeypatch):
@@ -91,18 +93,18 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
     session.fit((640, 480), 4, 2)
     failing(monkeypatch, session.network, "encode", 1)
     session.prefetch(some[0].image)
-    assert session.relief == 0
+    assert session.memory.fallback.level == 0
     assert np.isfinite(session.infer(window(some)).depth).all()
 
 
 def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
-    assert session._kept.get(some[0].image) is not None
+    assert session.prefix_cache.get(some[0].image) is not None
     other = views(1, first=9)[0]
-    entries = session._kept._entries
+    entries = session.prefix_cache._entries
     entries[id(other.image)] = entries[id(some[0].image)]  # as if the address was used again
-    assert session._kept.get(other.image) is None
+    assert session.prefix_cache.get(other.image) is None
 
 
 def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
@@ -119,7 +121,7 @@ def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
     session, some = make_session(), views(4)
     expected = session.infer(window(some))
-    session._kept.clear()
+    session.prefix_cache.clear()
     owner, name = {
         "encode": (session.network, "encode"),
         "fuse": (session.network.backbone.pretrained, "fuse"),
@@ -128,8 +130,8 @@ def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, 
     }[stage]
     failing(monkeypatch, owner, name, times)
     found = session.infer(window(some, number=7))
-    assert session.relief == times
-    assert caplog.text.count("out of memory: window 7 again") == times
+    assert session.memory.fallback.level == times
+    assert caplog.text.count("out of memory: retrying window 7") == times
     assert found.depth.shape == expected.depth.shape
     assert np.isfinite(found.depth).all()
     if times == 1:  # only pieces got smaller
@@ -165,13 +167,13 @@ def test_with_nothing_left_to_try_it_says_so_and_other_errors_pass(monkeypatch):
 
 
 def test_after_calm_it_climbs_back(monkeypatch):
-    monkeypatch.setattr(module, "CALM", 3)
+    monkeypatch.setattr(oom_fallback, "STABLE_WINDOWS", 3)
     session, some = make_session(), views(3)
     failing(monkeypatch, session.network, "encode", 2)
     reliefs = []
     for _ in range(8):
         session.infer(window(some))
-        reliefs.append(session.relief)
+        reliefs.append(session.memory.fallback.level)
     assert reliefs == [2, 2, 1, 1, 1, 0, 0, 0]
 
 
@@ -182,7 +184,7 @@ def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
     session.set_budget((plenty.weights + 0.5 * (plenty.predicted - plenty.weights)) / GIB)
     small = session.plan
     assert small.process_res < 504
-    assert small.predicted <= session.budget
+    assert small.predicted <= session.memory.budget
     with pytest.raises(BudgetError):
         session.set_budget(0.01)
     assert session.plan == small
@@ -193,12 +195,12 @@ def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
 def test_a_new_budget_caps_the_device_anew_and_ends_relief(monkeypatch):
     session = make_session()
     session.fit((640, 480), 4, 1)
-    session.relief = 2
+    session.memory.fallback.level = 2
     caps = []
-    monkeypatch.setattr(session.on, "cap", caps.append)
+    monkeypatch.setattr(session.hardware, "cap", caps.append)
     session.set_budget(1.5)
     assert caps == [int(1.5 * GIB)]
-    assert session.relief == 0
+    assert session.memory.fallback.level == 0
     assert session.network.chunks == session.plan.chunks
 
 
@@ -210,11 +212,11 @@ def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
     expected = session.infer(window(views(2)))
     for share in np.arange(0.95, 0.5, -0.03):  # until pieces alone no longer do
         session.set_budget(share * plenty.predicted / GIB)
-        if session.precision == torch.bfloat16:
+        if session.loaded.precision == torch.bfloat16:
             break
     assert session.plan.reduced == ("precision bfloat16",)
     session.set_budget(0)
-    assert session.precision == torch.float32
+    assert session.loaded.precision == torch.float32
     close(session.infer(window(views(2))), expected)
 
 
@@ -227,8 +229,8 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
     monkeypatch.setattr(
         session.network, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
     )
-    monkeypatch.setattr(session.on, "release", lambda: released.append(1))
-    monkeypatch.setattr(session, "_measured", True)
+    monkeypatch.setattr(session.hardware, "release", lambda: released.append(1))
+    monkeypatch.setattr(session.memory, "measured", True)
     held = {(640, 480): [], (1280, 720): []}
     for k in range(6):
         for image, some in held.items():
@@ -249,8 +251,10 @@ def test_a_shape_that_does_not_fit_does_not_run_by_another_ones_plan():
     session.fit((640, 480), 8, 1)
     least = {}
     for image in ((640, 480), (480, 480)):
-        small = dataclasses.replace(session._request, image=image, process_res=224, window=2)
-        least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.on, small, b))
+        small = dataclasses.replace(
+            session.memory.requests.newest, image=image, process_res=224, window=2
+        )
+        least[image] = next(b for b in range(0, GIB, 1 << 18) if fits(session.hardware, small, b))
     session.set_budget(sum(least.values()) / 2 / GIB)
     assert session.plan.width > session.plan.height
     for _ in range(2):
@@ -274,14 +278,15 @@ def session_of_two(**changes):
 
 
 def least_of(session, image):
-    request = dataclasses.replace(session._request, image=image)
-    return least_memory(session.on, request, session._factor)
+    request = dataclasses.replace(session.memory.requests.newest, image=image)
+    return least_memory(session.hardware, request, session.memory.factor)
 
 
 def state_of(session):
+    memory = session.memory
     return (
-        session.plan, session.budget, session.relief, session.over_budget, session.precision,
-        dict(session._plans), session.network.chunks,
+        session.plan, memory.budget, memory.fallback.level, memory.over_budget,
+        session.loaded.precision, dict(memory.requests.plans), session.network.chunks,
     )  # fmt: skip
 
 
@@ -293,13 +298,13 @@ def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
     before, least = state_of(session), [least_of(session, image) for image in SHAPES]
     between = sum(least) / 2 / GIB
     for ask in (session.check_budget, session.set_budget):
-        with pytest.raises(BudgetError, match=f"it needs {max(least) / GIB:.2f} GiB at the least"):
+        with pytest.raises(BudgetError, match=f"it needs at least {max(least) / GIB:.2f} GiB"):
             ask(between)
         assert state_of(session) == before
         assert session.plan is plan
     session.set_budget(1.01 * max(least) / GIB)
     for image in SHAPES:
-        assert session.fit(image, 8, 1).predicted <= session.budget
+        assert session.fit(image, 8, 1).predicted <= session.memory.budget
 
 
 @pytest.mark.slow
@@ -313,14 +318,14 @@ def test_a_budget_is_not_judged_by_what_no_camera_asks_for_any_more(change):
         session.fit((small[0], small[1] + 1), 8, 1)
     session.fit(small, 8 if change == "another shape" else 6, 1)
     session.set_budget(between)
-    assert session.budget == int(between * GIB)
+    assert session.memory.budget == int(between * GIB)
 
 
 def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session = InferenceSession(
         InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
     )
-    warm_up(session, 4, 1)
+    session.warm_up(4, 1)
     least = least_of(session, (4, 3))
     with pytest.raises(BudgetError):  # it is all that is known
         session.check_budget(0.99 * least / GIB)
@@ -335,9 +340,9 @@ def test_16_bits_that_are_wrong_and_that_one_camera_needs_change_no_budget(monke
     session = session_of_two(mixed_precision="auto")
     plain = {
         image: least_memory(
-            session.on,
-            dataclasses.replace(session._request, image=image, spare_precision=None),
-            session._factor,
+            session.hardware,
+            dataclasses.replace(session.memory.requests.newest, image=image, lower_precision=None),
+            session.memory.factor,
         )
         for image in SHAPES
     }
@@ -354,10 +359,10 @@ def test_16_bits_that_are_wrong_and_that_one_camera_needs_change_no_budget(monke
 @pytest.fixture
 def loads(monkeypatch):
     """The precisions that networks were loaded in, or converted to."""
-    asked, plain = [], module.load_checked
+    asked, plain = [], loaded_network.load_checked
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)
     monkeypatch.setattr(
-        module, "load_checked",
+        loaded_network, "load_checked",
         lambda load, on, precision, *rest: asked.append(precision)
         or plain(load, on, precision, *rest),
     )  # fmt: skip
@@ -368,10 +373,12 @@ def budget_between(session):
     """One that one shape needs 16 bits for, in GiB, and that shape; the other one does not."""
     needed = {}
     for image in SHAPES:
-        plain = dataclasses.replace(session._request, image=image, spare_precision=None)
+        plain = dataclasses.replace(
+            session.memory.requests.newest, image=image, lower_precision=None
+        )
         budgets = range(100 << 20, 400 << 20, 1 << 20)
         needed[image] = next(
-            b for b in budgets if (p := fits(session.on, plain, b)) and not p.reduced
+            b for b in budgets if (p := fits(session.hardware, plain, b)) and not p.reduced
         )
     return sum(needed.values()) / 2 / GIB, max(needed, key=needed.get)
 
@@ -387,8 +394,8 @@ def test_16_bits_that_one_camera_needs_are_all_cameras_until_it_no_longer_does(l
     assert len({id(plan) for plan in plans[2:]}) == 2
     for plan in plans[2:]:
         assert plan.reduced == ("precision bfloat16",)
-        assert plan.predicted <= session.budget
-    assert session.precision == torch.bfloat16
+        assert plan.predicted <= session.memory.budget
+    assert session.loaded.precision == torch.bfloat16
 
     loads.clear()
     (other,) = set(SHAPES) - {needs}
@@ -433,8 +440,8 @@ def fits(on, request, budget):
 def test_a_measurement_that_nothing_fits_loses_no_window(monkeypatch, caplog):
     session = make_session()
     plan = session.fit((640, 480), 2, 1)
-    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
-    monkeypatch.setattr(module, "make_plan", refuse)
+    monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(memory_governor, "make_plan", refuse)
     assert np.isfinite(session.infer(window(views(2))).depth).all()
     assert session.plan == plan
     assert "the old plan stays" in caplog.text
@@ -448,9 +455,9 @@ def test_a_measured_pass_corrects_the_prediction():
     session, some = make_session(process_res=252), views(5)
     session.fit((640, 480), 4, 1)
     session.infer(window(some[:4]))
-    assert session._measured
-    assert session.peak > 0
-    assert session.plan.predicted < session.budget
+    assert session.memory.measured
+    assert session.memory.meter.peak > 0
+    assert session.plan.predicted < session.memory.budget
 
 
 def test_a_given_plan_stays_and_wants_its_own_model():
@@ -466,7 +473,7 @@ def test_a_given_plan_stays_and_wants_its_own_model():
 def test_a_fast_path_that_is_wrong_is_not_used(monkeypatch, caplog):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     session = make_session(mixed_precision="bfloat16")
-    assert session.precision == torch.float32
+    assert session.loaded.precision == torch.float32
     assert next(session.network.backbone.parameters()).dtype == torch.float32
     assert "running in fp32" in caplog.text
 
@@ -475,7 +482,7 @@ def test_the_self_check_passes_16_bits_and_finds_a_broken_network():
     session = make_session()
     check = SelfCheck(session.network)
     assert check.fault(session.network) == ""
-    assert make_session(mixed_precision="bfloat16").precision == torch.bfloat16
+    assert make_session(mixed_precision="bfloat16").loaded.precision == torch.bfloat16
     with torch.no_grad():
         session.network.head.scratch.output_conv2[2].bias += 0.1
     assert "depth" in check.fault(session.network)
@@ -492,7 +499,7 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
         {"cpp.cxx": ("/nowhere/compiler",), "fx_graph_cache": False}
     ):
         session, some = make_session(compile="on"), views(2)
-        for _ in range(IN_A_ROW):
+        for _ in range(CALLS_BEFORE_COMPILING):
             found = session.infer(window(some))
     assert "running uncompiled" in caplog.text
     assert session.compile_mode == ""
@@ -639,9 +646,9 @@ def test_a_card_is_chosen_by_its_number(card, monkeypatch):
     monkeypatch.setattr(Cuda, "prepare", lambda self: None)
     assert devices.open_device("cuda:1").device == torch.device("cuda", 1)
     assert devices.open_device("cuda").device == torch.device("cuda", 0)
-    with pytest.raises(DeviceError, match=r"'cuda:2' is not here: .* one of cuda:0, cuda:1$"):
+    with pytest.raises(DeviceError, match=r"'cuda:2' does not exist: .* one of cuda:0, cuda:1$"):
         devices.open_device("cuda:2")
-    with pytest.raises(DeviceError, match=r"'cpu:x' is not here: set `device` to one of cpu$"):
+    with pytest.raises(DeviceError, match=r"'cpu:x' does not exist: set `device` to one of cpu$"):
         devices.open_device("cpu:x")
 
 
@@ -743,6 +750,7 @@ class CachingCard(Cpu):
 
     def __init__(self):
         super().__init__()
+        self.device = torch.device("cpu")
         self.reserved = self.most = 0
         self.needs = lambda: 0
 
@@ -757,7 +765,7 @@ class CachingCard(Cpu):
     def peak(self):
         return self.most
 
-    def taken(self, before, persistent):
+    def window_peak(self, before, persistent):
         return self.peak()
 
     def reset_peak(self):
@@ -770,15 +778,15 @@ class CachingCard(Cpu):
 @pytest.fixture
 def cached(monkeypatch):
     """A session on such a card; its windows take 1.4 times what the plan's shapes say."""
-    session = make_session(process_res=504)
     card = CachingCard()
-    session.on = card
+    monkeypatch.setattr(module, "open_device", lambda name, mode: card)
+    session = make_session(process_res=504)
     card.needs = lambda: int(
-        session.plan.predicted + (1.4 / session._factor - 1) * session.plan.activations
+        session.plan.predicted + (1.4 / session.memory.factor - 1) * session.plan.activations
     )
     session.fit((640, 480), 4, 1)
-    plain = session._answer
-    monkeypatch.setattr(session, "_answer", lambda *a: card.run() or plain(*a))
+    plain = session._decoder.answer
+    monkeypatch.setattr(session._decoder, "answer", lambda *a: card.run() or plain(*a))
     return session
 
 
@@ -794,8 +802,8 @@ def test_a_lowered_budget_shrinks_the_image_once(cached):
         sizes.append(cached.plan.process_res)
     assert 224 < sizes[0] < 504
     assert set(sizes) == {sizes[0]}
-    assert cached._factor == pytest.approx(1.4, rel=0.05)
-    assert cached.peak <= full.predicted * 1.1
+    assert cached.memory.factor == pytest.approx(1.4, rel=0.05)
+    assert cached.memory.meter.peak <= full.predicted * 1.1
 
 
 def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
@@ -805,7 +813,7 @@ def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
     cached.on.reserved = 4 * before.predicted  # of the metric model, or of an earlier shape
     run_some(cached, 3)
     assert cached.plan.process_res == before.process_res
-    assert cached._factor == pytest.approx(1.4, rel=0.05)
+    assert cached.memory.factor == pytest.approx(1.4, rel=0.05)
 
 
 def run_some(session, windows):
@@ -817,11 +825,11 @@ def run_some(session, windows):
 def test_a_budget_is_checked_without_changing_anything(monkeypatch):
     session = make_session(process_res=504)
     plan = session.fit((640, 480), 4, 1)
-    before = session.budget, session.relief, session.network.chunks
+    before = session.memory.budget, session.memory.fallback.level, session.network.chunks
     with pytest.raises(BudgetError, match="raise memory_budget_gb"):
         session.check_budget(0.01)
     session.check_budget(0.2)
-    assert (session.budget, session.relief, session.network.chunks) == before
+    assert (session.memory.budget, session.memory.fallback.level, session.network.chunks) == before
     assert session.plan is plan
 
 
@@ -855,7 +863,7 @@ def test_16_bits_that_were_wrong_are_not_taken_to_save_memory(monkeypatch, caplo
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "native_half", lambda self: torch.bfloat16)
     session = make_session(mixed_precision="auto", process_res=504)
-    assert session.precision == torch.float32
+    assert session.loaded.precision == torch.float32
     full = session.fit((640, 480), 8, 1)
     session.set_budget(0.6 * full.predicted / GIB)
     assert session.plan.precision == "float32"
@@ -871,7 +879,7 @@ def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
     full = session.fit((640, 480), 8, 1)
     expected = session.infer(window(views(2)))
     session.set_budget(0.6 * full.predicted / GIB)
-    assert session.precision == torch.float32
+    assert session.loaded.precision == torch.float32
     assert session.plan.precision == "float32"
     assert "running in fp32" in caplog.text
     close(session.infer(window(views(2))), expected)
@@ -880,16 +888,16 @@ def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
 def test_attention_is_told_for_the_precision_that_runs(monkeypatch):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "attention", lambda self, dtype: f"for {dtype}")
-    assert make_session(mixed_precision="bfloat16").attention == "for torch.float32"
+    assert make_session(mixed_precision="bfloat16").loaded.attention == "for torch.float32"
 
 
 def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
     session = make_session()
     session.fit((640, 480), 2, 1)
-    monkeypatch.setattr(session.on, "taken", lambda before, persistent: 1 << 50)
-    monkeypatch.setattr(module, "make_plan", refuse)
+    monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
+    monkeypatch.setattr(memory_governor, "make_plan", refuse)
     session.infer(window(views(2)))
-    assert "the old plan stays" in session.over_budget
+    assert "the old plan stays" in session.memory.over_budget
 
 
 # Before the first frame -----------------------------------------------------------------------
@@ -903,12 +911,17 @@ def test_a_warm_up_leaves_no_trace(poses):
         )
         for _ in range(2)
     )
-    given, answer = warm_up(session, 4, 1, image=(112, 84))
+    given, answer = session.warm_up(4, 1, image=(112, 84))
     assert answer.depth.shape == (4, 84, 112)
     assert len(given.views) == session.plan.window
-    assert len(session._kept) == session.peak == session.relief == 0
-    assert not session._measured
-    assert not session._device_s
+    assert (
+        len(session.prefix_cache)
+        == session.memory.meter.peak
+        == session.memory.fallback.level
+        == 0
+    )
+    assert not session.memory.measured
+    assert not session._waited_s
     close(session.infer(window(views(3))), plain.infer(window(views(3))))
 
 
@@ -923,7 +936,7 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
         session.network, "decode",
         lambda p, *a, **k: decoded.append((p[0].shape[1], len(k["frames"]))) or decode(p, *a, **k),
     )  # fmt: skip
-    warm_up(session, 6, 2)
+    session.warm_up(6, 2)
     assert encoded == [1, 2]  # a frame that waits, and the new ones; not a window of them
     assert decoded == [(6, 5)]
 
@@ -937,12 +950,12 @@ def test_a_warm_up_without_memory_leaves_no_smaller_images_behind(monkeypatch):
 
     monkeypatch.setattr(session.network, "decode", fail)
     with pytest.raises(WindowTooLargeError):
-        warm_up(session, 4, 1, image=(112, 84))
+        session.warm_up(4, 1, image=(112, 84))
     monkeypatch.setattr(session.network, "decode", decode)
-    assert session.relief == 0
-    assert session._chunks == session.plan.chunks
+    assert session.memory.fallback.level == 0
+    assert session.loaded.chunks == session.plan.chunks
 
 
 def test_a_warm_up_ends_when_the_node_does():
     session = make_session()
-    assert warm_up(session, 4, 1, stopping=lambda: True) is None
+    assert session.warm_up(4, 1, stopping=lambda: True) is None

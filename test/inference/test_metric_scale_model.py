@@ -61,9 +61,9 @@ class NoSky(torch.nn.Module):
 
 
 def ruler_of(network, sky):
-    ruler = MetricDepthModel(CONFIG, network=network)
-    ruler.network = NoSky(network, sky)
-    return ruler
+    metric_model = MetricDepthModel(CONFIG, network=network)
+    metric_model.network = NoSky(network, sky)
+    return metric_model
 
 
 def test_the_unit_of_a_window_is_found_by_the_calibrated_focal_length(network):
@@ -80,7 +80,7 @@ def test_without_calibration_the_predicted_focal_length_is_used_with_a_warning(n
     prediction = truth(network, seen)
     out = ruler_of(network, 0.0).measure(seen, prediction)
     assert out.measure.value == pytest.approx(1.25, rel=1e-4)  # 50 pixels instead of 100
-    assert any("focal length that was guessed" in r.message for r in caplog.records)
+    assert any("estimated focal length" in r.message for r in caplog.records)
 
 
 def test_nothing_but_sky_gives_no_number(network):
@@ -91,12 +91,12 @@ def test_nothing_but_sky_gives_no_number(network):
 
 
 def test_the_budget_holds_for_both_networks():
-    beside = CompanionModel("da3metric-large", torch.float32, 1 << 30)
+    companion = CompanionModel("da3metric-large", torch.float32, 1 << 30)
     values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}
     config = InferenceConfig(**values, memory_budget_gb=20.0, mixed_precision="off")
-    alone, both = InferenceSession(config), InferenceSession(config, beside=beside)
+    alone, both = InferenceSession(config), InferenceSession(config, companion=companion)
     plans = [s.fit((640, 480), 4, 1) for s in (alone, both)]
-    assert plans[1].fixed - plans[0].fixed == beside.weights
+    assert plans[1].fixed - plans[0].fixed == companion.weights
     # The metric model, one frame at a time, needs more room to work in than da3-tiny.
     assert plans[1].activations > 1.5 * plans[0].activations
     assert plans[1].predicted <= plans[1].budget == 20 * GIB
@@ -112,18 +112,18 @@ def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
         "scale.source": "metric_model", "scale.metric_checkpoint": "random",
         "memory_budget_gb": 2.0,
     }  # fmt: skip
-    session, ruler = open_networks(config_from_parameters(values))
+    session, metric_model = open_networks(config_from_parameters(values))
     plan = session.fit((640, 480), 4, 1)
-    weights = sum(p.nbytes for p in ruler.network.parameters())
+    weights = sum(p.nbytes for p in metric_model.network.parameters())
     assert plan.fixed >= weights
-    assert session.budget == 2 * GIB
+    assert session.memory.budget == 2 * GIB
 
 
 def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):
-    seen, ruler = window(), ruler_of(network, 0.0)
+    seen, metric_model = window(), ruler_of(network, 0.0)
     prediction = truth(network, seen)
     sizes, left = [], [1]
-    plain = ruler.network.forward
+    plain = metric_model.network.forward
 
     def fail(images, fill_sky):
         sizes.append(tuple(images.shape[-2:]))
@@ -132,15 +132,15 @@ def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monk
             raise torch.OutOfMemoryError("injected")
         return plain(images, fill_sky)
 
-    monkeypatch.setattr(ruler.network, "forward", fail)
-    found = ruler.measure(seen, prediction)
+    monkeypatch.setattr(metric_model.network, "forward", fail)
+    found = metric_model.measure(seen, prediction)
     assert sizes == [(56, 84), (28, 42)]
     assert np.isfinite(found.measure.value)
     assert found.sky.shape == prediction.depth.shape
     left[0] = 4
     for _ in range(2):
-        assert ruler.measure(seen, prediction) is prediction
-    assert caplog.text.count("did not look at window 0") == 1
+        assert metric_model.measure(seen, prediction) is prediction
+    assert caplog.text.count("did not measure window 0") == 1
 
 
 def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
@@ -151,10 +151,12 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
             shape = (1, images.shape[1], *images.shape[-2:])
             return MonocularOutput(torch.full(shape, 3.0), torch.zeros(shape))
 
-    seen, ruler = window(), MetricDepthModel(CONFIG, network=network)
-    ruler.network = Flat()
+    seen, metric_model = window(), MetricDepthModel(CONFIG, network=network)
+    metric_model.network = Flat()
     ours = dataclasses.replace(truth(network, seen), depth=np.ones((3, 56, 84), np.float32))
-    full, half = (ruler._look(seen, ours, scale).measure.value for scale in (1.0, 0.5))
+    full, half = (
+        metric_model._measure_at(seen, ours, scale).measure.value for scale in (1.0, 0.5)
+    )
     assert full == pytest.approx(3 * 100 / 300)
     assert half == pytest.approx(full / 2)
 
@@ -187,13 +189,13 @@ def test_the_pipeline_asks_the_ruler(network):
     config = config_from_parameters(
         {"process_res": 84, "scale.source": "metric_model", "scale.metric_every": 1}
     )
-    ruler = ruler_of(network, 0.0)
-    pipeline = Pipeline(config, TruthSession(frames), ruler)
+    metric_model = ruler_of(network, 0.0)
+    pipeline = Pipeline(config, TruthSession(frames), metric_model)
     results = [
         r
         for f in frames
         for r in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
     ]
     # Random weights measure badly; the point is that measures arrive, as doubtful as they are.
-    assert len(pipeline.scale._keeper._filter) == len(results)
+    assert len(pipeline.scale._scale_filter._measurement_filter) == len(results)
     assert dataclasses.is_dataclass(results[-1].scale)

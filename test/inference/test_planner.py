@@ -29,7 +29,7 @@ from da3_ros.inference.planner import (
     check_fits,
     least_memory,
     make_plan,
-    needs_spare,
+    needs_lower_precision,
 )
 from da3_ros.network import MODELS, build_network
 from da3_ros.network.model import Chunks
@@ -40,7 +40,7 @@ MIB = 2**20
 
 def request(**changes):
     values = {
-        "model": "da3-small", "precision": torch.float32, "spare_precision": None,
+        "model": "da3-small", "precision": torch.float32, "lower_precision": None,
         "process_res": 504, "window": 8, "new": 1, "image": (640, 480),
     }  # fmt: skip
     return Request(**(values | changes))
@@ -129,7 +129,7 @@ def test_lossless_steps_come_before_lossy_ones(cpu):
 
 @pytest.mark.slow
 def test_then_16_bits_then_smaller_images_then_fewer_views(cpu):
-    wanted = request(spare_precision=torch.bfloat16)
+    wanted = request(lower_precision=torch.bfloat16)
     budget = make_plan(cpu, wanted, 100 * GIB).predicted
     order = []
     while True:
@@ -168,8 +168,8 @@ def test_nothing_fits_and_the_error_names_what_would(cpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {}, {"spare_precision": torch.bfloat16}, {"process_res": 112, "window": 2},
-    {"process_res": 112, "window": 2, "spare_precision": torch.bfloat16}, {"poses": True},
+    {}, {"lower_precision": torch.bfloat16}, {"process_res": 112, "window": 2},
+    {"process_res": 112, "window": 2, "lower_precision": torch.bfloat16}, {"poses": True},
     {"window": 4, "new": 3}, {"precision": torch.int8},
 ])  # fmt: skip
 @pytest.mark.parametrize("on", [open_device("cpu"), AbsentCuda()], ids=["cpu", "cuda"])
@@ -181,7 +181,7 @@ def test_a_budget_is_refused_exactly_when_it_has_no_plan(on, changes):
         assert make_plan(on, wanted, budget).predicted <= budget
     for budget in (least - 1, least // 2):
         for refuses in (check_fits, make_plan):
-            with pytest.raises(BudgetError, match=r"needs .* at the least"):
+            with pytest.raises(BudgetError, match=r"needs at least .* GiB"):
                 refuses(on, wanted, budget)
 
 
@@ -255,7 +255,7 @@ def test_a_name_that_stands_for_another_network_is_counted_anew(monkeypatch):
 
 def test_a_budget_is_checked_after_a_window_made_the_plan():
     """A window runs in PyTorch's inference mode, the check of a parameter does not."""
-    module._without_data.cache_clear()
+    module._meta_network.cache_clear()
     cached_footprint.cache_clear()
     shape = Shape("da3metric-large", 1, 1, 56, 84, torch.float32, SMALLEST)
     with torch.inference_mode():
@@ -289,18 +289,18 @@ def test_anything_else_is_no_plan(text):
         Plan.from_json(text)
 
 
-def test_the_spare_precision_is_needed_where_it_fits_and_the_wanted_one_does_not(cpu):
-    wanted = request(spare_precision=torch.bfloat16)
+def test_the_lower_precision_is_needed_if_only_it_fits(cpu):
+    wanted = request(lower_precision=torch.bfloat16)
     least = least_memory(cpu, wanted)
     enough = make_plan(cpu, wanted, 100 * GIB).predicted
-    assert needs_spare(cpu, wanted, least)
-    assert not needs_spare(cpu, wanted, least - 1)  # no precision helps
-    assert not needs_spare(cpu, wanted, enough)
-    assert not needs_spare(cpu, request(), least_memory(cpu, request()))
+    assert needs_lower_precision(cpu, wanted, least)
+    assert not needs_lower_precision(cpu, wanted, least - 1)  # no precision helps
+    assert not needs_lower_precision(cpu, wanted, enough)
+    assert not needs_lower_precision(cpu, request(), least_memory(cpu, request()))
 
 
-def test_a_plan_in_the_spare_precision_gives_up_nothing_else_where_memory_is_left(cpu, full):
-    wanted = request(spare_precision=torch.bfloat16)
+def test_lower_precision_alone_if_memory_suffices(cpu, full):
+    wanted = request(lower_precision=torch.bfloat16)
     plan = make_plan(cpu, wanted, 100 * GIB, planner.UNMEASURED, torch.bfloat16)
     assert plan.reduced == ("precision bfloat16",)
     assert plan.chunks == full.chunks

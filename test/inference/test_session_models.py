@@ -64,7 +64,7 @@ def test_mono_gives_every_frames_own_depth_and_no_poses(small, caplog):
     assert np.isnan(found.confidence).all()
     assert found.measure is None
     np.testing.assert_array_equal(found.K[1], K)
-    assert "sees each image alone" in caplog.text
+    assert "is a single-image network" in caplog.text
 
 
 @torch.inference_mode()
@@ -93,10 +93,10 @@ def test_metres_stay_what_they_are_at_a_smaller_size_in_the_network(small):
         last = session.network.head.scratch.output_conv2[2]
         last.weight.zero_()
         last.bias.fill_(1.0)
-    session._kept.clear()
+    session.prefix_cache.clear()
     full = session.infer(Window(0, views(2), 2)).depth
-    session.relief = 3
-    session._kept.clear()
+    session.memory.fallback.level = 3
+    session.prefix_cache.clear()
     half = session.infer(Window(0, views(2), 2)).depth
     # 42 x 28 pixels: half of the focal length. The network would answer with twice the depth.
     np.testing.assert_allclose(half, full / 2, rtol=1e-5)
@@ -117,7 +117,7 @@ def test_nested_says_what_the_whole_network_says(small, known, caplog):
     assert found.measure.value == 1.0
     assert found.measure.sigma == pytest.approx(float(expected.scale_spread[0]), rel=1e-3)
     assert np.isfinite(found.sky).all()
-    assert ("focal length that was guessed" in caplog.text) == (known is None)
+    assert ("estimated focal length" in caplog.text) == (known is None)
 
 
 def test_nested_knows_no_metre_where_all_is_sky(small):
@@ -156,7 +156,7 @@ def test_what_sees_a_frame_alone_runs_once_in_a_sliding_window(small, monkeypatc
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])
 def test_16_bits_pass_the_self_check_and_a_broken_network_does_not(small, model):
     session = session_of(model, mixed_precision="bfloat16")
-    assert session.precision == torch.bfloat16
+    assert session.loaded.precision == torch.bfloat16
     assert np.isfinite(session.infer(Window(0, views(2), 2)).depth).all()
     fp32 = session_of(model)
     check = SelfCheck(fp32.network)
@@ -173,7 +173,7 @@ def test_the_planner_knows_what_it_is_made_of(small, model):
     shape = Shape(model, 4, 2, *SIZE, torch.float32, Chunks(1, 1), poses=True)
     needed = footprint(shape)
     assert needed.weights == weight_bytes(session.network)
-    kept = session._encode([v.image for v in views(1)], SIZE)
+    kept = session._encoder.encode([v.image for v in views(1)], SIZE)
     assert needed.prefix == 4 * sum(x.nbytes for prefix in kept.values() for x in prefix)
     larger = dataclasses.replace(shape, chunks=Chunks(8, 0))
     assert footprint(larger).activations >= needed.activations
@@ -182,7 +182,7 @@ def test_the_planner_knows_what_it_is_made_of(small, model):
 def test_out_of_memory_runs_a_single_image_again_too(small, monkeypatch):
     session = session_of(MONO)
     expected = session.infer(Window(0, views(2), 2))
-    session._kept.clear()
+    session.prefix_cache.clear()
     plain, left = session.network.encode, [1]
 
     def fail(images):
@@ -192,7 +192,7 @@ def test_out_of_memory_runs_a_single_image_again_too(small, monkeypatch):
 
     monkeypatch.setattr(session.network, "encode", fail)
     found = session.infer(Window(0, views(2), 2))
-    assert session.relief == 1
+    assert session.memory.fallback.level == 1
     np.testing.assert_allclose(found.depth, expected.depth, rtol=1e-4)
 
 
@@ -221,13 +221,13 @@ def test_all_models_are_planned_in_full_size():
         make_plan(AbsentCuda(), request, int(3.5 * GIB))
 
 
-def test_nested_needs_no_ruler_beside_it(small):
+def test_nested_needs_no_metric_model_beside_it(small):
     values = {
         "model": NESTED, "checkpoint": "random", "device": "cpu", "process_res": 84,
         "scale.source": "metric_model",
     }  # fmt: skip
-    session, ruler = open_networks(config_from_parameters(values))
-    assert ruler is None
+    session, metric_model = open_networks(config_from_parameters(values))
+    assert metric_model is None
     prediction = session.infer(Window(0, views(2), 1))
     assert prediction.measure is not None
 

@@ -14,7 +14,7 @@ from da3_ros.live.health import (
     Facts,
     Growth,
     Stages,
-    judge,
+    assess,
 )
 
 GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
@@ -35,9 +35,9 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"growing": ("bad_image",)}, WARN, "images are lost (bad_image)"),
         ({"growing": ("failed",), "last_error": "why"}, ERROR, "windows are lost (failed): why"),
         ({"unpublished": True, "last_error": "why"}, ERROR, "frames are not published: why"),
-        ({"output_age_s": 11.0}, ERROR, "nothing has come out for 11 s"),
+        ({"output_age_s": 11.0}, ERROR, "there has been no result for 11 s"),
         ({"output_age_s": 11.0, "enabled": False}, WARN, "paused"),
-        ({"refused": True}, WARN, "do not fit"),
+        ({"refused": True}, WARN, "cannot be aligned"),
         ({"degraded": ("4 views",)}, WARN, "memory is short: 4 views"),
         ({"scale": "the scale is unknown"}, WARN, "the scale is unknown"),
         ({"configured": False, "state": "unconfigured"}, OK, "unconfigured"),
@@ -47,13 +47,13 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
     ],
 )
 def test_levels(changes, level, words):
-    found, text = judge(Facts(**{**GOOD, **changes}))
+    found, text = assess(Facts(**{**GOOD, **changes}))
     assert (found, words in text) == (level, True), text
 
 
 def test_worst_comes_first_and_nothing_is_left_out():
     facts = Facts(**GOOD, growing=("failed", "bad_image"), last_error="x", scale="no metres")
-    _, text = judge(facts)
+    _, text = assess(facts)
     assert text.split("; ") == [
         "windows are lost (failed): x", "images are lost (bad_image)", "no metres",
     ]  # fmt: skip

@@ -14,9 +14,9 @@ from da3_ros.live.missing_input_hints import (
     Graph,
     Publisher,
     WaitingReport,
-    describe_surroundings,
-    look_around,
+    discovery_settings,
     profile_file,
+    read_graph,
     waiting_text,
 )
 
@@ -40,7 +40,7 @@ def graph(**topics):
 def line(item, on_graph, *others):
     """What is said of one topic."""
     lines = waiting_text([item, *others], on_graph).splitlines()
-    assert lines[0] == "nothing has come for 5 s; waiting for"
+    assert lines[0] == "no message received for 5 s; waiting for"
     return lines[1]
 
 
@@ -50,8 +50,8 @@ def line(item, on_graph, *others):
 def test_every_awaited_topic_has_a_line_with_type_and_qos():
     lines = waiting_text([RAW, INFO], Graph({}, 1)).splitlines()
     assert len(lines) == 3
-    assert f"/image ({IMAGE}, best_effort, volatile): nobody publishes it" in lines[1]
-    assert f"/camera_info ({CAMERA_INFO}, best_effort, volatile): nobody" in lines[2]
+    assert f"/image ({IMAGE}, best_effort, volatile): it has no publisher" in lines[1]
+    assert f"/camera_info ({CAMERA_INFO}, best_effort, volatile): it has no" in lines[2]
 
 
 def test_image_of_another_name_gives_the_remap_argument():
@@ -104,7 +104,7 @@ def test_compressed_image_without_the_usual_suffix_is_remapped_by_its_full_name(
 
 def test_raw_wanted_where_the_very_name_is_compressed():
     said = line(RAW, graph(image=COMPRESSED))
-    assert "another type" in said
+    assert "its type is" in said
     assert said.endswith("-r /image/compressed:=/image -p image_transport:=compressed")
 
 
@@ -118,7 +118,7 @@ def test_forgotten_namespace_is_named():
 
 def test_topic_of_another_type_is_said_with_its_type_and_publisher():
     said = line(RAW, graph(image="sensor_msgs/msg/PointCloud2"))
-    assert "it is sensor_msgs/msg/PointCloud2 from /driver: another type" in said
+    assert "its type is sensor_msgs/msg/PointCloud2 from /driver" in said
 
 
 def test_similar_name_of_another_type_is_not_proposed_as_a_remap():
@@ -138,7 +138,7 @@ def test_wrong_type_under_our_name_points_to_the_right_one():
         (
             Publisher("/driver", IMAGE, "best_effort"),
             Awaited("/image", IMAGE, "image", "reliable", "volatile", "image_reliability"),
-            "/driver offers best_effort, we ask for reliable. "
+            "/driver offers best_effort, this node requests reliable. "
             "Set -p image_reliability:=best_effort",
         ),
         (
@@ -149,13 +149,13 @@ def test_wrong_type_under_our_name_points_to_the_right_one():
         (
             Publisher("/driver", IMAGE, "reliable", "volatile"),
             Awaited("/image", IMAGE, "image", "reliable", "transient_local"),
-            "/driver offers volatile, we ask for transient_local. Have /driver offer transient",
+            "/driver offers volatile, this node requests transient_local. Have /driver",
         ),
     ],
 )
 def test_qos_that_does_not_fit_says_who_must_change_what(offered, item, words):
     said = line(item, graph(image=offered))
-    assert "the QoS does not fit" in said
+    assert "incompatible QoS" in said
     assert words in said
 
 
@@ -163,7 +163,7 @@ def test_one_fitting_publisher_is_enough():
     publishers = [Publisher("/a", IMAGE, "best_effort"), Publisher("/b", IMAGE, "reliable")]
     item = Awaited("/image", IMAGE, "image", "reliable")
     said = line(item, Graph({"/image": publishers}, 2))
-    assert "published by /b (reliable), type and QoS fit, but nothing comes" in said
+    assert "published by /b (reliable) with the right type and QoS, but silent" in said
 
 
 def test_best_effort_images_that_never_come_name_the_profile_and_whose_process():
@@ -191,7 +191,7 @@ def test_other_awaited_types_are_found_too():
 
 
 def test_empty_graph_points_to_domain_and_discovery():
-    here = describe_surroundings(
+    here = discovery_settings(
         {"ROS_DOMAIN_ID": "7", "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}, "rmw_x"
     )
     said = waiting_text([RAW], Graph(), here)
@@ -200,14 +200,14 @@ def test_empty_graph_points_to_domain_and_discovery():
 
 
 def test_no_domain_set_means_zero():
-    assert describe_surroundings({}) == "ROS_DOMAIN_ID=0"
+    assert discovery_settings({}) == "ROS_DOMAIN_ID=0"
 
 
 # The graph
 
 
 class FakeNode:
-    """The methods that look_around uses, answering as rclpy does."""
+    """The methods that read_graph uses, answering as rclpy does."""
 
     def get_name(self):
         return "da3"
@@ -235,7 +235,7 @@ class FakeNode:
 
 
 def test_graph_is_what_others_publish_of_like_type_or_name():
-    seen = look_around(FakeNode(), [RAW])
+    seen = read_graph(FakeNode(), [RAW])
     assert seen.publishers == {
         "/image": [Publisher("/cam/driver", IMAGE, "best_effort", "volatile")],
         "/imag": [Publisher("/cam/driver", "x/y/Z", "best_effort", "volatile")],
@@ -261,7 +261,7 @@ def test_report_asks_for_no_text_while_input_flows():
         pytest.fail("the graph was asked without need")
 
     for t in np.arange(0.0, 60.0, 0.5):
-        report.heard(float(t))
+        report.received(float(t))
         assert report.due(float(t) + 0.4, fail) == ""
 
 
@@ -269,7 +269,7 @@ def test_report_speaks_again_when_a_stream_stops():
     report = WaitingReport(now_s=0.0)
     assert report.due(6.0, lambda: "a") == "a"
     for t in np.arange(7.0, 20.0, 0.5):
-        report.heard(float(t))
+        report.received(float(t))
     assert report.due(30.0, lambda: "a") == "a"
 
 
@@ -278,7 +278,7 @@ def test_report_speaks_once_of_a_camera_slower_than_its_patience():
     said = []
     for t in range(10, 100, 10):
         said.append(report.due(t - 1.0, lambda: "a"))
-        report.heard(float(t))
+        report.received(float(t))
     assert said.count("a") == 1
 
 

@@ -14,6 +14,7 @@ from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import session as module
 from da3_ros.inference.download import Download
+from da3_ros.inference.image_encoder import ImageEncoder
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import RecordingError
 from da3_ros.recordings.read_ahead import ReadAhead
@@ -53,9 +54,9 @@ def camera():
 def story(monkeypatch):
     """What the session does, in order: begins of prefixes and ends of windows."""
     told = []
-    encode, finish = InferenceSession._encode, module.to_prediction
+    encode, finish = ImageEncoder.encode, module.to_prediction
     monkeypatch.setattr(
-        InferenceSession, "_encode",
+        ImageEncoder, "encode",
         lambda self, images, size: told.append(f"prefix {len(images)}")
         or encode(self, images, size),
     )  # fmt: skip
@@ -94,11 +95,11 @@ def test_live_frames_that_come_while_a_window_runs_are_begun_with(
         return self.asked > 3
 
     monkeypatch.setattr(Slow, "done", done)
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     stream.put(frames[0])
     assert stream.step()
     assert story == ["prefix 1", "prefix 1", "window"]
-    (chosen,) = stream._next.instants
+    (chosen,) = stream._chooser.ahead.instants
     assert chosen[0].stamp_ns == frames[2].stamp_ns  # the newest, not the first that came
     stream.step()
     assert story[3:] == ["prefix 1", "window"]  # the next one's again; its own was there
@@ -116,12 +117,12 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     stream, host = stream_of()
     frames = list(as_messages(camera, host.lib))
     monkeypatch.setattr(
-        Slow, "done", lambda self: stream.put(frames[1]) if not stream._next else True
+        Slow, "done", lambda self: stream.put(frames[1]) if not stream._chooser.ahead else True
     )
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     stream.put(frames[0])
     stream.step()
-    assert stream._next is not None
+    assert stream._chooser.ahead is not None
     stream.reset()
     assert stream.drop_counts()["cleared"] == 1
     assert not stream.step()
@@ -142,7 +143,7 @@ def test_images_taken_while_a_window_runs_are_counted(
         if self.asked == 1:
             for pending in itertools.islice(coming, new):
                 stream.put(pending)
-        return stream._next is not None
+        return stream._chooser.ahead is not None
 
     def prediction(*args, **options):
         if next(windows) in failing:
@@ -151,7 +152,7 @@ def test_images_taken_while_a_window_runs_are_counted(
 
     monkeypatch.setattr(Slow, "done", done)
     monkeypatch.setattr(module, "to_prediction", prediction)
-    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
     for pending in itertools.islice(coming, new):
         stream.put(pending)
     for n in range(1, 4):
@@ -159,7 +160,7 @@ def test_images_taken_while_a_window_runs_are_counted(
             stream.step()
         except RuntimeError:
             assert n in failing
-        assert sum(map(len, stream._next.instants)) == new  # taken, and in no count yet
+        assert sum(map(len, stream._chooser.ahead.instants)) == new  # taken, and in no count yet
         failed = new * len([number for number in failing if number <= n])
         assert stream.drop_counts() == ({"failed": failed} if failed else {})
         assert stream.received == stream.processed + failed + new
@@ -209,7 +210,7 @@ def test_the_usual_time_of_a_window_is_told(camera, beside_us):
     session = InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112))
     pipeline = Pipeline(config_from_parameters({**VALUES}, NodeConfig).pipeline, session)
     told = []
-    session.meanwhile = lambda running: told.append(running.ends - time.perf_counter())
+    session.on_window_running = lambda running: told.append(running.ends - time.perf_counter())
     for frame in frames_of(camera):
         list(pipeline.push(frame))
     assert told[0] <= 0  # nothing is known of the first

@@ -8,7 +8,7 @@ from support.streams import as_messages, stream_of
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import BudgetError
-from da3_ros.inference import session as module
+from da3_ros.inference import memory_governor as module
 from da3_ros.inference.planner import GIB, least_memory
 from da3_ros.synthetic import SyntheticCamera
 
@@ -23,7 +23,7 @@ def changed(stream, **values):
 def test_a_budget_that_no_longer_fits_stays_the_old_one_and_the_rest_is_taken(monkeypatch):
     stream, _ = stream_of()
     stream.warm_up()
-    budget = stream.pipeline.session.budget
+    budget = stream.pipeline.session.memory.budget
 
     def refuse(*args):
         raise BudgetError("nothing fits; raise memory_budget_gb")
@@ -32,7 +32,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one_and_the_rest_is_taken(mo
     wanted = changed(stream, memory_budget_gb=1.0, depth__min_confidence=2.0)
     with pytest.raises(BudgetError, match=r"^memory_budget_gb: nothing fits.*the old plan stays$"):
         stream.reconfigure(wanted)
-    assert stream.pipeline.session.budget == budget
+    assert stream.pipeline.session.memory.budget == budget
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.inference.memory_budget_gb == 0.0
     assert stream.pipeline.config.depth.min_confidence == 2.0
@@ -50,25 +50,29 @@ def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
             stream.put(dataclasses.replace(pending, camera=name))
             assert stream.step()
     session = stream.pipeline.session
-    least = {r.image: least_memory(session.on, r, session._factor) for r in session._plans}
+    least = {
+        r.image: least_memory(session.hardware, r, session.memory.factor)
+        for r in session.memory.requests.plans
+    }
     between = sum(least.values()) / 2 / GIB
     assert max(least, key=least.get) == (112, 84)  # the first camera's
     if known:
         with pytest.raises(BudgetError, match="raise memory_budget_gb"):
             stream.check_budget(between)
     else:
-        stream.lanes = dict(reversed(stream.lanes.items()))  # the one it fits is asked first
-        session._asked = session._asked[:1]
-    plan, budget = session.plan, session.budget
+        # The one it fits is asked first.
+        stream.scene_streams = dict(reversed(stream.scene_streams.items()))
+        session.memory.requests.active = session.memory.requests.active[:1]
+    plan, budget = session.plan, session.memory.budget
     inference = dataclasses.replace(stream.config.pipeline.inference, memory_budget_gb=between)
     wanted = dataclasses.replace(stream.config.pipeline, inference=inference)
     with pytest.raises(BudgetError, match="the old plan stays"):
         stream.reconfigure(wanted)
-    assert (session.plan, session.budget) == (plan, budget)
+    assert (session.plan, session.memory.budget) == (plan, budget)
     assert stream.config.pipeline.inference.memory_budget_gb == 0.0
-    for lane in stream.lanes.values():
-        lane.pipeline.builder.fit(session)
-        assert (lane.pipeline.builder.process_res, lane.pipeline.builder.window_size) == (112, 4)
+    for pipeline in stream.pipelines:
+        pipeline.builder.fit(session)
+        assert (pipeline.builder.process_res, pipeline.builder.window_size) == (112, 4)
 
 
 def test_a_warm_up_is_no_window_of_the_stream():
@@ -124,9 +128,9 @@ def test_the_metric_model_is_warmed_too(monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     looks = []
     stream, _ = stream_of(**{"scale.source": "metric_model", "scale.metric_checkpoint": "random"})
-    plain = stream.pipeline.inference.ruler.measure
+    plain = stream.pipeline.inference.metric_model.measure
     monkeypatch.setattr(
-        stream.pipeline.inference.ruler, "measure", lambda *a: looks.append(a) or plain(*a)
+        stream.pipeline.inference.metric_model, "measure", lambda *a: looks.append(a) or plain(*a)
     )
     stream.warm_up()
     assert len(looks) == 1

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.inference import Session
 from da3_ros.live.scene_stream import RawFrame
 from da3_ros.live.stream import Stream
 from da3_ros.messages import build
 from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.sensors.pose_prior import PoseHistory
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
@@ -21,17 +22,11 @@ LIB = RosbagsLibrary()
 SIZE = (56, 42)
 
 
-class Network:
+class AnyDepth(Session):
     """Any depth; its windows of the given numbers break."""
 
     def __init__(self, *broken):
         self.windows, self.broken = 0, broken
-
-    def fit(self, image, window, new):
-        return None
-
-    def prefetch(self, image):
-        pass
 
     def infer(self, window):
         self.windows += 1
@@ -98,7 +93,7 @@ def step(stream):
 @pytest.mark.parametrize("new", [1, 3])
 def test_a_window_that_fails_counts_all_its_new_images(camera, new, names):
     cameras = names if len(names) > 1 else ()
-    stream = stream_of(Network(2), cameras, **{"window.new": new, "window.size": 8})
+    stream = stream_of(AnyDepth(2), cameras, **{"window.new": new, "window.size": 8})
     frames = list(camera)[: 3 * new]
     failures = 0
     for n in range(3):
@@ -112,13 +107,13 @@ def test_a_window_that_fails_counts_all_its_new_images(camera, new, names):
 
 
 def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypatch):
-    stream = stream_of(Network(), **{"window.new": 3, "window.size": 4})
+    stream = stream_of(AnyDepth(), **{"window.new": 3, "window.size": 4})
 
     def broken(message):
         raise RuntimeError("in decode")
 
     with monkeypatch.context() as patch:
-        patch.setattr("da3_ros.live.stream.decode", broken)
+        patch.setattr("da3_ros.live.window_chooser.decode", broken)
         put(stream, camera, list(camera)[:3])
         assert step(stream)
     assert stream.drop_counts() == {"failed": 3}
@@ -130,7 +125,7 @@ def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypat
 @pytest.mark.parametrize("names", [("",), ("front", "left")])
 def test_a_reset_counts_the_images_that_wait_anywhere(camera, names):
     cameras = names if len(names) > 1 else ()
-    stream = stream_of(Network(), cameras, **{"window.new": 2, "window.size": 8})
+    stream = stream_of(AnyDepth(), cameras, **{"window.new": 2, "window.size": 8})
     frames = list(camera)
     put(stream, camera, frames[:2], names)
     stream.put_rest()
@@ -142,7 +137,7 @@ def test_a_reset_counts_the_images_that_wait_anywhere(camera, names):
 
 
 def test_a_reset_counts_the_images_that_wait_for_a_window(camera, monkeypatch):
-    stream = stream_of(Network(), **{"window.new": 2, "window.size": 4})
+    stream = stream_of(AnyDepth(), **{"window.new": 2, "window.size": 4})
     monkeypatch.setattr(stream.pipeline.builder, "_new", 3)  # as a smaller memory plan may make it
     monkeypatch.setattr(stream.pipeline.builder, "fit", lambda network: None)
     put(stream, camera, list(camera)[:2])
@@ -156,7 +151,7 @@ def test_a_reset_counts_the_images_that_wait_for_a_window(camera, monkeypatch):
 
 
 def test_counts_are_read_while_another_thread_adds_causes(camera):
-    stream = stream_of(Network())
+    stream = stream_of(AnyDepth())
     done, wrong = threading.Event(), []
 
     def read():
@@ -183,7 +178,7 @@ def test_counts_are_read_while_another_thread_adds_causes(camera):
 
 
 def test_images_that_waited_for_camera_info_are_reported():
-    keeper = CameraInfoKeeper("/camera_info", timeout_s=2.0)
+    keeper = CameraInfoMatcher("/camera_info", timeout_s=2.0)
     for n in range(3):
         keeper.add_image(n, "optical", 56, 42, n)
     assert keeper.reset() == 3

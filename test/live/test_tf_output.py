@@ -103,7 +103,7 @@ def test_what_was_left_before_newer_frames_is_not_repeated():
     assert ODOM_BASE not in stage.frame(2.5)
     stage.owner(*np.arange(3.0, 15.0, 0.5))
     assert ODOM_BASE not in stage.repeated(30.0)  # the owner is gone, by its stamps too
-    assert "base" not in stage.out._left
+    assert "base" not in stage.out._yielded
     assert ODOM_BASE in stage.frame(31.0)
 
 

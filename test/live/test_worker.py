@@ -89,18 +89,18 @@ def test_a_worker_retires_between_two_steps_or_works_on():
     worker = make(step)
     worker.notify()
     begun.wait(5)
-    looks, leaving = iter((True, False)), []
-    assert not worker.leaving
-    assert not worker.retire(lambda: leaving.append(worker.leaving) or next(looks))
-    assert leaving == [True, True]
+    looks, requested = iter((True, False)), []
+    assert not worker.stop_requested
+    assert not worker.try_stop(lambda: requested.append(worker.stop_requested) or next(looks))
+    assert requested == [True, True]
     assert not worker.stopping
-    assert not worker.leaving
+    assert not worker.stop_requested
     waiting = worker.submit(lambda: "alive")
     release.set()
     assert waiting.result(5) == "alive"
-    assert worker.retire(lambda: True)
+    assert worker.try_stop(lambda: True)
     assert worker.stopping
-    assert worker.leaving
+    assert worker.stop_requested
     with pytest.raises(WorkerStoppedError):
         worker.submit(lambda: None).result(5)
 

@@ -12,18 +12,18 @@ from da3_ros.mapping.covariance import (
     EXACT,
     UNMEASURED,
     JointCovariance,
-    MotionError,
-    Observed,
     PoseUncertainty,
     SystematicError,
-    carried,
+    WindowObservation,
+    error_transport,
     in_metres,
-    lifted,
-    turned,
+    propagated_covariance,
+    rotated_covariance,
 )
 from da3_ros.mapping.window_noise import WindowNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import MotionError
 
 RUNS, FRAMES = 16, 30
 
@@ -79,17 +79,17 @@ def test_noise_is_learned_from_disagreement(walk):
 def test_errors_of_places_follow_rotation_and_scale():
     S = np.array([0.01, 0.02, -0.03, 0.01, 0, 0, 0])  # log scale, rotation
     arm = np.array([1.0, 2.0, 3.0])
-    moved = lifted(arm[None])[0] @ S
+    moved = error_transport(arm[None])[0] @ S
     np.testing.assert_allclose(moved[4:], 0.01 * arm + np.cross(S[1:4], arm))
 
 
-def observed(ids, centres, shared, gain=None, taken=0.5):
+def observed(ids, centres, shared, gain=None, update_weights=0.5):
     poses = np.tile(np.eye(4), (len(ids), 1, 1))
     poses[:, :3, 3] = centres
     gains = np.tile(np.eye(7) / max(shared, 1), (shared, 1, 1)) if gain is None else gain
-    return Observed(
+    return WindowObservation(
         ids, poses, 1.0, np.mean(centres[: max(shared, 1)], axis=0), gains,
-        np.zeros((shared, 7)), np.full((shared, 7), taken),
+        np.zeros((shared, 7)), np.full((shared, 7), update_weights),
     )  # fmt: skip
 
 
@@ -102,22 +102,22 @@ def test_a_chain_of_windows_agrees_with_simulation():
     joint = JointCovariance()
     windows = [observed([0, 1], centres[:2], 0)]
     windows += [observed([i, i + 1, i + 2], centres[i : i + 3], 2) for i in range(4)]
-    joint.begin(windows[0], 0)
+    joint.begin_segment(windows[0], 0)
     for window in windows[1:]:
-        joint.join(window)
+        joint.add_window(window)
     spread = np.sqrt(own)[[0, 1, 1, 1, 2, 2, 2]]
     last = []
     for _ in range(4000):
         noise = spread * rng.normal(size=(2, 7))
         arm = centres[1] - centres[0]
-        tied = noise[1] - lifted(arm[None])[0] @ np.append(0.0, noise[0, 1:])
+        tied = noise[1] - error_transport(arm[None])[0] @ np.append(0.0, noise[0, 1:])
         x = {0: noise[0] * [1, 0, 0, 0, 0, 0, 0], 1: tied}
         for w in windows[1:]:
             n = spread * rng.normal(size=(3, 7))
             fit = sum(
                 g @ (x[i] - n[k]) for k, (i, g) in enumerate(zip(w.ids, w.gains, strict=False))
             )
-            placed = lifted(w.centres - w.about) @ fit + n
+            placed = error_transport(w.centres - w.pivot) @ fit + n
             for k in range(2):
                 x[w.ids[k]] = 0.5 * x[w.ids[k]] + 0.5 * placed[k]
             x[w.ids[2]] = placed[2]
@@ -136,14 +136,14 @@ def test_a_carried_covariance_is_the_plain_product():
     P = P @ P.transpose(0, 2, 1)
     A = L @ G
     A[:21] += np.diag(stay)
-    np.testing.assert_allclose(carried(L, G, stay, P), A @ P @ A.T)
+    np.testing.assert_allclose(propagated_covariance(L, G, stay, P), A @ P @ A.T)
 
 
 def test_what_is_forgotten_frees_its_room():
     joint = JointCovariance()
-    joint.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
+    joint.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
     for i in range(500):
-        joint.join(observed([i, i + 1, i + 2], np.eye(3), 2))
+        joint.add_window(observed([i, i + 1, i + 2], np.eye(3), 2))
         joint.keep({i + 1, i + 2})
     assert joint.nbytes < 300_000
     assert 501 in joint
@@ -152,16 +152,16 @@ def test_what_is_forgotten_frees_its_room():
 
 def test_windows_joined_by_nothing_known_stay_unknown():
     joint = JointCovariance()
-    joint.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
-    joint.join(observed([7, 8, 9], np.eye(3), 2))
+    joint.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
+    joint.add_window(observed([7, 8, 9], np.eye(3), 2))
     assert 9 not in joint
 
 
 def test_a_loop_tells_the_maps_covariance_and_leaves_odometrys():
     uncertainty = PoseUncertainty(EXACT)
-    uncertainty.begin(observed([0, 1], np.eye(3)[:2], 0), 0)
+    uncertainty.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
     for i in range(30):
-        uncertainty.join(observed([i, i + 1, i + 2], np.eye(3), 2))
+        uncertainty.add_window(observed([i, i + 1, i + 2], np.eye(3), 2))
         uncertainty.keep({i + 1, i + 2})
     before = uncertainty.odometry(31)
     np.testing.assert_array_equal(before, uncertainty.in_map(31))
@@ -170,12 +170,12 @@ def test_a_loop_tells_the_maps_covariance_and_leaves_odometrys():
     uncertainty.close_loop(known, 31, [], views, [])
     np.testing.assert_allclose(uncertainty.odometry(31), before, rtol=1e-6)
     np.testing.assert_allclose(uncertainty.in_map(31), 3e-12 * np.eye(6), atol=1e-15)
-    uncertainty.join(observed([30, 31, 32], np.eye(3), 2))
+    uncertainty.add_window(observed([30, 31, 32], np.eye(3), 2))
     assert np.trace(uncertainty.in_map(32)) < np.trace(uncertainty.odometry(32))
 
 
 def test_systematic_errors_take_the_surest_way():
-    error = SystematicError(MotionError(rotation=0.1, way=0.2, least=0.01))
+    error = SystematicError(MotionError(rotation=0.1, distance=0.2, least=0.01))
     error.begin(0)
     far = observed([0, 1, 2], np.array([[0, 0, 0], [1, 0, 0], [1.1, 0, 0]]), 2)
     error.add(far, 1, [0])
@@ -204,7 +204,7 @@ def test_metres_scale_places_and_add_what_the_scale_is_unsure_of():
 
 def test_axes_turn_with_the_map():
     R = np.array([[0, 0, 1], [-1, 0, 0], [0, -1, 0.0]])  # optical axes to those of the map
-    out = turned(np.diag([1.0, 2, 3, 4, 5, 6]), R)
+    out = rotated_covariance(np.diag([1.0, 2, 3, 4, 5, 6]), R)
     np.testing.assert_allclose(np.diag(out), [3, 1, 2, 6, 4, 5])
 
 

@@ -18,7 +18,7 @@ K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
 NOISE = np.random.default_rng(0).integers(0, 256, (*SIZE, 3)).astype(np.uint8)
 
 
-def anchor(number, yaw_deg=0.0, x=0.0, image=NOISE, depth=2.0):
+def shared_view(number, yaw_deg=0.0, x=0.0, image=NOISE, depth=2.0):
     T = np.eye(4)
     T[:3, :3] = Rotation.from_euler("y", yaw_deg, degrees=True).as_matrix()
     T[0, 3] = x
@@ -27,8 +27,8 @@ def anchor(number, yaw_deg=0.0, x=0.0, image=NOISE, depth=2.0):
     return SharedView(View(number, number, image, K), K, T, pixels, known, np.ones(len(pixels)))
 
 
-def remember(memory, *anchors):
-    for one in anchors:
+def remember(memory, *shared_views):
+    for one in shared_views:
         memory.add(one, memory.is_new(one))
     return memory
 
@@ -42,29 +42,29 @@ def memory(newest=3, **values):
 
 
 def test_a_camera_that_stands_still_makes_one_keyframe_and_uses_no_more_memory():
-    held = remember(memory(), *(anchor(i, yaw_deg=0.5 * (i % 2)) for i in range(200)))
-    assert [k.anchor.view.id for k in held._keyframes] == [0]
+    held = remember(memory(), *(shared_view(i, yaw_deg=0.5 * (i % 2)) for i in range(200)))
+    assert [k.shared_view.view.id for k in held._keyframes] == [0]
     assert len(held) == 4  # three newest and the keyframe
 
 
 @pytest.mark.parametrize(("yaw_deg", "x", "new"), [(9, 0, False), (11, 0, True), (0, 0.11, True)])
 def test_rotation_or_parallax_makes_a_keyframe(yaw_deg, x, new):
-    held = remember(memory(), anchor(0))
-    assert held.is_new(anchor(1, yaw_deg, x)) is new
+    held = remember(memory(), shared_view(0))
+    assert held.is_new(shared_view(1, yaw_deg, x)) is new
 
 
 def test_a_place_that_is_seen_again_makes_no_keyframe():
-    held = remember(memory(), *(anchor(i, yaw_deg=12 * i) for i in range(6)))
+    held = remember(memory(), *(shared_view(i, yaw_deg=12 * i) for i in range(6)))
     assert len(held._keyframes) == 6
-    assert not held.is_new(anchor(9, yaw_deg=3))
+    assert not held.is_new(shared_view(9, yaw_deg=3))
 
 
 def test_a_blurred_view_waits_for_a_better_one():
     blurred = np.full((*SIZE, 3), 128, np.uint8)
-    held = remember(memory(), *(anchor(i) for i in range(5)))
-    assert not held.is_new(anchor(6, yaw_deg=15, image=blurred))
-    assert held.is_new(anchor(7, yaw_deg=15))
-    assert held.is_new(anchor(8, yaw_deg=25, image=blurred))  # but not for ever
+    held = remember(memory(), *(shared_view(i) for i in range(5)))
+    assert not held.is_new(shared_view(6, yaw_deg=15, image=blurred))
+    assert held.is_new(shared_view(7, yaw_deg=15))
+    assert held.is_new(shared_view(8, yaw_deg=25, image=blurred))  # but not for ever
 
 
 def test_sharpness_does_not_depend_on_brightness():
@@ -72,7 +72,7 @@ def test_sharpness_does_not_depend_on_brightness():
 
 
 def test_the_oldest_keyframe_in_view_and_the_nearest_come_first_then_the_newest_views():
-    held = remember(memory(newest=5), *(anchor(i, x=0.11 * i) for i in range(10)))
+    held = remember(memory(newest=5), *(shared_view(i, x=0.11 * i) for i in range(10)))
     # A fifth of the depth is 0.4 m: number 6 is the last one within it.
     chosen = held.choose(4, 2)
     assert ids(chosen) == [6, 7, 8, 9]
@@ -84,12 +84,12 @@ def test_coming_back_the_first_keyframe_is_shared_again():
     there_and_back = [*range(10), *range(9, -1, -1)]
     held = memory()
     for i, place in enumerate(there_and_back):
-        remember(held, anchor(i, yaw_deg=12 * place))
+        remember(held, shared_view(i, yaw_deg=12 * place))
     assert ids(held.choose(5, 2))[0] == 0
 
 
 def test_without_keyframes_the_newest_views_are_shared():
-    held = remember(memory(newest=5), *(anchor(i, yaw_deg=3 * i) for i in range(9)))
+    held = remember(memory(newest=5), *(shared_view(i, yaw_deg=3 * i) for i in range(9)))
     assert ids(held.choose(4, 0)) == [5, 6, 7, 8]
     assert ids(held.choose(1, 2)) == [8]
 
@@ -97,7 +97,7 @@ def test_without_keyframes_the_newest_views_are_shared():
 def test_no_view_is_shared_twice_and_never_more_than_asked_for():
     held = memory(newest=7)
     for i in range(60):
-        remember(held, anchor(i, yaw_deg=4 * i))
+        remember(held, shared_view(i, yaw_deg=4 * i))
         for views in (1, 2, 5, 7):
             chosen = ids(held.choose(views, 2))
             assert len(chosen) == len(set(chosen)) == min(views, i + 1)
@@ -107,8 +107,8 @@ def test_no_view_is_shared_twice_and_never_more_than_asked_for():
 def test_a_full_memory_gives_up_what_is_most_alike_and_keeps_the_oldest():
     held = memory(most=5)
     for i, yaw in enumerate([0, 30, 60, 90, 101, 130, 160]):
-        remember(held, anchor(i, yaw_deg=yaw))
-    kept = [k.anchor.view.id for k in held._keyframes]
+        remember(held, shared_view(i, yaw_deg=yaw))
+    kept = [k.shared_view.view.id for k in held._keyframes]
     assert len(kept) == 5
     assert kept[0] == 0
     assert 4 not in kept
@@ -116,10 +116,10 @@ def test_a_full_memory_gives_up_what_is_most_alike_and_keeps_the_oldest():
 
 def test_what_windows_say_of_a_view_becomes_its_mean():
     rng = np.random.default_rng(1)
-    held, one = memory(), anchor(0)
+    held, one = memory(), shared_view(0)
     remember(held, one)
     for _ in range(200):
-        T = one.T_world_camera.copy()
+        T = one.T_ref_camera.copy()
         T[:3, 3] += rng.normal(0, 0.01, 3)
         T[:3, :3] = Rotation.from_rotvec(rng.normal(0, 0.01, 3)).as_matrix()
         depth = np.full((1, *SIZE), 2.1 * np.exp(rng.normal(0, 0.02)), np.float32)
@@ -128,13 +128,13 @@ def test_what_windows_say_of_a_view_becomes_its_mean():
         held.observe(held.choose(1, 0), seen, placed)
     now = held.newest
     assert now.observations == 201
-    assert np.abs(now.T_world_camera - one.T_world_camera).max() < 0.003
+    assert np.abs(now.T_ref_camera - one.T_ref_camera).max() < 0.003
     np.testing.assert_allclose(now.depth, 2.1, rtol=0.005)
-    assert held._keyframes[0].anchor is now
+    assert held._keyframes[0].shared_view is now
 
 
 def test_pixels_that_show_something_else_leave_the_mean_alone():
-    held = remember(memory(), anchor(0))
+    held = remember(memory(), shared_view(0))
     depth = np.full((1, *SIZE), 0.8, np.float32)
     seen = Prediction(depth, np.ones_like(depth), np.eye(4)[None], K[None])
     placed = Alignment(Similarity(1.0, np.eye(3), np.zeros(3)), True, 0.0, 1.0)
@@ -144,9 +144,9 @@ def test_pixels_that_show_something_else_leave_the_mean_alone():
 
 def test_a_view_without_any_depth_is_no_trouble():
     empty = dataclasses.replace(
-        anchor(0), pixels=np.zeros(0, int), depth=np.zeros(0), confidence=np.zeros(0)
+        shared_view(0), pixels=np.zeros(0, int), depth=np.zeros(0), confidence=np.zeros(0)
     )
     held = remember(memory(), empty)
     assert ids(held.choose(3, 2)) == [0]
-    remember(held, anchor(1, 20))
+    remember(held, shared_view(1, 20))
     assert ids(held.choose(3, 2))[-1] == 1

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from da3_ros.config import ScaleConfig
-from da3_ros.mapping.metric_scale import MeasureFilter, OdomCorrection, OdometryRatio, ScaleFilter
+from da3_ros.mapping.metric_scale import (
+    MeasurementFilter,
+    OdomCorrection,
+    OdometryRatio,
+    ScaleFilter,
+)
 from da3_ros.types import ScaleMeasurement
 
 DEPTH = 3.0
@@ -99,7 +104,7 @@ def test_a_gap_in_the_odometry_ends_the_stretch():
 
 def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
     rng = np.random.default_rng(1)
-    measures = MeasureFilter()
+    measures = MeasurementFilter()
     for i in range(15):
         unit = float(np.exp(rng.normal()))  # scene units per network unit
         wrong = 3.0 if i in (2, 7, 11) else np.exp(0.02 * rng.standard_normal())
@@ -110,7 +115,7 @@ def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
 
 
 def test_a_measure_that_nobody_could_make_changes_nothing():
-    measures = MeasureFilter()
+    measures = MeasurementFilter()
     measures.add(ScaleMeasurement(float("nan"), float("nan")), 1.0)
     measures.add(ScaleMeasurement(0.0, 0.1), 1.0)
     assert measures.estimate() is None
@@ -121,7 +126,7 @@ def follow(config, values, windows_each=1):
     scales = []
     for value in values:
         for _ in range(windows_each):
-            keeper.add_measure(ScaleMeasurement(value, 0.02), 1.0)
+            keeper.add_measurement(ScaleMeasurement(value, 0.02), 1.0)
             scales.append(keeper.update())
     return scales
 
@@ -145,14 +150,14 @@ def test_measures_without_agreement_are_no_knowledge():
     config = ScaleConfig(source="metric_model")
     keeper = ScaleFilter(config)
     for _ in range(10):
-        keeper.add_measure(ScaleMeasurement(2.0, 0.9), 1.0)
+        keeper.add_measurement(ScaleMeasurement(2.0, 0.9), 1.0)
         assert not keeper.update().metric
 
 
 @pytest.mark.parametrize(("source", "value"), [("none", None), ("fixed", 1.0)])
 def test_declared_sources_ask_nobody(source, value):
     keeper = ScaleFilter(ScaleConfig(source=source, factor=2.0))
-    keeper.add_measure(ScaleMeasurement(5.0, 0.01), 1.0)
+    keeper.add_measurement(ScaleMeasurement(5.0, 0.01), 1.0)
     scale = keeper.update()
     assert scale.metric == (value is not None)
     assert scale.value == value or np.isnan(scale.value)
@@ -164,14 +169,14 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
     places = []
     for i, metres in enumerate(scales):
         T = at(100.0 + 0.1 * i)
-        T_odom_world = continuity.add(T, metres)
-        places.append(T_odom_world[0, 3] + metres * T[0, 3])
+        T_odom_vo = continuity.add(T, metres)
+        places.append(T_odom_vo[0, 3] + metres * T[0, 3])
     steps = np.diff(places)
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
 
 
 def estimates(values, own=0.05):
-    measures = MeasureFilter()
+    measures = MeasurementFilter()
     for value in values:
         measures.add(ScaleMeasurement(float(value), own), 1.0)
     return measures.estimate()

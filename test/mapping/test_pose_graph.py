@@ -95,7 +95,7 @@ def test_a_wrong_loop_is_outvoted():
     edges.append(Edge(5, 25, wrong, LOOP, loop=True))
     found = optimize(drifted, edges, fixed=39)
     assert off(found.nodes, true, 39) < 1.3 * off(good.nodes, true, 39) + 0.02
-    assert found.off[-1] > 10 > found.off[:-1].max()  # and it is told apart
+    assert found.residuals[-1] > 10 > found.residuals[:-1].max()  # and it is told apart
 
 
 def test_a_node_without_edges_stays():
@@ -197,7 +197,7 @@ def test_the_covariance_is_the_spread_of_solutions(metric):
 def test_a_part_that_nothing_ties_has_no_covariance():
     nodes, edges = straight(4, SIGMA)
     assert parts(5, edges).tolist() == [0, 0, 0, 0, 1]
-    with pytest.raises(ValueError, match="no edges tie"):
+    with pytest.raises(ValueError, match="no edges connect"):
         marginal([*nodes, nodes[0]], edges, fixed=0, of=4, metric=False)
     np.testing.assert_allclose(
         marginal([*nodes, nodes[0]], edges, fixed=0, of=3, metric=False),

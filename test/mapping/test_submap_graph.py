@@ -11,7 +11,14 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.loop_closure import Looks, Loop, LoopClosure, Steps, seen_through, whitening
+from da3_ros.mapping.loop_closure import (
+    DescriptorIndex,
+    DriftModel,
+    Loop,
+    LoopClosure,
+    whitened,
+    whitening,
+)
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
@@ -61,10 +68,10 @@ def walked(places, loops=()):
     graph, absorbed = SubmapGraph(), []
     for id, place in enumerate(places):
         graph.add(id, place, VARIANCE if id else None, guessed=False)
-        absorbed += graph.bound()
+        absorbed += graph.enforce_limits()
         for old, new, seen in loops:
             if new == id:
-                graph.tie(old, new, seen, LOOP)
+                graph.add_loop(old, new, seen, LOOP)
     return graph, absorbed
 
 
@@ -76,8 +83,8 @@ def seen_again(true, places, old, new):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
-    monkeypatch.setattr(submap_graph, "MOST_LOOPS", 12)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 40)
+    monkeypatch.setattr(submap_graph, "MAX_LOOPS", 12)
 
 
 def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
@@ -85,7 +92,7 @@ def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
     places = drifted(true, np.random.default_rng(3))
     loops = [seen_again(true, places, k, 236 + k) for k in range(4)]
     whole = solve(walked(places, loops)[0].problem(np.eye(4), metric=False))
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 40)
     graph, absorbed = walked(places, loops)
     assert len(graph.nodes) == 40
     assert len(absorbed) == 200
@@ -105,10 +112,10 @@ def test_a_condensed_graph_closes_as_the_whole_one_does(monkeypatch):
 
 def test_a_condensed_way_drifts_as_the_whole_one_does(monkeypatch):
     places = circle(240)
-    wanted = walked(places)[0].drift(0, 239, places[-1].t)
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 40)
+    wanted = walked(places)[0].drift_variance(0, 239, places[-1].t)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 40)
     graph, _ = walked(places)
-    found = graph.drift(0, len(graph.nodes) - 1, places[-1].t)
+    found = graph.drift_variance(0, len(graph.nodes) - 1, places[-1].t)
     np.testing.assert_allclose(found, wanted, rtol=0.1)
 
 
@@ -123,7 +130,7 @@ def test_what_a_merged_node_held_takes_the_variance_along():
 def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
     """By every tie between the submap that it was seen from and the one that stands for it."""
     places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(100)]
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 11)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 11)
     graph, _ = walked(places, [seen_again(places, places, 5, 50)])
     (loop,) = (e for e in graph._edges if e.loop)
     assert loop.second == graph.node(50).first < 50  # its node has become part of another one
@@ -134,14 +141,14 @@ def test_a_loop_carried_to_other_nodes_grows_less_sure(monkeypatch):
 
 def test_a_loop_to_another_segment_is_not_forgotten(monkeypatch):
     """Nearly the same nodes, but only one loop ties the segment that nothing else does."""
-    monkeypatch.setattr(submap_graph, "MOST_LOOPS", 2)
+    monkeypatch.setattr(submap_graph, "MAX_LOOPS", 2)
     places = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(20)]
     graph = SubmapGraph()
     for id, place in enumerate(places):
         graph.add(id, place, VARIANCE if id else None, guessed=id == 10)
     for old, new, doubt in ((2, 9, 1.0), (2, 10, 9.0), (0, 5, 2.0)):
         seen = seen_again(places, places, old, new)[2]
-        graph.tie(old, new, seen, doubt * LOOP)
+        graph.add_loop(old, new, seen, doubt * LOOP)
     left = {(e.first, e.second) for e in graph._edges if e.loop}
     assert left == {(2, 9), (2, 10)}
 
@@ -156,7 +163,7 @@ def test_nodes_and_loops_are_bounded_and_ties_stay():
     problem = graph.problem(np.eye(4), metric=False)
     assert sum(e.loop for e in problem.edges) <= 12
     found = solve(problem)
-    assert found.joined
+    assert found.loops
     assert len(found.moves) == 399
     for id in (0, 77, 390):  # all agree, nothing moves
         np.testing.assert_allclose(found.moves[id].points(places[id].t), places[id].t, atol=1e-6)
@@ -167,7 +174,7 @@ def test_segments_without_a_join_are_forgotten_the_oldest_first():
     graph, gone = SubmapGraph(), []
     for id in range(100):
         graph.add(id, Similarity(1.0, np.eye(3), np.zeros(3)), None, guessed=False)
-        gone += graph.bound()
+        gone += graph.enforce_limits()
     assert [a.first for a in gone] == list(range(60))
     assert all(a.variance is None for a in gone)
 
@@ -178,7 +185,7 @@ def test_a_lost_stretch_is_never_within_a_node():
     graph, guesses = SubmapGraph(), range(0, 120, 12)
     for id, place in enumerate(circle(120)):
         graph.add(id, place, VARIANCE if id else None, guessed=id in guesses)
-        graph.bound()
+        graph.enforce_limits()
     firsts = {node.first for node in graph.nodes}
     assert set(guesses) <= firsts
 
@@ -192,10 +199,10 @@ def test_a_hundred_loops_leave_rotations_rotations():
         turn = Rotation.from_rotvec([0, 0, 1e-3 * (-1) ** k]).as_matrix()
         now = {n.first: n.place for n in graph.nodes}
         bent = [Similarity(1.0, turn, np.zeros(3)) @ now[i] for i in range(12)]
-        graph.tie(0, 11, bent[11] @ now[11].inverse(), LOOP)
+        graph.add_loop(0, 11, bent[11] @ now[11].inverse(), LOOP)
         found = solve(graph.problem(T, metric=False))
         graph.apply(found.moves)
-        T = found.T_map_odometry
+        T = found.T_scene_vo
     for R in (T[:3, :3], *(n.place.R for n in graph.nodes)):
         np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-9)
 
@@ -214,7 +221,7 @@ def test_moves_name_the_submaps_of_each_node():
     assert len(moves) == 4
     assert (moves[4].scale, moves[8].scale) == (2.0, 3.0)
     assert not {2, 6, 9} & set(moves)
-    assert moves.each(Similarity.inverse)[5].scale == 0.5
+    assert moves.transformed(Similarity.inverse)[5].scale == 0.5
 
 
 # What a camera's way leaves in memory ------------------------------------------------------------
@@ -222,14 +229,14 @@ def test_moves_name_the_submaps_of_each_node():
 
 def test_steps_in_sums_are_the_steps():
     rng = np.random.default_rng(0)
-    steps, own, at = Steps(), 1e-4 * rng.random((50, 3)), 100 + rng.normal(size=(50, 3))
+    steps, own, at = DriftModel(), 1e-4 * rng.random((50, 3)), 100 + rng.normal(size=(50, 3))
     for variance, camera in zip(own, at, strict=True):
         steps.add(variance, camera)
     point = at[-1]
     arms = ((at - point) ** 2).sum(axis=1)
     place = own[:, 2] + arms * (own[:, 0] + own[:, 1])
     wanted = [own[:, 0].sum(), own[:, 1].sum(), place.sum()]
-    np.testing.assert_allclose(steps.about(point), wanted, rtol=1e-9)
+    np.testing.assert_allclose(steps.variance_at(point), wanted, rtol=1e-9)
 
 
 def still(stage, windows):
@@ -254,7 +261,7 @@ def along(closer, count):
     """So many submaps of four keyframes, each with the window that brought it."""
     sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
     fit = Similarity(1.0, np.eye(3), np.zeros(3))
-    begin = 4 * (closer._places[-1].submap + 1) if closer._places else 0
+    begin = 4 * (closer._keyframes[-1].submap + 1) if closer._keyframes else 0
     for n in range(begin, begin + 4 * count):
         T = np.eye(4)
         T[0, 3] = 0.4 * n
@@ -269,64 +276,64 @@ def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
     """By what drift was between their submap and the one that stands for it."""
     whole, closer = LoopClosure(), LoopClosure()
     along(whole, 40)
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 12)
     along(closer, 40)
     graph, merged = closer._graph, 0
-    for before, now in zip(whole._places, closer._places, strict=True):
+    for before, now in zip(whole._keyframes, closer._keyframes, strict=True):
         way = graph.node(now.submap).first, now.submap
         merged += way[0] < way[1]
-        wanted = before.own + whole._graph.drift(*way, before.centre)
+        wanted = before.own + whole._graph.drift_variance(*way, before.centre)
         np.testing.assert_allclose(now.own[:2], wanted[:2], rtol=1e-2)
         assert now.own[2] > before.own[2] or way[0] == way[1]
     assert merged > 50
 
 
 def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 12)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 12)
     closer = LoopClosure()
     along(closer, 20)
-    old = next(p for p in closer._places if p.submap == closer._graph.nodes[3].last)
-    new = closer._places[-1]
-    closer._waiting = [Loop(old, new, IDENTITY, LOOP)]
+    old = next(p for p in closer._keyframes if p.submap == closer._graph.nodes[3].last)
+    new = closer._keyframes[-1]
+    closer._unconfirmed = [Loop(old, new, IDENTITY, LOOP)]
     along(closer, 40)
-    (loop,) = closer._waiting
-    places = {p.anchor.view.id: p for p in closer._places}
+    (loop,) = closer._unconfirmed
+    places = {p.shared_view.view.id: p for p in closer._keyframes}
     assert (loop.old.own + loop.new.own > old.own + new.own).all()
     for now in (loop.old, loop.new):
-        np.testing.assert_array_equal(now.own, places[now.anchor.view.id].own)
+        np.testing.assert_array_equal(now.own, places[now.shared_view.view.id].own)
 
 
 def test_a_camera_that_stands_still_takes_no_memory():
     stage = LoopScheduler()
     keyframe(stage, 0)
     still(stage, 100)
-    before = len(pickle.dumps(stage._closer))
+    before = len(pickle.dumps(stage._closure))
     still(stage, 20_000)
-    assert len(pickle.dumps(stage._closer)) == before
+    assert len(pickle.dumps(stage._closure)) == before
 
 
 @pytest.mark.usefixtures("small")
 def test_a_long_way_takes_bounded_memory(monkeypatch):
-    monkeypatch.setattr("da3_ros.mapping.loop_closure.MOST", 30)
+    monkeypatch.setattr("da3_ros.mapping.loop_closure.MAX_KEYFRAMES", 30)
     stage, held = LoopScheduler(), []
     for n in range(16 * 300):
         still(stage, 1)
         keyframe(stage, n)
-        stage.look(n, LoopConfig(), 1, None, WindowAligner(), False)
+        stage.try_close_loop(n, LoopConfig(), 1, None, WindowAligner(), False)
         if n % 16 == 15:
-            held.append(len(pickle.dumps(stage._closer)))
+            held.append(len(pickle.dumps(stage._closure)))
     assert max(held[150:]) < 1.02 * max(held[60:100])
-    assert stage._closer._graph.nodes[0].first == 0  # bounded by condensing, not by forgetting
+    assert stage._closure._graph.nodes[0].first == 0  # bounded by condensing, not by forgetting
 
 
 def test_switched_off_nothing_is_remembered():
     stage = LoopScheduler()
-    stage.switch(False)
-    empty = len(pickle.dumps(stage._closer))
+    stage.set_enabled(False)
+    empty = len(pickle.dumps(stage._closure))
     for n in range(100):
         still(stage, 3)
         keyframe(stage, n)
-    assert len(pickle.dumps(stage._closer)) == empty
+    assert len(pickle.dumps(stage._closure)) == empty
     assert stage.nbytes == 0
 
 
@@ -335,35 +342,35 @@ def test_switched_off_on_the_way_the_map_stays_corrected():
     T[0, 3] = 0.5
     for n in range(40):
         keyframe(stage, n)
-    stage._closer.T_map_odometry, stage._closer.refused = T, 7
-    stage.switch(False)
-    np.testing.assert_array_equal(stage.T_map_odometry, T)
+    stage._closure.T_scene_vo, stage._closure.refused = T, 7
+    stage.set_enabled(False)
+    np.testing.assert_array_equal(stage.T_scene_vo, T)
     assert (stage.nbytes, stage.refused) == (0, 7)
-    stage.switch(True)
+    stage.set_enabled(True)
     keyframe(stage, 41)
-    assert [n.first for n in stage._closer._graph.nodes] == [2]
+    assert [n.first for n in stage._closure._graph.nodes] == [2]
 
 
 def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 10)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
     stage = LoopScheduler()
     for n in range(0, 16 * 30, 8):
         if n % 16 == 0:
             stage.start_segment(lost=False)
         keyframe(stage, n)
-    closer = stage._closer
-    assert {p.submap for p in closer._places} == set(range(20, 30))
-    assert len(closer._looks.like_newest()) == len(closer._places)
+    closer = stage._closure
+    assert {p.submap for p in closer._keyframes} == set(range(20, 30))
+    assert len(closer._descriptors.like_newest()) == len(closer._keyframes)
 
 
 def test_likeness_kept_along_the_way_is_that_of_all_at_once():
     rng = np.random.default_rng(0)
     base = rng.normal(size=(12, 96))
     x = np.array([base[k % 12] + 0.3 * rng.normal(size=96) for k in range(150)])
-    looks = Looks()
+    looks = DescriptorIndex()
     for k in range(len(x)):
         looks.add(list(x[: k + 1]))
-    white = seen_through(x, whitening(x))
+    white = whitened(x, whitening(x))
     wanted = white @ white[-1]
     assert np.corrcoef(looks.like_newest(), wanted)[0, 1] > 0.95
     best = np.argsort(-looks.like_newest())[1:6]

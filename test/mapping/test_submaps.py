@@ -15,8 +15,8 @@ from da3_ros.mapping.submaps import KEYFRAMES
 
 
 def world_points(f):
-    points = backproject(f.depth_m, f.K)[np.isfinite(f.depth_m)]
-    return points @ f.T_world_camera[:3, :3].T + f.T_world_camera[:3, 3]
+    points = backproject(f.depth, f.K)[np.isfinite(f.depth)]
+    return points @ f.T_scene_camera[:3, :3].T + f.T_scene_camera[:3, 3]
 
 
 def in_order(points):
@@ -35,7 +35,7 @@ def test_points_lie_where_the_camera_saw_them_in_open_and_closed_submaps():
     scene = held.scene(np.eye(4))
     assert len(scene) == len(expected)
     T = np.array([p.T_world_camera for p in scene.poses])
-    np.testing.assert_allclose(T, [f.T_world_camera for f in frames], atol=1e-12)
+    np.testing.assert_allclose(T, [f.T_scene_camera for f in frames], atol=1e-12)
 
 
 def test_far_from_the_origin_nothing_is_lost_to_rounding():
@@ -44,7 +44,7 @@ def test_far_from_the_origin_nothing_is_lost_to_rounding():
     for _ in range(30):
         held.add(f)
     local = held.scene().clouds[-1].cloud.xyz
-    near = backproject(f.depth_m, K)[np.isfinite(f.depth_m)]
+    near = backproject(f.depth, K)[np.isfinite(f.depth)]
     assert np.abs(in_order(local)[:3] - in_order(near)[:3]).max() < 0.02
     assert held.submaps[0].T_scene_submap.t[0] == 50_000.0
 
@@ -90,7 +90,7 @@ def test_a_growing_submap_can_move_and_goes_on_growing():
     held.add(later)
     np.testing.assert_allclose(in_order(world_points(later)), in_order(held.cloud().xyz[190:]),
                                atol=4e-3)  # fmt: skip
-    np.testing.assert_allclose(list(held.poses())[1].T_world_camera, later.T_world_camera)
+    np.testing.assert_allclose(list(held.poses())[1].T_world_camera, later.T_scene_camera)
 
 
 def test_every_segment_begins_a_submap():
@@ -154,7 +154,7 @@ def test_a_cap_below_one_frame_holds_too():
 
 def test_nothing_is_held_beyond_the_radius_in_metres():
     held = store(radius_m=12.0)
-    held.metres = 2.0  # six units of the scene
+    held.scene_scale = 2.0  # six units of the scene
     for i in range(300):
         T = pose(0.05 * i)
         held.add(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
@@ -193,7 +193,7 @@ def test_an_hour_of_ten_frames_a_second_stays_flat_after_the_cap(monkeypatch):
     held = store(max_points=20_000, memory_mb=4, keep_images=True)
     frames, told = [frame(i, pose(), seed=i) for i in range(7)], []
     for i in range(36_000):
-        seen = {"keyframe": i % 20 == 0, "T_world_camera": pose(0.1 * i)}
+        seen = {"keyframe": i % 20 == 0, "T_scene_camera": pose(0.1 * i)}
         held.add(replace(frames[i % 7], stamp_ns=i, **seen))
         if i >= 12_000 and i % 1000 == 0:
             told.append(held.nbytes)
@@ -209,7 +209,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     for i in range(KEYFRAMES + 2):
         held.add(frame(i, pose(0.01 * i), seed=i))
     points, seen = len(held), held.cloud().count.sum()
-    held.metres = 0.1  # so that a voxel is half a unit
+    held.scene_scale = 0.1  # so that a voxel is half a unit
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
@@ -251,9 +251,9 @@ def test_the_number_of_a_part_that_has_left_the_map_is_not_used_again():
     gone = held.add(frame(1, pose(1.0)))
     held.start_segment()
     back = held.add(frame(2, pose(2.0)))
-    held.join_parts([(0, back)])
+    held.merge_parts([(0, back)])
     del held.submaps[gone]
     held.start_segment()
     held.add(frame(3, pose(3.0)))
-    held.join_parts([(0, gone)])
+    held.merge_parts([(0, gone)])
     assert not held.place_known

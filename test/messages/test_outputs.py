@@ -60,6 +60,23 @@ def test_a_window_is_announced_once_with_all_its_frames():
     assert [f.header.stamp.nanosec for f in message.frames] == [0, 1, 2]
 
 
+def test_where_the_map_lies_is_asked_anew_for_every_frame():
+    places = iter(range(1, 10))
+
+    def owner():
+        T = np.eye(4)
+        T[0, 3] = next(places)
+        return T
+
+    out = outputs(RosbagsLibrary(), T_map_world=owner, tf=lambda frame: [])
+    found = [
+        message.pose.pose.position.x
+        for i in range(2)
+        for topic, _, message in out.frame(tracked(i, (9,)), lambda t: t == "pose")
+    ]
+    assert found == [1.0, 2.0]
+
+
 def test_large_fields_of_real_messages_are_filled_in_one_copy():
     pytest.importorskip("rclpy", reason="needs ROS 2")
     from da3_ros.ros.rclpy_library import RclpyLibrary

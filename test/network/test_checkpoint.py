@@ -240,7 +240,7 @@ def test_truncated_files_say_what_to_do(tmp_path, name):
     folder = tiny_folder(tmp_path)
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
-    with pytest.raises(CheckpointError, match="fetch it again"):
+    with pytest.raises(CheckpointError, match="download it again"):
         load_checkpoint(build_network("da3-tiny"), folder)
 
 

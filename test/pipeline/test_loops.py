@@ -104,10 +104,10 @@ def unclosed(ring):
     return run(ring, Seeing(ring), **{"loop.enabled": False})
 
 
-def run(truth, session, ruler=None, patient=True, **values):
+def run(truth, session, metric_model=None, patient=True, **values):
     settings = {"process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2}
-    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, ruler)
-    pipeline.loops.patient = patient
+    pipeline = Pipeline(config_from_parameters({**settings, **values}), session, metric_model)
+    pipeline.loops.wait_for_solver = patient
     K = truth[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
@@ -126,9 +126,9 @@ def error(pipeline, truth):
 @pytest.mark.slow
 def test_a_condensed_ring_still_closes(ring, unclosed, monkeypatch):
     """Its first submaps are one node long before the camera is back."""
-    monkeypatch.setattr(submap_graph, "MOST_NODES", 10)
+    monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
     pipeline, _ = run(ring, Seeing(ring))
-    nodes = pipeline.loops._closer._graph.nodes
+    nodes = pipeline.loops._closure._graph.nodes
     assert len(nodes) == 10 < nodes[-1].last + 1
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(unclosed[0], ring)
@@ -297,7 +297,7 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
     pipeline, _ = run(ring[:20], Seeing(ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
-    pipeline.loops._closer.T_map_odometry, pipeline.loops.closed = T, 1
+    pipeline.loops._closure.T_scene_vo, pipeline.loops.closed = T, 1
     K = ring[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
@@ -385,22 +385,22 @@ def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
 
 @pytest.mark.slow
 def test_a_correction_says_what_it_ties_and_how_surely(closed):
-    closer = closed[0].loops._closer
+    closer = closed[0].loops._closure
     problem = closer.problem(metric=False)
     found = solve(problem)
-    assert found.joined
-    assert all(old < new for old, new in found.joined)
-    assert set(sum(found.joined, ())) <= {node.first for node in problem.nodes}
+    assert found.loops
+    assert all(old < new for old, new in found.loops)
+    assert set(sum(found.loops, ())) <= {node.first for node in problem.nodes}
     np.testing.assert_allclose(found.covariance, found.covariance.T)
     assert np.linalg.eigvalsh(found.covariance).min() > 0
     way = [e for e in problem.edges if not e.loop]
     alone = solve(dataclasses.replace(problem, edges=way))
-    assert alone.joined == ()
+    assert alone.loops == ()
     assert (np.diag(found.covariance) < 0.5 * np.diag(alone.covariance)).all()
 
 
 def test_reset_forgets_loops(ring):
     pipeline, _ = run(ring[:10], Seeing(ring))
-    pipeline.loops._closer.T_map_odometry = 2 * np.eye(4)  # as a loop leaves it
+    pipeline.loops._closure.T_scene_vo = 2 * np.eye(4)  # as a loop leaves it
     pipeline.reset()
-    np.testing.assert_array_equal(pipeline.loops.T_map_odometry, np.eye(4))
+    np.testing.assert_array_equal(pipeline.loops.T_scene_vo, np.eye(4))

@@ -99,7 +99,7 @@ def test_tiles_that_look_alike_are_found_and_never_made_one():
     for seed in range(5):
         session = Fooled(truth, GLANCES, seed)
         pipeline = run(truth, session)
-        closer = pipeline.loops._closer
+        closer = pipeline.loops._closure
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
         assert pipeline.loops.closed == 0
         assert pipeline.odometry.segment == 0

@@ -207,7 +207,7 @@ def test_a_scene_of_guessed_parts_alone_is_not_called_empty(looped, tmp_path, ca
     command = ["export", str(tmp_path / "scene"), str(tmp_path / "out.ply")]
     assert main([*command, "--known-only"]) != 0
     said = capsys.readouterr().err
-    assert "all parts of the scene lie at guessed places" in said
+    assert "all parts of the scene are at guessed places" in said
     assert "without --known-only" in said
     assert main(command) == 0
 
@@ -256,7 +256,7 @@ def test_parts_are_joined_by_submaps_that_have_left_the_map(looped, walk):
     newest = max(store.submaps)
     del store.submaps[min(store.submaps)]
     assert not store.place_known
-    store.join_parts([(0, newest)])
+    store.merge_parts([(0, newest)])
     assert store.place_known
 
 

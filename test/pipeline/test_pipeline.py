@@ -348,7 +348,7 @@ def test_after_several_refusals_a_new_segment_starts_where_motion_was(walk, capl
     _, results = run(camera, frames, settings(), session)
     assert [r.window.segment for r in results] == [0] * 9 + [1] * 7
     assert [r.window.aligned for r in results] == [True] * 4 + [False] * 6 + [True] * 6
-    assert "a new segment starts" in caplog.text
+    assert "a new segment begins" in caplog.text
     np.testing.assert_allclose(results[9].T_world_camera, results[8].T_world_camera, atol=1e-9)
 
 

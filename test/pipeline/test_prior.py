@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_not_kept_though_a_prior_says_where_it_lies(walk):
     ratios = [np.nanmedian(r.depth_m / truth[r.stamp_ns].depth) for r in results[14:]]
     np.testing.assert_allclose(ratios, 1, atol=0.02)
     T = frames[0].T_world_camera
-    points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.scale.scene_scale * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     assert np.mean(distance_to_surface(camera.room, points) > 0.1) < 0.02
 
 
@@ -269,8 +269,11 @@ def stopped(stop, source, torn):
     session.torn = torn
     values = {"scale.source": source, "pose_prior.output": "prior"}
     pipeline, looks, results = Pipeline(settings(**values), session), [], []
-    look = pipeline.loops.look
-    pipeline.loops.look = lambda window, *rest: (looks.append(window), look(window, *rest))
+    look = pipeline.loops.try_close_loop
+    pipeline.loops.try_close_loop = lambda window, *rest: (
+        looks.append(window),
+        look(window, *rest),
+    )
     for f in frames:
         frame = Frame(
             f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=f.T_world_camera

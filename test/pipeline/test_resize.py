@@ -162,14 +162,14 @@ def test_a_cut_image_is_the_same_camera(new):
     frame = next(iter(camera))
     view = View(0, frame.stamp_ns, frame.image, frame.K)
     pixels = np.flatnonzero(np.isfinite(frame.depth))[::3]
-    anchor = SharedView(
+    shared_view = SharedView(
         view, frame.K, np.eye(4), pixels, frame.depth.reshape(-1)[pixels], np.ones(len(pixels))
     )
     cut = Cut.of(frame.image.shape, new)
-    out = cut.anchor(anchor)
+    out = cut.shared_view(shared_view)
     assert out.view.image.shape == new
     assert len(np.unique(out.pixels)) == len(out.pixels) > 0.2 * min(len(pixels), new[0] * new[1])
-    true = dataclasses.replace(anchor, pixels=np.arange(frame.depth.size)).rays()
+    true = dataclasses.replace(shared_view, pixels=np.arange(frame.depth.size)).rays()
     directions = out.rays()
     column, row = ((directions @ frame.K.T)[:, :2]).T
     seen = frame.depth[row.astype(int), column.astype(int)]
@@ -223,9 +223,9 @@ def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
 
 def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     pipeline, results, _ = alternating(walk, wide, 3)
-    for anchor in pipeline.odometry.shared_views.all():
-        assert anchor.kept >= 0.6
-        assert anchor.K[0, 0] < 2 * walk[1][0].K[0, 0]
+    for shared_view in pipeline.odometry.shared_views.all():
+        assert shared_view.kept >= 0.6
+        assert shared_view.K[0, 0] < 2 * walk[1][0].K[0, 0]
     assert {r.window.segment for r in results} == {0}
 
 

@@ -83,7 +83,7 @@ def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
     run(walk, first, 0, 35)
     assert first.snapshot().metric
     second = Pipeline(settings(), TruthSession(frames))
-    assert "their unit is a guess" in second.resume(first.snapshot())
+    assert "unit of new windows is a guess" in second.resume(first.snapshot())
     assert len(second.map) == len(first.map)
     run(walk, second, 35, 37)
     assert len(second.map) > len(first.map)

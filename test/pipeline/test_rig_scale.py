@@ -97,16 +97,16 @@ def test_a_networks_noise_is_averaged_and_told_honestly(rig, seed):
 def test_baselines_that_are_too_short_make_no_metres_and_one_line(caplog):
     _, results, _ = run(make(0.02, frames=8), noise=NOISE)
     assert not any(r.scale.metric for r in results)
-    assert caplog.text.count("cameras stand 0.02 m apart") == 1
-    assert "put the cameras farther apart" in caplog.text
+    assert caplog.text.count("rig are 0.02 m apart") == 1
+    assert "put the farther apart" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (rig_mount(1, 0.3, 40.0), "turned by"),
-        (rig_mount(1, -0.3, -30.0), "in other directions"),
-        (rig_mount(1, 0.0, -30.0), "in one place"),
+        (rig_mount(1, 0.3, 40.0), "rotations between the cameras"),
+        (rig_mount(1, -0.3, -30.0), "directions between the cameras"),
+        (rig_mount(1, 0.0, -30.0), "the same position"),
     ],
 )
 def test_a_rig_that_is_said_to_be_otherwise_makes_no_metres(rig, wrong, words, caplog):

@@ -47,9 +47,9 @@ class TrueRuler:
         )
 
 
-def run(walk, config, priors=None, ruler=None, session=None):
+def run(walk, config, priors=None, metric_model=None, session=None):
     camera, frames = walk
-    pipeline = Pipeline(config, session or TruthSession(frames), ruler)
+    pipeline = Pipeline(config, session or TruthSession(frames), metric_model)
     results = []
     priors = priors or [None] * len(frames)
     for f, prior in zip(frames, priors, strict=True):
@@ -94,9 +94,9 @@ def test_noisy_odometry_errs_as_much_as_it_says(walk):
 
 def test_a_metric_model_is_asked_now_and_then_and_outvoted_when_wrong(walk):
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 5})
-    ruler = TrueRuler(walk[1], sigma=0.02, wrong=(2, 6))
-    _, results = run(walk, config, ruler=ruler)
-    assert len(ruler.asked) <= 3 + 60 // 5
+    metric_model = TrueRuler(walk[1], sigma=0.02, wrong=(2, 6))
+    _, results = run(walk, config, metric_model=metric_model)
+    assert len(metric_model.asked) <= 3 + 60 // 5
     errors = scale_errors(walk, results)
     assert np.abs(errors[-20:]).max() < 0.03
     assert largest_step(results) <= np.log(1.02) + 1e-9
@@ -113,21 +113,21 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_world_camera
     scene = pipeline.scene()
-    points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.scale.scene_scale @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_world_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.metres == pipeline.scale.metres
+    assert pipeline.map.scene_scale == pipeline.scale.scene_scale
 
 
 def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
     frames = walk[1]
-    ruler = TrueRuler(frames, sigma=0.2)
+    metric_model = TrueRuler(frames, sigma=0.2)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
-    _, results = run(walk, config, ruler=ruler)
+    _, results = run(walk, config, metric_model=metric_model)
     metric = [r for r in results if r.scale.metric]
     assert largest_step(results) > 0.001
     true = {f.stamp_ns: f.T_world_camera[:3, 3] for f in frames}
@@ -160,28 +160,28 @@ def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.trajectory), pipeline.scale.metres
+    poses, before = len(pipeline.map.trajectory), pipeline.scale.scene_scale
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
-    assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
+    assert pipeline.scale.scene_scale == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
     assert len(pipeline.map.trajectory) == poses + len(again) - unknown
 
 
 def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     told = []
-    join = WindowAligner.join
+    align = WindowAligner.align
 
-    def listen(self, anchors, prediction, indices, scale=None):
-        fit = join(self, anchors, prediction, indices, scale)
-        told.append((scale, fit.T_scene_window.scale))
+    def listen(self, shared_views, prediction, indices, scale=None):
+        fit = align(self, shared_views, prediction, indices, scale)
+        told.append((scale, fit.T_ref_window.scale))
         return fit
 
-    monkeypatch.setattr(WindowAligner, "join", listen)
+    monkeypatch.setattr(WindowAligner, "align", listen)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
-    run(walk, config, ruler=TrueRuler(walk[1], sigma=0.01))
+    run(walk, config, metric_model=TrueRuler(walk[1], sigma=0.01))
     assert told[0][0] is None  # nobody knows the scene's unit yet
     known = [(scale, found) for scale, found in told if scale is not None]
     assert len(known) > 0.8 * len(told)
@@ -191,7 +191,9 @@ def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
 
 def test_a_wrong_word_on_a_windows_unit_does_not_spoil_its_fit(walk):
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
-    pipeline, results = run(walk, config, ruler=TrueRuler(walk[1], sigma=0.002, wrong=(20, 30)))
+    pipeline, results = run(
+        walk, config, metric_model=TrueRuler(walk[1], sigma=0.002, wrong=(20, 30))
+    )
     assert pipeline.counters["windows_refused"] == 0
     assert np.abs(scale_errors(walk, results)).max() < 0.02
 

@@ -13,7 +13,7 @@ import yaml
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
 from da3_ros.parameter_schema import flatten, parameters
-from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter
+from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config" / "da3.yaml"
@@ -228,9 +228,9 @@ def test_our_processes_get_our_profile_unless_the_user_has_one():
 
 
 def test_interpreter_with_a_space_in_its_path_stays_one_word():
-    assert interpreter("") == {}
-    assert interpreter("/my venv/bin/python") == {"prefix": "'/my venv/bin/python'"}
-    assert "~" not in interpreter("~/venv/bin/python")["prefix"]
+    assert interpreter_options("") == {}
+    assert interpreter_options("/my venv/bin/python") == {"prefix": "'/my venv/bin/python'"}
+    assert "~" not in interpreter_options("~/venv/bin/python")["prefix"]
 
 
 # The node as launch starts it

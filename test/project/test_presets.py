@@ -58,4 +58,4 @@ def test_preset_for_a_card_runs_undiminished_within_it(name, limit_gb):
     row = dict(zip(*table(question), strict=True))
     assert row["views"] == str(pipeline.window.size)
     assert row["size"].split("x")[0] == str(inference.process_res)
-    assert row["given up"] == "nothing", row
+    assert row["reduced"] == "nothing", row

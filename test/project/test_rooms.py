@@ -25,7 +25,7 @@ ROOMS = {
     "drawing": {"export", "mapping"},
     "pipeline": {"export", "geometry", "inference", "mapping", "sensors"},
     "export": {"geometry", "mapping"},
-    "synthetic": {"geometry", "mapping", "sensors"},
+    "synthetic": {"geometry", "inference", "mapping", "sensors"},
     "inference": {"geometry", "network"},
     "sensors": {"geometry"},
     "mapping": {"geometry"},

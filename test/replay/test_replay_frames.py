@@ -89,7 +89,7 @@ def test_a_camera_on_a_robot_gets_no_second_parent(bags, camera, tmp_path, caplo
     """The recording's /tf_static parents the camera; without metres nothing may be attached."""
     out = run(bags["base"], camera, tmp_path / "out", base_frame="base_link")
     assert edges(out) == {}
-    assert "already parents optical" in caplog.text
+    assert "already the parent of optical" in caplog.text
 
 
 def test_a_known_base_is_moved_and_levels_the_map(bags, camera, tmp_path):

@@ -125,11 +125,11 @@ def test_topics_may_have_other_names_than_cameras(bag, tmp_path, capsys):
         (first, *_) = (m for _, m in recording.messages("/da3/a/depth/image"))
     assert first.header.frame_id == "left_optical"
     assert main([*arguments, "--camera", "/front/image_raw"]) == 1
-    assert "name each of them" in capsys.readouterr().err
+    assert "give NAME:=TOPIC" in capsys.readouterr().err
 
 
 def test_two_names_of_one_topic_are_refused(bag):
-    with pytest.raises(RecordingError, match="cameras a and b are both /front/image_raw"):
+    with pytest.raises(RecordingError, match="cameras a and b have the same topic"):
         open_recording(bag, cameras={"a": "/front", "b": "/front/image_raw"})
 
 

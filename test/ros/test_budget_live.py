@@ -5,7 +5,7 @@ from support.node_process import LIB, NODES, Rig, camera_frames, set_parameter, 
 from support.streams import as_messages, stream_of
 
 from da3_ros.inference import BudgetError
-from da3_ros.inference import session as module
+from da3_ros.inference import memory_governor as module
 from da3_ros.live.health import WARN
 from da3_ros.synthetic import SyntheticCamera
 
@@ -57,13 +57,15 @@ def test_windows_over_their_budget_are_told_by_status_and_diagnostics(monkeypatc
     assert list(report.status(node, stream).degraded) == []
 
     def refuse(*args):
-        raise BudgetError("it needs 2.00 GiB at the least")
+        raise BudgetError("it needs at least 2.00 GiB")
 
-    monkeypatch.setattr(stream.pipeline.session.on, "taken", lambda before, persistent: 2 << 30)
+    monkeypatch.setattr(
+        stream.pipeline.session.hardware, "window_peak", lambda before, persistent: 2 << 30
+    )
     with monkeypatch.context() as patch:
         patch.setattr(module, "make_plan", refuse)
         run(stream, camera, host)
-    said = "it needs 2.00 GiB at the least; the old plan stays"
+    said = "it needs at least 2.00 GiB; the old plan stays"
     assert list(report.status(node, stream).degraded) == [said]
     (told,) = report.diagnostics(node, stream).status
     assert told.level == bytes([WARN])

@@ -94,7 +94,7 @@ def test_a_cleanup_that_gives_up_leaves_a_node_that_works(live, monkeypatch):
     assert live.change(DEACTIVATE)
     assert not live.change(CLEANUP)
     assert live.state() == "inactive"
-    assert "cleanup failed: the window under way" in live.da3.log.last_error
+    assert "cleanup failed: the running window" in live.da3.log.last_error
     assert "\n" not in live.da3.log.last_error
     assert len(live.publishers()) == 1
     assert live.change(ACTIVATE)  # it goes on with the very network, worker and publishers
@@ -134,7 +134,7 @@ def test_cleanup_waits_for_one_window_of_a_compiled_warm_up(monkeypatch):
         network = live.networks[-1]
         live.until(network.begun.is_set)
         cleanup = live.ask(CLEANUP)
-        live.until(lambda: live.da3.runner.leaving)
+        live.until(lambda: live.da3.runner.stop_requested)
         network.go.set()
         live.until(cleanup.done)
         assert cleanup.result().success

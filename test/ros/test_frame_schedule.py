@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from da3_ros.ros.frame_schedule import FrameBuffer, StampGrid, Turns, cycle_index
+from da3_ros.ros.frame_schedule import FrameBuffer, ResultPacer, StampGrid, cycle_index
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,24 @@ def test_publishing_may_begin_when_the_rest_will_be_ready_in_time():
 
 
 def test_next_frame_waits_for_the_answer_to_the_last_one():
-    turns = Turns(timeout_s=5.0)
-    assert turns.mine(0.0)
-    turns.sent(100, 0.0)
-    assert not turns.mine(0.1)
-    turns.answered(99)  # late, to an earlier one
-    assert not turns.mine(0.2)
-    turns.answered(100)
-    assert turns.mine(0.2)
-    assert turns.unanswered == 0
+    pacer = ResultPacer(timeout_s=5.0)
+    assert pacer.may_send(0.0)
+    pacer.frame_sent(100, 0.0)
+    assert not pacer.may_send(0.1)
+    pacer.result_received(99)  # late, to an earlier one
+    assert not pacer.may_send(0.2)
+    pacer.result_received(100)
+    assert pacer.may_send(0.2)
+    assert pacer.missed == 0
 
 
 def test_without_an_answer_the_next_frame_goes_after_the_timeout():
-    turns = Turns(timeout_s=5.0)
-    turns.sent(100, 1.0)
-    assert [turns.mine(t) for t in (1.0, 5.9, 6.0)] == [False, False, True]
-    turns.sent(200, 6.0)
-    assert not turns.mine(6.1)
-    assert turns.unanswered == 1
-    turns.answered(200)
-    assert turns.mine(6.2)
-    assert turns.unanswered == 1
+    pacer = ResultPacer(timeout_s=5.0)
+    pacer.frame_sent(100, 1.0)
+    assert [pacer.may_send(t) for t in (1.0, 5.9, 6.0)] == [False, False, True]
+    pacer.frame_sent(200, 6.0)
+    assert not pacer.may_send(6.1)
+    assert pacer.missed == 1
+    pacer.result_received(200)
+    assert pacer.may_send(6.2)
+    assert pacer.missed == 1

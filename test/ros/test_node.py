@@ -189,8 +189,8 @@ def test_services_export_reset_and_pause(tmp_path):
         assert 0 < some.points <= 50
         (root / "file").write_text("")
         for path, words in (
-            ("../out.ply", "leaves export_dir"),
-            ("/etc/out.ply", "leaves export_dir"),
+            ("../out.ply", "is outside export_dir"),
+            ("/etc/out.ply", "is outside export_dir"),
             ("file/out.ply", "cannot be written"),
             ("scene.obj", "unknown format"),
         ):
@@ -395,7 +395,7 @@ def test_after_a_jump_the_place_is_told_as_a_guess(tmp_path):
         assert odoms[-1].pose.covariance[0] < 1  # odometry has begun anew
         assert [w.scale_source for w in windows] == ["fixed"] * 6 + ["none"] * 3
         rig.until(lambda: values_of(diagnostics[-1]).get("place") == "guessed")
-        assert "lengths are not metres" in diagnostics[-1].status[0].message
+        assert "lengths are not in metres" in diagnostics[-1].status[0].message
         assert np.isnan(float(values_of(diagnostics[-1])["scale"]))
         done = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="scene.ply")
         assert done.success
@@ -499,7 +499,7 @@ def test_waiting_names_the_topic_and_the_remap_that_helps():
         )
         node = rt.start(NODE, *arguments(), env=rt.environment(domain))
         with node:
-            node.wait_for("nothing has come for 5 s")
+            node.wait_for("no message received for 5 s")
             assert rt.spin_until(test, lambda: "/robot/front/image_raw" in node.output())
             assert IMAGE in node.output()
             assert publisher

@@ -20,15 +20,15 @@ from support.node_process import (
 )
 
 from da3_ros.live.log_throttle import MOST, Throttle
-from da3_ros.live.qos_rules import refused_policies
+from da3_ros.live.qos_rules import incompatible_policies
 from da3_ros.ros.qos import (
-    LOOKS,
+    ATTEMPTS,
     UNNAMED,
     Endpoint,
     Endpoints,
-    Refusal,
-    unheard_text,
-    unserved_text,
+    Incompatibility,
+    incompatible_publishers_text,
+    incompatible_subscribers_text,
 )
 
 PLAIN = Endpoint("", "T")
@@ -42,65 +42,72 @@ def test_what_is_refused():
         Endpoint("/b", "T", durability="transient_local"),
     )
     plain = Endpoint("/c", "T")
-    assert refused_policies(best, plain) == ["reliability"]
-    assert refused_policies(plain, best) == []
-    assert refused_policies(plain, latched) == ["durability"]
-    assert refused_policies(best, latched) == ["reliability", "durability"]
+    assert incompatible_policies(best, plain) == ["reliability"]
+    assert incompatible_policies(plain, best) == []
+    assert incompatible_policies(plain, latched) == ["durability"]
+    assert incompatible_policies(best, latched) == ["reliability", "durability"]
 
 
 def test_texts_name_both_sides_and_the_remedy():
-    text = unheard_text("/image", PLAIN, [BEST, Endpoint("/good", "T")], "do this")
-    assert "/driver offers best_effort and volatile, we ask for reliable and volatile" in text
+    text = incompatible_publishers_text("/image", PLAIN, [BEST, Endpoint("/good", "T")], "do this")
+    assert (
+        "/driver offers best_effort and volatile, this node requests reliable and volatile" in text
+    )
     assert "/good" not in text
     assert text.endswith("do this")
-    text = unheard_text("/odometry", PLAIN, [BEST])
+    text = incompatible_publishers_text("/odometry", PLAIN, [BEST])
     assert text.endswith("-p qos_overrides./odometry.subscription.reliability:=best_effort")
     rviz = Endpoint("/rviz", "T", durability="transient_local")
-    text = unserved_text("/da3/path", PLAIN, [rviz])
-    assert "/rviz asks for reliable and transient_local, we offer reliable and volatile" in text
+    text = incompatible_subscribers_text("/da3/path", PLAIN, [rviz])
+    assert (
+        "/rviz requests reliable and transient_local, this node offers reliable and volatile"
+        in text
+    )
     assert "qos_overrides./da3/path.publisher.durability:=transient_local" in text
-    text = unserved_text("/da3/path", PLAIN, [Endpoint("/rviz", "T")], ["deadline"])
-    assert text.endswith("their deadline and ours do not fit; lower that there")
+    text = incompatible_subscribers_text(
+        "/da3/path", PLAIN, [Endpoint("/rviz", "T")], ["deadline"]
+    )
+    assert text.endswith("incompatible deadline; lower it there")
 
 
-def refusal(peers):
+def incompatibility(peers):
     """Of a reliable subscription; ``peers`` may change between two looks."""
-    return Refusal(
+    return Incompatibility(
         lambda: peers,
-        lambda peer: refused_policies(peer, PLAIN),
+        lambda peer: incompatible_policies(peer, PLAIN),
         lambda found, policies: ", ".join([*(peer.node for peer in found), *policies]),
     )
 
 
 def test_a_peer_is_told_once_its_name_is_known():
     peers = [NAMELESS]
-    one = refusal(peers)
-    assert not one.noted
-    one.note("reliability")
+    one = incompatibility(peers)
+    assert not one.pending
+    one.record("reliability")
     assert one.text() == ""
     peers[:] = [BEST]
     assert one.text() == "/driver"
-    assert not one.noted
+    assert not one.pending
 
 
 def test_a_peer_that_never_gets_a_name_is_told_all_the_same():
-    one = refusal([NAMELESS])
-    one.note("reliability")
-    assert [one.text() for _ in range(LOOKS)] == [""] * (LOOKS - 1) + [UNNAMED]
-    assert not one.noted
+    one = incompatibility([NAMELESS])
+    one.record("reliability")
+    assert [one.text() for _ in range(ATTEMPTS)] == [""] * (ATTEMPTS - 1) + [UNNAMED]
+    assert not one.pending
 
 
 def test_a_peer_that_is_gone_is_forgotten_though_fitting_ones_stay():
-    one = refusal([Endpoint("/good", "T")])
-    one.note("reliability")
-    assert [one.text() for _ in range(LOOKS)] == [""] * LOOKS
-    assert not one.noted
+    one = incompatibility([Endpoint("/good", "T")])
+    one.record("reliability")
+    assert [one.text() for _ in range(ATTEMPTS)] == [""] * ATTEMPTS
+    assert not one.pending
 
 
 def test_a_policy_that_the_graph_does_not_tell_comes_from_the_event():
-    one = refusal([Endpoint("/good", "T")])
-    one.note("deadline")
-    assert [one.text() for _ in range(LOOKS)][-1] == "/good, deadline"
+    one = incompatibility([Endpoint("/good", "T")])
+    one.record("deadline")
+    assert [one.text() for _ in range(ATTEMPTS)][-1] == "/good, deadline"
 
 
 def test_throttle_counts_each_key_and_remembers_not_without_end():
@@ -111,19 +118,19 @@ def test_throttle_counts_each_key_and_remembers_not_without_end():
     assert throttle.due("a", 10.0, 10.0)
     for i in range(2 * MOST):
         throttle.due(str(i), 10.0, 11.0)
-    assert len(throttle._said) == MOST
+    assert len(throttle._logged_s) == MOST
 
 
 def test_two_topics_are_told_at_once_and_a_throttled_note_is_told_later():
     endpoints = Endpoints(None)
-    one, two = refusal([BEST]), refusal([Endpoint("/other", "T", "best_effort")])
-    endpoints._refusals = {("/a", "subscription"): one, ("/b", "subscription"): two}
-    one.note(), two.note()
-    assert endpoints.tell(0.0) == ["/driver", "/other"]
-    one.note()
-    assert endpoints.tell(5.0) == []
-    assert endpoints.tell(10.0) == ["/driver"]
-    assert endpoints.tell(30.0) == []
+    one, two = incompatibility([BEST]), incompatibility([Endpoint("/other", "T", "best_effort")])
+    endpoints._incompatibilities = {("/a", "subscription"): one, ("/b", "subscription"): two}
+    one.record(), two.record()
+    assert endpoints.warnings(0.0) == ["/driver", "/other"]
+    one.record()
+    assert endpoints.warnings(5.0) == []
+    assert endpoints.warnings(10.0) == ["/driver"]
+    assert endpoints.warnings(30.0) == []
 
 
 def test_every_endpoint_of_the_node_goes_through_endpoints():
@@ -146,8 +153,10 @@ def test_node_tells_both_sides_and_obeys_overrides():
         rig.listen("/da3/points", "sensor_msgs/msg/PointCloud2", rt.LATCHED)
         rig.listen("/da3/odom", "nav_msgs/msg/Odometry", rt.LATCHED)
         for topic in ("/da3/points", "/da3/odom"):
-            rig.process.wait_for(f"{topic}: cannot serve every peer: /test_node asks for")
-        rig.process.wait_for(f"{IMAGE}: cannot hear")
+            rig.process.wait_for(
+                f"{topic}: cannot deliver to every subscriber: /test_node requests"
+            )
+        rig.process.wait_for(f"{IMAGE}: cannot receive from")
         assert "/test_node offers best_effort and volatile" in rig.process.output()
         rig.until(lambda: rig.node.get_publishers_info_by_topic("/da3/depth/image"))
         (offer,) = rig.node.get_publishers_info_by_topic("/da3/depth/image")

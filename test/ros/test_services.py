@@ -7,7 +7,8 @@ from support.node_process import EXPORT, FILE, Rig, call_async, camera_frames, f
 
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.submaps import Snapshot, Submap, held
+from da3_ros.mapping.submap_points import Submap, compact
+from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 
@@ -19,7 +20,7 @@ def large_scene(points):
     rng = np.random.default_rng(0)
     xyz = rng.uniform(-5, 5, (points, 3)).astype(np.float32)
     rgb = rng.integers(0, 256, (points, 3)).astype(np.uint8)
-    cloud = held(PointCloud(xyz, rgb, np.full(points, 2.0), np.ones(points)))
+    cloud = compact(PointCloud(xyz, rgb, np.full(points, 2.0), np.ones(points)))
     place = Similarity(1.0, np.eye(3), np.zeros(3))
     pose = Pose(5, np.eye(4), np.diag([100.0, 100, 1]), (140, 112), True)
     return Snapshot((Submap(0, 0, place, cloud),), Poses.of([pose]), 0, False, np.eye(4))
@@ -103,7 +104,7 @@ def test_three_callers_at_once_are_answered_with_what_happened(tmp_path):
     assert f"{glb.points} points and 3 poses in {tmp_path / 'scenes' / 'a'}" in saved.message
     assert len(load_scene(tmp_path / "scenes" / "a").poses) == 3
     assert not refused.success
-    assert "leaves export_dir" in refused.message
+    assert "is outside export_dir" in refused.message
 
 
 def test_every_caller_of_a_burst_is_answered(tmp_path):
@@ -140,7 +141,7 @@ def test_a_saved_scene_is_kept_free_of_other_things(tmp_path):
         ):
             refused = rig.call(kind, f"/da3/{name}", path=path)
             assert not refused.success
-            assert f"lies in the saved scene {tmp_path / 's'}" in refused.message
+            assert f"is inside the saved scene {tmp_path / 's'}" in refused.message
         assert rig.call(EXPORT, "/da3/export_scene", path="s.ply").success
         assert rig.call(FILE, "/da3/save_scene", path="s").success
 
@@ -151,7 +152,7 @@ def test_what_is_no_scene_changes_nothing(tmp_path, kind):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "scene.json").write_text("{}")
     (tmp_path / "file").write_text("")
-    words = {"none": "scene.json is missing", "foreign": "not of da3_ros", "file": "is a file"}
+    words = {"none": "scene.json is missing", "foreign": "not from da3_ros", "file": "is a file"}
     with Rig(export_dir=str(tmp_path)) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         rig.ready()

@@ -21,7 +21,7 @@ from support.ros_testing import (
 
 from da3_ros.geometry.poses import invert_pose, matrix_from_quaternion
 from da3_ros.geometry.projection import backproject, project
-from da3_ros.live.missing_input_hints import IMAGE, Awaited, Publisher, look_around
+from da3_ros.live.missing_input_hints import IMAGE, Awaited, Publisher, read_graph
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import decode
 from da3_ros.ros.rclpy_library import RclpyLibrary
@@ -154,7 +154,7 @@ def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
     with session(domain_id) as node, camera(domain_id, buffer_frames=4, rate_hz=25.0) as process:
         images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
         all_of(node, 40, images)
-        seen = look_around(node, [Awaited("/image_raw", IMAGE, "image")])
+        seen = read_graph(node, [Awaited("/image_raw", IMAGE, "image")])
         assert process.stop(signal.SIGINT) == 0
         assert "Traceback" not in process.output()
     assert seen.publishers["/image_raw"] == [Publisher("/synthetic_camera", IMAGE)]
@@ -287,7 +287,7 @@ def test_unusable_parameter_ends_the_process_with_one_line():
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_rendering_ends_the_process_in_time(sig):
     with camera(domain(), width=1280, height=960) as process:
-        process.wait_for("frames to be rendered")
+        process.wait_for("waiting for the rendering of")
         assert process.stop(sig) == 0
         assert not re.search("Traceback|terminate|Fatal Python", process.output())
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from da3_ros.sensors.camera_info_matcher import CameraInfoKeeper
+from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.types import Calibration
 
 S = 1_000_000_000
@@ -14,7 +14,7 @@ INFO = Calibration(640, 480, np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]
 
 @pytest.fixture
 def keeper():
-    return CameraInfoKeeper("/camera/camera_info", timeout_s=2.0, max_waiting=4)
+    return CameraInfoMatcher("/camera/camera_info", timeout_s=2.0, max_waiting=4)
 
 
 def feed(keeper, name, now_s, frame_id="cam", width=640, height=480):
@@ -37,12 +37,12 @@ def test_without_info_images_go_on_after_the_timeout_and_stay_without(keeper):
     assert feed(keeper, "b", 2) == [("a", None), ("b", None)]
     (notice,) = keeper.notices()
     assert "/camera/camera_info" in notice
-    assert "none has come" in notice
+    assert "none was received" in notice
     keeper.add_info(INFO, "cam")
     keeper.add_info(INFO, "cam")
     assert feed(keeper, "c", 3) == [("c", None)]
     (notice,) = keeper.notices()
-    assert "came late" in notice
+    assert "arrived late" in notice
     keeper.reset()
     assert feed(keeper, "d", 4) == [("d", INFO)]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.poses import carry_on
+from da3_ros.geometry.poses import extrapolate
 from da3_ros.mapping.depth_consistency import fit_unit
-from da3_ros.pipeline.pose_conditioning import choose, with_prior_poses
+from da3_ros.pipeline.pose_conditioning import window_prior, with_prior_poses
 from da3_ros.sensors.pose_prior import PoseHistory, PosePrior, PriorError
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
@@ -72,12 +72,12 @@ def test_a_repeated_stamp_replaces_the_pose_and_fills_no_memory():
 
 def test_no_pose_is_no_pose():
     for bad in (np.full((4, 4), np.nan), 2 * np.eye(4), np.diag([1.0, 1, -1, 1])):
-        with pytest.raises(PriorError, match="no rigid motion"):
+        with pytest.raises(PriorError, match="not a rigid motion"):
             PoseHistory().add(0, bad)
 
 
 def test_a_turn_is_carried_on_as_a_turn():
-    np.testing.assert_allclose(carry_on(pose(0, 0), pose(0, 10), 2.0), pose(0, 30), atol=1e-12)
+    np.testing.assert_allclose(extrapolate(pose(0, 0), pose(0, 10), 2.0), pose(0, 30), atol=1e-12)
 
 
 @pytest.mark.parametrize("source", ["odometry", "tf"])
@@ -90,7 +90,7 @@ def test_the_camera_is_where_base_and_mount_say(source):
         prior.add_odometry("base", pose(0.1 * i, 5 * i), i * S // 10)
     expected = pose(0.2, 10) @ mount
     np.testing.assert_allclose(prior.camera("optical", 2 * S // 10), expected, atol=1e-12)
-    late = carry_on(pose(0.2, 10), pose(0.3, 15), 1.0) @ mount
+    late = extrapolate(pose(0.2, 10), pose(0.3, 15), 1.0) @ mount
     found = prior.camera("optical", 4 * S // 10)
     np.testing.assert_allclose(found, late, atol=3e-3 if source == "tf" else 1e-12)
     with pytest.raises(PriorError, match="old"):
@@ -107,19 +107,19 @@ def views(poses, K=True):
 
 def test_what_is_given_to_the_network_is_whole_or_nothing():
     good = [pose(0.1 * i) for i in range(5)]
-    assert choose(views(good)).scale
-    assert "without a pose" in choose(views([*good[:4], None])).why
-    assert choose(views([*good[:4], None])).T_prior_camera is None
-    assert "camera_info" in choose(views(good, K=False)).why
-    assert "not finite" in choose(views([*good[:4], np.full((4, 4), np.inf)])).why
+    assert window_prior(views(good)).scale
+    assert "without a pose" in window_prior(views([*good[:4], None])).reason
+    assert window_prior(views([*good[:4], None])).T_prior_camera is None
+    assert "camera_info" in window_prior(views(good, K=False)).reason
+    assert "not finite" in window_prior(views([*good[:4], np.full((4, 4), np.inf)])).reason
 
 
 @pytest.mark.parametrize("poses", [[pose(0), pose(5)], [pose(0, 10 * i) for i in range(6)]])
 def test_two_views_or_a_standing_camera_give_rotation_and_no_scale(poses):
-    given = choose(views(poses))
+    given = window_prior(views(poses))
     assert given.T_prior_camera is not None
     assert not given.scale
-    assert "no scale" in given.why
+    assert "no scale" in given.reason
 
 
 @pytest.fixture(scope="module", params=["straight", "loop"])

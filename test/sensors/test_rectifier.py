@@ -316,7 +316,7 @@ BAD = {
     "size": (replace(GOOD, width=1280, height=960), "1280x960 images"),
     "binning": (replace(GOOD, binning_x=2), "for 320x480 images (640x480, binning 2x1"),
     "roi": (replace(GOOD, roi_width=100, roi_height=50), "roi 100x50) but the image is 640x480"),
-    "roi outside": (replace(GOOD, roi_x=600, roi_width=100, roi_height=50), "leaves the full"),
+    "roi outside": (replace(GOOD, roi_x=600, roi_width=100, roi_height=50), "is outside"),
     "roi size": (replace(GOOD, roi_x=20), "has no size"),
 }
 

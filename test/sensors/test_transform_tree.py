@@ -53,7 +53,7 @@ def test_times_outside_the_history_are_errors_that_name_the_edge(robot, stamp, m
 
 def test_unknown_and_unconnected_frames_are_told_apart(robot):
     robot.add("elsewhere", "thing", pose(), 0, static=True)
-    with pytest.raises(TransformError, match="do not touch"):
+    with pytest.raises(TransformError, match="two separate trees"):
         robot.lookup("thing", "camera", S)
     with pytest.raises(TransformError, match="'lidar' is not in the transform tree; known: base"):
         robot.lookup("lidar", "camera", S)
@@ -90,7 +90,7 @@ def test_a_simulator_that_begins_again_soon_leaves_no_transforms_of_its_future(r
 
 
 def test_invented_frames_fill_no_memory(monkeypatch, robot):
-    monkeypatch.setattr(transforms, "MOST", 4)
+    monkeypatch.setattr(transforms, "MAX_FRAMES", 4)
     robot.add("base", "lidar", pose(), 0, static=True)
     with pytest.raises(TransformError, match="4 frames are known"):
         robot.add("base", "invented", pose(), 0)

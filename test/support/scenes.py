@@ -4,13 +4,10 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import MapConfig
+from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
-from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 K = np.array([[20.0, 0, 8], [0, 20, 6], [0, 0, 1]])
-
-
-REPORT = WindowReport(0, 0, (0,), 1, True, 0.0, 1.0, 1.0)
 
 
 def pose(x=0.0, y=0.0, turn_deg=0.0):
@@ -27,9 +24,7 @@ def frame(i, T, *, keyframe=True, depth=2.0, camera="", seed=0):
     z[0, 0], z[0, 1] = np.inf, np.nan
     image = rng.integers(0, 256, (12, 16, 3)).astype(np.uint8)
     confidence = rng.uniform(1, 5, (12, 16)).astype(np.float32)
-    return TrackedFrame(
-        i, 1000 + i, "optical", camera, image, z, confidence, K, T, keyframe, Scale(), REPORT
-    )
+    return SceneFrame(1000 + i, camera, image, z, confidence, K, T, keyframe)
 
 
 def store(**limits):
@@ -39,7 +34,7 @@ def store(**limits):
 def full_store():
     """Two segments, a closed submap, an open one, two cameras, images, metres known."""
     held = store(keep_images=True)
-    held.metres = 0.5
+    held.scene_scale = 0.5
     for i in range(KEYFRAMES + 3):
         held.add(frame(i, pose(0.3 * i), seed=i, camera="front" if i % 2 else ""))
     held.start_segment()

@@ -7,8 +7,7 @@ from itertools import count
 import torch
 
 from da3_ros.inference.session import InferenceSession
-from da3_ros.live import scene_stream as lane
-from da3_ros.live import stream
+from da3_ros.live import scene_stream, stream, window_chooser
 from da3_ros.messages import outputs
 from da3_ros.ros import camera_subscriber as camera_input
 from da3_ros.ros import node, services
@@ -16,11 +15,11 @@ from da3_ros.ros import status_report as report
 
 # What breaks: where it is found, its name there, and what it raises.
 FAULTS = {
-    "decode": (stream, "decode", RuntimeError("injected in decode")),
+    "decode": (window_chooser, "decode", RuntimeError("injected in decode")),
     "infer": (InferenceSession, "infer", RuntimeError("CUDA error: injected in infer")),
     "memory": (InferenceSession, "_run", torch.OutOfMemoryError("injected")),
     "build": (outputs.Outputs, "frame", MemoryError("injected in build")),
-    "publish": (lane.SceneStream, "deliver", RuntimeError("injected in publish")),
+    "publish": (scene_stream.SceneStream, "deliver", RuntimeError("injected in publish")),
     "callback": (camera_input, "stamp_ns", ValueError("injected in callback")),
     "size": (camera_input, "image_size", TypeError("injected in size")),
     "status": (report, "status", KeyError("injected in status")),

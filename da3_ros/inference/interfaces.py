@@ -1,0 +1,124 @@
+"""Interfaces of the networks: sessions that run windows, and metric models.
+
+They lie in the same room as the session that implements them, below all of its callers. They
+depend only on plans and ``da3_ros.types``, not on a torch module or a device.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from da3_ros.inference.planner import Plan
+from da3_ros.types import Image, MotionError, Prediction, Window
+
+
+class Limits(Protocol):
+    """Limits that the memory budget sets; never above the requested values."""
+
+    @property
+    def process_res(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def new(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Running:
+    """A window that runs asynchronously on the device."""
+
+    done: Callable[[], bool]  # does not block
+    ends: float  # expected end, by ``time.perf_counter``; for a new shape only a lower bound
+
+
+@dataclass(frozen=True)
+class SessionStatus:
+    """Device, precision and memory (GiB) of a session, named as in da3_ros/Status."""
+
+    device: str = ""
+    precision: str = ""  # the type of matrix products
+    attention: str = ""  # the attention kernel
+    memory_budget_gb: float = math.nan
+    memory_plan_gb: float = math.nan
+    memory_peak_gb: float = math.nan
+    degraded: tuple[str, ...] = ()  # reductions of the results, caused by the memory budget
+
+
+class Session(ABC):
+    """Runs windows through a network. One thread owns it; any thread may call ``check_budget``,
+    ``status`` and ``plan``.
+
+    Only ``infer`` has to be implemented. The other methods default to those of a session that
+    takes no memory: no plan, any budget, nothing to prefetch.
+    """
+
+    # The motion error that is the same in every window; None: not measured.
+    motion_error: MotionError | None = None
+    # Called while a window runs on an asynchronous device.
+    on_window_running: Callable[[Running], None] | None = None
+
+    @abstractmethod
+    def infer(self, window: Window) -> Prediction:
+        """Run the views of ``window`` together.
+
+        Raises WindowTooLargeError if memory ran out and only fewer views would help.
+        """
+
+    def prefetch(self, image: Image) -> None:
+        """Encode the image [h, w, 3] of a view before its window is complete; only saves time."""
+        return
+
+    def warm_up(
+        self, window: int, new: int, *, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[Window, Prediction] | None:
+        """Run windows of ``window`` views, ``new`` of them new, before the first frame.
+
+        Returns a window and its meaningless prediction, with which other networks can be warmed
+        up; None if there is nothing to warm up or ``stopping()`` became true. Raises BudgetError
+        or WindowTooLargeError.
+        """
+        return None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The memory plan in force; None before the first plan, or if the session has none."""
+        return None
+
+    def fit(self, image: tuple[int, int], window: int, new: int) -> Limits | None:
+        """Limits that the memory budget sets for images of (width, height); None: no limit.
+
+        Raises BudgetError if nothing fits.
+        """
+        return None
+
+    def use_plan(self, plan: Plan) -> None:
+        """Use ``plan`` whatever the budget is. Raises ValueError if the session has no plans."""
+        raise ValueError("a plan needs a network; this session has none")
+
+    def check_budget(self, memory_budget_gb: float) -> None:
+        """Raise BudgetError if nothing fits into this budget; changes nothing."""
+        return
+
+    def set_budget(self, memory_budget_gb: float) -> None:
+        """Set the memory budget. Raises BudgetError, and changes nothing, if nothing fits."""
+        return
+
+    def undone_if_refused(self) -> AbstractContextManager[None]:
+        """A BudgetError inside this context restores the budget and all plans from before."""
+        return nullcontext()
+
+    def status(self) -> SessionStatus:
+        """The current device, precision and memory."""
+        return SessionStatus()
+
+
+class MetricModel(Protocol):
+    """Measures the unit of a window, in metres."""
+
+    def measure(self, window: Window, prediction: Prediction) -> Prediction:
+        """Return ``prediction`` with ``measure``, and with ``sky`` of the measured views."""

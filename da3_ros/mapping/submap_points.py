@@ -1,0 +1,247 @@
+"""Points and images of the submaps, with limits on number, memory and distance.
+
+Only the newest submap grows, in a voxel hash; the others are compact arrays, so that the cost of a
+window does not depend on the size of the map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+
+from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.scene import CHUNK, REFERENCE, Shot, join
+from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
+from da3_ros.types import Array, Image
+
+KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
+MARGIN = 0.05  # camera motion over the radius after which distant points are dropped
+JPEG_QUALITY = 95
+POINT_BYTES = 19  # memory of a point in a closed submap
+
+
+@dataclass(eq=False)
+class Submap:
+    """Points and images of a run of keyframes; ``cloud`` is empty while the submap grows."""
+
+    id: int  # counts up; never used twice in a scene
+    segment: int  # windows of one segment are aligned to each other
+    T_scene_submap: Similarity
+    cloud: PointCloud = field(default_factory=lambda: join([]))
+    images: dict[Shot, bytes] = field(default_factory=dict)  # JPEG, of keyframes
+    keyframes: int = 0  # number of keyframes
+    middle: Array = field(default_factory=lambda: np.zeros(3))  # of a sphere around all points
+    reach: float = 0.0  # the sphere's radius
+    part: int = REFERENCE  # part of the scene; places within one part are measured
+
+    @property
+    def image_bytes(self) -> int:
+        """Memory of the images, bytes."""
+        return sum(map(len, self.images.values()))
+
+
+class SubmapPoints:
+    """Points and images of one scene's submaps; drops the oldest ones first.
+
+    Lengths are in scene units. Another thread may read ``len`` and ``nbytes``.
+    """
+
+    def __init__(self, submaps: Mapping[int, Submap]) -> None:
+        """``submaps``: of the scene, in the order of their ids; its owner adds and removes."""
+        self._submaps = submaps
+        self.newest: Submap | None = None  # the one that grows
+        self._growing: VoxelMap | None = None  # its points
+        self._point_total = self._image_bytes = 0  # points outside it, bytes of all images
+        self._dropped_at = np.full(3, np.inf)
+
+    def __len__(self) -> int:
+        growing = self._growing  # once: it may be closed meanwhile
+        return self._point_total + (0 if growing is None else len(growing))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        growing = self._growing
+        voxels = 0 if growing is None else growing.nbytes
+        return self._point_total * POINT_BYTES + self._image_bytes + voxels
+
+    def point_count(self, submap: Submap) -> int:
+        """Returns the number of points of a submap."""
+        return len(self._growing_of(submap) or submap.cloud)
+
+    def cloud_of(self, submap: Submap) -> PointCloud:
+        """Returns all points of a submap, in its frame."""
+        growing = self._growing_of(submap)
+        return submap.cloud if growing is None else compact(growing.cloud())
+
+    def cloud_slice(self, submap: Submap, chosen: slice) -> PointCloud:
+        """Returns the chosen points of a submap, in its frame."""
+        growing = self._growing_of(submap)
+        return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
+
+    def begin(self, submap: Submap, voxel: float) -> None:
+        """Makes ``submap`` the growing one, in voxels of this edge length in its own unit."""
+        self.newest, self._growing = submap, VoxelMap(voxel)
+
+    def close(self) -> None:
+        """Closes the growing submap: its points become a compact array."""
+        if self._growing is not None and self.newest is not None:
+            submap, cloud = self.newest, self._growing.cloud()
+            self.newest = self._growing = None
+            self._set_cloud(submap, compact(cloud))
+
+    def insert(self, frame: SceneFrame, T_submap_camera: Array, radius: float) -> None:
+        """Adds a keyframe's points within ``radius`` (0: any) to the growing submap."""
+        assert self._growing is not None
+        assert self.newest is not None
+        known = np.isfinite(frame.depth)
+        points = backproject(frame.depth, frame.K)[known]
+        if radius:
+            near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
+            points, known = points[near], _masked(known, near)
+        # The camera is near the submap's origin, so that float32 is exact anywhere in the scene.
+        scale = np.float32(1 / self.newest.T_scene_submap.scale)
+        R, t = T_submap_camera[:3, :3].astype(np.float32), T_submap_camera[:3, 3]
+        xyz = scale * points @ R.T + t.astype(np.float32)
+        self._growing.insert(xyz, frame.image[known], frame.confidence[known])
+
+    def keep_image(self, submap: Submap, frame: SceneFrame) -> None:
+        """Stores a keyframe's image as JPEG."""
+        data = jpeg(frame.image)
+        submap.images[frame.camera, frame.stamp_ns] = data
+        self._image_bytes += len(data)
+
+    def drop_images(self, submap: Submap) -> None:
+        """Drops a submap's images."""
+        self._image_bytes -= submap.image_bytes
+        submap.images.clear()
+
+    def restore(self, submap: Submap, cloud: PointCloud, images: Mapping[Shot, bytes]) -> None:
+        """Sets the points and images of a saved submap."""
+        self._set_cloud(submap, cloud)
+        submap.images.update(images)
+        self._image_bytes += submap.image_bytes
+
+    def regrid(self, voxel: Callable[[Submap], float]) -> None:
+        """Averages all points in new voxels.
+
+        voxel: returns the edge length for a submap, in the submap's unit.
+        """
+        for submap in self._with_points():
+            self._set_cloud(submap, compact(regridded(submap.cloud, voxel(submap))))
+        if self._growing is not None and self.newest is not None:
+            cloud, self._growing = self._growing.cloud(), VoxelMap(voxel(self.newest))
+            self._growing.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
+
+    def enforce_limits(self, most: int, room: int, pose_bytes: int) -> None:
+        """Drops points above the number ``most``, and points and images above ``room`` bytes.
+
+        0: no limit. pose_bytes: memory of the poses, a part of ``room``.
+        """
+        if most and len(self) > most:
+            self._drop_points(lambda: len(self) - math.floor(KEPT_SHARE * most))
+        if room and self._growing is not None and self._growing.nbytes > room / 4:
+            self.close()  # closed submaps need a third of the memory
+        if room and self.nbytes + pose_bytes > room:
+            self._drop_points(
+                lambda: math.ceil((self.nbytes + pose_bytes - KEPT_SHARE * room) / POINT_BYTES)
+            )
+            self._drop_images(lambda: self.nbytes + pose_bytes > KEPT_SHARE * room)
+
+    def drop_distant(self, camera: Array, radius: float) -> None:
+        """Drops points beyond the radius (0: no limit) of the camera [3], after enough motion."""
+        if not radius or np.linalg.norm(camera - self._dropped_at) < MARGIN * radius:
+            return
+        self._dropped_at = camera.copy()
+        most = (1 - MARGIN) * radius
+        for submap in self._with_points():
+            T = submap.T_scene_submap
+            away = float(np.linalg.norm(T.points(submap.middle) - camera))
+            if away + submap.reach * T.scale > most:
+                self._keep_near(submap, camera, most)
+        newest = self.newest
+        if self._growing is not None and newest is not None:
+            T, xyz = newest.T_scene_submap, self._growing.cloud().xyz
+            if (((T.points(xyz) - camera) ** 2).sum(axis=1) > most**2).any():
+                self.close()
+                self._keep_near(newest, camera, most)
+
+    def _growing_of(self, submap: Submap) -> VoxelMap | None:
+        return self._growing if submap is self.newest else None
+
+    def _with_points(self) -> Iterator[Submap]:
+        return (s for s in list(self._submaps.values()) if len(s.cloud))
+
+    def _set_cloud(self, submap: Submap, cloud: PointCloud) -> None:
+        self._point_total += len(cloud) - len(submap.cloud)
+        submap.cloud = cloud
+        if len(cloud):
+            submap.middle = (cloud.xyz.min(axis=0) + cloud.xyz.max(axis=0)) / 2
+            submap.reach = math.sqrt(((cloud.xyz - submap.middle) ** 2).sum(axis=1).max())
+
+    def _keep_near(self, submap: Submap, camera: Array, radius: float) -> None:
+        xyz = submap.T_scene_submap.points(submap.cloud.xyz)
+        near = ((xyz - camera) ** 2).sum(axis=1) <= radius**2
+        self._set_cloud(submap, submap.cloud.take(near))
+        if not near.any():
+            self.drop_images(submap)
+
+    def _drop_points(self, excess: Callable[[], int]) -> None:
+        """Drops the oldest points until ``excess``, the number to drop, is not positive."""
+        if self._growing is not None and excess() > self._point_total:
+            self.close()
+        for submap in self._with_points():
+            points = excess()
+            if points <= 0:
+                return
+            # A copy: a view would hold the memory of all.
+            rest = np.arange(min(points, len(submap.cloud)), len(submap.cloud))
+            self._set_cloud(submap, submap.cloud.take(rest))
+            if not len(rest):
+                self.drop_images(submap)
+
+    def _drop_images(self, too_much: Callable[[], bool]) -> None:
+        """Drops the oldest images until ``too_much`` is False."""
+        for submap in self._submaps.values():
+            if not too_much():
+                return
+            self.drop_images(submap)
+
+
+def compact(cloud: PointCloud) -> PointCloud:
+    """Returns the cloud in the types of closed submaps, with 19 bytes per point."""
+    return PointCloud(
+        cloud.xyz.astype(np.float32),
+        cloud.rgb,
+        np.clip(cloud.confidence, 0, np.finfo(np.float16).max).astype(np.float16),
+        np.minimum(cloud.count, np.iinfo(np.uint16).max).astype(np.uint16),
+    )
+
+
+def regridded(cloud: PointCloud, voxel: float) -> PointCloud:
+    """Returns the cloud averaged in voxels of another edge length, weighted as in the map."""
+    out = VoxelMap(voxel)
+    for start in range(0, len(cloud), CHUNK):
+        some = cloud.take(slice(start, start + CHUNK))
+        out.insert(some.xyz, some.rgb, some.confidence, some.count)
+    return out.cloud()
+
+
+def jpeg(image: Image) -> bytes:
+    """Encodes RGB [H, W, 3] as JPEG."""
+    bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    return bytes(data.tobytes())
+
+
+def _masked(known: Array, chosen: Array) -> Array:
+    """Returns the mask [h, w] with only the ``chosen`` ones of its true pixels."""
+    out = np.zeros_like(known)
+    out[known] = chosen
+    return out

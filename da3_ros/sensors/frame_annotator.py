@@ -1,0 +1,60 @@
+"""Adds to a frame the camera's pose by the robot (prior), and its pose on the rig.
+
+The same step live and in a replay. It follows synchronising, decoding and preparing, right before
+frames are pushed, because odometry may arrive later than images. No ROS, no network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from da3_ros.config import PipelineConfig
+from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.rig_geometry import RigGeometry
+from da3_ros.sensors.transform_tree import TransformTree
+from da3_ros.types import Array, Frame
+
+WARNING_PERIOD_S = 5.0  # between two warnings about the prior
+
+
+class FrameAnnotator:
+    """Adds prior and rig poses to frames; ``without_prior`` counts frames without a prior pose."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        transforms: TransformTree,
+        prior: PosePrior | None,
+        warn: Callable[..., None],
+    ) -> None:
+        """prior: None if the robot's own poses are not used.
+
+        warn: takes a line, and ``every_s``, the shortest time between two equal warnings.
+        """
+        self.transforms, self.prior = transforms, prior
+        self.without_prior = 0
+        self._rig = RigGeometry(config, transforms, warn)
+        self._warn = warn
+
+    def annotate(self, frames: Iterable[Frame]) -> list[Frame]:
+        """Returns the frames of one instant with ``T_prior_camera`` and ``T_rig_camera`` if
+        known."""
+        return [
+            dataclasses.replace(
+                frame,
+                T_prior_camera=self._prior_of(frame),
+                T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
+            )
+            for frame in frames
+        ]
+
+    def _prior_of(self, frame: Frame) -> Array | None:
+        if self.prior is None:
+            return None
+        try:
+            return self.prior.camera(frame.frame_id, frame.stamp_ns)
+        except PriorError as error:
+            self.without_prior += 1
+            self._warn(f"no pose from {self.prior.source}: {error}", every_s=WARNING_PERIOD_S)
+            return None
