@@ -9,7 +9,7 @@ from da3_ros.network import MODELS
 from da3_ros.parameter_schema import ConfigError, parameters
 
 
-def test_every_parameter_has_a_text_and_a_default_that_is_allowed():
+def test_every_parameter_has_a_text_and_an_allowed_default():
     for p in parameters(NodeConfig()):
         assert p.text, p.name
         p.check()

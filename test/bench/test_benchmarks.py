@@ -124,7 +124,7 @@ def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
     assert all(row["abs_rel"] < 0.3 for row in rows.values())
 
 
-def test_alignment_beats_the_obvious_ways_and_comes_near_the_oracle(tmp_path):
+def test_alignment_beats_obvious_ways_and_nears_the_oracle(tmp_path):
     rows, _ = run(
         "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
         "--cases", "all", "outliers 40 %", tmp_path=tmp_path,

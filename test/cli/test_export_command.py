@@ -24,7 +24,7 @@ def replayed(tmp_path_factory):
     return folder, snapshot.scene()
 
 
-def test_every_format_comes_from_the_scene_or_the_replays_folder(replayed, tmp_path, capsys):
+def test_every_format_comes_from_scene_or_replay_folder(replayed, tmp_path, capsys):
     folder, scene = replayed
     for source, name in ((folder, "a.glb"), (folder / "scene", "a.ply"), (folder, "a.tum")):
         assert main(["export", str(source), str(tmp_path / name)]) == 0

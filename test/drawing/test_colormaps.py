@@ -26,7 +26,7 @@ def test_doubt_is_red_and_what_is_sure_is_cold(name):
 
 
 @each_map
-def test_confidence_below_and_above_the_range_takes_its_end_colours(name):
+def test_confidence_outside_the_range_takes_its_end_colours(name):
     below, low, high, above, most = colorize_confidence(image(1, 1.01, 11, 1e4, np.inf), name)[0]
     np.testing.assert_array_equal(below, low)
     np.testing.assert_array_equal(above, high)
@@ -34,7 +34,8 @@ def test_confidence_below_and_above_the_range_takes_its_end_colours(name):
     np.testing.assert_array_equal(color_table(name)[[0, -1]], [low, high])
 
 
-def test_orders_of_magnitude_of_confidence_are_even_steps_of_colour():
+def test_confidence_is_coloured_by_order_of_magnitude():
+    """Orders of magnitude of confidence are even steps of colour."""
     excess = np.geomspace(*CONFIDENCE_EXCESS, 4)
     steps = colorize_confidence(image(*(1 + excess)))[0]
     np.testing.assert_array_equal(steps, color_table("spectral")[[0, 85, 170, 255]])

@@ -95,19 +95,20 @@ def errors(request, tmp_path_factory):
     return ours, blind
 
 
-def test_depth_is_near_the_truth_and_better_than_one_depth_everywhere(errors):
+def test_depth_is_near_the_truth_and_beats_a_constant(errors):
     ours, blind = errors
     assert ours.depth.abs_rel < ABS_REL
     assert ours.depth.abs_rel < ABS_REL_OF_BLIND * blind.depth.abs_rel
 
 
-def test_trajectory_is_near_the_truth_and_better_than_standing_still(errors):
+def test_trajectory_is_near_the_truth_and_beats_standing_still(errors):
     ours, blind = errors
     assert ours.ate_m < ATE_OF_PATH * ours.path_m
     assert ours.ate_m < ATE_OF_BLIND * blind.ate_m
 
 
-def test_exported_cloud_lies_on_the_surfaces_and_closer_than_a_wall_in_front(errors):
+def test_exported_cloud_lies_on_the_surfaces(errors):
+    """Exported cloud lies on the surfaces and closer than a wall in front."""
     ours, blind = errors
     assert ours.cloud.points > 1000
     # In the depth's scale: the length of the path is judged by the trajectory's own test.

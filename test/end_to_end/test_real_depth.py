@@ -100,7 +100,7 @@ def consistency(clouds):
 
 @pytest.mark.parametrize("source", [kitchen, desk])
 @pytest.mark.parametrize("keyframes", [0, 2])
-def test_the_map_of_a_recording_is_as_consistent_as_the_recording(recordings, source, keyframes):
+def test_map_of_a_recording_is_as_consistent_as_the_recording(recordings, source, keyframes):
     depths, K, poses = source(recordings)
     clouds, truths = mapped(recorded(depths, K, poses), K, **{"window.keyframes": keyframes})
     off = np.linalg.norm(np.stack(clouds) - np.stack(truths), axis=-1)

@@ -175,7 +175,8 @@ def test_tum_keeps_every_nanosecond_and_map_axes(tmp_path):
     np.testing.assert_allclose([float(v) for v in q], [-0.5, 0.5, -0.5, 0.5], atol=1e-9)
 
 
-def test_tum_is_the_leading_cameras_and_is_there_without_cameras_too(tmp_path):
+def test_tum_is_the_leading_cameras_path(tmp_path):
+    """Tum is the leading camera's path and is there without cameras too."""
     poses = make_poses()
     rig = [replace(p, camera=name) for p in poses for name in ("front", "left")]
     scene = Scene((), Poses.of(rig))
@@ -208,7 +209,7 @@ def test_colmap_cameras_look_at_the_points_that_they_saw(tmp_path):
         np.testing.assert_allclose(picture[120, 40], [30, 30, 200], atol=6)  # BGR
 
 
-def test_colmap_without_images_has_all_keyframes_and_their_stamps(tmp_path):
+def test_colmap_without_images_has_all_keyframes_with_stamps(tmp_path):
     poses = [replace(p, camera=name) for p in make_poses() for name in ("front", "left")]
     scene = replace(make_scene(), poses=Poses.of(poses))
     cameras, shots, _ = read_colmap(export_scene(scene, tmp_path / "x.colmap").path)
@@ -321,7 +322,8 @@ def test_progress_is_told_and_may_end_the_export(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.ply"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path):
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
+    """A failed write leaves the old file and no temporary one."""
     target = tmp_path / "scene.ply"
     target.write_text("old")
 

@@ -258,7 +258,8 @@ def test_a_scene_is_not_saved_over_a_folder_of_pipes(saved):
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_that_comes_while_a_file_is_opened_blocks_nothing(saved, monkeypatch):
+def test_a_pipe_in_place_of_a_file_blocks_nothing(saved, monkeypatch):
+    """A pipe that comes while a file is opened blocks nothing."""
     regular = (saved[1] / "scene.json").lstat()
     pipe(saved[1] / "scene.json")
     monkeypatch.setattr(Path, "lstat", lambda self: regular)

@@ -66,7 +66,7 @@ def test_every_exception_costs_its_own_frame_alone():
         assert "Traceback" not in rig.process.output()
 
 
-def test_activating_that_breaks_is_one_line_and_can_be_tried_again():
+def test_broken_activation_is_one_line_and_can_be_retried():
     with broken_rig("activate:1") as rig:
         rig.process.wait_for("activating failed: RuntimeError: injected in activate")
         rig.until(lambda: rig.status and rig.status[-1].state == "inactive")
@@ -80,7 +80,7 @@ def test_activating_that_breaks_is_one_line_and_can_be_tried_again():
         assert "Traceback" not in rig.process.output()
 
 
-def test_configuring_that_breaks_is_one_line_and_can_be_tried_again():
+def test_broken_configuration_is_one_line_and_can_be_retried():
     with broken_rig("configure:1") as rig:
         rig.process.wait_for("configuring failed: RuntimeError: injected in configure")
         rig.until(lambda: rig.status and rig.status[-1].state == "unconfigured")

@@ -36,7 +36,7 @@ ENDLESS_EXPORT = textwrap.dedent("""
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".glb"])
-def test_killed_in_mid_export_leaves_the_file_before_or_the_whole_new_one(tmp_path, suffix):
+def test_kill_in_mid_export_leaves_the_old_or_the_new_file(tmp_path, suffix):
     import trimesh
 
     path = tmp_path / f"scene{suffix}"
@@ -66,7 +66,8 @@ def export(rig, **fields):
     return rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", **fields)
 
 
-def test_full_disk_and_a_kill_lose_no_earlier_file_and_a_new_start_works(ros, tmp_path):
+def test_full_disk_and_a_kill_lose_no_earlier_file(ros, tmp_path):
+    """Full disk and a kill lose no earlier file and a new start works."""
     camera, frames = ros.camera_frames(4)
     root = tmp_path / "out"
     with ros.Rig(export_dir=str(root)) as rig:
@@ -119,7 +120,8 @@ def test_export_folder_that_is_a_file_is_said_by_the_service(ros, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_damaged_and_foreign_checkpoints_are_one_line_and_the_node_waits(ros, tmp_path):
+def test_damaged_or_foreign_checkpoint_is_one_line(ros, tmp_path):
+    """Damaged and foreign checkpoints are one line and the node waits."""
     from lifecycle_msgs.msg import Transition
 
     shutil.copytree(shipped_folder("da3-tiny"), tmp_path / "cut")

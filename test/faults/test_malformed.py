@@ -24,7 +24,7 @@ def test_decoder_refuses_or_decodes_whatever_comes():
     assert min(done["refused"], done["decoded"]) > 300
 
 
-def test_rectifier_refuses_or_rectifies_whatever_calibration_comes():
+def test_rectifier_refuses_or_rectifies_any_calibration():
     fuzzer, refused = Fuzzer(RosbagsLibrary(), 2), 0
     image = np.zeros((24, 32, 3), np.uint8)
     for _ in range(300):
@@ -62,7 +62,7 @@ def test_limit_of_thin_images_is_the_networks():
 @pytest.mark.parametrize(
     ("width", "height"), [(0, 10), (2**31, 2**31), (10_001, 10_000), (140, 1)]
 )
-def test_size_that_no_image_may_have_is_refused_before_anything_is_kept(width, height):
+def test_impossible_image_size_is_refused_before_it_is_kept(width, height):
     message = Fuzzer(RosbagsLibrary(), 4).image()
     message.width, message.height = width, height
     with pytest.raises(ImageError):
@@ -105,7 +105,8 @@ def test_live_node_survives_and_counts_every_frame(ros):
 
 
 @pytest.mark.process
-def test_large_images_wait_for_no_calibration_until_memory_is_gone(ros, monkeypatch):
+def test_images_awaiting_calibration_stay_within_memory(ros, monkeypatch):
+    """Large images wait for no calibration until memory is gone."""
     from da3_ros.config import InputConfig
     from da3_ros.ros import camera_subscriber as camera_input
     from da3_ros.ros.qos import Endpoints

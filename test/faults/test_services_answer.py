@@ -133,7 +133,7 @@ def _unwritable(tmp_path, root):
             assert "\n" not in answer.message
 
 
-def test_what_nobody_foresaw_is_answered_and_the_next_call_works(tmp_path):
+def test_unforeseen_error_is_answered_and_the_next_call_works(tmp_path):
     camera, frames = camera_frames(2)
     faults = "snapshots:1,reset:1,write:1,save:1,load:1,resolve:5"
     with Rig(node=broken_node(), environment={"FAULTS": faults}, export_dir=str(tmp_path)) as rig:
@@ -167,7 +167,7 @@ def broken_node():
     return BROKEN
 
 
-def test_callers_are_answered_when_the_node_is_cleaned_up_meanwhile(tmp_path):
+def test_callers_are_answered_when_the_node_is_cleaned_up(tmp_path):
     """The file is written all the same: the scene was handed over before."""
     camera, frames = camera_frames(1)
     with waiting_rig(tmp_path) as rig:

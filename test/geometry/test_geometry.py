@@ -59,7 +59,8 @@ def test_backprojected_pixels_project_onto_their_centres():
     np.testing.assert_allclose(pixels[..., 1], row + 0.5, atol=1e-4)
 
 
-def test_unknown_depth_stays_unknown_and_points_behind_have_no_pixel():
+def test_unknown_depth_and_points_behind_have_no_pixel():
+    """Unknown depth stays unknown and points behind have no pixel."""
     depth = np.array([[np.nan, 1.0]], np.float32)
     assert np.isnan(backproject(depth, K)[0, 0]).all()
     assert np.isnan(project(np.array([0.0, 0.0, -1.0]), K)).all()

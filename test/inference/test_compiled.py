@@ -117,7 +117,7 @@ def test_any_stream_is_compiled_and_right():
 
 
 @pytest.mark.slow
-def test_a_pipelines_own_windows_are_those_that_the_warm_up_compiled(caplog):
+def test_warm_up_compiles_the_pipelines_own_windows(caplog):
     camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=20)
     values = {
         "model": "da3-tiny", "device": "cpu", "process_res": 56, "window.size": 6,
@@ -186,7 +186,7 @@ def test_a_wrong_program_is_not_used_and_said_once(caplog):
 
 
 @pytest.mark.slow
-def test_a_shape_that_fails_after_others_worked_costs_only_itself(caplog):
+def test_a_failing_shape_after_working_ones_costs_only_itself(caplog):
     counting = Counting()
 
     def third(graph, inputs):
@@ -333,7 +333,8 @@ def zoomed(factor):
         (zoomed(1.05), "focal length off by 0.0488"),
     ],
 )
-def test_poses_of_a_program_are_as_near_as_those_of_16_bits_must_be(spoil, fault, caplog):
+def test_poses_of_a_program_are_compared(spoil, fault, caplog):
+    """Poses of a program are as near as those of 16 bits must be."""
     x = torch.ones(1, 4, 8, 8)
     answer = tuple(posed(x)[:4])
     assert difference(spoil(*answer), answer, BOUND[torch.bfloat16]) == ""
@@ -376,7 +377,7 @@ def test_what_comes_between_begins_a_row_anew():
     assert calls(2) == 2
 
 
-def test_streams_that_take_turns_are_compiled_whatever_their_shapes():
+def test_streams_in_turns_are_compiled_whatever_their_shapes():
     calls = Calls(streams=2)
     for _ in range(4):
         assert calls(1, 1, 2, 2, 3, 3, 4, 4) == 0  # two windows that grow together
@@ -394,7 +395,7 @@ def test_a_session_tells_how_many_streams_take_turns():
     assert compiler.compiled == 2
 
 
-def test_beyond_the_bound_the_least_recently_used_program_leaves(monkeypatch, caplog):
+def test_beyond_the_bound_the_oldest_unused_program_leaves(monkeypatch, caplog):
     monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
     calls = Calls()
     assert calls(1, 1, 1, 2, 2, 2, 1) == 2

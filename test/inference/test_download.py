@@ -50,7 +50,8 @@ def calls(monkeypatch):
     return made
 
 
-def test_copies_from_a_card_are_queued_to_pinned_memory_and_waited_for_once(calls):
+def test_copies_from_a_card_are_queued_and_waited_for_once(calls):
+    """Copies from a card are queued to pinned memory and waited for once."""
     values = [torch.arange(3.0).as_subclass(OnCard), torch.ones(2).as_subclass(OnCard)]
     download = Download(Pair(*values))
     assert calls == ["pinned", "queued", "pinned", "queued", "recorded on cpu's"]

@@ -97,7 +97,7 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
     assert np.isfinite(session.infer(window(some)).depth).all()
 
 
-def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypatch):
+def test_a_gone_view_leaves_no_prefix_to_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
     assert session.prefix_cache.get(some[0].image) is not None
@@ -107,7 +107,7 @@ def test_a_view_that_is_gone_leaves_no_prefix_to_another_at_its_address(monkeypa
     assert session.prefix_cache.get(other.image) is None
 
 
-def test_maps_that_are_not_wanted_are_nan_and_the_rest_is_the_same():
+def test_unwanted_maps_are_nan_and_the_rest_is_the_same():
     session, some = make_session(), views(4)
     whole, part = session.infer(window(some)), session.infer(window(some, wanted=(0, 3)))
     assert np.isnan(part.depth[[1, 2]]).all()
@@ -151,7 +151,7 @@ def failing(monkeypatch, owner, name, times):
     monkeypatch.setattr(owner, name, fail)
 
 
-def test_with_nothing_left_to_try_it_says_so_and_other_errors_pass(monkeypatch):
+def test_nothing_left_to_try_is_told_and_other_errors_pass(monkeypatch):
     session = make_session()
     failing(monkeypatch, session.network, "encode", 99)
     with pytest.raises(WindowTooLargeError, match=r"window\.size or process_res"):
@@ -178,7 +178,7 @@ def test_after_calm_it_climbs_back(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_budget_makes_images_smaller_and_a_new_one_makes_them_large_again():
+def test_a_budget_makes_images_smaller_until_a_larger_one_comes():
     session = make_session(process_res=504)
     plenty = session.fit((640, 480), 8, 1)
     session.set_budget((plenty.weights + 0.5 * (plenty.predicted - plenty.weights)) / GIB)
@@ -246,7 +246,7 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_shape_that_does_not_fit_does_not_run_by_another_ones_plan():
+def test_a_shape_that_does_not_fit_borrows_no_other_plan():
     session = make_session(process_res=504)
     session.fit((640, 480), 8, 1)
     least = {}
@@ -292,7 +292,7 @@ def state_of(session):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newest", SHAPES)
-def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
+def test_a_budget_too_small_for_one_camera_is_refused_at_once(newest):
     session = session_of_two()
     plan = session.fit(newest, 8, 1)
     before, least = state_of(session), [least_of(session, image) for image in SHAPES]
@@ -309,7 +309,8 @@ def test_a_budget_that_one_camera_does_not_fit_into_is_refused_at_once(newest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["another shape", "another window"])
-def test_a_budget_is_not_judged_by_what_no_camera_asks_for_any_more(change):
+def test_a_budget_is_judged_by_current_requests_alone(change):
+    """A budget is not judged by what no camera asks for any more."""
     session = session_of_two()
     least = [least_of(session, image) for image in SHAPES]
     between = sum(least) / 2 / GIB
@@ -334,7 +335,7 @@ def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session.check_budget(0.99 * least / GIB)
 
 
-def test_16_bits_that_are_wrong_and_that_one_camera_needs_change_no_budget(monkeypatch):
+def test_wrong_16_bits_that_one_camera_needs_change_no_budget(monkeypatch):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)
     session = session_of_two(mixed_precision="auto")
@@ -384,7 +385,7 @@ def budget_between(session):
 
 
 @pytest.mark.slow
-def test_16_bits_that_one_camera_needs_are_all_cameras_until_it_no_longer_does(loads):
+def test_16_bits_for_one_camera_are_for_all_while_needed(loads):
     session = session_of_two(mixed_precision="auto")
     budget, needs = budget_between(session)
     session.set_budget(budget)
@@ -406,7 +407,7 @@ def test_16_bits_that_one_camera_needs_are_all_cameras_until_it_no_longer_does(l
 
 
 @pytest.mark.parametrize("newest", SHAPES)
-def test_a_new_budget_has_the_precision_that_all_cameras_can_have(loads, newest):
+def test_a_new_budget_gives_the_precision_all_cameras_can_have(loads, newest):
     session = session_of_two(mixed_precision="auto")
     session.fit(newest, 8, 1)
     budget, _ = budget_between(session)
@@ -478,7 +479,7 @@ def test_a_fast_path_that_is_wrong_is_not_used(monkeypatch, caplog):
     assert "running in fp32" in caplog.text
 
 
-def test_the_self_check_passes_16_bits_and_finds_a_broken_network():
+def test_self_check_passes_16_bits_and_finds_a_broken_network():
     session = make_session()
     check = SelfCheck(session.network)
     assert check.fault(session.network) == ""
@@ -941,7 +942,7 @@ def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
     assert decoded == [(6, 5)]
 
 
-def test_a_warm_up_without_memory_leaves_no_smaller_images_behind(monkeypatch):
+def test_a_warm_up_without_memory_leaves_images_as_large(monkeypatch):
     session = make_session()
     decode = session.network.decode
 

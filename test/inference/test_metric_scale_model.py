@@ -66,7 +66,7 @@ def ruler_of(network, sky):
     return metric_model
 
 
-def test_the_unit_of_a_window_is_found_by_the_calibrated_focal_length(network):
+def test_unit_of_a_window_comes_from_the_calibration(network):
     seen = window()
     out = ruler_of(network, 0.0).measure(seen, truth(network, seen))
     assert out.measure.value == pytest.approx(2.5, rel=1e-4)
@@ -75,7 +75,8 @@ def test_the_unit_of_a_window_is_found_by_the_calibrated_focal_length(network):
     assert (out.sky[1:] == 0).all()
 
 
-def test_without_calibration_the_predicted_focal_length_is_used_with_a_warning(network, caplog):
+def test_without_calibration_the_predicted_focal_length_is_used(network, caplog):
+    """Without calibration the predicted focal length is used with a warning."""
     seen = window(K=None)
     prediction = truth(network, seen)
     out = ruler_of(network, 0.0).measure(seen, prediction)
@@ -119,7 +120,7 @@ def test_opening_both_counts_the_ruler_in_the_sessions_budget(monkeypatch):
     assert session.memory.budget == 2 * GIB
 
 
-def test_out_of_memory_takes_a_smaller_picture_then_skips_the_look(network, monkeypatch, caplog):
+def test_out_of_memory_takes_a_smaller_picture_then_skips(network, monkeypatch, caplog):
     seen, metric_model = window(), ruler_of(network, 0.0)
     prediction = truth(network, seen)
     sizes, left = [], [1]
@@ -161,7 +162,7 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
     assert half == pytest.approx(full / 2)
 
 
-def test_a_missing_metric_checkpoint_is_told_before_anything_runs(tmp_path):
+def test_missing_metric_checkpoint_is_told_before_anything_runs(tmp_path):
     values = {
         "model": "da3-tiny",
         "checkpoint": "random",

@@ -22,7 +22,7 @@ def session():
     return InferenceSession(InferenceConfig(model="da3-tiny", checkpoint="random", device="cpu"))
 
 
-def test_prediction_has_the_documented_shapes_types_and_conventions(session):
+def test_prediction_has_documented_shapes_types_conventions(session):
     prediction = session.infer(window(3))
     assert prediction.depth.shape == prediction.confidence.shape == (3, 42, 56)
     assert prediction.depth.dtype == np.float32
@@ -75,7 +75,7 @@ def test_missing_checkpoint_names_the_remedies(tmp_path):
         InferenceSession(config)
 
 
-def test_a_device_that_is_not_there_is_an_error_and_no_silent_fallback():
+def test_a_missing_device_is_an_error_and_no_silent_fallback():
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(DeviceError, match="set `device` to auto or cpu"):

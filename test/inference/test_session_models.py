@@ -86,7 +86,7 @@ def test_metric_without_a_focal_length_claims_no_metres(small):
     assert np.isfinite(found.depth).all()
 
 
-def test_metres_stay_what_they_are_at_a_smaller_size_in_the_network(small):
+def test_metres_do_not_depend_on_the_size_in_the_network(small):
     session = session_of(METRIC)
     full = session.infer(Window(0, views(2), 2)).depth
     with torch.no_grad():  # a depth that does not hang on the image
@@ -154,7 +154,7 @@ def test_what_sees_a_frame_alone_runs_once_in_a_sliding_window(small, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])
-def test_16_bits_pass_the_self_check_and_a_broken_network_does_not(small, model):
+def test_16_bits_pass_the_self_check_a_broken_network_fails_it(small, model):
     session = session_of(model, mixed_precision="bfloat16")
     assert session.loaded.precision == torch.bfloat16
     assert np.isfinite(session.infer(Window(0, views(2), 2)).depth).all()
@@ -246,7 +246,7 @@ def test_what_a_model_cannot_do_is_refused_before_it_loads(values, said):
         open_networks(config_from_parameters(values | {"checkpoint": "/nowhere"}))
 
 
-def test_nested_without_a_declared_source_says_how_to_have_metres(small, caplog):
+def test_nested_without_a_scale_source_says_how_to_get_metres(small, caplog):
     values = {"model": NESTED, "checkpoint": "random", "device": "cpu", "process_res": 84}
     open_networks(config_from_parameters(values))
     assert "set scale.source to metric_model" in caplog.text

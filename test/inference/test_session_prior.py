@@ -37,7 +37,7 @@ def case():
     return InferenceSession(config), images, views
 
 
-def test_given_poses_pass_the_camera_encoder_as_in_the_reference(case):
+def test_given_poses_pass_the_encoder_as_in_the_reference(case):
     session, images, views = case
     w2c = poses(4)
     prior = camera_to_world(w2c)
@@ -63,7 +63,7 @@ def test_poses_without_intrinsics_are_refused(case):
         session.infer(Window(0, bare, 1, T_prior_camera=np.tile(np.eye(4), (4, 1, 1))))
 
 
-def test_without_poses_their_encoder_is_not_kept_and_nothing_else_changes(case):
+def test_without_poses_only_their_encoder_is_dropped(case):
     session, _, views = case
     bare = InferenceSession(session.config, poses=False)
     assert not hasattr(bare.network, "cam_enc")
@@ -73,7 +73,7 @@ def test_without_poses_their_encoder_is_not_kept_and_nothing_else_changes(case):
         bare.infer(dataclasses.replace(window, T_prior_camera=camera_to_world(poses(4))))
 
 
-def test_cameras_that_take_turns_do_not_push_out_each_others_prefixes(case):
+def test_cameras_in_turns_keep_each_others_prefixes(case):
     session, _, views = case
     shared = InferenceSession(session.config, streams=2)
     shared.fit((84, 56), 2, 1)

@@ -19,7 +19,7 @@ def test_first_middle_and_newest_shared_views_align(views, new, expected):
     assert usual_wanted(views, new) == expected
 
 
-def test_keyframes_and_other_cameras_come_before_first_and_middle():
+def test_keyframes_and_other_cameras_come_before_the_rest():
     cameras = ["left", "right", "left", "right", "left"]
     assert wanted_views([False] * 5, cameras, 0) == (0, 3, 4)
     assert wanted_views([False, True, True, True, False], ["left"] * 5, 1) == (1, 2, 4, 5)

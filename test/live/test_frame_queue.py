@@ -27,7 +27,7 @@ def test_one_frame_per_pass_is_the_newest():
 
 
 @pytest.mark.parametrize("waiting", [9, 30, 300])
-def test_several_frames_per_pass_are_spread_over_the_whole_time_since_the_last(waiting):
+def test_frames_of_a_pass_spread_over_the_time_since_the_last(waiting):
     inbox = FrameQueue(3)
     for t in (0, 10, 20):
         inbox.put(frame(t))
@@ -78,7 +78,7 @@ def test_choice_is_made_of_distinct_frames_even_with_a_burst():
     assert choose_evenly([900, 901, 902, 1000], 3, 0) == [0, 1, 3]
 
 
-def test_how_long_work_waits_counts_from_the_first_frame_even_if_it_was_replaced():
+def test_waiting_time_counts_from_the_first_frame():
     """By this several cameras take turns on one network."""
     inbox = FrameQueue(1)
     assert inbox.since_ns == float("inf")

@@ -66,7 +66,7 @@ def test_growth_is_forgotten_after_a_while():
     assert growth.update({"a": 1, "b": 2}, RECENT_S + 1) == ["a"]
 
 
-def test_rates_and_ages_go_by_the_ros_clock_and_silence_by_the_steady_one():
+def test_rates_use_the_ros_clock_and_silence_the_steady_one():
     events = Events()
     assert (events.rate_hz(0.0), events.silent_s(0.0)) == (0.0, None)
     assert math.isnan(events.age_s(0))
@@ -79,7 +79,7 @@ def test_rates_and_ages_go_by_the_ros_clock_and_silence_by_the_steady_one():
     assert events.rate_hz(101.0 + STALE_S) == 0.0
 
 
-def test_before_the_first_clock_and_after_a_jump_back_no_rate_is_made_up():
+def test_no_rate_is_made_up_before_the_clock_or_after_a_jump():
     events = Events()
     for n in range(3):
         events.add(0, now_s=n)

@@ -61,7 +61,7 @@ def test_image_of_another_name_gives_the_remap_argument():
     assert "chatter" not in said
 
 
-def test_name_of_one_camera_of_several_is_remapped_by_its_own_name():
+def test_one_camera_of_several_is_remapped_by_its_own_name():
     said = line(Awaited("/front/image", IMAGE, "front/image"), graph(cam0__image_raw=IMAGE))
     assert said.endswith("-r front/image:=/cam0/image_raw")
 
@@ -78,7 +78,8 @@ def test_compressed_image_only_gives_the_transport():
     assert said.endswith("--ros-args -p image_transport:=compressed")
 
 
-def test_compressed_image_of_another_name_gives_remap_of_the_base_and_transport():
+def test_compressed_image_gives_remap_of_base_and_transport():
+    """Compressed image of another name gives remap of the base and transport."""
     said = line(RAW, graph(camera__image_raw__compressed=COMPRESSED))
     assert said.endswith("-r image:=/camera/image_raw -p image_transport:=compressed")
 
@@ -97,7 +98,7 @@ def test_compressed_wanted_and_there_under_another_name():
     ("item", "arguments"),
     [(JPEG, ""), (RAW, " -p image_transport:=compressed")],
 )
-def test_compressed_image_without_the_usual_suffix_is_remapped_by_its_full_name(item, arguments):
+def test_compressed_image_without_suffix_is_remapped_in_full(item, arguments):
     said = line(item, graph(jpeg=COMPRESSED))
     assert said.endswith(f"--ros-args -r /image/compressed:=/jpeg{arguments}")
 
@@ -116,12 +117,12 @@ def test_forgotten_namespace_is_named():
     assert said.endswith("(or in its namespace: -r __ns:=/robot1)")
 
 
-def test_topic_of_another_type_is_said_with_its_type_and_publisher():
+def test_topic_of_another_type_is_named_with_its_publisher():
     said = line(RAW, graph(image="sensor_msgs/msg/PointCloud2"))
     assert "its type is sensor_msgs/msg/PointCloud2 from /driver" in said
 
 
-def test_similar_name_of_another_type_is_not_proposed_as_a_remap():
+def test_similar_name_of_another_type_is_not_proposed():
     said = line(RAW, graph(images="std_msgs/msg/String"))
     assert "/images (std_msgs/msg/String, reliable" in said
     assert "-r image" not in said
@@ -166,14 +167,15 @@ def test_one_fitting_publisher_is_enough():
     assert "published by /b (reliable) with the right type and QoS, but silent" in said
 
 
-def test_best_effort_images_that_never_come_name_the_profile_and_whose_process():
+def test_missing_best_effort_images_name_the_profile():
+    """Best effort images that never come name the profile and whose process."""
     said = line(RAW, graph(image=Publisher("/driver", IMAGE, "best_effort")))
     assert "fastdds_images.xml" in said
     assert "driver's process" in said
     assert "fastdds" not in line(RAW, graph(image=IMAGE))
 
 
-def test_camera_info_beside_the_proposed_image_needs_no_remap_of_its_own():
+def test_camera_info_beside_the_image_needs_no_remap():
     on_graph = graph(cam__image_raw=IMAGE, cam__camera_info=CAMERA_INFO, x__info=CAMERA_INFO)
     text = waiting_text([RAW, INFO], on_graph)
     assert "/cam/camera_info will be used once the image is /cam/image_raw" in text
@@ -246,7 +248,7 @@ def test_graph_is_what_others_publish_of_like_type_or_name():
 # When it is said
 
 
-def test_report_speaks_after_five_seconds_and_again_only_when_the_text_changes():
+def test_report_speaks_after_five_seconds_and_on_a_new_text():
     report = WaitingReport(now_s=100.0)
     said = [report.due(100.0 + t, lambda: "a") for t in (1.0, 4.9, 5.0, 10.0, 60.0)]
     assert said == ["", "", "a", "", ""]
@@ -273,7 +275,7 @@ def test_report_speaks_again_when_a_stream_stops():
     assert report.due(30.0, lambda: "a") == "a"
 
 
-def test_report_speaks_once_of_a_camera_slower_than_its_patience():
+def test_report_speaks_once_of_a_camera_slower_than_that():
     report = WaitingReport(now_s=0.0)
     said = []
     for t in range(10, 100, 10):
@@ -389,7 +391,7 @@ def test_camera_that_changes_its_rate_loses_nothing(factor):
 # The profile
 
 
-def test_profile_is_found_where_it_is_installed_and_else_in_the_clone(tmp_path):
+def test_profile_is_found_installed_or_else_in_the_clone(tmp_path):
     installed = tmp_path / "share" / "da3_ros" / "config" / "fastdds_images.xml"
     clone = profile_file()
     assert clone.endswith("/config/fastdds_images.xml")

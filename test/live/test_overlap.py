@@ -80,9 +80,7 @@ def run_live(camera, **changes):
     return host.sent
 
 
-def test_live_frames_that_come_while_a_window_runs_are_begun_with(
-    camera, beside_us, story, monkeypatch
-):
+def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story, monkeypatch):
     stream, host = stream_of()
     frames = list(as_messages(camera, host.lib))
     arriving = iter(frames[1:])
@@ -186,7 +184,7 @@ def run_replay(camera, tmp_path, name):
     return (tmp_path / name / "output.mcap").read_bytes()
 
 
-def test_replay_begins_with_the_next_frame_and_writes_the_same_bytes(
+def test_replay_begins_the_next_frame_and_writes_the_same_bytes(
     camera, tmp_path, story, monkeypatch
 ):
     plain = run_replay(camera, tmp_path, "plain")

@@ -20,7 +20,8 @@ def changed(stream, **values):
     return config_from_parameters({**old, **names}, NodeConfig).pipeline
 
 
-def test_a_budget_that_no_longer_fits_stays_the_old_one_and_the_rest_is_taken(monkeypatch):
+def test_a_budget_that_no_longer_fits_stays_the_old_one(monkeypatch):
+    """A budget that no longer fits stays the old one and the rest is taken."""
     stream, _ = stream_of()
     stream.warm_up()
     budget = stream.pipeline.session.memory.budget
@@ -39,7 +40,7 @@ def test_a_budget_that_no_longer_fits_stays_the_old_one_and_the_rest_is_taken(mo
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_budget_that_does_not_fit_another_camera_is_in_force_nowhere(known):
+def test_a_budget_one_camera_cannot_have_is_in_force_nowhere(known):
     """Not ``known``: the session finds out only when that camera's pipeline asks."""
     shapes = {"left": (112, 84), "right": (224, 56)}
     stream, host = stream_of(cameras=list(shapes), **{"window.mode": "independent"})
@@ -86,7 +87,8 @@ def test_a_warm_up_is_no_window_of_the_stream():
     assert not stream.pipeline.counters
 
 
-def test_a_warm_up_that_nothing_fits_is_said_and_frames_may_still_come():
+def test_a_warm_up_that_nothing_fits_is_told():
+    """A warm up that nothing fits is said and frames may still come."""
     stream, host = stream_of(memory_budget_gb=0.01)
     said = []
     host.warn = lambda text, every_s=0.0: said.append(text)

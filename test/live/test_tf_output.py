@@ -62,7 +62,7 @@ def heard(caplog):
     return lambda: [r.getMessage() for r in caplog.records if "silent" in r.getMessage()]
 
 
-def test_an_owner_that_comes_after_a_reset_is_told_once_and_its_end_too(heard):
+def test_an_owner_after_a_reset_is_told_once_and_so_is_its_end(heard):
     stage = Stage()
     assert ODOM_BASE in stage.frame(1.0)
     stage.out.reset()
@@ -75,7 +75,8 @@ def test_an_owner_that_comes_after_a_reset_is_told_once_and_its_end_too(heard):
     assert len(heard()) == 1
 
 
-def test_an_owner_that_goes_while_no_frames_come_is_taken_up_again(heard):
+def test_an_owner_that_goes_without_frames_is_replaced(heard):
+    """An owner that goes while no frames come is taken up again."""
     stage = Stage()
     stage.frame(1.0)
     stage.owner(*np.arange(1.1, 15.0, 0.5))
@@ -85,7 +86,7 @@ def test_an_owner_that_goes_while_no_frames_come_is_taken_up_again(heard):
     assert len(heard()) == 1
 
 
-def test_with_nothing_to_repeat_owners_are_looked_at_all_the_same(heard):
+def test_owners_are_looked_at_with_nothing_to_repeat(heard):
     stage = Stage()
     stage.frame(1.0)
     stage.out.reset()
@@ -116,7 +117,7 @@ def test_names_of_frames_that_change_for_ever_are_not_kept():
     assert {"odom", f"optical_{i}", f"optical_{i - 62}"} <= set(stage.out._published)
 
 
-def test_a_base_that_another_camera_moved_for_an_instant_is_repeated():
+def test_a_base_that_another_camera_moved_is_repeated():
     """The first camera missed an instant, and the second one moved the base in its place."""
     stage = Stage(cameras=("front", "left"))
     stage.tree.add("base", "left_optical", np.eye(4), 0, static=True)

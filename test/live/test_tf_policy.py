@@ -49,7 +49,7 @@ def test_alone_the_camera_hangs_under_odom():
 
 
 @pytest.mark.parametrize("frames", [ALONE, ROBOT])
-def test_the_motion_that_a_pose_prior_gives_is_its_owners_to_publish(frames):
+def test_motion_from_a_pose_prior_is_its_owners_to_publish(frames):
     """Even where the owner publishes a topic and no transform."""
     decision = plan("auto", frames, tree(MOUNT), metric=True, prior=True)
     assert decision.mode == "none"
@@ -69,7 +69,7 @@ def test_corrections_of_the_map_go_between_map_and_odom(mode):
     np.testing.assert_allclose(T_map_odom @ out["odom", child], end, atol=1e-12)
 
 
-def test_with_a_base_and_its_mount_the_base_moves_and_the_camera_follows():
+def test_with_base_and_mount_base_moves_and_camera_follows():
     others = tree(MOUNT)
     assert plan("auto", ROBOT, others, metric=True).mode == "base"
     out = published("base", ROBOT, others)
@@ -87,7 +87,7 @@ def test_beside_a_localiser_only_the_map_is_placed():
     np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
 
 
-def test_a_camera_that_somebody_parents_is_left_alone_with_one_warning():
+def test_a_parented_camera_is_left_alone_with_one_warning():
     others = tree(("gimbal", "camera_optical", pose(), True))
     chosen = plan("auto", ALONE, others, metric=True)
     assert chosen.mode == "none"
@@ -113,9 +113,7 @@ def test_an_unknown_scale_is_never_attached_to_a_robot(others):
         ("map", "beacon", pose(), True),
     ],
 )
-def test_an_unknown_scale_is_not_hung_on_the_odom_of_a_robot_without_a_mount(
-    frames, requested, edge
-):
+def test_unknown_scale_goes_under_no_odom_of_a_robot(frames, requested, edge):
     """Nobody parents the camera; its lengths would stand in the robot's tree all the same."""
     chosen = plan(requested, frames, tree(edge), metric=False)
     assert chosen.mode == "none"
@@ -125,7 +123,7 @@ def test_an_unknown_scale_is_not_hung_on_the_odom_of_a_robot_without_a_mount(
 
 
 @pytest.mark.parametrize("requested", ["base", "camera", "map_only"])
-def test_a_request_that_would_break_the_tree_is_refused_with_the_reason(requested):
+def test_a_request_that_breaks_the_tree_is_refused_with_reason(requested):
     others = tree(MOUNT, LOCALISER, ("map", "odom", pose(), False))
     chosen = plan(requested, ROBOT, others, metric=True)
     assert chosen.mode == "none"

@@ -56,7 +56,7 @@ def test_an_error_in_a_job_reaches_its_caller_only():
     assert worker.stop(5)
 
 
-def test_stop_does_not_wait_for_a_long_step_and_answers_waiting_jobs():
+def test_stop_waits_for_no_long_step_and_answers_jobs():
     begun, release = threading.Event(), threading.Event()
 
     def step():

@@ -195,7 +195,7 @@ def test_a_standing_camera_does_not_become_less_sure():
     np.testing.assert_allclose(error.of(1000), UNMEASURED.least)
 
 
-def test_metres_scale_places_and_add_what_the_scale_is_unsure_of():
+def test_metres_scale_places_and_add_the_scales_uncertainty():
     P = np.diag([1.0, 2, 3, 4, 5, 6])
     out = in_metres(P, 2.0, 0.1, np.array([10.0, 0, 0]))
     np.testing.assert_allclose(np.diag(out), [4 + 1, 8, 12, 4, 5, 6])

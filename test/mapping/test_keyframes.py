@@ -41,7 +41,7 @@ def memory(newest=3, **values):
     return KeyframeSelector(KeyframeConfig(), newest, **values)
 
 
-def test_a_camera_that_stands_still_makes_one_keyframe_and_uses_no_more_memory():
+def test_a_standing_camera_makes_one_keyframe_and_no_growth():
     held = remember(memory(), *(shared_view(i, yaw_deg=0.5 * (i % 2)) for i in range(200)))
     assert [k.shared_view.view.id for k in held._keyframes] == [0]
     assert len(held) == 4  # three newest and the keyframe
@@ -71,7 +71,8 @@ def test_sharpness_does_not_depend_on_brightness():
     assert sharpness(NOISE) == pytest.approx(sharpness(NOISE // 2), rel=0.05)
 
 
-def test_the_oldest_keyframe_in_view_and_the_nearest_come_first_then_the_newest_views():
+def test_shared_views_come_in_order():
+    """The oldest keyframe in view and the nearest come first then the newest views."""
     held = remember(memory(newest=5), *(shared_view(i, x=0.11 * i) for i in range(10)))
     # A fifth of the depth is 0.4 m: number 6 is the last one within it.
     chosen = held.choose(4, 2)
@@ -104,7 +105,7 @@ def test_no_view_is_shared_twice_and_never_more_than_asked_for():
             assert chosen[-1] == i
 
 
-def test_a_full_memory_gives_up_what_is_most_alike_and_keeps_the_oldest():
+def test_full_memory_drops_the_most_alike_and_keeps_the_oldest():
     held = memory(most=5)
     for i, yaw in enumerate([0, 30, 60, 90, 101, 130, 160]):
         remember(held, shared_view(i, yaw_deg=yaw))

@@ -58,7 +58,8 @@ def test_noisy_odometry_is_as_wrong_as_it_says():
     assert np.abs(z).max() < 4
 
 
-def test_slip_in_every_fourth_stretch_and_wheels_that_spin_on_the_spot_are_outvoted():
+def test_slipping_and_spinning_wheels_are_outvoted():
+    """Slip in every fourth stretch and wheels that spin on the spot are outvoted."""
     slipped = np.zeros(3)
     pairs = []
     last = None
@@ -79,7 +80,8 @@ def test_slip_in_every_fourth_stretch_and_wheels_that_spin_on_the_spot_are_outvo
     assert np.exp(found.log) == pytest.approx(2.0, rel=0.02)
 
 
-def test_a_standing_robot_says_nothing_whatever_the_network_imagines():
+def test_a_standing_robot_gives_no_scale():
+    """A standing robot says nothing whatever the network imagines."""
     rng = np.random.default_rng(0)
     ratio = OdometryRatio()
     for _ in range(500):
@@ -131,7 +133,8 @@ def follow(config, values, windows_each=1):
     return scales
 
 
-def test_the_answer_is_not_metric_before_it_is_known_and_never_steps_farther_than_allowed():
+def test_scale_is_not_metric_early_and_steps_within_bounds():
+    """The answer is not metric before it is known and never steps farther than allowed."""
     config = ScaleConfig(source="metric_model", max_step=0.01)
     scales = follow(config, [2.0] * 10 + [3.0] * 80)
     assert not scales[0].metric

@@ -23,7 +23,8 @@ def in_order(points):
     return points[np.lexsort(points.T)]
 
 
-def test_points_lie_where_the_camera_saw_them_in_open_and_closed_submaps():
+def test_points_lie_where_the_camera_saw_them():
+    """Points lie where the camera saw them in open and closed submaps."""
     held = store()
     frames = [frame(i, pose(0.3 * i, turn_deg=5.0 * i), seed=i) for i in range(2 * KEYFRAMES + 3)]
     assert [held.add(f) for f in frames] == [i // KEYFRAMES for i in range(len(frames))]
@@ -49,7 +50,8 @@ def test_far_from_the_origin_nothing_is_lost_to_rounding():
     assert held.submaps[0].T_scene_submap.t[0] == 50_000.0
 
 
-def test_what_is_seen_again_is_averaged_by_confidence_and_counted():
+def test_points_seen_again_are_averaged_by_confidence():
+    """What is seen again is averaged by confidence and counted."""
     held = store(voxel_m=10.0)
     a, b = frame(0, pose()), frame(1, pose())
     b = replace(b, image=np.full_like(b.image, 200), confidence=np.full_like(b.confidence, 9.0))
@@ -134,7 +136,7 @@ def test_keyframes_images_are_kept_as_jpeg():
     np.testing.assert_allclose(shown.astype(float), np.full((12, 16, 3), (20, 100, 200)), atol=4)
 
 
-def test_points_never_exceed_their_cap_and_the_oldest_leave_first():
+def test_points_stay_below_their_cap_and_the_oldest_leave():
     held = store(max_points=3000)
     for i in range(100):
         held.add(frame(i, pose(10.0 * i), seed=i))
@@ -188,7 +190,7 @@ def test_the_memory_that_is_told_is_what_is_held():
     assert points == 19 * len(held)
 
 
-def test_an_hour_of_ten_frames_a_second_stays_flat_after_the_cap(monkeypatch):
+def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
     monkeypatch.setattr(submaps, "MAX_POSES", 5000)
     held = store(max_points=20_000, memory_mb=4, keep_images=True)
     frames, told = [frame(i, pose(), seed=i) for i in range(7)], []
@@ -232,7 +234,8 @@ def test_a_scene_does_not_change_while_the_map_goes_on():
     assert len(scene.poses) == 20
 
 
-def test_what_is_shown_is_an_even_choice_of_open_and_closed_submaps():
+def test_shown_points_are_an_even_choice_of_all_submaps():
+    """What is shown is an even choice of open and closed submaps."""
     held = store()
     for i in range(2 * KEYFRAMES + 3):
         held.add(frame(i, pose(0.3 * i), seed=i))
@@ -243,7 +246,7 @@ def test_what_is_shown_is_an_even_choice_of_open_and_closed_submaps():
     assert len(store().thinned(100)) == 0
 
 
-def test_the_number_of_a_part_that_has_left_the_map_is_not_used_again():
+def test_a_part_that_left_the_map_keeps_its_number():
     """Loops still know its submaps: what ties them would tie the new part."""
     held = store()
     held.add(frame(0, pose()))

@@ -22,7 +22,8 @@ def dictionary_map(batches, voxel):
     return cells
 
 
-def test_mean_position_colour_confidence_and_count_equal_a_dictionary():
+def test_means_and_counts_equal_those_of_a_dictionary():
+    """Mean position colour confidence and count equal a dictionary."""
     rng = np.random.default_rng(0)
     batches = [random_points(rng, 3000) for _ in range(4)]
     voxel_map = VoxelMap(0.5)
@@ -69,7 +70,8 @@ def test_points_that_are_means_weigh_as_many_as_they_are_of():
 
 
 @pytest.mark.parametrize("axes", [(0, 1), (0, 2), (1, 2)])
-def test_voxels_of_a_wall_spread_over_the_table_whatever_way_it_stands(axes):
+def test_voxels_of_any_wall_spread_over_the_table(axes):
+    """Voxels of a wall spread over the table whatever way it stands."""
     xyz = np.zeros((128 * 128, 3))
     xyz[:, axes] = np.stack(np.meshgrid(np.arange(128), np.arange(128)), axis=-1).reshape(-1, 2)
     slots = voxel_hash(xyz + 0.5, 1.0) % 32768, _keys(_cells(xyz + 0.5, 1.0)[0]) % 32768

@@ -219,7 +219,7 @@ def test_png(picture, text):
     np.testing.assert_array_equal(decode(message), picture)
 
 
-def test_png_that_was_compressed_as_rgb_has_red_and_blue_swapped_back(picture):
+def test_png_compressed_as_rgb_has_red_and_blue_swapped_back(picture):
     message = compressed("rgb8; png compressed rgb8", encode(picture, ".png"))
     np.testing.assert_array_equal(decode_compressed(message), picture)
 
@@ -264,7 +264,7 @@ def test_thumbnail_does_not_hide_a_missing_end():
         decode(compressed("jpeg", whole[:-40]))
 
 
-def test_header_that_claims_gigapixels_is_rejected_before_decoding(picture):
+def test_header_claiming_gigapixels_is_rejected_undecoded(picture):
     data = bytearray(encode(picture, ".png"))
     data[16:24] = (60_000).to_bytes(4, "big") * 2
     with pytest.raises(ImageError, match="over the limit"):

@@ -45,7 +45,7 @@ def test_only_wanted_topics_are_built():
     assert "sensor_msgs/msg/Image" not in lib.asked
 
 
-def test_all_topics_come_in_their_types_and_the_window_closes_the_list():
+def test_all_topics_have_their_types_and_window_comes_last():
     made = list(outputs(RosbagsLibrary()).frame(tracked(0, (0,))))
     assert {topic: kind for topic, kind, _ in made[:-1]} == FRAME_TOPICS
     assert made[-1][0] == "window"
@@ -87,7 +87,7 @@ def test_large_fields_of_real_messages_are_filled_in_one_copy():
     assert data.tobytes() == np.arange(6, dtype="<u2").reshape(2, 3).T.tobytes()
 
 
-def test_the_map_is_thinned_for_display_but_not_below_what_is_shown(monkeypatch):
+def test_map_is_thinned_for_display_but_not_below_the_limit(monkeypatch):
     from da3_ros.mapping.scene import Scene, SubmapCloud
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud

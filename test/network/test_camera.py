@@ -18,7 +18,7 @@ def network_with_fov(vertical, horizontal):
 
 
 @pytest.mark.parametrize("fov", [-1.0, 0.0, 3.2, 7.0])
-def test_a_field_of_view_that_no_camera_has_gives_no_focal_length(fov):
+def test_an_impossible_field_of_view_gives_no_focal_length(fov):
     x = torch.randn(1, 2, 3, 28, 42, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         K = network_with_fov(fov, 1.0)(x).intrinsics
@@ -26,7 +26,8 @@ def test_a_field_of_view_that_no_camera_has_gives_no_focal_length(fov):
     assert K[..., 0, 0].isfinite().all()
 
 
-def test_the_reference_gives_a_clipped_field_of_view_a_focal_length_of_millions_of_pixels():
+def test_reference_makes_huge_focal_lengths_of_clipped_fields():
+    """The reference gives a clipped field of view a focal length of millions of pixels."""
     _, theirs = pair("da3-tiny", 0)
     with torch.no_grad():
         theirs.cam_dec.fc_fov[0].bias.fill_(-100.0)

@@ -109,7 +109,7 @@ def test_numbers_of_both_parts_of_a_nested_config_are_checked():
             check_config(spec, {"model_name": spec.name, "config": config})
 
 
-def test_config_of_another_model_is_refused_with_the_parameter_to_change():
+def test_config_of_another_model_names_the_parameter_to_change():
     with pytest.raises(CheckpointError, match="set `model` to da3-base"):
         check_config(MODELS["da3-small"], {"model_name": "da3-base", "config": {}})
 
@@ -147,7 +147,7 @@ def state_dict_lists():
     return lambda name: json.loads((folder / f"{name}.json").read_text())
 
 
-def test_saved_small_has_the_published_number_of_bytes_and_tensors(tmp_path):
+def test_saved_small_has_the_published_bytes_and_tensors(tmp_path):
     save_checkpoint(build_network("da3-small"), tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert len(file.keys()) == 437
@@ -164,7 +164,8 @@ def test_round_trip_restores_every_tensor(tmp_path):
         assert torch.equal(tensor, stored[f"model.{name}"]), name
 
 
-def test_aliases_of_the_shared_norm_are_accepted_when_equal_and_refused_when_not(tmp_path):
+def test_aliases_of_the_shared_norm_are_accepted_if_equal(tmp_path):
+    """Aliases of the shared norm are accepted when equal and refused when not."""
     folder = tiny_folder(tmp_path)
     weights = load_file(folder / "model.safetensors")
     for alias, kept in ALIASES.items():
@@ -191,7 +192,8 @@ def test_gaussian_head_is_left_out_and_the_log_says_so(tmp_path, caplog):
     assert "1 tensors" in line
 
 
-def test_nested_round_trip_with_repeated_norms_and_a_gaussian_head(tmp_path, caplog):
+def test_nested_round_trip_with_norms_and_gaussian_head(tmp_path, caplog):
+    """Nested round trip with repeated norms and a gaussian head."""
     spec = tiny_nested_spec()
     first, second = network_of(spec), network_of(spec)
     initialize_randomly(first, 1)
@@ -208,7 +210,7 @@ def test_nested_round_trip_with_repeated_norms_and_a_gaussian_head(tmp_path, cap
         assert torch.equal(a, b), name
 
 
-def test_weights_of_one_monocular_model_are_refused_for_the_other(tmp_path):
+def test_weights_of_one_monocular_model_do_not_fit_the_other(tmp_path):
     """They have the same tensors: only config.json tells them apart."""
     metric = tiny_metric_spec()
     network = network_of(metric)
@@ -267,7 +269,8 @@ def test_hub_name_is_found_in_the_cache_without_network(hub_cache, tmp_path):
     assert hub_cache in folder.parents
 
 
-def test_hub_name_without_network_or_cache_names_the_three_remedies(hub_cache):
+def test_hub_name_without_network_or_cache_names_remedies(hub_cache):
+    """Hub name without network or cache names the three remedies."""
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(build_network("da3-small"), "depth-anything/DA3-SMALL")
     message = str(caught.value)

@@ -87,7 +87,8 @@ def server(tmp_path, monkeypatch):
     server.http.server_close()
 
 
-def test_get_fetches_the_pinned_revision_once_and_says_the_licence(server, capsys):
+def test_get_fetches_the_pinned_revision_once(server, capsys):
+    """Get fetches the pinned revision once and says the licence."""
     assert cli.main(["models", "--get", "da3-small"]) == 0
     said = capsys.readouterr().out
     assert "Apache-2.0" in said
@@ -100,7 +101,7 @@ def test_get_fetches_the_pinned_revision_once_and_says_the_licence(server, capsy
     assert len(server.ranges) == count, "what is here is not fetched again"
 
 
-def test_licence_without_commercial_use_is_said_before_the_download(server, capsys, monkeypatch):
+def test_non_commercial_licence_is_said_before_the_download(server, capsys, monkeypatch):
     monkeypatch.setitem(hub.PINS, MODELS["da3-large"].repo, pin_for())
     assert cli.main(["models", "--get", "da3-large"]) == 0
     assert "no commercial use" in capsys.readouterr().out.splitlines()[0]
@@ -131,7 +132,7 @@ def test_download_goes_on_where_an_earlier_command_ended(server, monkeypatch):
     assert [p.name for p in hub.cached(REPO).iterdir() if p.suffix == ".part"] == []
 
 
-def test_file_that_is_not_the_released_one_is_refused_and_not_kept(server, capsys):
+def test_a_file_unlike_the_released_one_is_not_kept(server, capsys):
     server.files["model.safetensors"] = WEIGHTS[:-1] + b"x"
     assert cli.main(["models", "--get", "da3-small"]) == 1
     said = capsys.readouterr().err

@@ -35,7 +35,8 @@ def assert_equal(found, record, label):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_tiny_equals_the_reference_for_every_strategy_and_one_to_six_views(seed, record_property):
+def test_tiny_equals_the_reference_for_every_strategy(seed, record_property):
+    """Tiny equals the reference for every strategy and one to six views."""
     ours, theirs = pair("da3-tiny", seed)
     for n in range(1, 7):
         for strategy in STRATEGIES:
@@ -77,13 +78,13 @@ def test_shortened_model_equals_the_reference(model, record_property):
 
 
 @pytest.mark.parametrize("model", ["da3-tiny", "da3-small"])
-def test_known_poses_go_through_the_camera_encoder_as_in_the_reference(model, record_property):
+def test_known_poses_pass_the_encoder_as_in_the_reference(model, record_property):
     ours, theirs = pair(model, seed=6)
     found = errors(ours, theirs, images(4, SIZES["wide"], 8), poses=given_poses(4, 9))
     assert_equal(found, record_property, f"{model}/posed")
 
 
-def test_several_scenes_in_a_batch_each_get_their_own_reference_view(record_property):
+def test_scenes_of_a_batch_have_their_own_reference_views(record_property):
     ours, theirs = pair("da3-tiny", seed=7)
     x = torch.cat([images(5, SIZES["wide"], s) for s in (1, 2, 3)])
     assert_equal(errors(ours, theirs, x), record_property, "tiny/batch")

@@ -148,7 +148,8 @@ def test_nested_equals_the_reference_with_one_to_four_views(seed, record_propert
         assert torch.isfinite(found["scale"][0]).all()
 
 
-def test_nested_takes_known_poses_and_reference_views_as_the_reference_does(record_property):
+def test_nested_takes_poses_and_views_as_the_reference_does(record_property):
+    """Nested takes known poses and reference views as the reference does."""
     ours, theirs = nested_pair(2)
     x = images(4, WIDE, 5)
     found = nested_outputs(ours, theirs, x, given_poses(4, 6))
@@ -195,7 +196,8 @@ def test_nested_keeps_the_width_of_the_real_parts(record_property):
     assert_maps_equal(found, record_property, "nested/wide")
 
 
-def test_nested_in_16_bits_stays_close_and_keeps_its_last_steps_in_fp32():
+def test_nested_in_16_bits_stays_close():
+    """Nested in 16 bits stays close and keeps its last steps in fp32."""
     ours, _ = nested_pair(6)
     x = images(2, WIDE, 10)
     with torch.inference_mode():
@@ -211,7 +213,8 @@ def test_nested_in_16_bits_stays_close_and_keeps_its_last_steps_in_fp32():
     assert float(ratio.median()) < 0.05
 
 
-def test_metric_depth_is_the_metric_network_times_the_focal_length_over_300():
+def test_metric_depth_is_the_metric_networks_by_focal_length():
+    """Metric depth is the metric network's times the focal length over 300."""
     ours, theirs = nested_pair(5)
     x = images(2, WIDE, 9)
     with torch.inference_mode():

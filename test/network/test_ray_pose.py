@@ -109,7 +109,8 @@ def test_with_noise_both_find_the_camera_and_ours_no_worse():
     assert ours.mean() <= 1.05 * theirs.mean()
 
 
-def test_principal_point_off_centre_is_found_where_the_reference_turns_the_camera():
+def test_principal_point_off_centre_is_found():
+    """Principal point off centre is found where the reference turns the camera."""
     T, K = cameras(3, 4, degrees=20, offset=(0.05, 0.05))
     ray, truth = ray_maps(T, K), invert_rigid(T)
     extrinsics, found = cameras_from_rays(ray, weights(3), SIZE)
@@ -122,7 +123,7 @@ def test_principal_point_off_centre_is_found_where_the_reference_turns_the_camer
     assert (wrong < 0).all()  # the sign is lost, too
 
 
-def test_directions_across_the_reference_plane_are_as_good_as_any():
+def test_directions_across_the_reference_plane_are_as_good():
     """Turned by 90 degrees, half of the rays have a negative z in the reference frame."""
     T, K = cameras(1, 0, degrees=0)
     T[0, :3, :3] = matrix_from_quaternion(torch.tensor([0.0, 1, 0, 1]).double())
@@ -144,7 +145,8 @@ def test_a_third_of_wild_rays_changes_little():
     assert relative_error(found[0].double(), K) < 0.03
 
 
-def test_rays_of_no_camera_and_broken_values_give_nan_for_that_frame_only():
+def test_bad_rays_give_nan_for_their_frame_only():
+    """Rays of no camera and broken values give nan for that frame only."""
     T, K = cameras(5, 7, degrees=10)
     ray, confidence = ray_maps(T, K), weights(5)
     ray[0, 0, ..., :3] = 0

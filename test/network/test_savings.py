@@ -150,7 +150,7 @@ def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtyp
 @pytest.mark.slow
 @one_network
 @torch.inference_mode()
-def test_the_compiler_meets_no_graph_break_and_compiles_each_shape_once(network, images):
+def test_compiler_meets_no_break_and_compiles_shapes_once(network, images):
     whole = network(images, ref_view="first")
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()

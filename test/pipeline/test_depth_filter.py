@@ -25,7 +25,7 @@ def test_a_grazing_floor_is_no_edge():
     assert not depth_edges(depth)[55:].any()
 
 
-def test_pixels_between_two_surfaces_are_removed_and_the_surfaces_stay():
+def test_pixels_between_surfaces_go_and_the_surfaces_stay():
     depth = np.full((60, 60), 4.0, np.float32)
     depth[:, 30:] = 2.0
     depth[:, 29] = 2.9  # smeared between both
@@ -61,7 +61,8 @@ def test_percentile_drops_the_least_confident_share():
 
 
 @pytest.mark.parametrize(("said", "expected"), [("inf", np.inf), ("nan", np.nan)])
-def test_sky_is_sky_whatever_its_depth_and_confidence_and_the_roof_below_it_stays(said, expected):
+def test_sky_is_sky_and_the_roof_below_it_stays(said, expected):
+    """Sky is sky whatever its depth and confidence and the roof below it stays."""
     depth = np.full((40, 30), 5.0, np.float32)
     depth[:20] = 7.0  # what the network happens to say of sky
     depth[25] = np.nan

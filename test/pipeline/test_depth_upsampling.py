@@ -41,7 +41,7 @@ def test_a_slanted_plane_stays_a_plane():
     np.testing.assert_allclose(out[2:-2, 2:-2], expected[2:-2, 2:-2], rtol=1e-5)
 
 
-def test_published_depth_at_input_size_is_the_rooms_and_fits_its_intrinsics():
+def test_depth_at_input_size_is_right_and_fits_its_intrinsics():
     camera = SyntheticCamera(seed=5, size=(280, 224), walk="straight", frames=4)
     frames = list(camera)
     config = config_from_parameters({**SETTINGS, "depth.size": "input"})

@@ -248,7 +248,7 @@ def test_known_metres_stay(ring):
 
 
 @pytest.mark.slow
-def test_a_segment_after_being_lost_is_tied_to_the_rest_by_a_loop(ring):
+def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(ring):
     """Windows that nothing fits start a segment with a unit of its own; coming back mends it."""
     half = ring[110].stamp_ns
 
@@ -278,7 +278,7 @@ def test_a_segment_after_being_lost_is_tied_to_the_rest_by_a_loop(ring):
 
 
 @pytest.mark.slow
-def test_a_poses_covariance_falls_at_loops_and_odometrys_does_not(closed):
+def test_covariance_falls_at_loops_and_not_in_odometry(closed):
     _, results = closed
     jump = next(i for i, r in enumerate(results) if r.window.loop_closed)
     in_map, in_odom = (

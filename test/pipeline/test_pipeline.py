@@ -60,7 +60,7 @@ def test_reports_say_what_happened(walk):
     assert np.isnan(results[0].window.alignment_rms)
 
 
-def test_unknown_scale_is_never_called_metric_and_a_fixed_factor_is_applied(short):
+def test_unknown_scale_is_never_metric_and_a_fixed_one_is(short):
     camera, frames = short
     _, unknown = run(camera, frames, settings())
     assert not unknown[0].scale.metric
@@ -102,7 +102,7 @@ def test_camera_points_reproject_to_their_pixels(short):
     np.testing.assert_allclose(pixels[known][:, 1], rows[known] + 0.5, atol=1e-3)
 
 
-def test_a_standing_camera_gets_depth_for_every_frame_and_one_keyframe():
+def test_a_standing_camera_has_every_depth_and_one_keyframe():
     camera = SyntheticCamera(seed=4, size=SIZE, walk="still", frames=6)
     frames = list(camera)
     pipeline, results = run(camera, frames, settings())
@@ -137,7 +137,7 @@ def test_a_time_jump_resets_odometry_once_and_keeps_the_map(short, caplog):
     assert len(pipeline.map) >= points
 
 
-def test_a_change_of_resolution_starts_the_window_anew_and_loses_no_frame(short, caplog):
+def test_a_new_resolution_starts_a_new_window_without_loss(short, caplog):
     camera, frames = short
     other = SyntheticCamera(seed=5, size=(140, 84), walk="straight", frames=8)
     mixed = frames[:4] + list(other)[4:]
@@ -151,7 +151,7 @@ def test_a_change_of_resolution_starts_the_window_anew_and_loses_no_frame(short,
     assert "image size" in caplog.text
 
 
-def test_a_calibration_of_another_size_drops_the_frame_with_a_reason(short, caplog):
+def test_calibration_of_another_size_drops_the_frame(short, caplog):
     camera, frames = short
     wrong = dataclasses.replace(camera.calibration, width=999)
     pipeline = Pipeline(settings(), TruthSession(frames))
@@ -161,7 +161,7 @@ def test_a_calibration_of_another_size_drops_the_frame_with_a_reason(short, capl
     assert "camera_info" in caplog.text
 
 
-def test_without_calibration_the_networks_own_intrinsics_are_used(short):
+def test_without_calibration_the_networks_intrinsics_are_used(short):
     camera, frames = short
     pipeline = Pipeline(settings(), TruthSession(frames))
     (result,) = pipeline.push(to_frame(camera, frames[0], calibration=None))
@@ -238,7 +238,7 @@ class BrokenSession(TruthSession):
 
 
 @pytest.mark.parametrize(("field", "value"), [("T_window_camera", np.nan), ("K", 1e9)])
-def test_a_prediction_without_sense_is_dropped_and_the_stream_goes_on(short, caplog, field, value):
+def test_a_senseless_prediction_is_dropped_and_frames_go_on(short, caplog, field, value):
     camera, frames = short
     pipeline = Pipeline(settings(), BrokenSession(frames, field, value))
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f, calibration=None))]
@@ -248,7 +248,8 @@ def test_a_prediction_without_sense_is_dropped_and_the_stream_goes_on(short, cap
     assert all(np.isfinite(r.T_world_camera).all() for r in results)
 
 
-def test_depth_that_is_no_number_is_unknown_and_refuses_the_join(short):
+def test_depth_that_is_no_number_refuses_the_join(short):
+    """Depth that is no number is unknown and refuses the join."""
     camera, frames = short
     pipeline = Pipeline(settings(), BrokenSession(frames, "depth", np.nan))
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
@@ -271,7 +272,7 @@ class CrampedSession(TruthSession):
         return super().infer(window)
 
 
-def test_where_memory_does_not_do_the_window_runs_with_fewer_shared_views(short, caplog):
+def test_without_memory_a_window_has_fewer_shared_views(short, caplog):
     camera, frames = short
     session = CrampedSession(frames, 3)
     pipeline = Pipeline(settings(), session)
@@ -282,7 +283,7 @@ def test_where_memory_does_not_do_the_window_runs_with_fewer_shared_views(short,
     assert all(r.window.aligned for r in results)
 
 
-def test_without_memory_for_two_views_frames_are_dropped_and_counted(short, caplog):
+def test_without_memory_for_two_views_frames_are_counted_out(short, caplog):
     camera, frames = short
     pipeline = Pipeline(settings(), CrampedSession(frames, 1))
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
@@ -312,7 +313,7 @@ def test_what_the_budget_allows_is_what_runs(short):
     assert windows[-1].wanted == (0, 1, 2)
 
 
-def test_a_refused_window_is_flagged_and_leaves_the_scene_as_it_was(short):
+def test_a_refused_window_is_flagged_and_changes_no_scene(short):
     camera, frames = short
     pipeline, results = run(camera, frames, settings(), LostSession(frames, {3}))
     clean, _ = run(camera, [*frames[:3], *frames[4:]], settings(), TruthSession(frames))
@@ -342,7 +343,7 @@ def test_only_the_window_whose_half_is_broken_is_refused(walk, new):
     assert {r.window.id for r in results if not r.window.aligned} == {12 // new}
 
 
-def test_after_several_refusals_a_new_segment_starts_where_motion_was(walk, caplog):
+def test_after_refusals_a_new_segment_starts_where_motion_was(walk, caplog):
     camera, frames = walk
     session = LostSession(frames, set(range(4, 9)))
     _, results = run(camera, frames, settings(), session)
@@ -361,7 +362,7 @@ def test_the_disagreement_about_the_focal_length_is_reported(short):
     assert np.isnan(alone.window.focal_ratio)
 
 
-def test_windows_share_keyframes_first_and_the_newest_views_last(walk):
+def test_windows_share_keyframes_first_and_newest_views_last(walk):
     camera, frames = walk
     _, results = run(camera, frames, settings(**{"keyframe.rotation_deg": 2.0}))
     keyframes = {r.id for r in results if r.keyframe}

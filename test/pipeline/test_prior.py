@@ -75,7 +75,8 @@ def test_without_a_source_the_network_gets_nothing(walk):
     assert all(given is None for given in session.given)
 
 
-def test_a_gap_in_the_odometry_leaves_windows_without_poses_and_says_so(walk, caplog):
+def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
+    """A gap in the odometry leaves windows without poses and says so."""
     _, session, results = run(walk, settings(), keep=lambda i: i != 10)
     missing = [i for i, given in enumerate(session.given) if given is None]
     assert missing[0] == 10
@@ -85,7 +86,8 @@ def test_a_gap_in_the_odometry_leaves_windows_without_poses_and_says_so(walk, ca
     assert len(results) == 24
 
 
-def test_given_poses_make_metres_from_the_first_windows_that_move(walk):
+def test_given_poses_make_metres_once_the_camera_moves(walk):
+    """Given poses make metres from the first windows that move."""
     _, _, results = run(walk, settings(**{"scale.source": "odometry"}))
     metric = [r for r in results if r.scale.metric]
     _, _, later = run(walk, settings(**{"scale.source": "odometry", "pose_prior.source": "none"}))
@@ -168,7 +170,7 @@ class HalfBroken(Spy):
         return dataclasses.replace(found, depth=depth)
 
 
-def test_what_does_not_fit_is_not_kept_though_a_prior_says_where_it_lies(walk):
+def test_a_refused_window_is_not_kept_despite_its_prior(walk):
     """Its depths would stand in the map as walls, and later windows would be joined to them."""
     values = {"scale.source": "odometry", "pose_prior.output": "prior", "map.voxel_m": 0.05}
     camera, frames, _ = walk
@@ -283,7 +285,7 @@ def stopped(stop, source, torn):
 
 
 @pytest.mark.parametrize("source", ["fixed", "odometry"])
-def test_a_standing_camera_whose_windows_do_not_fit_publishes_no_metric_depth(stop, source):
+def test_refused_standing_windows_publish_no_metric_depth(stop, source):
     """Its motion tells no unit, and what it shares contradicts the window."""
     torn = tuple(range(30, 38))
     pipeline, looks, results = stopped(stop, source, torn)
@@ -297,7 +299,7 @@ def test_a_standing_camera_whose_windows_do_not_fit_publishes_no_metric_depth(st
 
 
 @pytest.mark.parametrize("source", ["fixed", "odometry"])
-def test_a_moving_camera_whose_window_does_not_fit_has_the_unit_of_its_motion(stop, source):
+def test_a_refused_moving_window_has_the_unit_of_its_motion(stop, source):
     _, _, results = stopped(stop, source, (15,))
     right = slice(results[15].depth_m.shape[1] * 2 // 3, None)  # the half that is not torn
     ratios = [

@@ -64,7 +64,7 @@ def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
     assert not begin.scale.metric
 
 
-def test_a_scene_of_unknown_unit_is_refused_where_metres_are_wanted(walk):
+def test_a_scene_without_metres_is_refused_where_wanted(walk):
     frames = walk[1]
     first = Pipeline(settings(), TruthSession(frames))
     run(walk, first, 0, 5)

@@ -89,7 +89,7 @@ def assert_one_scene(rig, results, first="front"):
 
 
 @pytest.mark.parametrize("new", [1, 2])
-def test_two_cameras_make_one_scene_and_each_frame_comes_out_once(rig, new):
+def test_two_cameras_make_one_scene_and_no_frame_comes_twice(rig, new):
     _, results = run(rig, settings(**{"window.new": new}))
     expected = [
         (n, f.stamp_ns)
@@ -122,12 +122,12 @@ def test_missing_frames_of_one_camera_stop_nothing(rig):
     assert results[-1].window.new_frames == 2
 
 
-def test_a_camera_that_comes_first_alone_is_where_the_scene_begins(rig):
+def test_the_scene_begins_at_a_camera_that_comes_alone(rig):
     _, results = run(rig, settings(), rig.instants(lambda n, i: n == "left" or i > 4))
     assert_one_scene(rig, results, first="left")
 
 
-def test_the_trajectory_is_the_first_cameras_and_the_map_is_everybodys(rig):
+def test_the_path_is_the_first_cameras_and_the_map_is_of_all(rig):
     pipeline, results = run(rig, settings())
     assert [p.stamp_ns for p in pipeline.poses()] == [
         r.stamp_ns for r in results if r.camera == "front"
@@ -140,7 +140,7 @@ def test_the_trajectory_is_the_first_cameras_and_the_map_is_everybodys(rig):
     assert len(pipeline.map) > 1.2 * len(front_only.map)
 
 
-def test_after_a_refused_stretch_each_camera_goes_on_where_it_was(rig):
+def test_after_refusals_each_camera_goes_on_where_it_was(rig):
     class Lost(TruthSession):
         calls = 0
 

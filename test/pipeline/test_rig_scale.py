@@ -94,7 +94,7 @@ def test_a_networks_noise_is_averaged_and_told_honestly(rig, seed):
     assert np.median(sigmas) < 0.06
 
 
-def test_baselines_that_are_too_short_make_no_metres_and_one_line(caplog):
+def test_short_baselines_make_no_metres_and_one_line(caplog):
     _, results, _ = run(make(0.02, frames=8), noise=NOISE)
     assert not any(r.scale.metric for r in results)
     assert caplog.text.count("rig are 0.02 m apart") == 1
@@ -133,7 +133,7 @@ class Shrinking(TruthSession):
         return dataclasses.replace(prediction, T_window_camera=poses)
 
 
-def test_depths_that_contradict_the_baselines_make_the_scale_unsure():
+def test_depths_against_the_baselines_make_scale_unsure():
     mounts, cameras, frames = make(0.3, frames=16, yaw_deg=0.0)
     pipeline = Pipeline(settings(), Shrinking(frames))
     errors, sigmas = [], []

@@ -92,7 +92,8 @@ def test_noisy_odometry_errs_as_much_as_it_says(walk):
     assert np.abs(z).max() < 4
 
 
-def test_a_metric_model_is_asked_now_and_then_and_outvoted_when_wrong(walk):
+def test_a_wrong_metric_model_is_outvoted(walk):
+    """A metric model is asked now and then and outvoted when wrong."""
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 5})
     metric_model = TrueRuler(walk[1], sigma=0.02, wrong=(2, 6))
     _, results = run(walk, config, metric_model=metric_model)
@@ -123,7 +124,7 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     assert pipeline.map.scene_scale == pipeline.scale.scene_scale
 
 
-def test_odometry_goes_on_without_a_jump_when_the_scale_is_corrected(walk):
+def test_odometry_does_not_jump_when_the_scale_is_corrected(walk):
     frames = walk[1]
     metric_model = TrueRuler(frames, sigma=0.2)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
@@ -144,7 +145,7 @@ def test_without_odometry_nothing_is_called_metres(walk):
     assert not pipeline.scale.known
 
 
-def test_a_stretch_after_a_time_jump_joins_the_scene_when_its_unit_is_known(walk):
+def test_after_a_time_jump_known_units_join_the_scene(walk):
     camera, frames = walk
     priors = list(odometry_of(camera, frames))
     pipeline = Pipeline(settings(**{"scale.source": "odometry"}), TruthSession(frames))

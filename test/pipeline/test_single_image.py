@@ -74,14 +74,15 @@ def test_what_needs_a_pose_is_not_published():
     assert not sent["window"].aligned
 
 
-def test_without_calibration_there_is_no_cloud_and_no_camera_info():
+def test_without_calibration_there_is_no_cloud_or_camera_info():
     _, results = run(MONO, frames(1, calibration=False))
     sent = topics(results[0])
     assert "depth/image" in sent
     assert not {"points", "depth/camera_info"} & set(sent)
 
 
-def test_metric_depth_is_metres_if_and_only_if_the_focal_length_is_known():
+def test_metric_depth_needs_a_known_focal_length():
+    """Metric depth is metres if and only if the focal length is known."""
     given = frames(2)
     _, known = run(METRIC, given)
     _, unknown = run(METRIC, frames(2, calibration=False))
@@ -92,7 +93,7 @@ def test_metric_depth_is_metres_if_and_only_if_the_focal_length_is_known():
     np.testing.assert_allclose(ratio, 100 / 300, rtol=1e-4)
 
 
-def test_depth_at_the_cameras_size_and_confidence_limits_do_no_harm():
+def test_depth_at_camera_size_and_confidence_limits_do_no_harm():
     limits = {"depth.min_confidence": 5.0, "depth.confidence_percentile": 30.0}
     _, results = run(MONO, frames(1), process_res=42, **limits, **{"depth.size": "input"})
     assert results[0].depth_m.shape == (56, 84)

@@ -27,7 +27,7 @@ each_launch_file = pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda f: f
 # Parameter file
 
 
-def test_parameter_file_is_what_the_generator_makes_of_the_config():
+def test_parameter_file_is_what_the_generator_makes():
     make = runpy.run_path(str(ROOT / "tools" / "write_config.py"))["config_text"]
     assert CONFIG.read_text() == make(), "run: python tools/write_config.py config/da3.yaml"
 
@@ -104,7 +104,7 @@ def test_launch_files_have_no_side_effects(file):
     assert names & FORBIDDEN == set()
 
 
-def test_arguments_of_parameters_exist_and_offer_the_same_choices():
+def test_arguments_offer_the_choices_of_their_parameters():
     file = ROOT / "launch" / "da3.launch.py"
     known = {p.name: p for p in parameters(NodeConfig())}
     for name, kind in constant(file, "PARAMETERS").items():
@@ -118,7 +118,7 @@ def test_arguments_of_parameters_exist_and_offer_the_same_choices():
             assert choices == (["", *known[name].choices] if known[name].choices else []), name
 
 
-def test_arguments_for_several_cameras_offer_what_the_parameters_do():
+def test_arguments_for_several_cameras_offer_the_parameters():
     file = ROOT / "launch" / "multi_camera.launch.py"
     known = {p.name: p for p in parameters(NodeConfig())}
     for name, (parameter, kind) in constant(file, "PARAMETERS").items():
@@ -143,7 +143,7 @@ def test_arguments_for_several_cameras_offer_what_the_parameters_do():
             assert type(value.value) is type(parameter.value), parameter.name
 
 
-def test_demo_passes_on_what_the_node_declares_and_sets_what_the_camera_has():
+def test_demo_passes_node_parameters_and_sets_the_cameras():
     camera_config = pytest.importorskip("da3_ros.ros.synthetic_camera").CameraConfig()
     known = {p.name: p for p in parameters(camera_config)}
     demo, node = ROOT / "launch" / "demo.launch.py", ROOT / "launch" / "da3.launch.py"
@@ -163,7 +163,7 @@ def test_demo_passes_on_what_the_node_declares_and_sets_what_the_camera_has():
     assert set(arguments(demo)) - set(constant(demo, "CAMERA")) <= set(arguments(node))
 
 
-def test_replay_hands_on_arguments_that_the_node_has_with_the_same_choices():
+def test_replay_hands_on_the_nodes_arguments_and_choices():
     replay, node = (ROOT / "launch" / f"{name}.launch.py" for name in ("replay", "da3"))
     for name in constant(replay, "PASSED_ON"):
         assert name in arguments(node)
@@ -179,7 +179,7 @@ def rviz_displays():
     return yaml.safe_load((ROOT / "rviz" / "da3.rviz").read_text())["Visualization Manager"]
 
 
-def test_rviz_shows_existing_topics_with_the_durability_they_are_offered_with():
+def test_rviz_shows_existing_topics_with_their_durability():
     kinds = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
     plugins = {"Image": "sensor_msgs/msg/Image", "PointCloud2": "sensor_msgs/msg/PointCloud2",
                "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry"}  # fmt: skip
@@ -256,7 +256,7 @@ def parameters_of(rt, node, name, names):
 
 
 @pytest.mark.process
-def test_node_becomes_active_on_the_file_and_single_parameters_win(ros_testing):
+def test_node_is_active_on_the_file_and_parameters_win(ros_testing):
     rt = ros_testing
     domain = rt.domain()
     single = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140")
@@ -283,9 +283,7 @@ def test_node_becomes_active_on_the_file_and_single_parameters_win(ros_testing):
 
 @pytest.mark.process
 @pytest.mark.parametrize("users", ["/**", "/da3", "da3", "/**/da3"])
-def test_full_name_behind_a_file_wins_where_a_plain_parameter_may_not(
-    users, ros_testing, tmp_path
-):
+def test_full_name_behind_a_file_wins(users, ros_testing, tmp_path):
     """What the launch file relies on: rclpy's order of values, and names without autostart."""
     rclpy = pytest.importorskip("rclpy")
     file = tmp_path / "users.yaml"
@@ -382,7 +380,7 @@ def test_nothing_given_means_the_file_alone(launch_file):
     assert after(words, "--log-level") == ["info"]
 
 
-def test_what_is_given_comes_behind_the_file_under_the_full_name(launch_file):
+def test_given_values_come_behind_the_file_in_full_names(launch_file):
     given = {
         "namespace": "front", "model": "da3-tiny", "checkpoint": "123", "autostart": "False",
         "process_res": "140", "image_topic": "/cam/image", "use_sim_time": "true",
@@ -425,7 +423,7 @@ def files_of(words):
     return [Path(p).name for p in after(words, "--params-file")]
 
 
-def test_preset_comes_behind_the_defaults_but_before_the_users_own_file(launch_file, tmp_path):
+def test_preset_comes_between_defaults_and_the_users_file(launch_file, tmp_path):
     (words, _) = command_of(launch_file("da3"), preset="realtime", model="da3-base")["da3_node"]
     assert files_of(words)[:2] == ["da3.yaml", "realtime.yaml"]
     mine = tmp_path / "mine.yaml"
@@ -436,7 +434,8 @@ def test_preset_comes_behind_the_defaults_but_before_the_users_own_file(launch_f
     assert files_of(words) == ["realtime.yaml", "mine.yaml"]
 
 
-def test_republish_decodes_beside_the_original_and_the_node_hears_that(launch_file):
+def test_republish_decodes_and_the_node_hears_that(launch_file):
+    """Republish decodes beside the original and the node hears that."""
     given = {"republish": "theora", "image_topic": "/cam/image_raw"}
     commands = command_of(launch_file("da3"), **given)
     decoder, _ = commands["republish"]
@@ -446,7 +445,7 @@ def test_republish_decodes_beside_the_original_and_the_node_hears_that(launch_fi
     assert "image:=/cam/image_raw_decoded" in after(words, "-r")
 
 
-def test_replay_plays_on_the_bags_clock_and_the_node_lives_by_it(launch_file, tmp_path):
+def test_replay_plays_on_the_bags_clock_and_the_node_too(launch_file, tmp_path):
     module = launch_file("replay")
     commands = command_of(module, bag=str(tmp_path), image_topic="/cam/image", loop="true")
     player, _ = commands["ros2"]

@@ -104,7 +104,7 @@ WHERE = "import {0}; print({0}.__file__)"
 
 
 @pytest.mark.process
-def test_clone_and_overlay_are_one_package_at_the_root_of_the_clone():
+def test_clone_and_overlay_are_one_package():
     code = ";".join(WHERE.format(m) for m in ("da3_ros.types", "da3_ros.msg", "da3_ros.srv"))
     types, msg, srv = python(code, ROOT, overlay_path())
     assert Path(types) == ROOT / "da3_ros" / "types.py"
@@ -127,7 +127,7 @@ def modules_and_checkpoints() -> list[Path]:
     return [f.relative_to(ROOT) for f in found if f.is_file()]
 
 
-def test_overlay_holds_every_module_and_checkpoint_file_of_the_clone():
+def test_overlay_holds_every_module_and_checkpoint_file():
     overlay = Path(overlay_path())
     assert [str(f) for f in modules_and_checkpoints() if not (overlay / f).is_file()] == []
 
@@ -212,7 +212,7 @@ def test_version_is_the_same_everywhere():
     assert f"## {declared_version()} " in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_manifest_is_that_of_an_interface_package_built_by_ament_cmake():
+def test_manifest_is_of_an_interface_package_of_ament_cmake():
     root = manifest()
     assert (root.tag, root.get("format")) == ("package", "3")
     assert root.findtext("name") == "da3_ros"
@@ -228,7 +228,7 @@ def test_every_ros_package_in_use_is_declared():
     assert {n for n in used if ROS.match(n)} | set(found) <= declared
 
 
-def test_executables_are_installed_and_start_with_the_python_of_the_path():
+def test_installed_executables_start_with_the_paths_python():
     installed = set(re.findall(r"scripts/(\w+)", (ROOT / "CMakeLists.txt").read_text()))
     scripts = {f.name: f for f in (ROOT / "scripts").iterdir() if f.is_file()}
     assert installed == set(scripts)
@@ -260,7 +260,7 @@ def test_missing_prerequisites_are_named_in_one_line(set_up, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_interrupted_step_is_done_again_and_a_finished_one_is_not(set_up, monkeypatch):
+def test_an_interrupted_step_is_redone_a_finished_one_not(set_up, monkeypatch):
     done = []
 
     def interrupted():

@@ -362,7 +362,7 @@ def test_rectified_goes_by_the_name_or_by_what_is_said(tmp_path):
     assert not frames_of(bag, input_rectified="false")[0].rectified
 
 
-def test_calibration_that_comes_late_still_reaches_the_first_frames(tmp_path):
+def test_late_calibration_still_reaches_the_first_frames(tmp_path):
     items = list(stream())
     infos = [i for i in items if i[1] == INFO][8:]
     images = [i for i in items if i[1] == IMAGE]
@@ -409,9 +409,8 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, caplog):
 
 @pytest.mark.parametrize("compression", list(mcap.writer.CompressionType))
 @pytest.mark.parametrize("chunk_size", [20_000, 10_000_000])
-def test_truncated_mcap_gives_what_is_readable_and_says_where_it_stops(
-    tmp_path, compression, chunk_size
-):
+def test_truncated_mcap_gives_what_is_readable(tmp_path, compression, chunk_size):
+    """Truncated mcap gives what is readable and says where it stops."""
     # Many frames: zstd and lz4 give back whole blocks only, of up to 128 KiB.
     file = write_mcap(
         tmp_path / "a.mcap", stream(60), chunk_size=chunk_size, compression=compression

@@ -92,7 +92,7 @@ def cloud_points(message):
     return data[..., :3]
 
 
-def test_cloud_is_depth_times_camera_info_and_depth_is_the_rooms(true_run, camera):
+def test_cloud_is_depth_by_camera_info_and_depth_is_the_rooms(true_run, camera):
     output, _ = true_run
     depths = messages(output, "/da3/depth/image")
     infos = messages(output, "/da3/depth/camera_info")
@@ -115,7 +115,7 @@ def test_cloud_is_depth_times_camera_info_and_depth_is_the_rooms(true_run, camer
         np.testing.assert_allclose(z[known] / unit, frame.depth[known], rtol=3e-3)
 
 
-def test_poses_trajectory_and_tf_agree_with_each_other_and_the_walk(true_run, camera):
+def test_poses_trajectory_and_tf_agree_with_the_walk(true_run, camera):
     output, _ = true_run
     frames = list(camera)
     poses = [pose_matrix(m.pose.pose) for m in messages(output, "/da3/pose")]
@@ -224,7 +224,7 @@ def mcap_file(bag):
 
 
 @pytest.mark.process
-def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
+def test_readable_part_of_a_truncated_recording_is_processed(bag, tmp_path):
     whole = mcap_file(bag).read_bytes()
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(whole[: int(len(whole) * 0.6)])
@@ -237,7 +237,7 @@ def test_of_a_truncated_recording_the_readable_part_is_processed(bag, tmp_path):
 
 
 @pytest.mark.process
-def test_a_truncated_database_is_one_error_and_nothing_is_written(camera, tmp_path):
+def test_a_truncated_database_is_one_error_and_no_file(camera, tmp_path):
     write_synthetic_bag(tmp_path / "db", camera, storage="sqlite3")
     (file,) = (tmp_path / "db").glob("*.db3")
     file.write_bytes(file.read_bytes()[:20000])
@@ -361,7 +361,7 @@ def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
 
 
 @pytest.mark.process
-def test_what_cannot_be_gone_on_in_is_said_and_nothing_is_written(bag, tmp_path):
+def test_a_scene_that_cannot_be_resumed_is_told_and_kept(bag, tmp_path):
     done = run_cli(
         "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK
     )

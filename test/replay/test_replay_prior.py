@@ -56,13 +56,14 @@ def test_a_bags_own_poses_make_metres(room, tmp_path, prior):
     assert (given > 0) == (prior["pose_prior.source"] != "none")
 
 
-def test_a_topic_that_is_not_there_ends_the_replay_with_the_reason(room, tmp_path):
+def test_a_missing_odometry_topic_ends_the_replay(room, tmp_path):
     with pytest.raises(ReplayError, match="no topic /nobody"):
         run(room, tmp_path / "out", "/nobody", **{"pose_prior.source": "odometry"})
     assert not (tmp_path / "out").exists()
 
 
-def test_transforms_that_do_not_reach_the_camera_give_no_poses_and_no_metres(room, tmp_path):
+def test_transforms_short_of_the_camera_give_no_poses(room, tmp_path):
+    """Transforms that do not reach the camera give no poses and no metres."""
     values = {"pose_prior.source": "tf", "scale.source": "odometry"}
     _, report = run(room, tmp_path / "out", **values)
     assert not report["metric"]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 BUSY = str(NODES / "busy_node.py")
 
 
-def test_a_budget_is_refused_in_mid_window_with_the_planners_line(tmp_path):
+def test_a_budget_is_refused_in_mid_window_with_the_reason(tmp_path):
     go = tmp_path / "go"
     camera, frames = camera_frames(2)
     with Rig(node=BUSY, environment={"DA3_TEST_GO": str(go)}) as rig:
@@ -47,7 +47,7 @@ def test_before_the_first_frame_the_node_is_warm_and_has_a_plan():
         assert status.last_error == ""
 
 
-def test_windows_over_their_budget_are_told_by_status_and_diagnostics(monkeypatch):
+def test_windows_over_budget_are_in_status_and_diagnostics(monkeypatch):
     from da3_ros.ros import status_report as report
 
     camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=6)

@@ -36,7 +36,8 @@ def test_stamps_stand_on_a_grid_however_late_the_calls():
     np.testing.assert_allclose(steps, 1.0, atol=1e-6)
 
 
-def test_missed_periods_leave_a_hole_and_a_clock_set_back_begins_anew():
+def test_missed_periods_leave_a_hole():
+    """Missed periods leave a hole and a clock set back begins anew."""
     grid = StampGrid(10.0)
     seconds = [5.0, 5.1, 5.52, 5.6, 2.0, 2.1]
     stamps = [grid.next(round(t * 1e9)) for t in seconds]
@@ -55,7 +56,7 @@ def test_fault_while_rendering_is_handed_over():
     assert str(buffer.error) == "no free place"
 
 
-def test_publishing_may_begin_when_the_rest_will_be_ready_in_time():
+def test_publishing_begins_when_the_rest_will_be_in_time():
     def slow():
         for i in range(12):
             time.sleep(0.02)
@@ -85,7 +86,7 @@ def test_next_frame_waits_for_the_answer_to_the_last_one():
     assert pacer.missed == 0
 
 
-def test_without_an_answer_the_next_frame_goes_after_the_timeout():
+def test_without_an_answer_the_next_frame_goes_on_timeout():
     pacer = ResultPacer(timeout_s=5.0)
     pacer.frame_sent(100, 1.0)
     assert [pacer.may_send(t) for t in (1.0, 5.9, 6.0)] == [False, False, True]

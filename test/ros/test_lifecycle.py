@@ -30,7 +30,8 @@ def held_mb(rig):
     raise AssertionError("no RssAnon")
 
 
-def test_another_model_is_cleanup_and_configure_and_leaves_nothing_behind():
+def test_another_model_leaves_nothing_of_the_old_behind():
+    """Another model is cleanup and configure and leaves nothing behind."""
     camera, frames = camera_frames(1)
     with Rig(autostart=False, **{"window.size": 2}) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")

@@ -71,7 +71,8 @@ def set_parameter(live, name, value):
     assert answer.result().results[0].successful, answer.result()
 
 
-def test_a_budget_that_is_refused_late_is_not_kept_and_disturbs_no_other_change(monkeypatch):
+def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
+    """A budget that is refused late is not kept and disturbs no other change."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=1)
     with LiveNode(monkeypatch, camera, list(camera), Refusing, memory_budget_gb=2.0) as live:
         rosout = rt.collect(live.node, "rcl_interfaces/msg/Log", "/rosout", ALL_SAID)

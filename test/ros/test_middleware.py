@@ -42,7 +42,8 @@ def listen(domain_id, count):
 @pytest.mark.parametrize(
     ("size", "rate_hz", "count"), [((640, 480), 30.0, 90), ((1920, 1080), 10.0, 20)]
 )
-def test_no_best_effort_image_is_lost_with_the_profile_at_the_publisher(size, rate_hz, count):
+def test_no_best_effort_image_is_lost_with_the_profile(size, rate_hz, count):
+    """No best effort image is lost with the profile at the publisher."""
     domain_id = domain()
     profile = dict.fromkeys(PROFILE_VARIABLES, str(PROFILE))
     parameters = {

@@ -37,7 +37,7 @@ from da3_ros.synthetic import SyntheticCamera
 pytestmark = pytest.mark.process
 
 
-def test_rooms_are_heard_now_and_then_by_kind_and_their_errors_are_kept():
+def test_log_of_rooms_is_throttled_by_kind_and_keeps_errors():
     from da3_ros.ros.node_log import NodeLog
 
     said = []
@@ -152,7 +152,8 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
     assert diagnostics[-1].status[0].hardware_id
 
 
-def test_topics_without_a_subscriber_cost_nothing_and_late_ones_get_the_map():
+def test_late_subscribers_get_the_map():
+    """Topics without a subscriber cost nothing and late ones get the map."""
     camera, frames = camera_frames(4)
     with Rig() as rig:
         rig.ready()
@@ -260,7 +261,8 @@ def test_it_is_gone_within_four_seconds_even_in_mid_window(kill):
         assert "Traceback" not in rig.process.output()
 
 
-def test_configure_without_checkpoint_fails_with_the_remedies_and_the_node_stays(tmp_path):
+def test_configure_without_checkpoint_names_the_remedies(tmp_path):
+    """Configure without checkpoint fails with the remedies and the node stays."""
     from lifecycle_msgs.msg import Transition
 
     with Rig(checkpoint=str(tmp_path)) as rig:
@@ -339,7 +341,7 @@ def test_bad_images_are_counted_named_and_survived():
         assert "Traceback" not in rig.process.output()
 
 
-def test_invalid_intrinsics_are_refused_and_the_networks_own_are_used():
+def test_invalid_intrinsics_are_replaced_by_the_networks():
     camera, frames = camera_frames(2)
     with Rig(camera_info_timeout_s=0.5) as rig:
         infos = rig.listen("/da3/depth/camera_info", "sensor_msgs/msg/CameraInfo")
@@ -402,7 +404,7 @@ def test_after_a_jump_the_place_is_told_as_a_guess(tmp_path):
         assert "guessed" not in done.message  # what has no metres is not in the scene
 
 
-def test_the_service_exports_guessed_parts_and_can_leave_them_out(tmp_path):
+def test_guessed_parts_are_exported_or_left_out(tmp_path):
     camera, frames = camera_frames(6)
     with Rig(export_dir=str(tmp_path), **{"map.voxel_m": 0.05, "max_late_s": 0.15}) as rig:
         poses = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")

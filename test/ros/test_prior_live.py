@@ -26,7 +26,7 @@ def odometer(robot, topic="/odometry"):
     return say
 
 
-def test_odometry_reaches_the_network_and_its_motion_stays_its_owners():
+def test_odometry_reaches_the_network_and_keeps_its_owner():
     with Robot(**PRIOR) as robot:
         robot.ready()
         run(robot, n=4, before=odometer(robot))

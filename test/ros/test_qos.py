@@ -97,14 +97,15 @@ def test_a_peer_that_never_gets_a_name_is_told_all_the_same():
     assert not one.pending
 
 
-def test_a_peer_that_is_gone_is_forgotten_though_fitting_ones_stay():
+def test_a_peer_that_is_gone_is_forgotten():
+    """A peer that is gone is forgotten though fitting ones stay."""
     one = incompatibility([Endpoint("/good", "T")])
     one.record("reliability")
     assert [one.text() for _ in range(ATTEMPTS)] == [""] * ATTEMPTS
     assert not one.pending
 
 
-def test_a_policy_that_the_graph_does_not_tell_comes_from_the_event():
+def test_a_policy_unknown_to_the_graph_comes_from_the_event():
     one = incompatibility([Endpoint("/good", "T")])
     one.record("deadline")
     assert [one.text() for _ in range(ATTEMPTS)][-1] == "/good, deadline"
@@ -121,7 +122,7 @@ def test_throttle_counts_each_key_and_remembers_not_without_end():
     assert len(throttle._logged_s) == MOST
 
 
-def test_two_topics_are_told_at_once_and_a_throttled_note_is_told_later():
+def test_two_topics_are_told_at_once_a_throttled_one_later():
     endpoints = Endpoints(None)
     one, two = incompatibility([BEST]), incompatibility([Endpoint("/other", "T", "best_effort")])
     endpoints._incompatibilities = {("/a", "subscription"): one, ("/b", "subscription"): two}
@@ -165,7 +166,8 @@ def test_node_tells_both_sides_and_obeys_overrides():
 
 @pytest.mark.process
 @pytest.mark.parametrize("value", ["best_efort", "1"])
-def test_a_wrong_override_of_an_input_is_one_line_and_the_node_stays_inactive(value):
+def test_a_wrong_override_of_an_input_is_one_line(value):
+    """A wrong override of an input is one line and the node stays inactive."""
     name = f"qos_overrides.{IMAGE}.subscription"
     with Rig(**{f"{name}.durability": value}) as rig:
         rig.process.wait_for(f"{name}: ")
@@ -175,7 +177,7 @@ def test_a_wrong_override_of_an_input_is_one_line_and_the_node_stays_inactive(va
 
 
 @pytest.mark.process
-def test_a_wrong_override_of_the_nodes_own_topics_ends_it_with_one_line():
+def test_a_wrong_override_of_own_topics_ends_with_one_line():
     name = "qos_overrides./da3/status.publisher"
     with Rig(**{f"{name}.reliability": "best_efort"}) as rig:
         assert rig.process.wait() == 2
@@ -184,7 +186,8 @@ def test_a_wrong_override_of_the_nodes_own_topics_ends_it_with_one_line():
 
 
 @pytest.mark.process
-def test_every_topic_is_overridden_and_still_is_after_cleanup_and_configure():
+def test_overrides_hold_after_cleanup_and_configure():
+    """Every topic is overridden and still is after cleanup and configure."""
     override = {
         "qos_overrides./diagnostics.publisher.reliability": "best_effort",
         "qos_overrides./tf.publisher.reliability": "best_effort",

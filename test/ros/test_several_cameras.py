@@ -128,7 +128,7 @@ def stamps(messages):
     return [rt.stamp_ns(m) for m in messages]
 
 
-def test_two_cameras_go_through_one_window_and_come_out_under_their_names():
+def test_two_cameras_share_a_window_and_keep_their_names():
     cameras = walks()
     with TwoCameras() as rig:
         windows = rig.listen("/da3/window", "da3_ros/msg/Window")
@@ -200,7 +200,8 @@ def test_diagnostics_name_the_one_camera_that_is_silent():
         assert "/front" not in health[-1].status[0].message
 
 
-def test_independent_cameras_take_turns_and_have_scenes_and_frames_of_their_own(tmp_path):
+def test_independent_cameras_take_turns(tmp_path):
+    """Independent cameras take turns and have scenes and frames of their own."""
     cameras = walks(3)
     with TwoCameras(**{"window.mode": "independent", "export_dir": str(tmp_path)}) as rig:
         windows = {n: rig.listen(f"/da3/{n}/window", "da3_ros/msg/Window") for n in NAMES}

@@ -75,7 +75,7 @@ def rendered():
     return list(SyntheticCamera(11, (96, 72), frames=8, rate_hz=20.0, walk="strafe"))
 
 
-def test_image_camera_info_and_truth_are_those_of_the_rendered_walk(rendered):
+def test_image_info_and_truth_are_those_of_the_walk(rendered):
     domain_id = domain()
     with session(domain_id) as node:
         infos = collect(node, "sensor_msgs/msg/CameraInfo", "/cam/camera_info")
@@ -121,7 +121,8 @@ def assert_depth_reprojects(frame, depth_a, depth_b, pose_a, pose_b):
     assert np.median(error) < 0.01
 
 
-def test_a_rig_shows_what_its_cameras_see_in_frames_that_hold_together():
+def test_a_rig_shows_what_its_cameras_see():
+    """A rig shows what its cameras see in frames that hold together."""
     options = {"frames": 3, "walk": "strafe", "camera_baseline_m": 0.3, "camera_yaw_deg": -20.0}
     walk = {"seed": 11, "size": (96, 72), "frames": 3, "rate_hz": 20.0, "walk": "strafe"}
     mount = rig_mount(1, 0.3, -20.0)
@@ -149,7 +150,8 @@ def test_a_rig_shows_what_its_cameras_see_in_frames_that_hold_together():
     np.testing.assert_allclose(R, mount[:3, :3], atol=1e-9)
 
 
-def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
+def test_endless_stream_keeps_its_rate_and_ends_clean():
+    """Endless stream keeps its rate and ends clean on interrupt."""
     domain_id = domain()
     with session(domain_id) as node, camera(domain_id, buffer_frames=4, rate_hz=25.0) as process:
         images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
@@ -169,7 +171,7 @@ def test_endless_stream_keeps_its_rate_and_ends_clean_on_interrupt():
     assert bytes(images[0].data) != bytes(images[1].data)
 
 
-def test_compressed_distorted_best_effort_odometry_and_transforms():
+def test_compressed_distorted_best_effort_odometry_and_tf():
     domain_id = domain()
     with session(domain_id) as node:
         infos = collect(node, "sensor_msgs/msg/CameraInfo", "/robot/camera_info", BEST_EFFORT)
@@ -259,7 +261,7 @@ def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
             np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_world_camera, atol=1e-6)
 
 
-def test_a_consumer_that_never_answers_is_told_once_and_holds_nothing_up():
+def test_a_silent_consumer_is_told_once_and_holds_nothing_up():
     domain_id = domain()
     with session(domain_id) as node:
         consumer = Consumer(node, work_s=0.0, answers=False)

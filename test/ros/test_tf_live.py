@@ -24,7 +24,8 @@ def level_mount(height=1.2):
     return T
 
 
-def test_with_base_and_mount_the_base_is_published_and_starts_level_at_the_origin():
+def test_with_base_and_mount_the_base_is_published():
+    """With base and mount the base is published and starts level at the origin."""
     T_base_optical = level_mount()
     with Robot(**ROBOT) as robot:
         robot.mount(T_base_optical)

@@ -99,7 +99,7 @@ def test_what_was_sent_is_bounded_and_outlasts_the_queue():
     assert len(held) > QUEUE
 
 
-def test_where_rclpy_gives_the_message_alone_what_was_sent_is_ours(monkeypatch):
+def test_without_message_info_what_was_sent_is_ours(monkeypatch):
     """Humble."""
     monkeypatch.setattr(tf_input, "WITH_INFO", False)
     sent = SentTransforms()

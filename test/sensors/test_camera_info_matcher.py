@@ -32,7 +32,8 @@ def test_images_wait_in_order_until_the_info_comes(keeper):
     assert keeper.notices() == []
 
 
-def test_without_info_images_go_on_after_the_timeout_and_stay_without(keeper):
+def test_without_info_images_go_on_after_the_timeout(keeper):
+    """Without info images go on after the timeout and stay without."""
     feed(keeper, "a", 0)
     assert feed(keeper, "b", 2) == [("a", None), ("b", None)]
     (notice,) = keeper.notices()
@@ -47,7 +48,8 @@ def test_without_info_images_go_on_after_the_timeout_and_stay_without(keeper):
     assert feed(keeper, "d", 4) == [("d", INFO)]
 
 
-def test_a_change_in_mid_stream_is_told_once_and_used_after_reset(keeper):
+def test_a_change_in_mid_stream_is_told_and_used_after_reset(keeper):
+    """A change in mid stream is told once and used after reset."""
     keeper.add_info(INFO, "cam")
     feed(keeper, "a", 0)
     keeper.add_info(replace(INFO, K=INFO.K.copy()), "cam")

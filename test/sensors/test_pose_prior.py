@@ -34,7 +34,7 @@ def history(*stamps):
     return out
 
 
-def test_between_two_stamps_the_pose_is_interpolated_and_in_a_gap_there_is_none():
+def test_poses_are_interpolated_but_not_across_a_gap():
     h = history(0, S // 10, S)
     np.testing.assert_allclose(h.at(S // 20, AGE), pose(0.05))
     np.testing.assert_array_equal(h.at(S, AGE), pose(1.0))
@@ -44,7 +44,8 @@ def test_between_two_stamps_the_pose_is_interpolated_and_in_a_gap_there_is_none(
         h.at(-1, AGE)
 
 
-def test_a_late_odometry_is_carried_on_for_a_moment_and_then_it_is_stale():
+def test_late_odometry_is_carried_on_for_a_moment():
+    """A late odometry is carried on for a moment and then it is stale."""
     h = history(0, S // 10, 2 * S // 10)
     np.testing.assert_allclose(h.at(3 * S // 10, AGE), pose(0.3), atol=1e-12)
     with pytest.raises(PriorError, match=r"0\.50 s old"):
@@ -53,7 +54,8 @@ def test_a_late_odometry_is_carried_on_for_a_moment_and_then_it_is_stale():
         PoseHistory().at(0, AGE)
 
 
-def test_messages_out_of_order_find_their_place_and_a_jump_back_starts_anew():
+def test_messages_out_of_order_find_their_place():
+    """Messages out of order find their place and a jump back starts anew."""
     h = history(0, S // 5, S // 10)
     np.testing.assert_allclose(h.at(S // 20, AGE), pose(0.05))
     for first in (100 * S, 3 * S):
@@ -115,7 +117,8 @@ def test_what_is_given_to_the_network_is_whole_or_nothing():
 
 
 @pytest.mark.parametrize("poses", [[pose(0), pose(5)], [pose(0, 10 * i) for i in range(6)]])
-def test_two_views_or_a_standing_camera_give_rotation_and_no_scale(poses):
+def test_two_views_or_a_standing_camera_give_no_scale(poses):
+    """Two views or a standing camera give rotation and no scale."""
     given = window_prior(views(poses))
     assert given.T_prior_camera is not None
     assert not given.scale
@@ -144,7 +147,7 @@ def test_exact_poses_give_the_unit_of_any_window(walk):
         assert found.sigma < 0.02
 
 
-def test_noisy_odometry_gives_a_unit_that_is_as_wrong_as_it_says(walk):
+def test_unit_of_noisy_odometry_is_as_wrong_as_it_says(walk):
     z = []
     for seed in range(20):
         odometry = DriftingOdometry(walk[0].T_world_camera, noise_m=0.03, seed=seed)
@@ -160,7 +163,7 @@ def test_noisy_odometry_gives_a_unit_that_is_as_wrong_as_it_says(walk):
     assert np.abs(np.mean(z)) < 1
 
 
-def test_depths_tell_the_unit_that_a_networks_wrong_baselines_hide(walk):
+def test_depths_tell_the_unit_that_wrong_baselines_hide(walk):
     """All of the network's motions 10 % too long: the surfaces still say how far they are."""
     prediction = predict(walk, 0)
     true = np.nanmedian(walk[0].depth / prediction.depth[0])

@@ -156,7 +156,7 @@ def test_roi_and_binning_are_honoured(model):
     assert_rectified_where_P_says(c, to_image, (240, 120), sigma=1.6, radius=6)
 
 
-def test_binned_image_of_averaged_pixels_agrees_with_its_calibration():
+def test_binned_image_agrees_with_its_calibration():
     """The pixel rule is not a convention only: average real blocks and look where the blob is."""
     full = draw_blobs([(201.0, 150.0)], FULL, 8.0)
     binned = full.reshape(160, 3, 320, 2, 3).mean((1, 3))
@@ -202,7 +202,8 @@ def test_pixels_without_a_source_are_black_and_marked():
     assert (inside != result.valid).mean() < 1e-3
 
 
-def test_no_second_copy_of_the_scene_where_the_polynomial_folds_back():
+def test_no_second_copy_where_the_polynomial_folds_back():
+    """No second copy of the scene where the polynomial folds back."""
     P = np.array([[90.0, 0, 320.0, 0], [0, 90.0, 240.0, 0], [0, 0, 1, 0]])
     c = Calibration(*FULL, K=K, D=np.array([-0.3, 0.0, 0, 0, 0.0]), P=P)
     valid = Rectifier()(np.full((480, 640, 3), 200, np.uint8), c, False).valid
@@ -254,7 +255,8 @@ def test_resizing_agrees_under_both_rules():
     assert resized[1, 2] == pytest.approx((K[1, 2] + 0.5) * sy - 0.5)
 
 
-def test_resized_image_of_area_averages_agrees_with_its_calibration():
+def test_resized_image_agrees_with_its_calibration():
+    """Resized image of area averages agrees with its calibration."""
     full = draw_blobs([(300.0, 200.0)], FULL, 9.0)
     small = full.reshape(120, 4, 160, 4, 3).mean((1, 3))
     resized = ros_K(resize_K(corner_K(K), FULL, (160, 120)))

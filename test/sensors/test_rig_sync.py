@@ -31,7 +31,8 @@ def mixed(*streams):
     return sorted((f for s in streams for f in s), key=lambda f: f.ms)
 
 
-def test_frames_within_the_skew_are_one_instant_in_the_order_of_the_cameras():
+def test_frames_within_the_skew_are_one_instant():
+    """Frames within the skew are one instant in the order of the cameras."""
     _, out = run(mixed(stream("left", (0, 100, 200)), stream("front", (15, 115, 215))))
     assert out == [[("front", 15 + i), ("left", i)] for i in (0, 100, 200)]
 
@@ -69,7 +70,7 @@ def test_a_camera_that_comes_back_is_waited_for_again():
     assert sum(len(i) for i in out) == 50 + 13
 
 
-def test_late_messages_join_within_the_wait_and_go_alone_after_it():
+def test_late_messages_join_within_the_wait_and_alone_after():
     front, left = stream("front", range(0, 1000, 100)), stream("left", range(0, 1000, 100))
     late = sorted([(f.ms, f) for f in front] + [(f.ms + 150, f) for f in left], key=lambda x: x[0])
     _, out = run([f for _, f in late])
@@ -98,7 +99,7 @@ def test_arrival_order_within_the_wait_changes_nothing():
     assert run(shuffled, cameras)[1] == expected
 
 
-def test_a_jump_back_lets_everything_go_and_drops_what_comes_from_before_it():
+def test_a_jump_back_lets_go_and_drops_what_came_before():
     before = mixed(stream("front", range(5000, 5300, 100)), stream("left", range(5003, 5300, 100)))
     after = [F("front", 0), F("left", 5303), F("left", 5), F("front", 100), F("left", 105)]
     sync, out = run(before + after)

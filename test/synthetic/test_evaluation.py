@@ -84,7 +84,8 @@ def test_standing_still_is_wrong_by_the_spread_of_the_path():
     assert m.trajectory_error(still, true) == pytest.approx(expected)
 
 
-def test_a_path_of_wrong_length_spoils_the_cloud_only_in_the_paths_own_scale():
+def test_a_path_of_wrong_length_spoils_the_cloud_in_its_scale():
+    """A path of wrong length spoils the cloud only in the path's own scale."""
     camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=9)
     pairs, _ = reconstruction(list(camera))
     shorter = []

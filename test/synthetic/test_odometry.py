@@ -7,7 +7,8 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import DriftingOdometry, base_below
 
 
-def test_odometry_without_noise_is_the_truth_seen_from_a_level_base_on_the_floor():
+def test_odometry_without_noise_is_the_truth_of_a_level_base():
+    """Odometry without noise is the truth seen from a level base on the floor."""
     walk = SyntheticCamera(5, (32, 24), frames=20, walk="loop").T_world_camera
     odometry = DriftingOdometry(walk[0])
     base = base_below(walk[0])
@@ -18,7 +19,9 @@ def test_odometry_without_noise_is_the_truth_seen_from_a_level_base_on_the_floor
         np.testing.assert_allclose(T_odom_base[2, :3], [0, 0, 1], atol=1e-9)  # stays level
 
 
-def test_drift_grows_with_the_root_of_the_way_and_repeats_with_its_seed():
+def test_drift_grows_with_the_root_of_the_distance():
+    """Drift grows with the root of the way and repeats with its seed."""
+
     def end(seed, steps):
         odometry = DriftingOdometry(np.eye(4), noise_m=0.1, seed=seed)
         pose = np.eye(4)

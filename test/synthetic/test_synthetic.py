@@ -256,7 +256,7 @@ def test_a_matcher_finds_correspondences_ten_centimetres_apart():
 
 
 @pytest.mark.slow
-def test_distance_to_surface_equals_the_nearest_of_many_surface_samples():
+def test_distance_to_surface_equals_the_nearest_of_samples():
     room = make_room(2)
     rng = np.random.default_rng(0)
     samples = []
@@ -370,7 +370,8 @@ def test_synthetic_camera_gives_stamped_frames_with_truth():
         camera[6]
 
 
-def test_noise_and_exposure_change_the_image_only_and_repeatably():
+def test_noise_and_exposure_change_the_image_only():
+    """Noise and exposure change the image only and repeatably."""
     clean = SyntheticCamera(4, size=(96, 72), walk="spot", frames=8)
     noisy = SyntheticCamera(4, size=(96, 72), walk="spot", frames=8, noise_sigma=4.0)
     drift = SyntheticCamera(4, size=(96, 72), walk="spot", frames=8, exposure_drift=0.3)

@@ -62,7 +62,7 @@ def test_reprojection_holds_after_mirroring_and_cropping(flip):
         assert colour < 0.1
 
 
-def test_mirroring_the_picture_without_the_pose_would_be_noticed():
+def test_mirroring_the_picture_without_the_pose_is_noticed():
     drawn = draw(16, 2, 0.5, generator(3))
     images, depth, T, K = take(pool(), *drawn)
     right = mirror(images, depth, T, K, torch.ones(16, dtype=torch.bool))
@@ -115,7 +115,8 @@ def test_the_same_generator_draws_the_same_batch():
     assert torch.equal(a.T_ref_camera, b.T_ref_camera)
 
 
-def test_training_rooms_are_wide_and_held_out_ones_narrow_when_asked():
+def test_training_rooms_are_wide_and_held_out_ones_narrow():
+    """Training rooms are wide and held out ones narrow when asked."""
     assert not any(is_narrow(c.room) for c in draw_clips(FIRST_TRAINING_SEED, 3, clips=1))
     narrow = draw_clips(0, 1, narrow=True, clips=1)
     assert all(is_narrow(c.room) for c in narrow)

@@ -99,7 +99,8 @@ def test_table_has_every_row_and_the_same_frames(report):
     json.dumps(asdict(report))
 
 
-def test_text_shows_not_looking_beside_every_figure_and_compares_rows(report):
+def test_text_compares_every_figure_with_not_looking(report):
+    """Text shows not looking beside every figure and compares rows."""
     text = ev.to_markdown(report)
     assert "nan" not in text
     body = [line for line in text.splitlines() if "| images" in line]

@@ -65,7 +65,7 @@ def test_an_error_anywhere_costs(truth, wrong):
     assert float(total_loss(guess, truth, Weights())[0]) > 5e-3
 
 
-def test_confidence_form_is_best_where_confidence_matches_the_error(truth):
+def test_confidence_loss_is_least_where_it_matches_the_error(truth):
     guess = perfect(truth)
     off = guess.dense._replace(depth=guess.dense.depth * 1.2)
     sizes = torch.tensor([1.05, 0.2 / 0.1823, 2.0])  # 0.2 / error is the best
