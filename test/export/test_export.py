@@ -176,7 +176,7 @@ def test_tum_keeps_every_nanosecond_and_map_axes(tmp_path):
 
 
 def test_tum_is_the_leading_cameras_path(tmp_path):
-    """Tum is the leading camera's path and is there without cameras too."""
+    """The TUM file is the leading camera's path and is there without cameras too."""
     poses = make_poses()
     rig = [replace(p, camera=name) for p in poses for name in ("front", "left")]
     scene = Scene((), Poses.of(rig))

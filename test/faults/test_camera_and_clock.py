@@ -16,7 +16,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 def test_node_survives_unplugging_a_storm_and_a_wrong_type():
-    """Camera unplugged and back parameters in a storm and a wrong type."""
+    """A camera unplugged and back, 200 parameter changes, and a publisher of another type."""
     camera, frames = camera_frames(6)
     with Rig() as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")

@@ -67,7 +67,7 @@ def export(rig, **fields):
 
 
 def test_full_disk_and_a_kill_lose_no_earlier_file(ros, tmp_path):
-    """Full disk and a kill lose no earlier file and a new start works."""
+    """A full disk and a kill lose no earlier file, and a new start works."""
     camera, frames = ros.camera_frames(4)
     root = tmp_path / "out"
     with ros.Rig(export_dir=str(root)) as rig:
@@ -121,7 +121,7 @@ def test_export_folder_that_is_a_file_is_said_by_the_service(ros, tmp_path):
 
 
 def test_damaged_or_foreign_checkpoint_is_one_line(ros, tmp_path):
-    """Damaged and foreign checkpoints are one line and the node waits."""
+    """The error is one line, and the node waits for another checkpoint."""
     from lifecycle_msgs.msg import Transition
 
     shutil.copytree(shipped_folder("da3-tiny"), tmp_path / "cut")

@@ -168,7 +168,7 @@ def test_one_fitting_publisher_is_enough():
 
 
 def test_missing_best_effort_images_name_the_profile():
-    """Best effort images that never come name the profile and whose process."""
+    """The text names the Fast DDS profile and the process that needs it."""
     said = line(RAW, graph(image=Publisher("/driver", IMAGE, "best_effort")))
     assert "fastdds_images.xml" in said
     assert "driver's process" in said

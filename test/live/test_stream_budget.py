@@ -88,7 +88,7 @@ def test_a_warm_up_is_no_window_of_the_stream():
 
 
 def test_a_warm_up_that_nothing_fits_is_told():
-    """A warm up that nothing fits is said and frames may still come."""
+    """A warm-up that nothing fits is logged and frames may still come."""
     stream, host = stream_of(memory_budget_gb=0.01)
     said = []
     host.warn = lambda text, every_s=0.0: said.append(text)

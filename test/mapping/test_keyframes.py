@@ -72,7 +72,7 @@ def test_sharpness_does_not_depend_on_brightness():
 
 
 def test_shared_views_come_in_order():
-    """The oldest keyframe in view and the nearest come first then the newest views."""
+    """The oldest keyframe in view and the nearest come first, then the newest views."""
     held = remember(memory(newest=5), *(shared_view(i, x=0.11 * i) for i in range(10)))
     # A fifth of the depth is 0.4 m: number 6 is the last one within it.
     chosen = held.choose(4, 2)

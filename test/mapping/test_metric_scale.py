@@ -81,7 +81,7 @@ def test_slipping_and_spinning_wheels_are_outvoted():
 
 
 def test_a_standing_robot_gives_no_scale():
-    """A standing robot says nothing whatever the network imagines."""
+    """It gives no scale, whatever motion the network imagines."""
     rng = np.random.default_rng(0)
     ratio = OdometryRatio()
     for _ in range(500):

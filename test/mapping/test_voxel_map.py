@@ -23,7 +23,7 @@ def dictionary_map(batches, voxel):
 
 
 def test_means_and_counts_equal_those_of_a_dictionary():
-    """Mean position colour confidence and count equal a dictionary."""
+    """Mean position, colour, confidence and count."""
     rng = np.random.default_rng(0)
     batches = [random_points(rng, 3000) for _ in range(4)]
     voxel_map = VoxelMap(0.5)

@@ -95,7 +95,7 @@ def test_calibration_survives_a_round_trip():
 
 
 def test_cloud_points_project_to_their_own_pixels(depth, rgb):
-    """Cloud points project to their own pixels through camera info."""
+    """Cloud points project to their own pixels through camera_info."""
     cloud = over_the_wire(build.depth_cloud(LIB, STAMP, "cam", depth, K, rgb))
     info = over_the_wire(build.camera_info(LIB, STAMP, "cam", K, W, H))
     assert (cloud.height, cloud.width, cloud.point_step, cloud.row_step) == (H, W, 16, 16 * W)

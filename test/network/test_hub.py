@@ -88,7 +88,7 @@ def server(tmp_path, monkeypatch):
 
 
 def test_get_fetches_the_pinned_revision_once(server, capsys):
-    """Get fetches the pinned revision once and says the licence."""
+    """The command fetches the pinned revision once and prints the licence."""
     assert cli.main(["models", "--get", "da3-small"]) == 0
     said = capsys.readouterr().out
     assert "Apache-2.0" in said

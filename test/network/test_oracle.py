@@ -36,7 +36,7 @@ def assert_equal(found, record, label):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_tiny_equals_the_reference_for_every_strategy(seed, record_property):
-    """Tiny equals the reference for every strategy and one to six views."""
+    """da3-tiny equals the reference for every strategy and one to six views."""
     ours, theirs = pair("da3-tiny", seed)
     for n in range(1, 7):
         for strategy in STRATEGIES:

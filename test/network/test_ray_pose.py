@@ -146,7 +146,7 @@ def test_a_third_of_wild_rays_changes_little():
 
 
 def test_bad_rays_give_nan_for_their_frame_only():
-    """Rays of no camera and broken values give nan for that frame only."""
+    """Rays of no camera and broken values give NaN for that frame only."""
     T, K = cameras(5, 7, degrees=10)
     ray, confidence = ray_maps(T, K), weights(5)
     ray[0, 0, ..., :3] = 0

@@ -76,7 +76,7 @@ def test_without_a_source_the_network_gets_nothing(walk):
 
 
 def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
-    """A gap in the odometry leaves windows without poses and says so."""
+    """A gap in the odometry leaves windows without poses and is logged."""
     _, session, results = run(walk, settings(), keep=lambda i: i != 10)
     missing = [i for i, given in enumerate(session.given) if given is None]
     assert missing[0] == 10

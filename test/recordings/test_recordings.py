@@ -410,7 +410,7 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, caplog):
 @pytest.mark.parametrize("compression", list(mcap.writer.CompressionType))
 @pytest.mark.parametrize("chunk_size", [20_000, 10_000_000])
 def test_truncated_mcap_gives_what_is_readable(tmp_path, compression, chunk_size):
-    """Truncated mcap gives what is readable and says where it stops."""
+    """A truncated MCAP gives what is readable and tells where it stops."""
     # Many frames: zstd and lz4 give back whole blocks only, of up to 128 KiB.
     file = write_mcap(
         tmp_path / "a.mcap", stream(60), chunk_size=chunk_size, compression=compression

@@ -31,7 +31,7 @@ def held_mb(rig):
 
 
 def test_another_model_leaves_nothing_of_the_old_behind():
-    """Another model is cleanup and configure and leaves nothing behind."""
+    """Another model takes a cleanup and a configure, and leaves nothing of the old behind."""
     camera, frames = camera_frames(1)
     with Rig(autostart=False, **{"window.size": 2}) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")

@@ -100,7 +100,7 @@ def test_table_has_every_row_and_the_same_frames(report):
 
 
 def test_text_compares_every_figure_with_not_looking(report):
-    """Text shows not looking beside every figure and compares rows."""
+    """The text shows the result of not looking beside every figure, and compares rows."""
     text = ev.to_markdown(report)
     assert "nan" not in text
     body = [line for line in text.splitlines() if "| images" in line]
