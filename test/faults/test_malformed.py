@@ -111,7 +111,7 @@ def test_images_awaiting_calibration_stay_within_memory(ros, monkeypatch):
     from da3_ros.ros import camera_subscriber as camera_input
     from da3_ros.ros.qos import Endpoints
 
-    monkeypatch.setattr(camera_input, "WAITING_BYTES", 3 * 30_000)
+    monkeypatch.setattr(camera_input, "QUEUED_BYTES", 3 * 30_000)
     taken = []
     with ros.rt.session(ros.rt.domain()) as node:
         host = SimpleNamespace(take=taken.append, drop=None, warn=None)
