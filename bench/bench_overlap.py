@@ -148,8 +148,8 @@ def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFram
 def follow(session: Any, spans: Spans):
     """Note what session and pipelines do."""
     plain = Pipeline.prepare, Pipeline.begin
-    spans.wrap(session, "_encode", "prefix")
-    spans.wrap(session, "_answer", "queue window")
+    spans.wrap(session._encoder, "encode", "prefix")
+    spans.wrap(session._decoder, "answer", "queue window")
     spans.wrap(session, "infer", "window")
     spans.wrap(Pipeline, "prepare", "prepare")
     spans.wrap(Pipeline, "begin", "next frame")
