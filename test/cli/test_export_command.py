@@ -150,5 +150,5 @@ def test_a_home_is_expanded(replayed, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["~nouser/x.mcap", LONG])
 def test_a_recording_that_cannot_be_looked_for_is_named(path):
-    with pytest.raises(RecordingError, match="cannot be looked for"):
+    with pytest.raises(RecordingError, match="is not a valid path"):
         open_recording(path)

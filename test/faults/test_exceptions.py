@@ -53,7 +53,7 @@ def test_every_exception_costs_its_own_frame_alone():
         assert "injected in callback" in rig.process.output()
         # Status goes by its own clock: ten frames may be over before its third message.
         rig.until(lambda: "injected in status" in rig.process.output())
-        assert "out of memory: window" in rig.process.output()
+        assert "out of memory: retrying window" in rig.process.output()
         rig.until(lambda: values_of(diagnostics[-1]).get("publish_failed") == "2")
         rig.until(lambda: rig.drops().get("failed") == 2)
         rig.until(lambda: rig.status[-1].frames_received == len(frames) - 1)

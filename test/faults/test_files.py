@@ -128,7 +128,7 @@ def test_damaged_or_foreign_checkpoint_is_one_line(ros, tmp_path):
     weights = tmp_path / "cut" / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     with ros.Rig(checkpoint=str(tmp_path / "cut")) as rig:
-        rig.process.wait_for("is damaged or no safetensors file")
+        rig.process.wait_for("is damaged or not a safetensors file")
         rig.until(lambda: rig.status and rig.status[-1].last_error)
         assert rig.status[-1].state == "unconfigured"
         diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")

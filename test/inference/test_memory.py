@@ -489,7 +489,7 @@ def test_self_check_passes_16_bits_and_finds_a_broken_network():
     assert "depth" in check.fault(session.network)
     with torch.no_grad():
         session.network.head.scratch.output_conv2[2].bias += torch.nan
-    assert "depth off by nan" in check.fault(session.network)
+    assert "depth differs by nan" in check.fault(session.network)
 
 
 @pytest.mark.slow
@@ -811,7 +811,7 @@ def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
     run_some(cached, 3)
     before = cached.plan
     cached.set_budget(1.02 * before.predicted / GIB)
-    cached.on.reserved = 4 * before.predicted  # of the metric model, or of an earlier shape
+    cached.hardware.reserved = 4 * before.predicted  # of the metric model, or of an earlier shape
     run_some(cached, 3)
     assert cached.plan.process_res == before.process_res
     assert cached.memory.factor == pytest.approx(1.4, rel=0.05)

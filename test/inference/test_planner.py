@@ -219,7 +219,7 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
     ]
     found = [footprint(shape) for shape in shapes]
     monkeypatch.setattr(
-        module._CountedOnce, "__call__", lambda self, x, rope=None: self._run(x, rope)
+        module._CachedBlock, "__call__", lambda self, x, rope=None: self._run(x, rope)
     )
     cached_footprint.cache_clear()
     assert [footprint(shape) for shape in shapes] == found

@@ -164,7 +164,7 @@ def test_16_bits_pass_the_self_check_a_broken_network_fails_it(small, model):
     part = fp32.network.da3_metric if model == NESTED else fp32.network
     with torch.no_grad():
         part.head.scratch.output_conv2[2].bias += 0.1
-    assert "depth off by" in check.fault(fp32.network)
+    assert "depth differs by" in check.fault(fp32.network)
 
 
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])

@@ -92,7 +92,7 @@ def test_get_fetches_the_pinned_revision_once(server, capsys):
     assert cli.main(["models", "--get", "da3-small"]) == 0
     said = capsys.readouterr().out
     assert "Apache-2.0" in said
-    assert "SHA-256 are right" in said
+    assert "SHA-256 are correct" in said
     assert server.revisions == {REVISION}
     folder = hub.cached(REPO)
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
@@ -136,7 +136,7 @@ def test_a_file_unlike_the_released_one_is_not_kept(server, capsys):
     server.files["model.safetensors"] = WEIGHTS[:-1] + b"x"
     assert cli.main(["models", "--get", "da3-small"]) == 1
     said = capsys.readouterr().err
-    assert "not the file that was released" in said
+    assert "differs from the released file" in said
     assert "SHA-256" in said
     assert hub.cached(REPO) is None
 

@@ -36,7 +36,7 @@ def test_a_walk_in_two_parts_is_one_scene_in_metres(walk, tmp_path):
     save_scene(first.snapshot(), tmp_path / "scene")
     second = Pipeline(settings(**METRIC), TruthSession(frames, seed=7))
     said = second.resume(load_scene(tmp_path / "scene"))
-    assert "where the last one ended" in said
+    assert "where the saved one ended" in said
     before = len(second.map)
     # The last frame again: the new segment begins at its pose.
     again = run(walk, second, 34, 60)

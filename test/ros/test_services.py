@@ -70,7 +70,7 @@ def test_a_saved_scene_is_loaded_shown_and_gone_on_in(tmp_path):
         loaded = rig.call(FILE, "/da3/load_scene", path="large")
         assert loaded.success, loaded.message
         assert f"{points} points and 1 poses" in loaded.message
-        assert "where the last one ended" in loaded.message
+        assert "where the saved one ended" in loaded.message
         rig.until(lambda: rig.status[-1].map_points == points)
         rig.until(lambda: clouds and clouds[-1].width == points)
         feed(rig, camera, frames, depths)

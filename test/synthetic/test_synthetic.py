@@ -423,7 +423,7 @@ def test_depth_of_a_distorted_pixel_is_that_of_its_own_ray():
 def test_wrong_requests_are_refused_with_a_reason():
     room = make_room(1)
     T = make_walk(room, "still", 2)
-    with pytest.raises(ValueError, match="room index"):
+    with pytest.raises(ValueError, match="room_index"):
         render_batch([room, make_room(2), make_room(3)], T, K, SIZE, room_index=[0, 7])
     with pytest.raises(ValueError, match="K must be"):
         render(room, T, np.eye(4), SIZE)
