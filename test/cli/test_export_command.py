@@ -48,7 +48,7 @@ def test_nothing_is_exported_into_a_saved_scene(replayed, tmp_path, capsys, name
     assert main(["export", str(scene), str(scene / name)]) != 0
     (said,) = capsys.readouterr().err.splitlines()
     assert f"{name} is inside the saved scene {scene}" in said
-    assert "name a place outside" in said
+    assert "name a path outside" in said
     assert main(["export", str(folder), str(tmp_path / "s.ply")]) == 0
     save_scene(load_scene(scene), scene)
 

@@ -372,5 +372,5 @@ def test_a_scene_that_cannot_be_resumed_is_told_and_kept(bag, tmp_path):
     (tmp_path / "out" / "scene" / "thesis.txt").write_text("mine")
     done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK)
     assert done.returncode == 1
-    assert "is a folder with other contents" in done.stderr.splitlines()[-1]
+    assert "exists and is not a saved scene" in done.stderr.splitlines()[-1]
     assert [p.name for p in (tmp_path / "out").rglob("*")] == ["scene", "thesis.txt"]
