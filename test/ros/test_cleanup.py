@@ -169,7 +169,9 @@ def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
             rig, "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
             transition=Transition(id=CLEANUP),
         )  # fmt: skip
-        rig.until(lambda: "cleanup waits up to 20 s for the running window" in rig.process.output())
+        rig.until(
+            lambda: "cleanup waits up to 20 s for the running window" in rig.process.output()
+        )
         status = []
         ended = threading.Thread(target=lambda: status.append(rig.process.stop(end, 4.0)))
         ended.start()
