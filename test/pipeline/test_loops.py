@@ -185,7 +185,7 @@ def test_without_descriptors_nothing_is_looked_at_twice(ring):
 @pytest.mark.slow
 def test_look_alikes_are_not_made_one(monkeypatch):
     """The network takes both for one; how little the scene can have drifted speaks against it."""
-    monkeypatch.setattr(LoopClosure, "_can_meet", lambda *_: True)  # which forbids even to look
+    monkeypatch.setattr(LoopClosure, "_can_overlap", lambda *_: True)  # which forbids even to look
     one = walked(90, 0.5, seed=2)
     gap = [
         dataclasses.replace(
