@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections import Counter
@@ -46,13 +47,14 @@ from da3_ros.replay.results import (
     ResultBag,
     SceneResults,
     WarnOnce,
-    log,
     publish_folder,
     staging,
 )
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.rig_sync import Instant, RigSync
 from da3_ros.types import Frame
+
+log = logging.getLogger(__name__)
 
 READ_AHEAD = 2  # new frames that are read and prepared ahead, in windows
 

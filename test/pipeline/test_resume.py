@@ -52,6 +52,20 @@ def test_a_walk_in_two_parts_is_one_scene_in_metres(walk, tmp_path):
     assert {s.segment for s in second.map.submaps.values()} == {0, 1}
 
 
+def test_a_resumed_scene_lies_in_the_map_where_it_lay(walk, tmp_path):
+    first = Pipeline(settings(), TruthSession(walk[1]))
+    run(walk, first, 0, 6)
+    T = np.eye(4)
+    T[:3, 3] = 1.0, 2.0, 3.0
+    first.scene_map.place_map(T)
+    save_scene(first.snapshot(), tmp_path / "scene")
+    second = Pipeline(settings(), TruthSession(walk[1]))
+    second.resume(load_scene(tmp_path / "scene"))
+    np.testing.assert_array_equal(second.scene_map.T_map_world, T)
+    np.testing.assert_array_equal(second.scene().T_map_world, T)
+    assert second.scene_map.map_placed
+
+
 def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
     frames = walk[1]
     first = Pipeline(settings(), TruthSession(frames))

@@ -1,6 +1,7 @@
 """Which room of the package may import which: everything lies in one, and arrows point down."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -37,11 +38,11 @@ ROOMS = {
 }  # fmt: skip
 GENERATED = {"msg", "srv"}  # by ROS, from our own message files
 ROS = {
-    "ament_index_python", "builtin_interfaces", "cv_bridge", "diagnostic_msgs", "geometry_msgs",
-    "launch", "launch_ros", "lifecycle_msgs", "message_filters", "nav_msgs", "rcl_interfaces",
-    "rclpy", "rosidl_runtime_py", "sensor_msgs", "sensor_msgs_py", "std_msgs", "std_srvs",
-    "tf2_msgs", "tf2_ros",
+    "ament_index_python", "builtin_interfaces", "cv_bridge", "launch", "launch_ros",
+    "message_filters", "rosidl_runtime_py", "sensor_msgs_py",
 }  # fmt: skip
+ROS_NAMES = re.compile(r"rcl\w*|rosidl\w*|tf2\w*|\w+_(msgs|srvs|interfaces)")
+BY_NAME = ("import_module", "__import__")  # imports that the table could not see
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -56,7 +57,9 @@ def imported(file: Path) -> set[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}: a relative import"
+            assert node.module is not None
             found.add(node.module)
             if node.module == "da3_ros":
                 found.update(f"da3_ros.{alias.name}" for alias in node.names)
@@ -80,6 +83,18 @@ def test_no_room_imports_itself_by_way_of_others():
     assert list(TopologicalSorter(graph).static_order())
 
 
+def test_no_module_imports_by_a_computed_name():
+    named = {}
+    for file in FILES:
+        words = {n.id for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Name)}
+        words |= {
+            n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)
+        }
+        if words.intersection(BY_NAME):
+            named[str(file.relative_to(PACKAGE))] = words.intersection(BY_NAME)
+    assert set(named) <= {"ros/rclpy_library.py"}  # message classes by their type's name
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_imports_point_to_rooms_below(file):
     room, names = own_room(file), imported(file)
@@ -91,7 +106,12 @@ def test_imports_point_to_rooms_below(file):
     elif room:
         allowed = ROOMS[room] | SHARED | (GENERATED if room == "ros" else set())
         assert ours <= allowed
+    outside = {n.split(".")[0] for n in names}
+    assert "support" not in outside
     if room != "ros":
-        assert not {n.split(".")[0] for n in names} & ROS
+        assert not outside & ROS
+        assert not [name for name in outside if ROS_NAMES.fullmatch(name)]
+    if not room:  # the package's own two files
+        assert ours <= {"cli"}
     if room not in ("messages", "recordings"):
         assert "rosbags" not in {n.split(".")[0] for n in names}

@@ -58,6 +58,12 @@ def test_log_of_rooms_is_throttled_by_kind_and_keeps_errors():
     assert log.last_error == "window 2 dropped"
 
 
+def numbers_of(pose):
+    """Position, orientation and covariance of a PoseWithCovariance."""
+    p, q = pose.pose.position, pose.pose.orientation
+    return [p.x, p.y, p.z, q.x, q.y, q.z, q.w, *pose.covariance]
+
+
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     camera, frames = camera_frames()
     write_synthetic_bag(tmp_path / "bag", camera)
@@ -66,21 +72,24 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     with open_recording(tmp_path / "out" / "output.mcap", camera="/da3/rgb") as recording:
         depths = [m for _, m in recording.messages("/da3/depth/image")]
         poses = [m for _, m in recording.messages("/da3/pose")]
+        motion = [m for _, m in recording.messages("/da3/odom")]
     with Rig() as rig:
         live_depth = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         live_pose = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
+        live_motion = rig.listen("/da3/odom", "nav_msgs/msg/Odometry")
         rig.ready()
         for i, frame in enumerate(frames):
             rig.show(camera, frame)
-            rig.until(lambda n=i: len(live_depth) > n and len(live_pose) > n)
+            rig.until(lambda n=i: min(map(len, (live_depth, live_pose, live_motion))) > n)
     assert [rt.stamp_ns(m) for m in live_depth] == [f.stamp_ns for f in frames]
     for live, recorded in zip(live_depth, depths, strict=True):
         assert bytes(live.data) == bytes(recorded.data)
         assert live.header.frame_id == FRAME
     for live, recorded in zip(live_pose, poses, strict=True):
-        for part in ("x", "y", "z"):
-            a, b = live.pose.pose.position, recorded.pose.pose.position
-            assert getattr(a, part) == getattr(b, part)
+        assert numbers_of(live.pose) == numbers_of(recorded.pose)
+    for live, recorded in zip(live_motion, motion, strict=True):
+        assert numbers_of(live.pose) == numbers_of(recorded.pose)
+        assert list(live.twist.covariance) == list(recorded.twist.covariance)
 
 
 def test_every_topic_comes_with_its_type_frame_and_stamp():
