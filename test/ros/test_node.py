@@ -433,7 +433,7 @@ def test_guessed_parts_are_exported_or_left_out(tmp_path):
         assert set_parameter(rig, "map.export_guessed", False).successful
         known = rig.call("da3_ros/srv/ExportScene", "/da3/export_scene", path="known.ply")
         assert known.points < everything.points
-        assert "guessed" not in known.message
+        assert "guessed" not in known.message.replace(known.path, "")
 
 
 def test_a_change_of_resolution_in_mid_stream_is_survived():
