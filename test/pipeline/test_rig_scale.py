@@ -98,7 +98,7 @@ def test_short_baselines_make_no_metres_and_one_line(caplog):
     _, results, _ = run(make(0.02, frames=8), noise=NOISE)
     assert not any(r.scale.metric for r in results)
     assert caplog.text.count("rig are 0.02 m apart") == 1
-    assert "put the cameras farther apart" in caplog.text
+    assert "farther apart" in caplog.text
 
 
 @pytest.mark.parametrize(
