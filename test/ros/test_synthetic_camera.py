@@ -282,7 +282,7 @@ def test_process_ends_by_itself_when_told_to():
 def test_unusable_parameter_ends_the_process_with_one_line():
     with camera(domain(), walk="flying") as process:
         assert process.wait() == 1
-        assert "walk is 'flying': one of loop, straight" in process.output()
+        assert "walk is 'flying': must be one of loop, straight" in process.output()
         assert "Traceback" not in process.output()
 
 
