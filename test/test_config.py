@@ -124,5 +124,5 @@ def test_off_needs_no_quotes():
     settings = load_config(None, ["mixed_precision:=off", "compile:=on"])
     assert settings.pipeline.inference.mixed_precision == "off"
     assert settings.pipeline.inference.compile == "on"
-    with pytest.raises(ConfigError, match="a str like 'auto'"):
+    with pytest.raises(ConfigError, match="must be a str, for example 'auto'"):
         load_config(None, ["mixed_precision:=true"])  # no word of this one
