@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
+from support import ros_testing as rt
 from support.node_process import (
     CLEANUP,
     CONFIGURE,
@@ -178,6 +179,7 @@ def test_callers_are_answered_when_the_node_is_cleaned_up(tmp_path):
         export = call_async(rig, EXPORT, "/da3/export_scene", path="late.ply")
         rig.until(lambda: list(tmp_path.glob(".late-*")))
         load = call_async(rig, FILE, "/da3/load_scene", path="kept")  # behind the export
+        rt.spin_until(rig.node, load.done, 1.0)  # two services have no common order: it is taken
         change(rig, DEACTIVATE)
         change(rig, CLEANUP)
         change(rig, CONFIGURE)  # another stream: the scene must not be loaded into the old one
