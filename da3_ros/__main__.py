@@ -2,6 +2,6 @@
 
 import sys
 
-from da3_ros.cli.main import main
+from da3_ros.cli import main
 
 sys.exit(main())

@@ -2,8 +2,8 @@
 
 import pytest
 
+from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
-from da3_ros.cli.main import main
 from da3_ros.config import NodeConfig, PipelineConfig, config_from_parameters
 from da3_ros.network import MODELS
 from da3_ros.parameter_schema import ConfigError, parameters

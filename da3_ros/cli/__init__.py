@@ -1,5 +1,5 @@
 """The command line. Functions of commands import heavy modules when called."""
 
-from da3_ros.cli.main import main
+from da3_ros.cli.command_line import main
 
 __all__ = ["main"]

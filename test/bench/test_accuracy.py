@@ -11,7 +11,7 @@ import pytest
 from support import programs
 from support.sequence_writers import write_euroc, write_seven_scenes, write_tum
 
-from da3_ros.cli.main import main
+from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession

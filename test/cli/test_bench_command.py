@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.tiny_networks import tiny_metric_spec
 
-from da3_ros.cli.main import main
+from da3_ros.cli import main
 from da3_ros.network import MODELS
 
 TINY = ["-p", "model:=da3-tiny", "-p", "process_res:=56", "-p", "device:=cpu"]

@@ -10,7 +10,7 @@ import trimesh
 from support.file_readers import read_colmap, read_ply
 from support.scenes import full_store
 
-from da3_ros.cli.main import main
+from da3_ros.cli import main
 from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
 from da3_ros.recordings import RecordingError, open_recording
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 @pytest.mark.process
 def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     code = (
-        "import sys; from da3_ros.cli.main import main; "
+        "import sys; from da3_ros.cli import main; "
         f"code = main(['export', {str(replayed[0])!r}, {str(tmp_path / 'a.ply')!r}]); "
         "sys.exit(code or 10 * ('torch' in sys.modules) + 20 * ('rclpy' in sys.modules))"
     )

@@ -9,7 +9,7 @@ import pytest
 import trimesh
 from support.scenes import full_store
 
-from da3_ros.cli.main import build_parser, main
+from da3_ros.cli.command_line import build_parser, main
 from da3_ros.drawing.scene_picture import BACKGROUND, CAMERA_COLOR, SIDES, Drawing, render
 from da3_ros.export.camera_frusta import frustum
 from da3_ros.export.export import export_scene
@@ -204,7 +204,7 @@ def test_pictures_that_cannot_be_made(replayed, capsys, arguments, code, words):
 @pytest.mark.process
 def test_viewing_needs_neither_torch_nor_ros(replayed, tmp_path):
     code = (
-        "import sys; from da3_ros.cli.main import main; "
+        "import sys; from da3_ros.cli import main; "
         f"code = main(['view', {str(replayed)!r}, '--output', {str(tmp_path / 'a.png')!r}, "
         "'--size', '80x60']); "
         "sys.exit(code or 10 * ('torch' in sys.modules) + 20 * ('rclpy' in sys.modules))"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import trimesh
 
+from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
-from da3_ros.cli.main import main
 from da3_ros.export.scene_file import find_scene, load_scene
 from da3_ros.parameter_schema import parameters
 from da3_ros.pipeline.pipeline import Pipeline

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from da3_ros.cli import main as cli
+from da3_ros.cli import main
 from da3_ros.network import MODELS, hub
 
 REPO = MODELS["da3-small"].repo
@@ -89,7 +89,7 @@ def server(tmp_path, monkeypatch):
 
 def test_get_fetches_the_pinned_revision_once(server, capsys):
     """The command fetches the pinned revision once and prints the licence."""
-    assert cli.main(["models", "--get", "da3-small"]) == 0
+    assert main(["models", "--get", "da3-small"]) == 0
     said = capsys.readouterr().out
     assert "Apache-2.0" in said
     assert "SHA-256 are correct" in said
@@ -97,13 +97,13 @@ def test_get_fetches_the_pinned_revision_once(server, capsys):
     folder = hub.cached(REPO)
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     count = len(server.ranges)
-    assert cli.main(["models", "--get", "da3-small"]) == 0
+    assert main(["models", "--get", "da3-small"]) == 0
     assert len(server.ranges) == count, "what is here is not fetched again"
 
 
 def test_non_commercial_licence_is_said_before_the_download(server, capsys, monkeypatch):
     monkeypatch.setitem(hub.PINS, MODELS["da3-large"].repo, pin_for())
-    assert cli.main(["models", "--get", "da3-large"]) == 0
+    assert main(["models", "--get", "da3-large"]) == 0
     assert "no commercial use" in capsys.readouterr().out.splitlines()[0]
 
 
@@ -134,7 +134,7 @@ def test_download_goes_on_where_an_earlier_command_ended(server, monkeypatch):
 
 def test_a_file_unlike_the_released_one_is_not_kept(server, capsys):
     server.files["model.safetensors"] = WEIGHTS[:-1] + b"x"
-    assert cli.main(["models", "--get", "da3-small"]) == 1
+    assert main(["models", "--get", "da3-small"]) == 1
     said = capsys.readouterr().err
     assert "differs from the released file" in said
     assert "SHA-256" in said
@@ -148,7 +148,7 @@ def test_damaged_file_in_the_cache_is_fetched_anew(server):
 
 
 def test_folder_for_another_machine_holds_both_files(server, tmp_path):
-    assert cli.main(["models", "--get", "da3-small", "--to", str(tmp_path / "stick")]) == 0
+    assert main(["models", "--get", "da3-small", "--to", str(tmp_path / "stick")]) == 0
     for name, data in (("config.json", CONFIG), ("model.safetensors", WEIGHTS)):
         assert (tmp_path / "stick" / name).read_bytes() == data
 
@@ -156,7 +156,7 @@ def test_folder_for_another_machine_holds_both_files(server, tmp_path):
 def test_disk_without_room_is_said_before_anything_is_fetched(server, monkeypatch, capsys):
     usage = hub.shutil.disk_usage("/")
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    assert cli.main(["models", "--get", "da3-small"]) == 1
+    assert main(["models", "--get", "da3-small"]) == 1
     assert "free disk space" in capsys.readouterr().err
     assert not server.ranges
 
@@ -164,7 +164,7 @@ def test_disk_without_room_is_said_before_anything_is_fetched(server, monkeypatc
 def test_without_internet_it_says_what_to_copy_where(server, capsys):
     server.http.shutdown()
     server.http.server_close()
-    assert cli.main(["models", "--get", "da3-small"]) == 1
+    assert main(["models", "--get", "da3-small"]) == 1
     said = capsys.readouterr().err
     for part in ("could not be downloaded", "--to FOLDER", "config.json and model.safetensors"):
         assert part in said

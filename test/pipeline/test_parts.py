@@ -8,7 +8,7 @@ import pytest
 import trimesh
 from support.pipelines import LostSession, settings, to_frame
 
-from da3_ros.cli.main import main
+from da3_ros.cli import main
 from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose

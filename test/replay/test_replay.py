@@ -14,8 +14,8 @@ import trimesh
 from support import programs
 from support.file_readers import messages, pose_matrix
 
+from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
-from da3_ros.cli.main import main
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
-from da3_ros.cli.main import main
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.recordings import RecordingError, open_recording
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
