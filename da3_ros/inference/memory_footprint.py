@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from da3_ros.network.model import Chunks
 from da3_ros.network.monocular import MonocularDepth
 from da3_ros.network.precision import KEPT, convert, drop_camera_encoder, drop_rays
 
+T = TypeVar("T")
 _counting = threading.Lock()  # meta networks are shared, and hold the shape's chunk sizes
-RESIZES = (torch.ops.aten.upsample_bilinear2d.vec, torch.ops.aten.upsample_bicubic2d.vec)
 ALIGN_BYTES = 64  # per pixel: masks, two maps without sky, their ratio, sorted with indices
 
 
@@ -80,14 +80,14 @@ def _footprint(shape: Shape, spec: ModelSpec) -> Footprint:
     def encode() -> Any:
         return network.encode(torch.empty(1, 1, 3, *size, device="meta"))
 
-    alone = encode()
+    encode_peak, alone = peak_of(encode)
 
     def window() -> Any:
         kept = (x.new_empty(1, shape.views, *x.shape[2:]) for x in alone)
         return _decode(network, type(alone)(*kept), shape)
 
     prefix = shape.views * sum(x.nbytes for x in alone)
-    peak = max(peak_of(encode), peak_of(window), _alignment_bytes(shape, spec))
+    peak = max(encode_peak, peak_of(window)[0], _alignment_bytes(shape, spec))
     weights = weight_bytes(network)
     if shape.dtype == torch.int8:
         weights -= sum(int8_saving(part, KEPT) for part in parts(network))
@@ -133,16 +133,15 @@ def weight_bytes(network: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def peak_of(work: Callable[[], Any]) -> int:
-    """Peak bytes of live storages while ``work`` runs on meta tensors."""
+def peak_of(work: Callable[[], T]) -> tuple[int, T]:
+    """Peak bytes of live storages while ``work`` runs on meta tensors, and its result."""
     with _FusedAttention(), _Ledger() as ledger:
         _Ledger.open = ledger
         try:
             result = work()
         finally:
             _Ledger.open = None
-    del result
-    return ledger.peak
+    return ledger.peak, result
 
 
 @dataclass
@@ -189,10 +188,31 @@ class _CachedBlock:
 
 
 def _resized(x: Tensor, size: list[int] | None, corners: bool, scales: Any = None) -> Tensor:
-    """The result of a resize, without the index arithmetic that PyTorch runs on meta tensors."""
+    """The result of a resize."""
     H, W = size or (int(n * s) for n, s in zip(x.shape[2:], scales, strict=True))
     like = suggest_memory_format(x)
     return torch.empty((*x.shape[:2], H, W), dtype=x.dtype, device="meta", memory_format=like)
+
+
+def _alike(x: Tensor, *_: Any) -> Tensor:
+    """The result of a normalisation or an activation."""
+    return torch.empty_like(x)
+
+
+def _projected(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+    """The result of a linear layer."""
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+# Python code of PyTorch computes these results on meta tensors: most of a prediction's time.
+_SHORTCUTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.upsample_bilinear2d.vec: _resized,
+    torch.ops.aten.upsample_bicubic2d.vec: _resized,
+    torch.ops.aten.linear.default: _projected,
+    torch.ops.aten.layer_norm.default: _alike,
+    torch.ops.aten.gelu.default: _alike,
+    torch.ops.aten.relu.default: _alike,
+}
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -222,7 +242,8 @@ class _Ledger(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = _resized(*args) if func in RESIZES else func(*args, **(kwargs or {}))
+        shortcut = _SHORTCUTS.get(func)
+        out = shortcut(*args) if shortcut else func(*args, **(kwargs or {}))
         for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._note(tensor)
