@@ -361,9 +361,9 @@ def cloud_distance(cloud: Array, truth: list[Array]) -> tuple[float, float]:
         return float("nan"), float("nan")
     true = thinned(np.concatenate(truth))
     ours = thinned(cloud)
-    there = cKDTree(true).query(ours)[0]
-    back = cKDTree(ours).query(true)[0]
-    return float(there.mean()), float(back.mean())
+    to_truth = cKDTree(true).query(ours)[0]
+    from_truth = cKDTree(ours).query(true)[0]
+    return float(to_truth.mean()), float(from_truth.mean())
 
 
 def thinned(points: Array) -> Array:

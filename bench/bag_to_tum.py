@@ -69,8 +69,8 @@ def registered(
     K, size: of the colour image (K by the corner rule), to which depth is resampled.
     """
     info_topic = topic.rsplit("/", 1)[0] + "/camera_info"
-    there = info_topic in recording.topics_of("sensor_msgs/msg/CameraInfo")
-    infos = [m for _, m in recording.messages(info_topic)] if there else []
+    has_info = info_topic in recording.topics_of("sensor_msgs/msg/CameraInfo")
+    infos = [m for _, m in recording.messages(info_topic)] if has_info else []
     theirs = corner_K(np.array(infos[0].k, float).reshape(3, 3)) if infos else K
     v, u = np.mgrid[: size[1], : size[0]] + 0.5
     x = ((u - K[0, 2]) / K[0, 0] * theirs[0, 0] + theirs[0, 2] - 0.5).astype(np.float32)

@@ -47,7 +47,7 @@ FLAT = 1.3  # largest mean cost of a keyframe, relative to that after the fewest
 LAP = 20  # submaps per lap of the ring
 COMPARED = 20  # windows of a sample whose time is compared
 
-Path3 = Callable[[int], Array]  # frame number -> pose T_world_camera [4, 4]
+PosePath = Callable[[int], Array]  # frame number -> pose T_world_camera [4, 4]
 
 
 def straight(n: int) -> Array:
@@ -78,7 +78,7 @@ def still(n: int) -> Array:
 class UnboundedTruth:
     """The truth for every stamp of an unbounded path, computed on access and not stored."""
 
-    def __init__(self, path: Path3) -> None:
+    def __init__(self, path: PosePath) -> None:
         self.path = path
         rows = np.linspace(1.6, 2.4, SIDE, dtype=np.float32)
         self.depth = np.ascontiguousarray(np.broadcast_to(rows[:, None], (SIDE, SIDE)))
@@ -90,7 +90,7 @@ class UnboundedTruth:
 class UnboundedSession(TruthSession):
     """TruthSession of an unbounded path, with a descriptor [384] that depends on the pose."""
 
-    def __init__(self, path: Path3) -> None:
+    def __init__(self, path: PosePath) -> None:
         super().__init__([], noise=NOISE)
         self._frames = UnboundedTruth(path)  # type: ignore[assignment]
         self._waves = np.random.default_rng(1).normal(size=(4, 384))
@@ -98,8 +98,8 @@ class UnboundedSession(TruthSession):
     def descriptor(self, stamp: int) -> Array:
         """Returns an artificial descriptor [384] float32, a smooth function of the pose."""
         T = self._frames["", stamp].T_world_camera
-        here = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
-        return np.cos(here @ self._waves * 0.7).astype(np.float32)
+        pose = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
+        return np.cos(pose @ self._waves * 0.7).astype(np.float32)
 
     def infer(self, window: Window) -> Prediction:
         """Like ``TruthSession.infer``, with descriptors."""
@@ -107,7 +107,7 @@ class UnboundedSession(TruthSession):
         return dataclasses.replace(super().infer(window), descriptor=descriptors)
 
 
-def start(path: Path3, **values: object) -> Pipeline:
+def start(path: PosePath, **values: object) -> Pipeline:
     """Returns a pipeline for tiny images of a path; ``values``: further parameters."""
     settings = {
         "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "map.max_points": 20_000,

@@ -39,7 +39,7 @@ from da3_ros.replay.run import replay
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
 
-BESIDE = ("publish", "prepare", "next frame")  # work that can run during a window
+PARALLEL = ("publish", "prepare", "next frame")  # work that can run during a window
 
 
 class Host:
@@ -95,10 +95,10 @@ class Spans:
 
 
 def overlapped(rows: list[dict]) -> dict[str, float]:
-    """Returns the share of time in which a window ran, for each kind of work in ``BESIDE``."""
+    """Returns the share of time in which a window ran, for each kind of work in ``PARALLEL``."""
     busy = [(r["begin_ms"], r["end_ms"]) for r in rows if r["span"] == "window"]
     shares = {}
-    for label in BESIDE:
+    for label in PARALLEL:
         total = shared = 0.0
         for row in (r for r in rows if r["span"] == label):
             begin, end = row["begin_ms"], row["end_ms"]
@@ -118,7 +118,7 @@ def settings(options: argparse.Namespace) -> dict:
     }  # fmt: skip
 
 
-def film_of(options: argparse.Namespace) -> SyntheticCamera:
+def make_camera(options: argparse.Namespace) -> SyntheticCamera:
     """Returns a camera on a walk through a room."""
     return SyntheticCamera(
         seed=1, size=(options.process_res, options.process_res * 3 // 4), walk="loop",
@@ -136,7 +136,7 @@ def open_stream(options: argparse.Namespace) -> tuple[Stream, Host]:
 
 def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFrame]:
     """Returns rendered images as raw frames with messages, as a subscriber receives them."""
-    camera, found = film_of(options), []
+    camera, found = make_camera(options), []
     for frame in camera:
         message = build.image(library, frame.stamp_ns, "camera", frame.image)
         known = (camera.calibration, True, "image")
@@ -176,12 +176,12 @@ def run_live(options: argparse.Namespace) -> dict:
     spans.rows, spans.start = [], time.perf_counter()
     before = stream.processed
 
-    def film() -> None:
+    def send_images() -> None:
         for pending in waiting[warm:]:
             time.sleep(1 / options.rate)
             stream.put(pending)
 
-    camera = threading.Thread(target=film, name="camera")
+    camera = threading.Thread(target=send_images, name="camera")
     with follow(session, spans), profiler(options) as profile:
         camera.start()
         while camera.is_alive() or stream.step():
@@ -200,7 +200,7 @@ def run_replay(options: argparse.Namespace) -> dict:
     spans = Spans()
     with tempfile.TemporaryDirectory() as folder:
         bag = Path(folder) / "bag"
-        write_synthetic_bag(bag, film_of(options))
+        write_synthetic_bag(bag, make_camera(options))
         spans.start = time.perf_counter()
         chosen = ReplayOptions(bag, Path(folder) / "out")
         with follow(session, spans):

@@ -225,13 +225,13 @@ def project_between_views(
     points = backproject(torch.where(known, d, 1.0), K, columns + 0.5, rows + 0.5)
     world = points @ T[..., :3, :3].transpose(-1, -2) + T[:, :, None, :3, 3]
     R, t = T[:, :, :3, :3], T[:, :, :3, 3]  # of the views that are projected into
-    there = world[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
-    there = torch.einsum("bimjc,bjcd->bimjd", there, R)
-    z = there[..., 2].clamp_min(1e-3)
+    in_view = world[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
+    in_view = torch.einsum("bimjc,bjcd->bimjd", in_view, R)
+    z = in_view[..., 2].clamp_min(1e-3)
     f, c = torch.diagonal(K, dim1=-2, dim2=-1)[..., :2], K[..., :2, 2]  # [B, N, 2]
-    uv = there[..., :2] / z[..., None] * f[:, None, None] + c[:, None, None]
+    uv = in_view[..., :2] / z[..., None] * f[:, None, None] + c[:, None, None]
     u, v = uv.unbind(-1)
-    inside = (u >= 0) & (u < W) & (v >= 0) & (v < H) & (there[..., 2] > 1e-3)
+    inside = (u >= 0) & (u < W) & (v >= 0) & (v < H) & (in_view[..., 2] > 1e-3)
     flat = v.clamp(0, H - 1).long() * W + u.clamp(0, W - 1).long()  # [B, N, M, N]
     looked = depth.flatten(2)[:, None, None].expand(-1, *flat.shape[1:3], -1, -1)
     surface = looked.gather(-1, flat[..., None])[..., 0]
