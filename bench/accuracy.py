@@ -1,14 +1,15 @@
-"""Accuracy on recordings with truth: trajectory (evo), depth and cloud, as a table and JSON.
+"""Accuracy on sequences with ground truth: trajectory (evo), depth and point cloud.
 
     python bench/accuracy.py DIR [DIR ...] -p model:=da3-base --out accuracy.json
 
 DIR is a sequence in the format of TUM RGB-D (rgb.txt, groundtruth.txt, depth.txt), of 7-Scenes
 (frame-000000.color.png, .pose.txt, .depth.png) or of EuRoC (mav0/cam0). The frames go through the
-pipeline that the live node and replay run. K is read from a camera_info.yaml in DIR where there is
-one, else from the format; ``--every 5`` takes every fifth frame.
+pipeline that the live node and the replay run. K is read from camera_info.yaml in DIR if that file
+exists, else it is the known K of the data set; ``--every 5`` uses every fifth frame.
 
-ATE is printed after Sim(3), after SE(3), and with the fitted scale: a Sim(3) fit hides a wrong
-scale. A cloud and depth are compared after the trajectory's Sim(3) and one median scale.
+The table has the ATE after a Sim(3) fit, the ATE after an SE(3) fit, and the fitted scale, because
+a Sim(3) fit hides a wrong scale. Depth is compared after one median scale, the point cloud after
+the Sim(3) fit of the trajectory. ``--out`` writes the same as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, fit_poses, resize_nearest
 from da3_ros.types import Array, Calibration, Frame
 
-MAX_GAP_S = 0.05  # between two true poses, or an image and its depth, that belong together
+MAX_GAP_S = 0.05  # between two true poses that are interpolated, or an image and its depth image
 CLOUD_VOXEL_M = 0.02
 TUM_K = {
     "freiburg1": (517.3, 516.5, 318.6, 255.3),
@@ -46,12 +47,12 @@ SEVEN_SCENES_K = (525.0, 525.0, 320.0, 240.0)
 
 
 class FormatError(ValueError):
-    """A folder that is none of the formats, or misses something."""
+    """A folder is in none of the formats, or has too few frames with a true pose."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image with what is known of it."""
+    """One image of a sequence, and its depth image if there is one."""
 
     stamp_ns: int
     image: Path
@@ -60,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """A recording with truth."""
+    """A sequence of images with true poses and, in some formats, true depth."""
 
     name: str
     items: list[Item]
@@ -68,10 +69,13 @@ class Sequence:
     stamps_ns: Array  # [M] of the true poses, ascending
     poses: Array  # [M, 4, 4] T_world_camera, metres
     depth_unit: float = 1.0  # metres per step of a depth image
-    no_depth: tuple[int, ...] = (0, 65535)
+    no_depth: tuple[int, ...] = (0, 65535)  # raw values that mean unknown depth
 
     def depth(self, item: Item) -> Array | None:
-        """[H, W] metres, NaN unknown; None where the format has none."""
+        """Returns the true depth [H, W] float32 in metres, NaN where unknown.
+
+        Returns None for an image without a depth image.
+        """
         if item.depth is None:
             return None
         raw = cv2.imread(str(item.depth), cv2.IMREAD_UNCHANGED)
@@ -79,7 +83,11 @@ class Sequence:
         return np.where(known, raw * self.depth_unit, np.nan).astype(np.float32)
 
     def pose(self, stamp_ns: int) -> Array | None:
-        """T_world_camera [4, 4] between the two nearest true poses; None where there is none."""
+        """Returns T_world_camera [4, 4], metres, interpolated between the nearest true poses.
+
+        Returns None before the first and after the last true pose, and in gaps of more than
+        ``MAX_GAP_S``.
+        """
         after = int(np.searchsorted(self.stamps_ns, stamp_ns))
         before = after - 1
         if after < len(self.stamps_ns) and self.stamps_ns[after] == stamp_ns:
@@ -89,14 +97,18 @@ class Sequence:
         start, end = self.stamps_ns[before], self.stamps_ns[after]
         if end - start > MAX_GAP_S * 1e9:
             return None
-        return between(self.poses[before], self.poses[after], (stamp_ns - start) / (end - start))
+        share = (stamp_ns - start) / (end - start)
+        return interpolated_pose(self.poses[before], self.poses[after], share)
 
 
-def between(start: Array, end: Array, share: float) -> Array:
-    """A pose on the way from one to another."""
+def interpolated_pose(start: Array, end: Array, share: float) -> Array:
+    """Returns the pose [4, 4] at ``share`` (0 to 1) of the motion from ``start`` to ``end``.
+
+    Rotations are interpolated by slerp, positions linearly.
+    """
     T = np.eye(4)
-    turns = Rotation.from_matrix(np.stack((start[:3, :3], end[:3, :3])))
-    T[:3, :3] = Slerp([0, 1], turns)(share).as_matrix()
+    rotations = Rotation.from_matrix(np.stack((start[:3, :3], end[:3, :3])))
+    T[:3, :3] = Slerp([0, 1], rotations)(share).as_matrix()
     T[:3, 3] = (1 - share) * start[:3, 3] + share * end[:3, 3]
     return T
 
@@ -105,7 +117,7 @@ def between(start: Array, end: Array, share: float) -> Array:
 
 
 def open_sequence(path: Path) -> Sequence:
-    """The sequence in a folder. Raises FormatError where it is none of the formats."""
+    """Returns the sequence in a folder. Raises FormatError if it has none of the formats."""
     if (path / "rgb.txt").exists():
         return open_tum(path)
     if any(path.glob("frame-*.color.*")):
@@ -113,19 +125,19 @@ def open_sequence(path: Path) -> Sequence:
     if (path / "mav0" / "cam0").is_dir():
         return open_euroc(path)
     raise FormatError(
-        f"{path} is no sequence: rgb.txt (TUM RGB-D), frame-*.color.png (7-Scenes) or mav0/cam0 "
-        "(EuRoC) is looked for"
+        f"{path} is not a sequence: it has no rgb.txt (TUM RGB-D), no frame-*.color.png "
+        "(7-Scenes) and no mav0/cam0 (EuRoC)"
     )
 
 
 def to_ns(seconds: str) -> int:
-    """Nanoseconds, exact, of a decimal number of seconds."""
+    """Returns a decimal number of seconds in nanoseconds, exact."""
     whole, _, part = seconds.partition(".")
     return int(whole) * 10**9 + int(part[:9].ljust(9, "0"))
 
 
 def table(path: Path, separator: str | None = None) -> list[list[str]]:
-    """Rows of a text file without its comments."""
+    """Returns the rows of a text file as lists of cells, without comments and empty lines."""
     lines = [line.strip() for line in path.read_text().splitlines()]
     return [
         [cell.strip() for cell in line.split(separator)]
@@ -135,14 +147,17 @@ def table(path: Path, separator: str | None = None) -> list[list[str]]:
 
 
 def rigid(position: list[float], quaternion: list[float]) -> Array:
-    """[4, 4] of x y z and quaternion x y z w."""
+    """Returns the pose [4, 4] with a position (x, y, z) and a quaternion (x, y, z, w)."""
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = matrix_from_quaternion(np.array(quaternion)), position
     return T
 
 
 def pinhole(path: Path, image: Path, K: tuple[float, ...]) -> Calibration:
-    """Of the folder's camera_info.yaml, or of fx fy cx cy."""
+    """Returns the calibration in the folder's camera_info.yaml, else the one with ``K``.
+
+    ``image`` gives the size; ``K``: (fx, fy, cx, cy) in pixels.
+    """
     own = path / CALIBRATION_FILE
     if own.exists():
         return read_calibration(own)
@@ -152,7 +167,11 @@ def pinhole(path: Path, image: Path, K: tuple[float, ...]) -> Calibration:
 
 
 def open_tum(path: Path) -> Sequence:
-    """TUM RGB-D: lists of ``stamp file`` and of ``stamp tx ty tz qx qy qz qw``; 5000 is 1 m."""
+    """Reads a sequence of TUM RGB-D.
+
+    rgb.txt and depth.txt hold lines of ``stamp file``, groundtruth.txt lines of
+    ``stamp tx ty tz qx qy qz qw``; a depth value of 5000 is 1 m.
+    """
     depths = table(path / "depth.txt") if (path / "depth.txt").exists() else []
     depth_ns = np.array([to_ns(row[0]) for row in depths], dtype=np.int64)
     items = []
@@ -172,7 +191,10 @@ def open_tum(path: Path) -> Sequence:
 
 
 def open_seven_scenes(path: Path) -> Sequence:
-    """7-Scenes: per frame a colour image, depth in mm, and the camera-to-world matrix; 30 Hz."""
+    """Reads a sequence of 7-Scenes.
+
+    Each frame has a colour image, depth in mm, and the camera-to-world matrix; the rate is 30 Hz.
+    """
     items, poses = [], []
     for image in sorted(path.glob("frame-*.color.*")):
         stem = image.name.split(".")[0]
@@ -189,7 +211,7 @@ def open_seven_scenes(path: Path) -> Sequence:
 
 
 def open_euroc(path: Path) -> Sequence:
-    """EuRoC: cam0, its sensor.yaml, and the body's true poses; no depth."""
+    """Reads a sequence of EuRoC: cam0, its sensor.yaml, and the true body poses; no depth."""
     folder = path / "mav0" / "cam0"
     rows = table(folder / "data.csv", ",")
     items = [Item(int(row[0]), folder / "data" / row[1], None) for row in rows]
@@ -214,28 +236,29 @@ def open_euroc(path: Path) -> Sequence:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one sequence; lengths in metres. NaN where the format has no truth for it."""
+    """Results for one sequence; NaN if the format has no ground truth for a quantity."""
 
     name: str
     frames: int
     path_m: float
     ate_sim3_m: float
     ate_se3_m: float
-    scale: float  # metres per unit of our trajectory that fits the truth
-    rpe_m: float  # from frame to frame, after Sim(3)
+    scale: float  # metres per unit of our trajectory, from the Sim(3) fit
+    rpe_m: float  # between consecutive frames, after the Sim(3) fit
     rpe_deg: float
     abs_rel: float = float("nan")
     delta1: float = float("nan")
-    cloud_accuracy_m: float = float("nan")  # mean distance from our cloud to the true one
-    cloud_completeness_m: float = float("nan")  # and back
-    refused: int = 0  # windows that did not fit
+    cloud_accuracy_m: float = float("nan")  # mean distance from our points to the true cloud
+    cloud_completeness_m: float = float("nan")  # mean distance from true points to our cloud
+    refused: int = 0  # windows whose alignment was refused
     seconds_per_frame: float = float("nan")
 
 
 def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=None) -> Accuracy:
-    """Run a sequence through the pipeline and compare with its truth.
+    """Runs a sequence through the pipeline and compares the result with the ground truth.
 
-    Raises FormatError where fewer than three frames have a true pose.
+    ``session``: replaces the network that ``config`` names. Raises FormatError if fewer than three
+    frames have a true pose.
     """
     pipeline = Pipeline(config, session)
     pairs, clouds, seconds = [], [], []
@@ -256,9 +279,9 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
     ours = np.array([p.T_map_camera for p in pairs])
     true = np.array([p.T_room_camera for p in pairs])
     depth = depth_errors(pairs)
-    place = fit_poses(ours, true, depth.scale)
+    fit = fit_poses(ours, true, depth.scale)
     accuracy, completeness = cloud_distance(
-        place.points(pipeline.map.scene(np.eye(4)).map_points().astype(np.float64)), clouds
+        fit.points(pipeline.map.scene(np.eye(4)).map_points().astype(np.float64)), clouds
     )
     return Accuracy(
         name=sequence.name,
@@ -275,7 +298,7 @@ def measure(sequence: Sequence, config: PipelineConfig, every: int = 1, session=
 
 
 def track(sequence: Sequence, pipeline: Pipeline, every: int) -> Iterator[tuple]:
-    """Every n-th item with what the pipeline made of it."""
+    """Yields every n-th item (n: ``every``) with its tracked frame."""
     items = {item.stamp_ns: item for item in sequence.items[::every]}
     for stamp_ns, item in items.items():
         image = cv2.cvtColor(cv2.imread(str(item.image)), cv2.COLOR_BGR2RGB)
@@ -287,9 +310,10 @@ def track(sequence: Sequence, pipeline: Pipeline, every: int) -> Iterator[tuple]
 
 
 def trajectory(ours: Array, true: Array) -> dict[str, float]:
-    """ATE after both fits, the scale, and RPE over neighbouring frames, by evo.
+    """Returns ATE after the Sim(3) and the SE(3) fit, the scale, and RPE of consecutive frames.
 
-    evo refuses centres that do not move or lie on an exact line; a fit by rotations stands in.
+    ours, true: poses [N, 4, 4], camera-to-world. Computed by evo. evo cannot fit camera centres
+    that are all equal or exactly on a line; then the fit uses the rotations (``fit_poses``).
     """
     from evo.core.geometry import GeometryException
     from evo.core.metrics import APE, RPE, PoseRelation, StatisticsType
@@ -322,24 +346,28 @@ def trajectory(ours: Array, true: Array) -> dict[str, float]:
 
 
 def world_points(depth: Array, K: Array, T: Array) -> Array:
-    """Known points [M, 3] of a depth image in the world."""
+    """Returns the world points [M, 3], metres, of the finite pixels of a depth image [H, W]."""
     points = backproject(depth, K)[np.isfinite(depth)]
     return np.asarray(points @ T[:3, :3].T + T[:3, 3])
 
 
 def cloud_distance(cloud: Array, truth: list[Array]) -> tuple[float, float]:
-    """Mean distance from ``cloud`` [M, 3] to the nearest true point, and the other way round."""
+    """Returns the mean distances, metres, from our points to the true cloud and the reverse.
+
+    cloud: our points [M, 3]; truth: clouds [M, 3]. Both are thinned to ``CLOUD_VOXEL_M``. NaN if
+    either is empty.
+    """
     if not len(cloud) or not truth:
         return float("nan"), float("nan")
     true = thinned(np.concatenate(truth))
     ours = thinned(cloud)
-    there = cKDTree(true).query(ours)[0]
-    back = cKDTree(ours).query(true)[0]
-    return float(there.mean()), float(back.mean())
+    to_truth = cKDTree(true).query(ours)[0]
+    from_truth = cKDTree(ours).query(true)[0]
+    return float(to_truth.mean()), float(from_truth.mean())
 
 
 def thinned(points: Array) -> Array:
-    """One of the points in each voxel."""
+    """Returns the first of the points [M, 3] in each voxel of ``CLOUD_VOXEL_M``."""
     _, first = np.unique(
         np.floor(points / CLOUD_VOXEL_M).astype(np.int64), axis=0, return_index=True
     )
@@ -364,7 +392,7 @@ COLUMNS = {
 
 
 def row(found: Accuracy) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     values = asdict(found)
     cells = [values[name] for name in COLUMNS]
     text = [f"{v:.4f}" if isinstance(v, float) else str(v) for v in cells]
@@ -380,7 +408,7 @@ def main() -> None:
         "-p", dest="parameters", action="append", default=[], metavar="NAME:=VALUE"
     )
     parser.add_argument("--config", type=Path, help="YAML file of parameters")
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1, help="use every n-th frame")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     config = load_config(options.config, options.parameters).pipeline

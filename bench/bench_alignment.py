@@ -1,4 +1,4 @@
-"""How well windows join: ours against the two obvious ways, a chain of windows and an oracle.
+"""Drift of window alignment: WindowAligner against simpler methods and an oracle.
 
     python bench/bench_alignment.py drift --frames 500 --out bench/results/alignment-drift.json
     python bench/bench_alignment.py keyframes --out bench/results/alignment-keyframes.json
@@ -7,16 +7,25 @@
     python bench/bench_alignment.py cost --out bench/results/alignment-cost.json
     python bench/bench_alignment.py gate --frames 150 --out bench/results/alignment-gate.json
 
-Windows are exact (rendered depth and poses), each in a unit and a world of its own, with noise.
-Every way of joining gets the same windows with the same noise. The oracle is our solver told what
-nobody can know: the standard deviations of all noise, and which pixels are no outliers. "Told" is
-ours where somebody says each window's unit to 1 %.
-Numbers are of the room in the scene, which should never move: RMS error of the camera's place
-after the best Sim(3) (evo), standard deviation of the room's turn and of its scale. ``network``
-takes the windows of da3-tiny instead, the same for every method, and gives the camera's ATE (evo).
-``gate``: every fifth window has one half that is wrong (depth by 1.5, shared views turned by 20
-degrees, or those of other places); what the residual gate refuses of these and of honest ones, and
-the path's error with and without it.
+Methods ("ours" is WindowAligner):
+
+    ours, told      the unit of each window is given with an error of 1 %
+    oracle          the standard deviations of all noise and the outlier pixels are given
+    least squares   plain least squares over all points of the shared views
+    chain           the same, but each window is aligned only to the previous window
+    centres         camera centres of the shared views only
+
+``drift``: windows are exact (rendered depth and poses) plus noise, each in a unit and a coordinate
+frame of its own; all methods get the same windows. The true room, transformed into the scene by
+each window's alignment, should not move. The table gives its movement: RMS error of the camera
+position after the best Sim(3) (evo), standard deviation of the room's rotation and of its scale.
+``keyframes``: the same for 0 to 3 keyframes in windows of equal size.
+``network``: windows of da3-tiny, the same for every method; the table gives the ATE (evo).
+``nees``: consistency of the covariance of an alignment. ``cost``: milliseconds per alignment.
+``gate``: half of every fifth window is wrong (depth times 1.5 in half of the image, half of the
+shared views rotated by 20 degrees, or with the depth of another place); the table gives the shares
+of wrong and of correct windows that the residual gate refuses, and the path's error with and
+without the gate.
 """
 
 from __future__ import annotations
@@ -66,7 +75,11 @@ WALKS = ("straight", "spot", "loop", "handheld", "still")
 
 
 def fit_points(source: Array, target: Array, weights: Array) -> Similarity | None:
-    """Weighted least-squares Sim(3) of points [M, 3] (Umeyama, PAMI 1991), or None."""
+    """Returns the weighted least-squares Sim(3) from ``source`` to ``target``.
+
+    source, target: points [M, 3]; weights [M]. Returns None if the points do not determine a
+    positive scale. Method: Umeyama, PAMI 1991.
+    """
     w = (weights / weights.sum())[:, None]
     mean_s, mean_t = (w * source).sum(axis=0), (w * target).sum(axis=0)
     s, t = source - mean_s, target - mean_t
@@ -81,15 +94,15 @@ def fit_points(source: Array, target: Array, weights: Array) -> Similarity | Non
 
 
 def accepted(fit: Similarity | None) -> Alignment | None:
-    """An alignment that nobody doubts."""
+    """Returns ``fit`` as an accepted alignment, None for None."""
     return None if fit is None else Alignment(fit, True, float("nan"), 1.0)
 
 
-class Centres:
-    """Join by the camera centres of the shared frames alone."""
+class CameraCentreAligner:
+    """Aligns windows by the camera centres of the shared views only."""
 
     def align(self, shared_views, prediction, indices, scale=None):
-        """As WindowAligner; the first windows (fewer than three centres) get the rotations."""
+        """Like ``WindowAligner.align``, which it calls for fewer than three shared views."""
         known = np.array([a.T_ref_camera for a in shared_views])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
@@ -98,11 +111,11 @@ class Centres:
         return accepted(fit_points(poses[:, :3, 3], known[:, :3, 3], ones))
 
 
-class LeastSquares:
-    """Join by all shared points, plain least squares."""
+class LeastSquaresAligner:
+    """Aligns windows by plain least squares over all points of the shared views."""
 
     def align(self, shared_views, prediction, indices, scale=None):
-        """As WindowAligner."""
+        """Like ``WindowAligner.align``."""
         source, target = [], []
         for shared_view, i in zip(shared_views, indices, strict=True):
             ours = prediction.depth[i].reshape(-1)[shared_view.pixels].astype(np.float64)
@@ -115,15 +128,15 @@ class LeastSquares:
         return accepted(fit_points(points, np.concatenate(target), np.ones(len(points))))
 
 
-class Chain(LeastSquares):
-    """Join each window to the one before it alone, by plain least squares over shared points."""
+class ChainAligner(LeastSquaresAligner):
+    """Aligns each window only to the previous one, by plain least squares over shared points."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Array, Array]] = {}
 
     def align(self, shared_views, prediction, indices, scale=None):
-        """As WindowAligner, with what the previous window said, not what the scene knows."""
-        # The previous window's new view was placed by it and by no other.
+        """Like ``WindowAligner.align``, with depth and poses of the previous window only."""
+        # A view with one observation was new in the previous window: only that window placed it.
         pairs = [
             (self._as_last(a), i)
             for a, i in zip(shared_views, indices, strict=True)
@@ -147,33 +160,33 @@ class Chain(LeastSquares):
         return dataclasses.replace(shared_view, depth=depth.astype(np.float64), T_ref_camera=T)
 
 
-class Oracle(WindowAligner):
-    """Our solver with the true variances, and scales of pixels that are no outliers."""
+class OracleAligner(WindowAligner):
+    """WindowAligner with the true variances of the noise, and without outlier pixels."""
 
     def __init__(self, noise: Noise, frames: list[Truth]) -> None:
         super().__init__()
         self._true = {f.stamp_ns: f.depth for f in frames}
         per_frame = np.hypot(noise.per_frame, noise.smooth / 3)
         sigma = np.array([per_frame, np.radians(noise.rotation_deg), noise.translation])
-        self.noise_model = Known(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
+        self.noise_model = FixedNoiseModel(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
 
     def align(self, shared_views, prediction, indices, scale=None):
-        """As WindowAligner."""
+        """Like ``WindowAligner.align``."""
         depth = prediction.depth.copy()
         kept = []
         for shared_view, i in zip(shared_views, indices, strict=True):
             true = self._true[shared_view.view.stamp_ns]
-            depth[i] = np.where(inlying(depth[i] / true), depth[i], np.nan)
-            good = inlying(shared_view.depth / true.reshape(-1)[shared_view.pixels])
+            depth[i] = np.where(inlier_mask(depth[i] / true), depth[i], np.nan)
+            good = inlier_mask(shared_view.depth / true.reshape(-1)[shared_view.pixels])
             cut = {n: getattr(shared_view, n)[good] for n in ("pixels", "depth", "confidence")}
             kept.append(dataclasses.replace(shared_view, **cut))
         return super().align(kept, dataclasses.replace(prediction, depth=depth), indices)
 
 
-class Told(WindowAligner):
-    """Ours, told by somebody what each window's unit is, to 1 %."""
+class KnownUnitAligner(WindowAligner):
+    """WindowAligner that is given the unit of each window, with an error of ``SIGMA``."""
 
-    SIGMA = 0.01
+    SIGMA = 0.01  # relative
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +195,7 @@ class Told(WindowAligner):
         self._scene: float | None = None  # scene units per metre
 
     def align(self, shared_views, prediction, indices, scale=None):
-        """As WindowAligner."""
+        """Like ``WindowAligner.align``."""
         error = float(np.exp(self.SIGMA * self._rng.standard_normal()))
         known = None
         if self._scene is not None:
@@ -193,8 +206,8 @@ class Told(WindowAligner):
         return found
 
 
-def inlying(ratio: Array) -> Array:
-    """Which of the ratios to the truth are noise about one unit, outliers left out."""
+def inlier_mask(ratio: Array) -> Array:
+    """Returns which ratios to the truth [...] lie within 8 % of their robust mean, bool [...]."""
     log = np.log(ratio)
     known = np.isfinite(log)
     if known.sum() < 10:
@@ -202,18 +215,18 @@ def inlying(ratio: Array) -> Array:
     return np.abs(log - robust_mean(log[known], np.ones(int(known.sum())))) < 0.08
 
 
-class Known:
-    """A spread that is told and learns nothing."""
+class FixedNoiseModel:
+    """A noise model with given variances, which it does not update."""
 
     def __init__(self, variance: Array) -> None:
         self.variance = variance
 
     def add(self, squares: Array, freedom: Array) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 def walk_truth(kind: str, frames: int, seed: int, size: tuple[int, int] = SIZE) -> list[Truth]:
-    """Exact depth and poses along a walk."""
+    """Returns exact depth and poses of ``frames`` frames, 0.1 s apart, along a walk in a room."""
     room = make_room(seed)
     poses = make_walk(room, kind, frames, seed)
     K = intrinsics(size, 65.0)
@@ -229,41 +242,47 @@ def walk_truth(kind: str, frames: int, seed: int, size: tuple[int, int] = SIZE) 
 
 
 def calibration(size: tuple[int, int]) -> Calibration:
-    """Of the rendered images (ROS pixel rule)."""
+    """Returns the calibration of the rendered images (ROS pixel rule)."""
     K = intrinsics(size, 65.0)
     K[:2, 2] -= 0.5
     return Calibration(size[0], size[1], K)
 
 
 class Recorder:
-    """Notes where a joiner places windows: the room in the scene, which should never move."""
+    """Records each alignment as the transform from the true room to the scene, and its time.
+
+    The transforms of all windows are equal if the alignments have no error.
+    """
 
     def __init__(self, aligner, session: TruthSession) -> None:
         self.aligner, self.session = aligner, session
-        self.rooms: list[Similarity] = []
-        self.seconds: list[float] = []
+        self.rooms: list[Similarity] = []  # from the room, metres, to the scene
+        self.seconds: list[float] = []  # of each alignment
 
     def align(self, *arguments, **values):
-        """As the joiner."""
+        """Calls the aligner and records its result."""
         start = time.perf_counter()
         found = self.aligner.align(*arguments, **values)
         self.seconds.append(time.perf_counter() - start)
         if found is not None:
-            place, T = found.T_ref_window, self.session.T_window_world
-            unit = place.scale * self.session.unit
-            R = place.R @ T[:3, :3]
-            t = place.points(self.session.unit * T[:3, 3])
+            fit, T = found.T_ref_window, self.session.T_window_world
+            unit = fit.scale * self.session.unit
+            R = fit.R @ T[:3, :3]
+            t = fit.points(self.session.unit * T[:3, 3])
             self.rooms.append(Similarity(unit, R, t))
         return found
 
 
 def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values) -> Recorder:
-    """Send exact windows with noise through the pipeline, joined by ``aligner``."""
+    """Runs exact windows with noise through the pipeline, aligned by ``aligner``.
+
+    ``values``: further parameters. The recorder has no transforms if the track was lost.
+    """
     size = truth[0].depth.shape[::-1]
     settings = {"process_res": max(size), "map.enabled": False, **values}
     session = TruthSession(truth, seed=seed, noise=noise)
     pipeline = Pipeline(config_from_parameters(settings), session)
-    if isinstance(aligner, Told):
+    if isinstance(aligner, KnownUnitAligner):
         aligner.session = session
     recorder = Recorder(aligner or WindowAligner(), session)
     pipeline.odometry.aligner = recorder
@@ -271,47 +290,55 @@ def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values)
     for f in truth:
         list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
     if pipeline.odometry.segment or pipeline.counters["windows_refused"]:
-        recorder.rooms = []  # lost: no one scene
+        recorder.rooms = []  # lost: the windows are not in one segment
     return recorder
 
 
-def wander(poses: Array) -> float:
-    """How far a camera that stands still seems to be from its mean place, RMS."""
+def position_spread(poses: Array) -> float:
+    """Returns the RMS distance of camera positions from their mean; poses [N, 4, 4].
+
+    Stands in for the ATE of a camera that does not move.
+    """
     off = poses[:, :3, 3] - poses[:, :3, 3].mean(axis=0)
     return float(np.sqrt((off**2).sum(axis=1).mean()))
 
 
 def drift(recorder: Recorder, truth: list[Truth]) -> dict:
-    """How far the room moves in the scene: of the camera's place after the best Sim(3), of turn
-    and of scale the standard deviation. A frame's own noise is no part of it."""
+    """Returns how far the true room moves in the scene while windows are aligned.
+
+    place_m: RMS error of the camera position after the best Sim(3), metres; turn_deg: standard
+    deviation of the room's rotation, degrees; scale: of the logarithm of its scale. All are
+    infinite if the track was lost. Noise of single frames is not included, because true poses are
+    transformed by the alignments.
+    """
     true = np.array([f.T_world_camera for f in truth])
     path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
     rooms, count = recorder.rooms, len(truth) - 1
     if len(rooms) < count:
         return {"path_m": path, "place_m": np.inf, "turn_deg": np.inf, "scale": np.inf}
     rooms, true, unit = rooms[-count:], true[1:], rooms[0].scale
-    placed = np.array([room.pose(T) for room, T in zip(rooms, true, strict=True)])
+    placed = np.array([fit.pose(T) for fit, T in zip(rooms, true, strict=True)])
     placed[:, :3, 3] /= unit
-    turns = Rotation.from_matrix(np.array([room.R for room in rooms]))
+    turns = Rotation.from_matrix(np.array([fit.R for fit in rooms]))
     turn = (turns * turns.mean().inv()).magnitude()
     return {
         "path_m": path,
-        "place_m": trajectory_error(placed, true) if path > 0.1 else wander(placed),
+        "place_m": trajectory_error(placed, true) if path > 0.1 else position_spread(placed),
         "turn_deg": float(np.degrees(np.sqrt(np.mean(turn**2)))),
-        "scale": float(np.std(np.log([room.scale for room in rooms]))),
+        "scale": float(np.std(np.log([fit.scale for fit in rooms]))),
     }
 
 
 def make_aligner(method: str, noise: Noise, truth: list[Truth]):
-    """A fresh one of METHODS."""
+    """Returns a new aligner for one of ``METHODS``."""
     if method == "oracle":
-        return Oracle(noise, truth)
+        return OracleAligner(noise, truth)
     plain = {
         "ours": WindowAligner,
-        "ours, told": Told,
-        "centres": Centres,
-        "least squares": LeastSquares,
-        "chain": Chain,
+        "ours, told": KnownUnitAligner,
+        "centres": CameraCentreAligner,
+        "least squares": LeastSquaresAligner,
+        "chain": ChainAligner,
     }
     return plain[method]()
 
@@ -320,7 +347,7 @@ METHODS = ("ours", "ours, told", "oracle", "least squares", "chain", "centres")
 
 
 def drift_rows(options: argparse.Namespace) -> list[dict]:
-    """Every walk, noise and method."""
+    """Returns a row for every walk, noise case and method."""
     rows = []
     for walk in options.walks:
         truth = walk_truth(walk, options.frames, options.seed)
@@ -334,7 +361,7 @@ def drift_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def keyframe_rows(options: argparse.Namespace) -> list[dict]:
-    """The same walks with and without keyframes in windows of equal size."""
+    """Returns rows for the same walks with 0 to 3 keyframes in windows of equal size."""
     rows = []
     for walk in options.walks:
         truth = walk_truth(walk, options.frames, options.seed)
@@ -345,18 +372,18 @@ def keyframe_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-class Cached(Session):
-    """A network that is asked only once about the same views."""
+class CachedSession(Session):
+    """Keeps the predictions of a session, so that each set of views is inferred once."""
 
     def __init__(self, session: InferenceSession) -> None:
         self.session, self.found = session, {}
 
     def fit(self, *arguments):
-        """As the session."""
+        """Calls the session."""
         return self.session.fit(*arguments)
 
     def infer(self, window: Window):
-        """As the session."""
+        """Returns the kept prediction for the same views, else calls the session."""
         key = (window.wanted, *(view.stamp_ns for view in window.views))
         if key not in self.found:
             self.found[key] = self.session.infer(window)
@@ -364,16 +391,16 @@ class Cached(Session):
 
 
 def network_rows(options: argparse.Namespace) -> list[dict]:
-    """The network's own windows, joined by every method, with and without keyframes."""
+    """Returns rows for da3-tiny's windows, by method, without keyframes and with two."""
     config = {"model": options.model, "checkpoint": options.checkpoint, "process_res": 224}
     settings = config_from_parameters({**config, "device": "cpu"})
     rows = []
     for walk, seed in itertools.product(options.walks, options.rooms):
         pace = Pace(2.5, 0.5, 15.0)
         camera = SyntheticCamera(seed, (224, 168), walk=walk, frames=options.frames, pace=pace)
-        frames, session = list(camera), Cached(InferenceSession(settings.inference))
+        frames, session = list(camera), CachedSession(InferenceSession(settings.inference))
         for keyframes, method in itertools.product((0, 2), options.methods):
-            if method in ("oracle", "ours, told"):  # nobody knows the truth of a network
+            if method in ("oracle", "ours, told"):  # these need exact windows
                 continue
             values = {**config, "window.keyframes": keyframes, "map.enabled": False}
             found = network_row(camera, frames, session, make_aligner(method, FULL, []), values)
@@ -384,7 +411,7 @@ def network_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def network_row(camera: SyntheticCamera, frames: list, session, aligner, values: dict) -> dict:
-    """One run: length of the path, ATE, refused windows."""
+    """Runs one method and returns path length, ATE, rotation error and refused windows."""
     pipeline = Pipeline(config_from_parameters(values), session)
     pipeline.odometry.aligner = aligner
     results = []
@@ -403,7 +430,7 @@ def network_row(camera: SyntheticCamera, frames: list, session, aligner, values:
 
 
 def nees_rows(options: argparse.Namespace) -> list[dict]:
-    """Squared error over covariance and degrees of freedom, of the join of four frames."""
+    """Returns the NEES (over the degrees of freedom) of alignments of four views, by walk."""
     rows = []
     for walk in options.walks:
         some = walk_truth(walk, 40, options.seed)[::12]
@@ -418,31 +445,31 @@ def nees_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
-    """Anchors in metres with noise, a window with noise, and the similarity that is right."""
+    """Returns shared views in metres with noise, a prediction with noise, and the true fit."""
     black = np.zeros((*truth[0].depth.shape, 3), np.uint8)
     views = tuple(View(i, f.stamp_ns, black, f.K) for i, f in enumerate(truth))
     known = TruthSession(truth, seed=seed + 10_000, noise=noise)
     stored = known.infer(Window(0, views, 1))
-    place = true_place(known)
+    fit = true_fit(known)
     shared_views = []
     for i, view in enumerate(views):
         pixels = sample(np.isfinite(stored.depth[i]), SAMPLES)
-        depth = place.scale * stored.depth[i].reshape(-1)[pixels]
-        T = place.pose(stored.T_window_camera[i])
+        depth = fit.scale * stored.depth[i].reshape(-1)[pixels]
+        T = fit.pose(stored.T_window_camera[i])
         shared_views.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
     session = TruthSession(truth, seed=seed, noise=noise)
     prediction = session.infer(Window(0, views, 1))
-    return shared_views, prediction, true_place(session)
+    return shared_views, prediction, true_fit(session)
 
 
-def true_place(session: TruthSession) -> Similarity:
-    """Room from the newest window."""
+def true_fit(session: TruthSession) -> Similarity:
+    """Returns the transform from the newest window to the room, metres."""
     T = session.T_window_world
     return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
 
 
 def nees(aligner: WindowAligner, shared_views, prediction, truth: Similarity) -> float:
-    """Of one join, over its seven degrees of freedom."""
+    """Returns the NEES of one alignment over its seven degrees of freedom."""
     found = aligner.align(shared_views, prediction, range(len(shared_views)))
     fit, about = found.T_ref_window, found.pivot
     turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
@@ -451,8 +478,13 @@ def nees(aligner: WindowAligner, shared_views, prediction, truth: Similarity) ->
     return float(error @ np.linalg.solve(found.covariance, error) / 7)
 
 
-class Broken(TruthSession):
-    """The truth, but every fifth window has one half that is wrong; none for ``kind`` "none"."""
+class CorruptedSession(TruthSession):
+    """TruthSession whose every fifth window is wrong by half, from the eleventh window on.
+
+    kind: "half the image" (depth times 1.5 in its left half), "half the views" (half of the shared
+    views rotated by 20 degrees), "glued" (half of the shared views have the depth of another
+    place) or "none".
+    """
 
     def __init__(self, truth: list[Truth], seed: int, noise: Noise, kind: str) -> None:
         super().__init__(truth, seed=seed, noise=noise)
@@ -460,7 +492,7 @@ class Broken(TruthSession):
         self._truth = truth
 
     def infer(self, window: Window):
-        """As TruthSession."""
+        """Like ``TruthSession.infer``; sets ``bad``: whether the window was corrupted."""
         self.count += 1
         self.bad = self.kind != "none" and self.count > 10 and self.count % 5 == 0
         found = super().infer(window)
@@ -479,16 +511,16 @@ class Broken(TruthSession):
         return dataclasses.replace(found, depth=depth, T_window_camera=poses)
 
 
-class Noting:
-    """A joiner that notes what it refused of broken and of honest windows, and its time."""
+class GateRecorder:
+    """WindowAligner, with or without its gate, that records refusals and times."""
 
-    def __init__(self, session: Broken, gate: bool) -> None:
+    def __init__(self, session: CorruptedSession, gate: bool) -> None:
         self.aligner, self.session, self.gate = WindowAligner(), session, gate
-        self.refused = {True: [], False: []}
-        self.seconds: list[float] = []
+        self.refused = {True: [], False: []}  # by whether the window was corrupted
+        self.seconds: list[float] = []  # of each alignment
 
     def align(self, *arguments, **values):
-        """As WindowAligner."""
+        """Like ``WindowAligner.align``."""
         before, start = (alignment.MAX_BAD_BLOCKS, alignment.MAX_BAD_POSES), time.perf_counter()
         if not self.gate:
             alignment.MAX_BAD_BLOCKS, alignment.MAX_BAD_POSES = math.inf, (math.inf, 1)
@@ -502,16 +534,16 @@ class Noting:
 
 
 def gate_rows(options: argparse.Namespace) -> list[dict]:
-    """What the residual gate costs and saves."""
+    """Returns rows for each walk and kind of corruption, without and with the residual gate."""
     rows = []
     kinds = ("none", "half the image", "half the views", "glued")
     for walk, kind, gate in itertools.product(options.walks, kinds, (False, True)):
         truth = walk_truth(walk, options.frames, options.seed)
-        session = Broken(truth, 0, FULL, kind)
+        session = CorruptedSession(truth, 0, FULL, kind)
         settings = {"process_res": max(SIZE), "map.enabled": False}
         pipeline = Pipeline(config_from_parameters(settings), session)
-        noting = Noting(session, gate)
-        pipeline.odometry.aligner = noting
+        recorder = GateRecorder(session, gate)
+        pipeline.odometry.aligner = recorder
         found = []
         for f in truth:
             black = np.zeros((*SIZE[::-1], 3), np.uint8)
@@ -519,12 +551,12 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
         ours = np.array([r.T_world_camera for r in found])
         true = np.array([f.T_world_camera for f in truth])
         path = float(np.linalg.norm(np.diff(true[:, :3, 3], axis=0), axis=1).sum())
-        error = trajectory_error(ours, true) if path > 0.1 else wander(ours)
-        shares = {k: float(np.mean(v)) if v else 0.0 for k, v in noting.refused.items()}
+        error = trajectory_error(ours, true) if path > 0.1 else position_spread(ours)
+        shares = {k: float(np.mean(v)) if v else 0.0 for k, v in recorder.refused.items()}
         rows.append({
             "walk": walk, "broken": kind, "gate": gate, "refused_broken": shares[True],
             "refused_honest": shares[False], "ate_m": error,
-            "join_ms": 1e3 * statistics.median(noting.seconds),
+            "join_ms": 1e3 * statistics.median(recorder.seconds),
             "segments": pipeline.odometry.segment + 1,
         })  # fmt: skip
         show(rows[-1])
@@ -532,7 +564,7 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def cost_rows(options: argparse.Namespace) -> list[dict]:
-    """Milliseconds of a join in windows of eight views, three with depth, at 504x280."""
+    """Returns milliseconds per alignment in windows of eight views, three with depth, 504x280."""
     truth = walk_truth("straight", min(options.frames, 100), options.seed, (504, 280))
     rows = []
     for method in ("ours", "least squares"):
@@ -544,7 +576,7 @@ def cost_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def show(row: dict) -> None:
-    """A row of a table, as it comes."""
+    """Prints a row of the table."""
     cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()]
     print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -567,12 +599,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="?", default="drift", choices=KINDS)
-    parser.add_argument("--frames", type=int, default=500, help="of a walk; for nees: trials")
+    parser.add_argument("--frames", type=int, default=500, help="per walk; for nees: trials")
     parser.add_argument("--walks", nargs="+", default=WALKS)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--rooms", type=int, nargs="+", default=[37, 55], help="of network")
+    parser.add_argument(
+        "--rooms", type=int, nargs="+", default=[37, 55], help="seeds, for network"
+    )
     parser.add_argument("--model", default="da3-tiny")
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--out", type=Path)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Whether published covariances are right: squared error over covariance and degrees (NEES).
+"""Consistency of published covariances: normalised estimation error squared (NEES).
 
 Usage: bench_covariance.py truth|da3-tiny [--runs N] [--frames N] [--walks ...] [--out FILE]
 
-truth: exact windows with known noise, also noise that a window's views have in common; one is
-right, the bounds are those of chi-squared at 95 %. da3-tiny: its own windows of rendered rooms;
-more than one is overconfident. All numbers are of ``~/odom``, from the first frame on.
+NEES is divided by its six degrees of freedom: 1 is consistent, more than 1 is overconfident.
+truth: exact windows with known noise, some of it common to all views of a window; "low" and "high"
+are the 95 % bounds of chi-squared. da3-tiny: its predictions for rendered rooms. All numbers are
+of ``~/odom``, relative to the first frame.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ NOISES = {
     ),
     "along windows": dataclasses.replace(PIXELS, bend_deg=0.5, bend=0.01),
 }
-SETTLED = 5  # frames after which the noise is learned
+SETTLED = 5  # frames until the noise model has converged
 
 
 def settings(**values: Any):
-    """Parameters that leave out what covariances do not need."""
+    """Returns a configuration without map and loops, which covariances do not need."""
     base = {"model": "da3-tiny", "loop.enabled": False, "map.enabled": False}
     return config_from_parameters(base | values)
 
 
 def frames_of(walk: str, seed: int, size: tuple[int, int], count: int):
-    """A camera and its rendered frames."""
+    """Returns a camera and its rendered frames; ``size``: (width, height)."""
     camera = SyntheticCamera(seed=seed, size=size, walk=walk, frames=count)
     return camera, list(camera)
 
@@ -58,7 +59,7 @@ def frames_of(walk: str, seed: int, size: tuple[int, int], count: int):
 def run(
     pipeline: Pipeline, camera: SyntheticCamera, frames: Sequence[SyntheticFrame]
 ) -> list[TrackedFrame]:
-    """All frames through the pipeline."""
+    """Runs all frames through the pipeline and returns the tracked frames."""
     results = []
     for f in frames:
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
@@ -66,7 +67,10 @@ def run(
 
 
 def errors(results: list[TrackedFrame], frames: Sequence[SyntheticFrame], unit: float) -> Array:
-    """[N, 6] (place, rotation) of odometry; ``unit``: scene units per metre."""
+    """Returns the odometry errors [N, 6]: position in scene units, rotation vector in radians.
+
+    unit: scene units per metre.
+    """
     out = []
     for r, f in zip(results, frames, strict=True):
         true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
@@ -77,14 +81,14 @@ def errors(results: list[TrackedFrame], frames: Sequence[SyntheticFrame], unit: 
 
 
 def nees(results: list[TrackedFrame], error: Array) -> Array:
-    """[N] squared errors over covariance and degrees of freedom; NaN where that is unknown."""
+    """Returns the NEES [N] over the degrees of freedom; NaN for frames without a covariance."""
     unknown = np.full((6, 6), np.nan)
     P = np.array([unknown if r.covariance_odom is None else r.covariance_odom for r in results])
     return np.einsum("ni,ni->n", error, np.linalg.solve(P, error[:, :, None])[:, :, 0]) / 6
 
 
 def truth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per walk and noise."""
+    """Yields a row per walk and noise."""
     low, high = chi2.ppf([0.025, 0.975], 6 * options.runs) / (6 * options.runs)
     for walk in options.walks:
         camera, frames = frames_of(walk, 3, (112, 84), options.frames)
@@ -104,7 +108,7 @@ def truth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per walk, rooms of their own."""
+    """Yields a row per walk, each over ``options.runs`` rooms that da3-tiny was not trained on."""
     config = settings(process_res=224, **{"window.size": 6})
     for walk in options.walks:
         found, sizes = [], []
@@ -128,11 +132,11 @@ def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a table; write it with ``--out``."""
+    """Prints a table, and writes it with ``--out``. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("truth", "da3-tiny"))
-    parser.add_argument("--runs", type=int, default=20, help="of each row")
-    parser.add_argument("--frames", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=20, help="runs per row")
+    parser.add_argument("--frames", type=int, default=40, help="per run")
     parser.add_argument("--walks", nargs="+", default=list(WALKS), choices=WALKS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)

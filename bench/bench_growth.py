@@ -1,14 +1,14 @@
-"""Whether a long way costs more than a short one: time and memory per keyframe, in ratios.
+"""Growth of time and memory per keyframe or window in long runs, as ratios.
 
     python bench/bench_growth.py pipeline --out bench/results/growth-pipeline.json
     python bench/bench_growth.py filled --out bench/results/growth-filled.json
     python bench/bench_growth.py still --out bench/results/growth-still.json
 
-``pipeline``: the whole pipeline on exact windows along 1 000 submaps, straight on and round and
-round a ring with its loops. ``filled``: what the loop stage costs per keyframe with 100 to 10 000
-submaps behind it. ``still``: 20 000 windows of a camera that stands still. The slope of the second
-half, with its 95 % interval, is what it would add over the whole run. Times are those that the
-network's thread computes; graphs are solved on another one.
+``pipeline``: the whole pipeline on exact windows over 1 000 submaps, on a straight path and round
+a ring with loop closures. ``filled``: time of loop closure per keyframe with 100 to 10 000 earlier
+submaps. ``still``: 20 000 windows of a camera that stands still; the slope of the second half,
+with its 95 % interval, is given as the growth over the whole run. Times are processor times of
+the network's thread; pose graphs are solved on another thread. The exit code is 1 if a cost grows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from growth import judge
+from growth import measure_growth
 
 from da3_ros.config import LoopConfig, config_from_parameters
 from da3_ros.geometry.similarity import Similarity
@@ -43,22 +43,22 @@ SIDE = 28
 STEP_NS = 10**8
 NOISE = Noise(0.005, 0.0, 0.002, 0.02, 0.001)
 K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
-FLAT = 1.3  # times the cost of a keyframe after 100 submaps
-LAP = 20  # submaps round the ring
+FLAT = 1.3  # largest mean cost of a keyframe, relative to that after the fewest submaps
+LAP = 20  # submaps per lap of the ring
 COMPARED = 20  # windows of a sample whose time is compared
 
-Path3 = Callable[[int], Array]  # pose [4, 4] of a frame
+PosePath = Callable[[int], Array]  # frame number -> pose T_world_camera [4, 4]
 
 
 def straight(n: int) -> Array:
-    """Sideways, a fifth of the depth a frame: each shows something new."""
+    """Returns a pose on a sideways path, a fifth of the depth per frame: all are keyframes."""
     T = np.eye(4)
     T[0, 3] = 0.4 * n
     return T
 
 
 def ring(n: int) -> Array:
-    """Round and round, looking outwards."""
+    """Returns a pose on a ring, looking outwards."""
     angle = 2 * np.pi * n / (LAP * KEYFRAMES)
     T = np.eye(4)
     T[:3, :3] = [
@@ -71,14 +71,14 @@ def ring(n: int) -> Array:
 
 
 def still(n: int) -> Array:
-    """Where it was."""
+    """Returns the identity: a camera that stands still."""
     return np.eye(4)
 
 
-class Endless:
-    """The truth of every stamp of an endless walk; holds none of it."""
+class UnboundedTruth:
+    """The truth for every stamp of an unbounded path, computed on access and not stored."""
 
-    def __init__(self, path: Path3) -> None:
+    def __init__(self, path: PosePath) -> None:
         self.path = path
         rows = np.linspace(1.6, 2.4, SIDE, dtype=np.float32)
         self.depth = np.ascontiguousarray(np.broadcast_to(rows[:, None], (SIDE, SIDE)))
@@ -87,49 +87,49 @@ class Endless:
         return Truth(key[1], self.depth, self.path(key[1] // STEP_NS - 1), K)
 
 
-class Walking(TruthSession):
-    """The truth of an endless walk, and a descriptor of 384 numbers that goes with the place."""
+class UnboundedSession(TruthSession):
+    """TruthSession of an unbounded path, with a descriptor [384] that depends on the pose."""
 
-    def __init__(self, path: Path3) -> None:
+    def __init__(self, path: PosePath) -> None:
         super().__init__([], noise=NOISE)
-        self._frames = Endless(path)  # type: ignore[assignment]
+        self._frames = UnboundedTruth(path)  # type: ignore[assignment]
         self._waves = np.random.default_rng(1).normal(size=(4, 384))
 
-    def look(self, stamp: int) -> Array:
-        """What a place looks like, made up."""
+    def descriptor(self, stamp: int) -> Array:
+        """Returns an artificial descriptor [384] float32, a smooth function of the pose."""
         T = self._frames["", stamp].T_world_camera
-        here = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
-        return np.cos(here @ self._waves * 0.7).astype(np.float32)
+        pose = np.array([T[0, 3], T[2, 3], *T[[0, 2], 2]])
+        return np.cos(pose @ self._waves * 0.7).astype(np.float32)
 
     def infer(self, window: Window) -> Prediction:
-        """As TruthSession."""
-        seen = np.stack([self.look(view.stamp_ns) for view in window.views])
-        return dataclasses.replace(super().infer(window), descriptor=seen)
+        """Like ``TruthSession.infer``, with descriptors."""
+        descriptors = np.stack([self.descriptor(view.stamp_ns) for view in window.views])
+        return dataclasses.replace(super().infer(window), descriptor=descriptors)
 
 
-def start(path: Path3, **values: object) -> Pipeline:
-    """A pipeline on tiny images."""
+def start(path: PosePath, **values: object) -> Pipeline:
+    """Returns a pipeline for tiny images of a path; ``values``: further parameters."""
     settings = {
         "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "map.max_points": 20_000,
         "map.memory_mb": 16, **values,
     }  # fmt: skip
-    return Pipeline(config_from_parameters(settings), Walking(path))
+    return Pipeline(config_from_parameters(settings), UnboundedSession(path))
 
 
 def step(pipeline: Pipeline, n: int) -> float:
-    """Push frame ``n``; milliseconds."""
+    """Pushes frame ``n`` and returns this thread's processor time, milliseconds."""
     lens = K.copy()
     lens[:2, 2] -= 0.5
     black = np.zeros((SIDE, SIDE, 3), np.uint8)
     frame = Frame(STEP_NS * (n + 1), black, calibration=Calibration(SIDE, SIDE, lens))
-    before = time.thread_time()  # what this thread computes, whatever else the machine does
+    before = time.thread_time()  # independent of other load on the machine
     for _ in pipeline.push(frame):
         pass
     return 1e3 * (time.thread_time() - before)
 
 
 def pipeline_rows(options: argparse.Namespace) -> list[dict]:
-    """Median and mean cost of a keyframe around 100 submaps and at the end."""
+    """Returns median and mean cost of a keyframe around 100 submaps and at the end, by path."""
     rows = []
     for path in (straight, ring):
         pipeline, cost, at = start(path), [], []
@@ -153,63 +153,65 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def filled(submaps: int, dimensions: int) -> LoopScheduler:
-    """A loop stage that has come along so many submaps of a ring."""
-    stage, rng = LoopScheduler(), np.random.default_rng(0)
+def filled_scheduler(submaps: int, dimensions: int) -> LoopScheduler:
+    """Returns a loop scheduler that has received the keyframes of a straight path."""
+    scheduler, rng = LoopScheduler(), np.random.default_rng(0)
     for n in range(submaps * KEYFRAMES):
-        walk(stage, n, rng, dimensions)
-    return stage
+        add_keyframe(scheduler, n, rng, dimensions)
+    return scheduler
 
 
-def walk(stage: LoopScheduler, n: int, rng: np.random.Generator, dimensions: int) -> None:
-    """One more keyframe, with the window that brought it."""
+def add_keyframe(
+    scheduler: LoopScheduler, n: int, rng: np.random.Generator, dimensions: int
+) -> None:
+    """Adds keyframe ``n`` of a straight path, and a window, to ``scheduler``."""
     T = straight(n)
-    sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
+    covariance = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
     fit = Similarity(1.0, np.eye(3), np.zeros(3))
-    stage.add_window(Alignment(fit, True, 0.0, 1.0, sure, np.zeros(3)), T[:3, 3], 1.0)
+    scheduler.add_window(Alignment(fit, True, 0.0, 1.0, covariance, np.zeros(3)), T[:3, 3], 1.0)
     view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
     pixels = np.arange(SIDE * SIDE)
     depth = np.full(len(pixels), 2.0)
     shared_view = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
-    stage.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
+    scheduler.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
 
 
 def filled_rows(options: argparse.Namespace) -> list[dict]:
-    """Cost of a keyframe, and of a look for an old place like it, by how much is behind."""
+    """Returns the cost of a keyframe with its search for loops, by number of earlier submaps."""
     rows: list[dict] = []
     rng = np.random.default_rng(1)
     for submaps in options.filled:
-        stage, cost = filled(submaps, options.dimensions), []
+        scheduler, cost = filled_scheduler(submaps, options.dimensions), []
         for k in range(20 * KEYFRAMES):
             before = time.thread_time()
-            walk(stage, submaps * KEYFRAMES + k, rng, options.dimensions)
-            stage.limit_memory(0)
-            stage.try_close_loop(k, LoopConfig(), 8, refused, WindowAligner(), False)
+            add_keyframe(scheduler, submaps * KEYFRAMES + k, rng, options.dimensions)
+            scheduler.limit_memory(0)
+            scheduler.try_close_loop(k, LoopConfig(), 8, refuse_inference, WindowAligner(), False)
             cost.append(1e3 * (time.thread_time() - before))
         first = rows[0] if rows else None
         row = {"submaps": submaps, "median_ms": statistics.median(cost)}
         row |= {"mean_ms": statistics.mean(cost), "p99_ms": float(np.percentile(cost, 99))}
-        row["mib"] = len(pickle.dumps(stage._closure)) / 2**20
+        row["mib"] = len(pickle.dumps(scheduler._closure)) / 2**20
         row["mean_ratio"] = row["mean_ms"] / (first or row)["mean_ms"]
         rows.append(row)
         show(row)
     return rows
 
 
-def refused(window: Window) -> Prediction:
-    """A network that has no memory for the look: only the search is measured."""
+def refuse_inference(window: Window) -> Prediction:
+    """Raises WindowTooLargeError instead of verifying a loop: only the search is measured."""
     raise WindowTooLargeError("none")
 
 
 def still_rows(options: argparse.Namespace) -> list[dict]:
-    """Memory and time of windows of a camera that stands still, with and without loops.
+    """Returns memory and time of windows of a camera that stands still, with and without loops.
 
-    A window's time is a ratio to that of a pipeline that has just begun, measured in turn.
+    The time of a window is given relative to that of a new pipeline; both are measured in turn.
     """
     rows = []
     for loops in (True, False):
-        # Memory for 1 750 poses: the trajectory is full before the second half, as it would be
-        # after 100 000 frames.
+        # A trajectory limited to 1 750 poses is full before the second half begins, as a larger
+        # one would be after 100 000 frames.
         values = {"loop.enabled": loops, "map.memory_mb": 1, "map.max_points": 20_000}
         pipeline, each = start(still, **values), max(2 * COMPARED, options.windows // 100)
         tracemalloc.start()
@@ -218,14 +220,14 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
             for k in range(each - COMPARED):
                 step(pipeline, n * each + k)
             first = (n + 1) * each - COMPARED
-            cost.append(against_a_young_one(pipeline, first, start(still, **values)))
-            gc.collect()  # what Python keeps of freed tuples and lists counts as held
+            cost.append(time_ratio(pipeline, first, start(still, **values)))
+            gc.collect()  # freed tuples and lists that Python keeps would count as held
             held.append(tracemalloc.get_traced_memory()[0] / 2**20)
         tracemalloc.stop()
         row = {"loops": loops, "windows": 100 * each, "mib": held[-1]}
         row["time_ratio"] = statistics.median(cost[50:])
-        for name, series, room in (("memory", held, 0.02), ("time", cost, 0.1)):
-            found = judge(series, room)
+        for name, series, tolerance in (("memory", held, 0.02), ("time", cost, 0.1)):
+            found = measure_growth(series, tolerance)
             row |= {f"{name}_growth": found.growth, f"{name}_low": found.low}
             row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
         row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closure))
@@ -234,17 +236,17 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def against_a_young_one(pipeline: Pipeline, first: int, young: Pipeline) -> float:
-    """Median time of ``COMPARED`` windows from ``first`` on over that of a young pipeline's."""
+def time_ratio(pipeline: Pipeline, first: int, new: Pipeline) -> float:
+    """Returns the median time of ``COMPARED`` windows from ``first`` on, over a new pipeline's."""
     for k in range(COMPARED):  # until its window is full
-        step(young, k)
-    times = [(step(pipeline, first + k), step(young, COMPARED + k)) for k in range(COMPARED)]
+        step(new, k)
+    times = [(step(pipeline, first + k), step(new, COMPARED + k)) for k in range(COMPARED)]
     ours, theirs = zip(*times, strict=True)
     return statistics.median(ours) / statistics.median(theirs)
 
 
 def show(row: dict) -> None:
-    """One line."""
+    """Prints a row of the table."""
     cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
     print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -254,10 +256,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("pipeline", "filled", "still"))
-    parser.add_argument("--submaps", type=int, default=1000)
-    parser.add_argument("--filled", type=int, nargs="+", default=[100, 1000, 10_000])
-    parser.add_argument("--dimensions", type=int, default=384, help="of descriptors")
-    parser.add_argument("--windows", type=int, default=20_000)
+    parser.add_argument("--submaps", type=int, default=1000, help="for pipeline")
+    parser.add_argument(
+        "--filled", type=int, nargs="+", default=[100, 1000, 10_000],
+        help="numbers of earlier submaps, for filled",
+    )  # fmt: skip
+    parser.add_argument("--dimensions", type=int, default=384, help="of descriptors, for filled")
+    parser.add_argument("--windows", type=int, default=20_000, help="for still")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.disable(logging.WARNING)

@@ -1,7 +1,8 @@
-"""Where the time goes between a camera's stamp and our publication, at 30 Hz 640x480.
+"""Latency of the live node from image stamp to publication, by stage, at 30 Hz 640x480.
 
-Starts the synthetic camera (or a rig of them) and the node, listens to everything, prints a table
-and JSON; the stages are those of the node's own diagnostics. Compare runs on one machine only.
+Starts the synthetic camera (or a rig of them) and the node, subscribes to all its topics, and
+prints a table and JSON. The times of the stages come from the node's diagnostics. Results are
+comparable only on the same machine.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from da3_ros.ros.rclpy_library import RclpyLibrary
 
 
 def start(module, remaps, parameters):
-    """A node's module as a process."""
+    """Starts a node's module as a process, and returns the process."""
     command = [sys.executable, "-m", module, "--ros-args"]
     command += [part for r in remaps for part in ("-r", r)]
     command += [part for p in parameters for part in ("-p", p)]
@@ -31,7 +32,7 @@ def start(module, remaps, parameters):
 
 
 class Listener(Node):
-    """Receives all topics; keeps windows, the last status and when each cloud arrived."""
+    """Receives all topics; keeps windows, the last status, and the time each cloud arrived."""
 
     def __init__(self, cameras):
         super().__init__("bench")
@@ -45,33 +46,39 @@ class Listener(Node):
                 name = topic if topic.startswith("/") else base + topic
                 self.create_subscription(library.type(kind), name, lambda m: None, 10)
             self.create_subscription(
-                library.type("sensor_msgs/msg/PointCloud2"), base + "points", self._cloud, 10
+                library.type("sensor_msgs/msg/PointCloud2"), base + "points", self._on_cloud, 10
             )
         self.create_subscription(
-            library.type("diagnostic_msgs/msg/DiagnosticArray"), "/diagnostics", self._told, 10
+            library.type("diagnostic_msgs/msg/DiagnosticArray"),
+            "/diagnostics",
+            self._on_diagnostics,
+            10,
         )
         self.create_subscription(
             library.type("da3_ros/msg/Window"), "/da3/window", self.windows.append, 10
         )
         self.create_subscription(
-            library.type("da3_ros/msg/Status"), "/da3/status", self._status, 10
+            library.type("da3_ros/msg/Status"), "/da3/status", self._on_status, 10
         )
 
-    def _cloud(self, message):
+    def _on_cloud(self, message):
         self.arrivals[stamp_ns(message.header.stamp)] = time.time_ns()
 
-    def _told(self, message):
+    def _on_diagnostics(self, message):
         values = {v.key: v.value for v in message.status[0].values}
         self.stages = {
             k: float(v) for k, v in values.items() if k.endswith(("_median_s", "_p95_s"))
         }
 
-    def _status(self, message):
+    def _on_status(self, message):
         self.status = message
 
 
 def measure(seconds, parameters, count, rate_hz):
-    """Figures of one run of ``count`` cameras, seconds."""
+    """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
+
+    count: number of cameras; rate_hz: of each.
+    """
     names = [f"c{n}" for n in range(count)] if count > 1 else []
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
     camera = start(
@@ -97,7 +104,7 @@ def measure(seconds, parameters, count, rate_hz):
 
 
 def figures(listener, seconds):
-    """Medians of the parts."""
+    """Returns rates (1/s), medians and 95th percentiles of durations (s), and counts of a run."""
     inference = [w.inference_s for w in listener.windows]
     total = [w.total_s for w in listener.windows]
     received = [(t - s) / 1e9 for s, t in listener.arrivals.items()]
@@ -122,8 +129,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--cameras", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=30.0)
-    parser.add_argument("-p", "--param", action="append", default=[])
+    parser.add_argument("--rate", type=float, default=30.0, help="of each camera, Hz")
+    parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
     options = parser.parse_args()
     parameters = options.param or [
         "model:=da3-tiny", "checkpoint:=random", "process_res:=252",

@@ -1,18 +1,19 @@
-"""Loops on walks round a corridor: how far the end is off, what is found, what is imagined.
+"""Loop closure on walks round a corridor: drift, recall, and false loops.
 
     python bench/bench_loops.py rings --seeds 10 --out bench/results/loops-rings.json
     python bench/bench_loops.py twins --seeds 20 --out bench/results/loops-twins.json
     python bench/bench_loops.py recall --seeds 10 --out bench/results/loops-recall.json
     python bench/bench_loops.py network --seeds 2 --out bench/results/loops-network.json
 
-``rings``: 1.25 laps; windows are exact with noise, descriptors are da3-tiny's of the rendered
-images. Drift is how the scene at the end lies over the same place at the beginning: with and
-without loops. ``twins``: two corridors that look exactly alike, one after the other, 30 m apart,
-and a network that takes them for one when it sees both in a window: no loop may be closed.
-``recall``: share of the keyframes of the second time round for which one that sees half of the
-same is among the five most alike ones of the first, by the kind of descriptor.
-``network``: da3-tiny's own windows of rendered images. Of the looks at two keyframes that truly
-see the same, and of those that do not: how many it verifies; and the path with and without loops.
+``rings``: 1.25 laps; windows are exact plus noise, descriptors are those of da3-tiny for the
+rendered images. Drift is the error of the poses at the end relative to the earlier poses at the
+same position, without and with loop closure.
+``twins``: perceptual aliasing. Two identical corridors, 30 m apart, are visited one after the
+other, and the network predicts one place when a window has views of both: no loop may be closed.
+``recall``: share of the second lap's keyframes for which the five most similar earlier keyframes
+include one with a similar pose in the first lap, by kind of descriptor.
+``network``: windows of da3-tiny on rendered images: how many loop candidates it verifies, of those
+that are true and of those that are false; and the error of the path without and with loops.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession, at_size
 from da3_ros.types import Array, Calibration, Frame, Window
 
-SEEN = (140, 112)  # images, of which descriptors are made
-SIZE = (84, 70)  # depth
+SEEN = (140, 112)  # (width, height) of the images for descriptors
+SIZE = (84, 70)  # of depth
 NOISE = Noise(0.01, 0.02, 0.02, 0.5, 0.02)
 STEP_NS = 10**8
 
 
 class Descriptors:
-    """Mean patch features of da3-tiny, as the inference session gives them."""
+    """Computes several kinds of descriptors from the features of da3-tiny."""
 
     def __init__(self) -> None:
         self.network = build_network("da3-tiny")
@@ -54,7 +55,7 @@ class Descriptors:
 
     @torch.inference_mode()
     def __call__(self, images: Array) -> dict[str, Array]:
-        """Of images [N, h, w, 3], by kind."""
+        """Returns descriptors [N, D] float32 of images [N, h, w, 3] by kind."""
         kinds: dict[str, list] = {"class slot": [], "mean": [], "mean and spread": []}
         for some in np.array_split(images, max(1, len(images) // 32)):
             prefix = self.network.encode(normalize(torch.from_numpy(some))[None])
@@ -68,15 +69,15 @@ class Descriptors:
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """What a camera saw: the truth at the network's size, images, and what they look like."""
+    """A rendered walk."""
 
-    truth: list[Truth]
-    images: Array
-    descriptors: dict[str, Array]
+    truth: list[Truth]  # at SIZE
+    images: Array  # [N, h, w, 3] at SEEN
+    descriptors: dict[str, Array]  # by kind, [N, D]
 
 
 def walk_ring(seed: int, frames: int, laps: float, describe: Descriptors) -> Walk:
-    """A walk round the corridor of ``seed``."""
+    """Renders a walk round the corridor of ``seed``."""
     room = make_ring(seed)
     poses = ring_walk(room, frames, laps)
     K = intrinsics(SEEN, 70.0)
@@ -94,8 +95,8 @@ def walk_ring(seed: int, frames: int, laps: float, describe: Descriptors) -> Wal
     return Walk(at_size(truth, SIZE), seen, describe(seen))
 
 
-class Seeing(TruthSession):
-    """The truth with noise, and what views look like."""
+class DescriptorSession(TruthSession):
+    """TruthSession with noise and the descriptors of the rendered images."""
 
     def __init__(self, walk: Walk, seed: int) -> None:
         super().__init__(walk.truth, seed=seed, noise=NOISE)
@@ -103,28 +104,29 @@ class Seeing(TruthSession):
         self._descriptors = {f.stamp_ns: d for f, d in known}
 
     def infer(self, window: Window):
-        """As TruthSession."""
-        looks = np.stack([self._descriptors[view.stamp_ns] for view in window.views])
-        return dataclasses.replace(super().infer(window), descriptor=looks)
+        """Like ``TruthSession.infer``, with descriptors."""
+        descriptors = np.stack([self._descriptors[view.stamp_ns] for view in window.views])
+        return dataclasses.replace(super().infer(window), descriptor=descriptors)
 
 
-class Fooled(Seeing):
-    """Takes the second of two twins for the first, when it sees both in one window."""
+class AliasedSession(DescriptorSession):
+    """Places the second of two identical corridors in the first when verifying a loop."""
 
     def __init__(self, walk: Walk, seed: int, second: set[int], offset: Array) -> None:
+        """``second``: stamps of the second corridor's views, ``offset`` [3] metres away."""
         super().__init__(walk, seed)
-        self._second, self._offset, self.fooled = second, offset, 0
+        self._second, self._offset, self.aliased = second, offset, 0
 
     def infer(self, window: Window):
-        """As Seeing, but one place where there are two."""
+        """Like DescriptorSession, except for windows without new views that have both."""
         stamps = {view.stamp_ns for view in window.views}
         if not window.new and stamps & self._second and stamps - self._second:
-            self.fooled += 1
+            self.aliased += 1
             before, self._frames = (
                 self._frames,
                 {
                     key: dataclasses.replace(
-                        f, T_world_camera=moved(f.T_world_camera, -self._offset)
+                        f, T_world_camera=translated(f.T_world_camera, -self._offset)
                     )
                     if key[1] in self._second
                     else f
@@ -138,15 +140,15 @@ class Fooled(Seeing):
         return super().infer(window)
 
 
-def moved(T: Array, offset: Array) -> Array:
-    """A pose [4, 4] that lies elsewhere."""
+def translated(T: Array, offset: Array) -> Array:
+    """Returns the pose [4, 4] translated by ``offset`` [3]."""
     out = T.copy()
     out[:3, 3] += offset
     return out
 
 
 def run(walk: Walk, session: TruthSession, *, loops: bool) -> Pipeline:
-    """Send a walk through the pipeline."""
+    """Runs a walk through a pipeline with or without loop closure, and returns the pipeline."""
     values = {
         "process_res": max(SIZE), "window.size": 8, "map.voxel_m": 0.1, "loop.enabled": loops,
         "map.keep_images": False,
@@ -162,9 +164,11 @@ def run(walk: Walk, session: TruthSession, *, loops: bool) -> Pipeline:
 
 
 def end_error(pipeline: Pipeline, walk: Walk) -> dict[str, float]:
-    """How the last frames lie to where the camera was before at these places; and the whole path.
+    """Returns the errors of the last 30 frames relative to earlier frames, and the path's ATE.
 
-    end_m: median error of the way between both. scale: of the end over the beginning.
+    Each of the last frames is compared with the frame of the first half that is nearest to it in
+    truth. end_m: median error of the translation between both, metres; scale: median scale of the
+    end relative to that of the beginning; ate_m: of the whole path, metres.
     """
     poses = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
     true = np.array([f.T_world_camera for f in walk.truth])
@@ -187,26 +191,26 @@ def end_error(pipeline: Pipeline, walk: Walk) -> dict[str, float]:
 
 
 def length(poses: Sequence[Array]) -> float:
-    """Of a path."""
+    """Returns the length of the path through poses [4, 4]."""
     return float(np.linalg.norm(np.diff([T[:3, 3] for T in poses], axis=0), axis=1).sum())
 
 
 def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
-    """Each corridor with and without loops."""
+    """Returns a row per corridor, without and with loop closure."""
     found = []
     for seed in range(options.seeds):
         walk = walk_ring(seed, options.frames, 1.25, describe)
         row = {"seed": seed, "path_m": length([f.T_world_camera for f in walk.truth])}
         for loops in (False, True):
-            pipeline = run(walk, Seeing(walk, seed), loops=loops)
+            pipeline = run(walk, DescriptorSession(walk, seed), loops=loops)
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
             if loops:
-                closer = pipeline.loops._closure
-                row |= {"closed": pipeline.loops.closed, "found": closer.found}
+                closure = pipeline.loops._closure
+                row |= {"closed": pipeline.loops.closed, "found": closure.found}
                 row |= {
-                    "looks": closer.found + closer.refused,
-                    "submaps": len(closer._graph.nodes),
+                    "looks": closure.found + closure.refused,  # windows run to verify a loop
+                    "submaps": len(closure._graph.nodes),
                 }
         row["gain"] = row["end_m before"] / row["end_m"]
         found.append(row)
@@ -215,21 +219,21 @@ def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
 
 
 def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
-    """Two corridors that look alike."""
+    """Returns a row per pair of identical corridors."""
     found = []
     for seed in range(options.seeds):
         one = walk_ring(seed, options.frames // 2, 0.5, describe)
         offset = np.array([30.0, 0, 0])
         count = len(one.truth)
         twin = [
-            Truth(f.stamp_ns + count * STEP_NS, f.depth, moved(f.T_world_camera, offset), f.K)
+            Truth(f.stamp_ns + count * STEP_NS, f.depth, translated(f.T_world_camera, offset), f.K)
             for f in one.truth
         ]
-        looks = {k: np.concatenate((v, v)) for k, v in one.descriptors.items()}
-        walk = Walk(one.truth + twin, np.concatenate((one.images, one.images)), looks)
-        session = Fooled(walk, seed, {f.stamp_ns for f in twin}, offset)
+        descriptors = {k: np.concatenate((v, v)) for k, v in one.descriptors.items()}
+        walk = Walk(one.truth + twin, np.concatenate((one.images, one.images)), descriptors)
+        session = AliasedSession(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
-        row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.fooled}
+        row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.aliased}
         row |= {"found": pipeline.loops._closure.found, "segments": pipeline.odometry.segment + 1}
         found.append(row)
         show(row)
@@ -237,38 +241,39 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
 
 
 def recall_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
-    """Recall at 5 of every kind of descriptor."""
+    """Returns the recall at 5 of every kind of descriptor, without and with whitening."""
     walks = [walk_ring(seed, options.frames, 1.25, describe) for seed in range(options.seeds)]
     found = []
     for kind in walks[0].descriptors:
         for white in (False, True):
             hits: list[bool] = []
             for walk in walks:
-                hits += recalled(walk, kind, white)
+                hits += recall_hits(walk, kind, white)
             row = {"kind": kind, "whitened": white, "recall@5": float(np.mean(hits))}
             found.append(row | {"queries": len(hits)})
             show(found[-1])
     return found
 
 
-class Looking(Session):
-    """da3-tiny, and which pairs it was shown."""
+class VerificationRecorder(Session):
+    """Runs da3-tiny, and records for each loop verification whether the candidate is true."""
 
     def __init__(self, walk: Walk, settings: PipelineConfig) -> None:
         self.session = InferenceSession(settings.inference)
         self._true = {f.stamp_ns: f.T_world_camera for f in walk.truth}
-        self.true: list[bool] = []  # whether both keyframes of a look see the same
+        # Of each verification: whether both keyframes are within 1.5 m and 40 degrees.
+        self.true: list[bool] = []
 
     def fit(self, *arguments):
-        """As the session."""
+        """Calls the session."""
         return self.session.fit(*arguments)
 
     def prefetch(self, image) -> None:
-        """As the session."""
+        """Calls the session."""
         self.session.prefetch(image)
 
     def infer(self, window: Window):
-        """As the session."""
+        """Calls the session; a window without new views is the verification of a loop."""
         if not window.new:
             split = int(np.argmax(np.abs(np.diff([v.stamp_ns for v in window.views])))) + 1
             a, b = (self._true[window.views[i].stamp_ns] for i in (0, split))
@@ -278,7 +283,7 @@ class Looking(Session):
 
 
 def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
-    """Loops that da3-tiny finds by itself."""
+    """Returns a row per corridor with da3-tiny's predictions, without and with loop closure."""
     found = []
     for seed in range(options.seeds):
         walk = walk_ring(seed, options.frames, 1.25, describe)
@@ -289,8 +294,8 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
                 "loop.enabled": loops, "map.keep_images": False, "device": "cpu",
             }  # fmt: skip
             settings = config_from_parameters(values)
-            looking = Looking(walk, settings)
-            pipeline = Pipeline(settings, looking)
+            recorder = VerificationRecorder(walk, settings)
+            pipeline = Pipeline(settings, recorder)
             K = intrinsics(SEEN, 70.0)
             K[:2, 2] -= 0.5
             verdicts: list[int] = []
@@ -298,16 +303,16 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
                 frame = Frame(f.stamp_ns, image, calibration=Calibration(*SEEN, K))
                 for _ in pipeline.push(frame):
                     pass
-                missing = len(looking.true) - len(verdicts)
+                missing = len(recorder.true) - len(verdicts)
                 verdicts += [pipeline.loops._closure.found - sum(verdicts)] * missing
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
-        true = np.array(looking.true, bool)
-        seen = np.array(verdicts, bool)
+        true = np.array(recorder.true, bool)
+        verified = np.array(verdicts, bool)
         row |= {"closed": pipeline.loops.closed, "true looks": int(true.sum())}
-        row |= {"of these found": int(seen[true].sum()), "false looks": int((~true).sum())}
+        row |= {"of these found": int(verified[true].sum()), "false looks": int((~true).sum())}
         row |= {
-            "of these found too": int(seen[~true].sum()),
+            "of these found too": int(verified[~true].sum()),
             "segments": pipeline.odometry.segment + 1,
         }
         found.append(row)
@@ -315,8 +320,12 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
     return found
 
 
-def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
-    """Of each keyframe of the second time round, whether a true match is among five."""
+def recall_hits(walk: Walk, kind: str, white: bool) -> list[bool]:
+    """Returns for keyframes of the second lap whether a true match is among the best five.
+
+    A true match is a keyframe of the first half lap within 1 m and 25 degrees; keyframes without
+    one are left out.
+    """
     chosen = np.arange(0, len(walk.truth), 4)
     x = walk.descriptors[kind][chosen]
     x = whitened(x, whitening(x)) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -334,7 +343,7 @@ def recalled(walk: Walk, kind: str, white: bool) -> list[bool]:
 
 
 def show(row: dict) -> None:
-    """One line."""
+    """Prints a row of the table."""
     cells = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
     print("| " + " | ".join(cells) + " |", flush=True)
 

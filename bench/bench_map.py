@@ -1,11 +1,11 @@
-"""The map: what a keyframe costs as it grows, and what memory and processor time exports take.
+"""Cost of a keyframe while the map grows, and memory and processor time of exports.
 
     python bench/bench_map.py                 # both tables
-    python bench/bench_map.py --points 1e7    # of the export
+    python bench/bench_map.py --points 1e7    # size of the exported scene
 
-Growth: keyframes of a camera that never sees a place twice, so that the map grows all the time;
-the last ones are compared with the first ones of the same run. Exports: each format in a process
-of its own, so that its peak memory is its own; the map itself is what was there before.
+Growth: a camera that never sees a place twice, so that the map always grows; the last keyframes
+are compared with the first ones of the same run. Exports: each format is written in a process of
+its own, so that peak memory can be measured; memory is given on top of that of the map.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOBS = ["ply", "glb", "colmap", "ply:0.05", "ply:0.5", "save", "load"]
 
 
 def keyframe(i: int, rng: np.random.Generator) -> SceneFrame:
-    """A rough wall 2 m ahead, 3 m beside the last one."""
+    """Returns a frame of a rough wall 2 m ahead, 3 m beside that of frame ``i`` - 1."""
     depth = rng.uniform(1.8, 2.2, SIZE[::-1]).astype(np.float32)
     image = rng.integers(0, 256, (*SIZE[::-1], 3)).astype(np.uint8)
     K = np.array([[400.0, 0, SIZE[0] / 2], [0, 400, SIZE[1] / 2], [0, 0, 1]])
@@ -50,7 +50,7 @@ def keyframe(i: int, rng: np.random.Generator) -> SceneFrame:
 
 
 def growth(keyframes: int) -> dict[str, float]:
-    """Processor time per keyframe at the beginning and at the end of one run."""
+    """Returns the processor time per keyframe in the first and last quarter of a run, ms."""
     rng = np.random.default_rng(0)
     store = SubmapStore(MapConfig(voxel_m=0.02, max_points=0, memory_mb=0, keep_images=False))
     frames = [keyframe(i, rng) for i in range(8)]
@@ -60,10 +60,10 @@ def growth(keyframes: int) -> dict[str, float]:
         T[0, 3] = 3.0 * i
         frame = frames[i % len(frames)]
         object.__setattr__(frame, "T_scene_camera", T)
-        start = time.process_time()  # others on this machine do not count
+        start = time.process_time()  # independent of other load on the machine
         store.add(frame)
         times.append(time.process_time() - start)
-    # Whole submaps on both sides: within one, tables grow and then begin anew.
+    # Quarters hold whole submaps: within a submap the cost rises with the size of its tables.
     quarter = len(times) // 4
     first, last = times[:quarter], times[-quarter:]
     return {
@@ -78,7 +78,7 @@ def growth(keyframes: int) -> dict[str, float]:
 
 
 def made_scene(points: int) -> Snapshot:
-    """A scene of that many points in submaps, with 2000 poses."""
+    """Returns a scene of ``points`` random points in submaps, with 2000 poses."""
     rng = np.random.default_rng(0)
     submaps = []
     for i in range(-(-points // SUBMAP_POINTS)):
@@ -103,7 +103,7 @@ def _at(x: float) -> Array:
 
 
 def export_alone(points: int, job: str, folder: Path) -> None:
-    """Do one job in this process and print what it took, as JSON."""
+    """Runs one job in this process, and prints its time, peak memory and file size as JSON."""
     saved = made_scene(points)
     form, _, voxel = job.partition(":")
     before, start = reset_peak(), time.process_time()
@@ -124,21 +124,21 @@ def export_alone(points: int, job: str, folder: Path) -> None:
 
 
 def reset_peak() -> float:
-    """Make the kernel forget the peak; returns the resident memory now, MiB."""
-    # What the C library has kept of freed memory would hide what is taken from now on.
+    """Resets the process's peak memory. Returns the current resident memory, MiB."""
+    # Freed memory that the C library keeps would be reused without raising the peak.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return peak_mb()
 
 
 def peak_mb() -> float:
-    """Peak resident memory of this process since the last reset, MiB."""
+    """Returns the peak resident memory of this process since the last reset, MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) / 1024
 
 
 def exports(points: int, jobs: list[str]) -> list[dict[str, float]]:
-    """A row for each job."""
+    """Runs each job in a process of its own, and returns a row for each."""
     rows = []
     for job in jobs:
         with tempfile.TemporaryDirectory() as folder:
@@ -153,10 +153,10 @@ def exports(points: int, jobs: list[str]) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--points", type=float, default=1e7)
-    parser.add_argument("--keyframes", type=int, default=160)
+    parser.add_argument("--points", type=float, default=1e7, help="of the exported scene")
+    parser.add_argument("--keyframes", type=int, default=160, help="of the growing map")
     parser.add_argument("--jobs", nargs="+", default=JOBS, help="FORMAT, FORMAT:VOXEL, save, load")
     parser.add_argument("--out", type=Path, help="write JSON")
     parser.add_argument("--alone", help=argparse.SUPPRESS)

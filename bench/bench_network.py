@@ -1,12 +1,12 @@
-"""Our network against the reference package, in one run, on one machine.
+"""Speed and memory of our network against the reference package, in one run on one machine.
 
-Same random weights, sizes and views for both, and every block of the model; runs of all variants
-alternate, so that a busy machine slows all of them. Where the reference package is not installed
-ours in fp32 is the base. Prints a table and writes JSON:
+Both have the same random weights, sizes and views, and all blocks of the model. Runs of all
+variants alternate, so that other load on the machine slows all of them. If the reference package
+is not installed, our network in fp32 is the base of the ratios. Prints a table and writes JSON:
 
     python bench/bench_network.py --models da3-small da3-base --out bench/results/cpu.json
 
-On a GPU the same command runs there (``--device cuda``); see bench/README.md. A look at the toy:
+The same command runs on a GPU with ``--device cuda``; see bench/README.md. A quick check:
 
     python bench/bench_network.py --models da3-tiny --sizes 2x84x56 --repeats 1
 """
@@ -41,12 +41,12 @@ from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa:
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
 }  # fmt: skip
-JOINING, HEADS = 2, 3  # in a sliding window the head runs on one new and two joining frames
+HEADS = 3  # views the head runs on in a sliding window: one new view and two shared views
 
 
 @dataclass(frozen=True)
 class Size:
-    """Views of width x height."""
+    """Number of views, and their width and height in pixels."""
 
     views: int
     width: int
@@ -57,12 +57,16 @@ class Size:
 
 
 def parse_size(text: str) -> Size:
-    """``8x504x280``."""
+    """Returns the size of a text like ``8x504x280``."""
     return Size(*map(int, text.split("x")))
 
 
-def gflop(model, size: Size, *, heads: int, new: int) -> float:
-    """Linear layers and attention of a window; of the head only its share is unknown, left out."""
+def gflop(model, size: Size, *, new: int) -> float:
+    """Returns the GFLOP of the backbone's linear layers and attention in a window.
+
+    new: views whose per-view blocks are computed; those of the others are kept. The DPT head is
+    not counted.
+    """
     spec, T = model.spec, 1 + size.width * size.height // 196
     C, N = spec.width, size.views
     linear = 24 * C * C * T
@@ -79,7 +83,7 @@ class Runner:
     """The variants of one model at one size."""
 
     def __init__(self, name: str, size: Size, precisions: list[str], device, backend: str) -> None:
-        """``backend``: of the compiler; empty: nothing is compiled."""
+        """``backend``: of torch.compile; empty: nothing is compiled."""
         self.device = device
         ours, theirs = networks(name)
         self.spec = ours.spec
@@ -119,7 +123,7 @@ class Runner:
     def _add(self, net, label: str, wrap=None) -> None:
         encode, decode = net.encode, net.decode
         if wrap is not None:
-            # Each variant has code of its own: the compiler keeps few programs per code.
+            # Each variant gets its own copy of the code: the compiler keeps few programs of each.
             encode, whole_of, part_of = (
                 wrap(with_own_code(f), fullgraph=True, dynamic=False)
                 for f in (encode, decode, decode)
@@ -135,7 +139,7 @@ class Runner:
             return whole_of(encode(self.images), self.size, ref_view="first").depth
 
         def sliding():
-            """One new frame; the other prefixes were kept."""
+            """Runs a window with one new view; the prefixes of the others are kept."""
             fresh = encode(self.images[:, :1])
             prefix = Prefix(
                 *(torch.cat((k[:, 1:], f), 1) for k, f in zip(kept, fresh, strict=True))
@@ -150,7 +154,10 @@ class Runner:
 
     @torch.inference_mode()
     def time(self, repeats: int) -> dict[str, list[float]]:
-        """Seconds of every variant, in turns; the first turn warms up."""
+        """Returns the seconds of each run by variant.
+
+        Variants run in turn; the first turn is for warm-up and is not counted.
+        """
         seconds: dict[str, list[float]] = {name: [] for name in self.variants}
         for turn in range(repeats + 1):
             for name, run in self.variants.items():
@@ -164,7 +171,7 @@ class Runner:
 
     @torch.inference_mode()
     def peak(self, name: str) -> int:
-        """Bytes that a pass takes on top of what was held before it."""
+        """Returns the bytes that a pass takes on top of the memory held before it."""
         run = self.variants[name]
         run()
         self._wait()
@@ -185,7 +192,10 @@ class Runner:
 
 
 def networks(name: str):
-    """Ours, and the reference's or None, with one set of random weights and all blocks."""
+    """Returns our network and the reference's, with the same random weights and all blocks.
+
+    The second is None if the reference package is not installed.
+    """
     if importlib.util.find_spec("depth_anything_3") is None:
         return load_network(name, "random"), None
     from support.oracle import pair
@@ -194,13 +204,13 @@ def networks(name: str):
 
 
 def release_memory() -> None:
-    """Let the C library return freed memory, so that a pass is seen to take it again."""
+    """Returns freed memory from the C library to the system, so that its reuse is measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def measure(name: str, size: Size, options, device) -> list[dict]:
-    """A row for every variant."""
+    """Returns a row for every variant of a model at one size."""
     backend = options.backend if options.compile else ""
     runner = Runner(name, size, options.precision, device, backend)
     seconds = runner.time(options.repeats)
@@ -209,7 +219,7 @@ def measure(name: str, size: Size, options, device) -> list[dict]:
     for variant, values in seconds.items():
         median = statistics.median(values)
         per_new = "per new" in variant
-        work = gflop(runner, size, heads=HEADS, new=1 if per_new else size.views)
+        work = gflop(runner, size, new=1 if per_new else size.views)
         rows.append(
             {
                 "model": name,
@@ -228,7 +238,7 @@ def measure(name: str, size: Size, options, device) -> list[dict]:
 
 
 def matmul_peak(device, dtype: torch.dtype) -> float:
-    """TFLOP/s of a large matrix product here, the best of a few."""
+    """Returns the TFLOP/s of a large matrix product on the device, the best of six."""
     n = 8192 if device.kind == "cuda" else 1536
     a = torch.randn(n, n, device=device.device, dtype=dtype)
     best = float("inf")
@@ -244,13 +254,13 @@ def matmul_peak(device, dtype: torch.dtype) -> float:
 
 
 def machine(device) -> dict:
-    """What the device reaches, beside what every result says of its machine."""
+    """Returns the measured TFLOP/s of the device by precision."""
     kinds = {k: v for k, v in DTYPES.items() if k in ("fp32", "bf16")}
     return {"matmul_tflops": {k: matmul_peak(device, v) for k, v in kinds.items()}}
 
 
 def as_text(rows: list[dict]) -> str:
-    """The table."""
+    """Returns the rows as a markdown table."""
     lines = [
         "| model | views | variant | median s | x the first | peak MB |",
         "|---|---|---|---:|---:|---:|",
@@ -278,8 +288,8 @@ def main() -> None:
     parser.add_argument("--mode", default="balanced")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--compile", action="store_true", help="each precision compiled, too")
-    parser.add_argument("--backend", default="inductor", help="of the compiler")
+    parser.add_argument("--compile", action="store_true", help="also run each precision compiled")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.threads:

@@ -1,13 +1,13 @@
-"""What runs at the same time: windows on the device, frames on their way in, messages out.
+"""Overlap of the network with the preparation of frames and the publication of messages.
 
     python bench/bench_overlap.py --out bench/results/overlap.json
     python bench/bench_overlap.py --device cuda --trace trace.json      # for Perfetto, megabytes
 
-Live: the node's own stream, with its two threads, gets rendered images at a camera's rate without
-a middleware; messages are made and serialised. Replay: the same images from a bag, as `da3_ros
-replay` reads them. The summary holds begin and end of every span, and for each kind of work beside
-the device the share of its time in which a window ran. With one core that saves nothing: it shows
-what a second core, or a card, does meanwhile.
+Live: the node's stream with its two threads receives rendered images at a camera's rate, without
+middleware; messages are built and serialised. Replay: the same images from a bag, as `da3_ros
+replay` reads them. The summary has begin and end of every span and, for each kind of work outside
+the network, the share of its time in which a window ran. On one core the overlap saves no time; it
+is the work that a second core, or a GPU, runs in parallel.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from da3_ros.replay.run import replay
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
 
-BESIDE = ("publish", "prepare", "next frame")  # what need not wait for a window's end
+PARALLEL = ("publish", "prepare", "next frame")  # work that can run during a window
 
 
 class Host:
-    """Takes messages as the middleware does: as bytes."""
+    """Stands in for the node: serialises messages and counts their bytes."""
 
     def __init__(self, library: RosbagsLibrary) -> None:
         self.library = library
@@ -67,7 +67,7 @@ class Host:
 
 
 class Spans:
-    """Begin and end of what is wrapped, milliseconds since the start."""
+    """Records begin and end of each call of the wrapped methods, milliseconds since the start."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -95,10 +95,10 @@ class Spans:
 
 
 def overlapped(rows: list[dict]) -> dict[str, float]:
-    """Of each kind of work beside the device, the share of its time in which a window ran."""
+    """Returns the share of time in which a window ran, for each kind of work in ``PARALLEL``."""
     busy = [(r["begin_ms"], r["end_ms"]) for r in rows if r["span"] == "window"]
     shares = {}
-    for label in BESIDE:
+    for label in PARALLEL:
         total = shared = 0.0
         for row in (r for r in rows if r["span"] == label):
             begin, end = row["begin_ms"], row["end_ms"]
@@ -110,7 +110,7 @@ def overlapped(rows: list[dict]) -> dict[str, float]:
 
 
 def settings(options: argparse.Namespace) -> dict:
-    """Parameters of both."""
+    """Returns the parameters of the live run and the replay."""
     return {
         "model": options.model, "checkpoint": "random", "device": options.device,
         "process_res": options.process_res, "window.size": options.window,
@@ -118,8 +118,8 @@ def settings(options: argparse.Namespace) -> dict:
     }  # fmt: skip
 
 
-def film_of(options: argparse.Namespace) -> SyntheticCamera:
-    """A walk through a room."""
+def make_camera(options: argparse.Namespace) -> SyntheticCamera:
+    """Returns a camera on a walk through a room."""
     return SyntheticCamera(
         seed=1, size=(options.process_res, options.process_res * 3 // 4), walk="loop",
         frames=options.frames,
@@ -127,7 +127,7 @@ def film_of(options: argparse.Namespace) -> SyntheticCamera:
 
 
 def open_stream(options: argparse.Namespace) -> tuple[Stream, Host]:
-    """The node's stream without a node."""
+    """Returns the node's stream without a node, and its host."""
     library = RosbagsLibrary()
     host = Host(library)
     config = config_from_parameters(settings(options) | {"tf.publish": "none"}, NodeConfig)
@@ -135,8 +135,8 @@ def open_stream(options: argparse.Namespace) -> tuple[Stream, Host]:
 
 
 def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFrame]:
-    """Rendered images as they come off the wire."""
-    camera, found = film_of(options), []
+    """Returns rendered images as raw frames with messages, as a subscriber receives them."""
+    camera, found = make_camera(options), []
     for frame in camera:
         message = build.image(library, frame.stamp_ns, "camera", frame.image)
         known = (camera.calibration, True, "image")
@@ -146,7 +146,7 @@ def images(options: argparse.Namespace, library: RosbagsLibrary) -> list[RawFram
 
 @contextlib.contextmanager
 def follow(session: Any, spans: Spans):
-    """Note what session and pipelines do."""
+    """Records the spans of the session and of all pipelines while the context is open."""
     plain = Pipeline.prepare, Pipeline.begin
     spans.wrap(session._encoder, "encode", "prefix")
     spans.wrap(session._decoder, "answer", "queue window")
@@ -160,7 +160,7 @@ def follow(session: Any, spans: Spans):
 
 
 def run_live(options: argparse.Namespace) -> dict:
-    """Run the stream; warm-up windows are left out of the spans."""
+    """Runs the stream and returns its summary; warm-up windows are not recorded."""
     stream, host = open_stream(options)
     stream.publisher = Publisher(lambda error: logging.error("publishing failed", exc_info=error))
     waiting, spans = images(options, host.library), Spans()
@@ -176,12 +176,12 @@ def run_live(options: argparse.Namespace) -> dict:
     spans.rows, spans.start = [], time.perf_counter()
     before = stream.processed
 
-    def film() -> None:
+    def send_images() -> None:
         for pending in waiting[warm:]:
             time.sleep(1 / options.rate)
             stream.put(pending)
 
-    camera = threading.Thread(target=film, name="camera")
+    camera = threading.Thread(target=send_images, name="camera")
     with follow(session, spans), profiler(options) as profile:
         camera.start()
         while camera.is_alive() or stream.step():
@@ -194,13 +194,13 @@ def run_live(options: argparse.Namespace) -> dict:
 
 
 def run_replay(options: argparse.Namespace) -> dict:
-    """Replay a bag of the same images; all windows, the first ones too."""
+    """Replays a bag of the same images and returns the summary, including the first windows."""
     values = settings(options)
     session = InferenceSession(config_from_parameters(values, NodeConfig).pipeline.inference)
     spans = Spans()
     with tempfile.TemporaryDirectory() as folder:
         bag = Path(folder) / "bag"
-        write_synthetic_bag(bag, film_of(options))
+        write_synthetic_bag(bag, make_camera(options))
         spans.start = time.perf_counter()
         chosen = ReplayOptions(bag, Path(folder) / "out")
         with follow(session, spans):
@@ -209,7 +209,7 @@ def run_replay(options: argparse.Namespace) -> dict:
 
 
 def summary(session: Any, spans: Spans) -> dict:
-    """What is written of either."""
+    """Returns device, threads, overlap and spans of a run."""
     rows = sorted(spans.rows, key=lambda r: r["begin_ms"])
     return {
         "device": str(session.device), "threads": torch.get_num_threads(),
@@ -219,11 +219,11 @@ def summary(session: Any, spans: Spans) -> dict:
 
 @contextlib.contextmanager
 def profiler(options: argparse.Namespace):
-    """torch's profiler where a trace is wanted, else nothing."""
+    """Yields torch's profiler if a trace is to be written, else None."""
     if options.trace is None:
         yield None
         return
-    with torch.profiler.profile() as profile:  # CPU, and the card where there is one
+    with torch.profiler.profile() as profile:  # CPU, and a GPU if there is one
         yield profile
 
 
@@ -236,8 +236,8 @@ def main() -> None:
     parser.add_argument("--model", default="da3-small")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--process-res", type=int, default=280)
-    parser.add_argument("--window", type=int, default=8)
-    parser.add_argument("--new", type=int, default=2)
+    parser.add_argument("--window", type=int, default=8, help="views per window")
+    parser.add_argument("--new", type=int, default=2, help="new views per window")
     parser.add_argument("--frames", type=int, default=18)
     parser.add_argument("--rate", type=float, default=30.0, help="of the camera, Hz")
     parser.add_argument("--out", type=Path)
@@ -252,7 +252,7 @@ def main() -> None:
             times = f"{row['begin_ms']:9.1f} {row['end_ms']:9.1f}"
             print(f"{row['span']:15} {row['thread']:12} {times}")
         for label, share in result[name]["overlapped"].items():
-            print(f"{name}: {label} took place while a window ran for {share:.0%} of its time")
+            print(f"{name}: {share:.0%} of the time of {label} was during a window")
     results_file.write(options.out, result, result["live"]["device"])
 
 

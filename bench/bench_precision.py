@@ -1,12 +1,13 @@
-"""What fewer bits cost: results against exact fp32, and against the truth, on rendered rooms.
+"""Errors by reduced precision, against exact fp32 and against the truth, on rendered rooms.
 
     python bench/bench_precision.py                      # cpu: bfloat16, float16, int8
     python bench/bench_precision.py --device cuda        # TF32 (fp32 runs in it) and 16 bits
 
-The trained da3-tiny sees windows of eight views of walks through rooms that it was not trained on.
-`depth` is |log(ours / exact)| per pixel: median, and what 95 % stay below; `rotation` and `place`
-are of the newest camera, place in per cent of the median depth, the worst window. `AbsRel` is
-against the room's true depth after one scale per window. The first row is exact fp32 itself.
+The trained da3-tiny runs on windows of eight views of walks through rooms that it was not trained
+on. `depth`: |log(depth / exact depth)| per pixel, median and 95th percentile. `rotation` and
+`place`: error of the newest camera's rotation in degrees and of its position in per cent of the
+median depth, in the worst window. `abs_rel`: AbsRel against the room's true depth after one scale
+per window. The first row is exact fp32 itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ON_CUDA = ("off", "bfloat16", "float16")
 
 
 def windows(rooms: int) -> list[tuple[Window, np.ndarray]]:
-    """Windows and their true depth [N, h, w]."""
+    """Returns a window per room with its true depth [N, h, w], metres."""
     found = []
     for room in range(rooms):
         camera = SyntheticCamera(
@@ -42,7 +43,7 @@ def windows(rooms: int) -> list[tuple[Window, np.ndarray]]:
 
 
 def predictions(device: str, precision: str, given: list[Window]) -> tuple[str, list[Prediction]]:
-    """What a session says, and in which type it ran after its check."""
+    """Returns the precision that a session uses after its own check, and its predictions."""
     config = InferenceConfig(
         "da3-tiny", "", device, mixed_precision=precision, process_res=SIZE[0], compile="off"
     )
@@ -51,7 +52,7 @@ def predictions(device: str, precision: str, given: list[Window]) -> tuple[str, 
 
 
 def exact(device: str, given: list[Window]) -> list[Prediction]:
-    """In fp32 without TF32."""
+    """Returns the predictions in fp32 without TF32."""
     config = InferenceConfig("da3-tiny", "", device, mixed_precision="off", process_res=SIZE[0])
     session = InferenceSession(config)
     torch.set_float32_matmul_precision("highest")
@@ -62,7 +63,7 @@ def exact(device: str, given: list[Window]) -> list[Prediction]:
 def row(
     name: str, ran: str, found: list[Prediction], right: list[Prediction], truth: list
 ) -> dict:
-    """One line of the table."""
+    """Returns a row of the table: errors of ``found`` against ``right`` and ``truth``."""
     logs, turns, places, errors = [], [], [], []
     for ours, theirs, true in zip(found, right, truth, strict=True):
         logs.append(np.abs(np.log(ours.depth / theirs.depth)).ravel())
@@ -91,7 +92,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "mps"))
-    parser.add_argument("--rooms", type=int, default=6)
+    parser.add_argument("--rooms", type=int, default=6, help="one window each")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     pairs = windows(options.rooms)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What becomes of a robot's own poses: refined by the network, or passed on as they are.
+"""Errors of published poses with a prior: refined by the network, or passed on unchanged.
 
 Usage: bench_prior.py [--rooms N] [--frames N] [--errors DEG ...] [--model NAME] [--out FILE]
 
-A camera walks through rendered rooms; the prior's rotations are off by a given error, its places
-by the like over the depth. Printed: how far neighbours within a window (five frames apart) are
-turned against the truth, in degrees, for the prior itself and for what is published; and how
-unevenly depth is scaled along the walk: the standard deviation of its ratio to the truth, percent.
+A camera walks through rendered rooms. The prior has a given rotation error, and a position error
+that grows with it and with the depth. Columns, for the prior itself ("given") and for the
+published poses ("refined", "prior": the values of pose_prior.output): "rotation" and "direction",
+the median errors of rotation and of the direction of translation between frames five apart, in
+degrees; "depth", the standard deviation of the ratio of depth to the truth along the walk, in %.
 """
 
 from __future__ import annotations
@@ -31,40 +32,54 @@ from da3_ros.synthetic.truth import at_size
 from da3_ros.types import Array, Frame, TrackedFrame
 
 WALKS = ("loop", "straight", "handheld")
-APART = 5
+APART = 5  # frames
 OUTPUTS = ("refined", "prior")
 
 
-def disturbed(frames: Sequence[SyntheticFrame], degrees: float, seed: int) -> list[Array]:
-    """Poses [4, 4] whose rotations are off by ``degrees`` (length of the error), all anew."""
+def noisy_priors(frames: Sequence[SyntheticFrame], degrees: float, seed: int) -> list[Array]:
+    """Returns true poses [4, 4] with independent errors in each frame.
+
+    degrees: RMS of the rotation error. The RMS of the position error is 0.3 times that angle (in
+    radians) times the median depth.
+    """
     rng, out = np.random.default_rng(seed), []
     for f in frames:
         T, depth = f.T_world_camera.copy(), float(np.median(f.depth[np.isfinite(f.depth)]))
-        turn = np.radians(degrees) / np.sqrt(3) * rng.normal(size=3)
-        T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(turn).as_matrix()
+        rotation = np.radians(degrees) / np.sqrt(3) * rng.normal(size=3)
+        T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(rotation).as_matrix()
         T[:3, 3] += 0.3 * np.radians(degrees) / np.sqrt(3) * depth * rng.normal(size=3)
         out.append(T)
     return out
 
 
-def apart(poses: Sequence[Array], frames: Sequence[SyntheticFrame]) -> tuple[float, float]:
-    """Median errors of motion over ``APART`` frames: rotation, degrees; direction of the way."""
-    turns, ways = [], []
+def motion_errors(poses: Sequence[Array], frames: Sequence[SyntheticFrame]) -> tuple[float, float]:
+    """Returns the median errors of the motion over ``APART`` frames, degrees.
+
+    The first is of the rotation, the second of the direction of translation, over motions of more
+    than 2 cm. poses: [4, 4], camera-to-world.
+    """
+    rotations, directions = [], []
     for i in range(len(frames) - APART):
         ours = invert_pose(poses[i]) @ poses[i + APART]
         true = invert_pose(frames[i].T_world_camera) @ frames[i + APART].T_world_camera
-        turns.append(Rotation.from_matrix(ours[:3, :3] @ true[:3, :3].T).magnitude())
+        rotations.append(Rotation.from_matrix(ours[:3, :3] @ true[:3, :3].T).magnitude())
         a, b = ours[:3, 3], true[:3, 3]
         if np.linalg.norm(b) > 0.02:
             cosine = a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12)
-            ways.append(np.arccos(np.clip(cosine, -1, 1)))
-    return float(np.degrees(np.median(turns))), float(np.degrees(np.median(ways or [0.0])))
+            directions.append(np.arccos(np.clip(cosine, -1, 1)))
+    return (
+        float(np.degrees(np.median(rotations))),
+        float(np.degrees(np.median(directions or [0.0]))),
+    )
 
 
-def published(
+def published_poses(
     options: argparse.Namespace, output: str, camera: Any, frames: Any, priors: Any
 ) -> tuple[list[Array], float]:
-    """Poses that go out, and how uneven the depth is."""
+    """Returns the published poses T_odom_camera [4, 4] and the spread of the depth scale.
+
+    output: value of pose_prior.output. Runs the pipeline on ``frames`` with ``priors``.
+    """
     config = config_from_parameters({
         "model": options.model, "process_res": 224, "window.size": 6, "loop.enabled": False,
         "map.enabled": False, "scale.source": "odometry", "pose_prior.source": "odometry",
@@ -76,11 +91,15 @@ def published(
         frame = Frame(f.stamp_ns, f.image, calibration=camera.calibration, T_prior_camera=prior)
         results += pipeline.push(frame)
     results += pipeline.flush()
-    return [r.T_odom_world @ r.T_world_camera for r in results], uneven(results, frames)
+    poses = [r.T_odom_world @ r.T_world_camera for r in results]
+    return poses, depth_scale_spread(results, frames)
 
 
-def uneven(results: Sequence[TrackedFrame], frames: Sequence[SyntheticFrame]) -> float:
-    """Standard deviation of depth over the truth along the frames that are metric, percent."""
+def depth_scale_spread(results: Sequence[TrackedFrame], frames: Sequence[SyntheticFrame]) -> float:
+    """Returns the standard deviation of the log ratio of depth to the truth, per cent.
+
+    The ratio is the median over each frame whose scale is known; NaN without such frames.
+    """
     shape = results[0].depth_m.shape
     true = {f.stamp_ns: f.depth for f in at_size(frames, (shape[1], shape[0]))}
     known = [r for r in results if r.scale.metric and np.isfinite(r.depth_m).any()]
@@ -89,7 +108,7 @@ def uneven(results: Sequence[TrackedFrame], frames: Sequence[SyntheticFrame]) ->
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per error of the prior."""
+    """Yields a row per rotation error of the prior, averaged over all rooms."""
     scenes = []
     for seed in range(options.rooms):
         walk = WALKS[seed % len(WALKS)]
@@ -100,14 +119,14 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for degrees in options.errors:
         found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ("given", *OUTPUTS)}
         for seed, (camera, frames) in enumerate(scenes):
-            priors = disturbed(frames, degrees, seed)
-            found["given"].append(apart(priors, frames))
+            priors = noisy_priors(frames, degrees, seed)
+            found["given"].append(motion_errors(priors, frames))
             for output in OUTPUTS:
-                poses, depth = published(options, output, camera, frames, priors)
-                found[output].append((*apart(poses, frames), depth))
+                poses, depth = published_poses(options, output, camera, frames, priors)
+                found[output].append((*motion_errors(poses, frames), depth))
         row: dict[str, Any] = {"error_deg": degrees}
         for name, values in found.items():
-            # The prior itself has no depth, nor has a walk on which metres are never known.
+            # The prior itself has no depth; a walk without a known scale has NaN.
             means = np.nanmean(values, axis=0)
             names = ("rotation", "direction", "depth")[: len(means)]
             row |= {f"{name} {n}": float(mean) for n, mean in zip(names, means, strict=True)}
@@ -115,14 +134,15 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a table; write it with ``--out``."""
+    """Prints a table, and writes it with ``--out``. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rooms", type=int, default=6)
     parser.add_argument("--frames", type=int, default=30)
     parser.add_argument("--model", default="da3-tiny")
     parser.add_argument(
-        "--errors", type=float, nargs="+", default=[0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0]
-    )
+        "--errors", type=float, nargs="+", default=[0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0],
+        help="rotation errors of the prior, degrees",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     done = []

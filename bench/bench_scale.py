@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""How wrong metres are, by source, on a walk through a rendered room; the tables of docs/scale.md.
+"""Error of the metric scale by source, on walks through rendered rooms; tables of docs/scale.md.
 
-Usage: bench_scale.py [--runs N] [SEED ...]. Windows come from the truth, exact or disturbed, so
-that the sources are compared and not a network. N runs of each row differ in all noise.
+Usage: bench_scale.py [--runs N] [SEED ...]. Windows are the truth, exact or with noise
+("disturbed"), so that the sources are compared without the errors of a network. The N runs of each
+row differ in all noise.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Case:
     name: str
     values: dict[str, Any]
     odometry: dict[str, float] = dataclasses.field(default_factory=dict)
-    baseline_m: float = 0.0  # to a second camera; 0: there is none
+    baseline_m: float = 0.0  # distance to a second camera; 0: one camera
 
 
 CASES = (
@@ -59,7 +60,7 @@ CASES = (
 
 @dataclass(frozen=True, eq=False)
 class Room:
-    """A walk through a room, as one or two cameras see it."""
+    """Rendered frames of a walk through a room, of one or two cameras."""
 
     seed: int
     cameras: dict[str, SyntheticCamera]
@@ -67,7 +68,7 @@ class Room:
 
     @staticmethod
     def walk(seed: int, baseline_m: float = 0.0) -> Room:
-        """A loop; with a baseline a second camera rides along, turned aside."""
+        """Renders a loop; with a baseline also of a second camera, rotated by ``YAW_DEG``."""
         names = NAMES if baseline_m else ("",)
         cameras = {
             name: SyntheticCamera(
@@ -79,22 +80,22 @@ class Room:
         return Room(seed, cameras, {name: list(camera) for name, camera in cameras.items()})
 
 
-class NoisyRuler:
-    """Says every window's unit by its true depth, 5 % off at random."""
+class NoisyMetricModel:
+    """Stands in for MetricDepthModel: measures each window's scale with an error of 5 %."""
 
     def __init__(self, frames: list[SyntheticFrame], seed: int) -> None:
         self._frames = {f.stamp_ns: f for f in frames}
         self._rng = np.random.default_rng(seed)
 
     def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """As MetricDepthModel does it."""
+        """Returns ``prediction`` with a scale measurement, like ``MetricDepthModel.measure``."""
         true = self._frames[window.views[-1].stamp_ns].depth
         value = np.nanmedian(true / prediction.depth[-1]) * np.exp(0.05 * self._rng.normal())
         return dataclasses.replace(prediction, measure=ScaleMeasurement(float(value), 0.05))
 
 
 def odometry(frames: list[SyntheticFrame], seed: int, noise: dict[str, Any]) -> Iterator[Array]:
-    """Where the robot says its camera is, frame by frame."""
+    """Yields T_odom_camera [4, 4] of each frame by drifting odometry."""
     robot = DriftingOdometry(frames[0].T_world_camera, seed=seed, **noise)
     for frame in frames:
         robot.move(frame.T_world_camera, 1 / RATE_HZ)
@@ -104,13 +105,13 @@ def odometry(frames: list[SyntheticFrame], seed: int, noise: dict[str, Any]) -> 
 def run(
     room: Room, case: Case, disturbed: Noise | None, seed: int
 ) -> Iterator[tuple[TrackedFrame, float]]:
-    """All frames through the pipeline, and how far (log) the scale is from the true one."""
+    """Yields all tracked frames, each with the log ratio of its scale to the true one."""
     config = config_from_parameters({"process_res": SIZE[0], "window.size": 5} | case.values)
     first = next(iter(room.frames.values()))
     session = TruthSession(
         room.frames if len(room.frames) > 1 else first, noise=disturbed, seed=seed
     )
-    pipeline = Pipeline(config, session, NoisyRuler(first, seed))
+    pipeline = Pipeline(config, session, NoisyMetricModel(first, seed))
     priors = odometry(first, seed, case.odometry)
     for i, T in enumerate(priors):
         instant = [
@@ -126,7 +127,11 @@ def run(
 
 
 def row(room: Room, runs: list[list[tuple[TrackedFrame, float]]]) -> str:
-    """What all runs of one case say: from when on, how wrong, how wrong by their own account."""
+    """Returns the cells of one case over all runs.
+
+    These are: first frame with a known scale, median depth error, median and largest scale error,
+    median stated sigma, and the scale error in sigmas (RMS, largest).
+    """
     truth = {(n, f.stamp_ns): f.depth for n, fs in room.frames.items() for f in fs}
     metric = [item for results in runs for item in results if item[0].scale.metric]
     if not metric:
@@ -147,11 +152,11 @@ def row(room: Room, runs: list[list[tuple[TrackedFrame, float]]]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the table."""
+    """Runs all cases and prints the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("seeds", nargs="*", type=int, default=[3, 37])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--case", default="", help="only those whose name begins so")
+    parser.add_argument("--case", default="", help="run only cases whose name begins with this")
     options = parser.parse_args(arguments)
     print(
         "| room | windows | source | metric from | depth error | scale error | at most | sigma | "

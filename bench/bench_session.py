@@ -1,11 +1,12 @@
-"""What a session does in a sliding window: modes, precisions, compiler, budgets, window sizes.
+"""Speed and memory of a session in a sliding window, by mode, precision, budget and window size.
 
     python bench/bench_session.py matrix --model da3-small --out bench/results/matrix.json
     python bench/bench_session.py budgets --models da3-small da3-base --gib 0.3 0.5 1 2
     python bench/bench_session.py windows --model da3-small --views 1 2 4 8 16 32 64
 
-Each row runs in a process of its own, so that memory is seen from the start. Random weights: speed
-and memory do not depend on the values. Times include upload, pre-processing and download.
+Each row runs in a process of its own, so that its memory is measured from the start. Weights are
+random, because speed and memory do not depend on their values. Times include upload,
+pre-processing and download.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ COLUMNS = {
 
 
 def one(options: argparse.Namespace) -> dict:
-    """A row: cold start, then windows of one new frame each."""
+    """Measures one row: a cold start, then windows with one new frame each."""
     config = InferenceConfig(
         model=options.model,
         checkpoint="random",
@@ -78,7 +79,7 @@ def one(options: argparse.Namespace) -> dict:
         "p95_s": speed.percentile(95),
         "p99_s": speed.percentile(99),
         "frames_per_s": speed.frames_per_s,
-        "planned_gib": speed.planned.predicted / GIB,  # before anything was measured
+        "planned_gib": speed.planned.predicted / GIB,  # before the first measurement
         "predicted_gib": plan.predicted / GIB,
         "peak_gib": session.memory.meter.peak / GIB,
         "error": plan.predicted / max(session.memory.meter.peak, 1) - 1,
@@ -86,7 +87,7 @@ def one(options: argparse.Namespace) -> dict:
 
 
 def spawn(options: argparse.Namespace, **changes) -> dict:
-    """``one`` in a fresh process."""
+    """Runs ``one`` in a new process and returns its row; ``changes`` replace options."""
     values = vars(options) | changes
     command = [sys.executable, __file__, "one"]
     for name in ("model", "device", "mode", "precision", "compile"):
@@ -101,7 +102,7 @@ def spawn(options: argparse.Namespace, **changes) -> dict:
 
 
 def matrix(options: argparse.Namespace) -> list[dict]:
-    """Every mode, precision and compiler setting."""
+    """Returns a row for every mode, precision and compiler setting."""
     rows = []
     settings = itertools.product(options.modes, options.precisions, options.compiles)
     for mode, precision, compiled in settings:
@@ -112,7 +113,7 @@ def matrix(options: argparse.Namespace) -> list[dict]:
 
 
 def budgets(options: argparse.Namespace) -> list[dict]:
-    """Every model in every budget."""
+    """Returns a row for every model and memory budget."""
     rows = []
     for model, gib in itertools.product(options.models, options.gibs):
         found = spawn(options, model=model, gib=gib)
@@ -122,7 +123,7 @@ def budgets(options: argparse.Namespace) -> list[dict]:
 
 
 def windows(options: argparse.Namespace) -> list[dict]:
-    """Window sizes."""
+    """Returns a row for every window size."""
     rows = []
     for views in options.sizes:
         rows.append({"views": views, **spawn(options, views=views)})
@@ -131,7 +132,7 @@ def windows(options: argparse.Namespace) -> list[dict]:
 
 
 def show(rows: list[dict], kind: str) -> None:
-    """Rows of the table, as they come."""
+    """Prints rows of the table."""
     for row in rows:
         text = row.get("refused") or " | ".join(_cell(row.get(c, "")) for c in COLUMNS[kind])
         print(f"| {text} |", flush=True)
@@ -142,7 +143,7 @@ def _cell(value) -> str:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
         epilog=__doc__,
@@ -157,11 +158,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", default="balanced", choices=MODES)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--compile", default="off", choices=("auto", "off", "on"))
-    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES, help="of matrix")
+    parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES, help="for matrix")
     parser.add_argument(
-        "--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="of matrix"
+        "--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS, help="for matrix"
     )
-    parser.add_argument("--compiles", nargs="+", default=["off", "on"], help="of matrix")
+    parser.add_argument("--compiles", nargs="+", default=["off", "on"], help="for matrix")
     parser.add_argument("--gib", type=float, default=0.0)
     parser.add_argument("--gibs", nargs="+", type=float, default=[2, 3, 4, 6, 8, 12])
     parser.add_argument(

@@ -1,9 +1,9 @@
-"""Where a window's time goes: shares of matrix products, attention, convolutions and the rest.
+"""Shares of a window's time: matrix products, attention, convolutions and the rest.
 
     python bench/bench_shares.py --models da3-small da3-base --precision fp32 bf16
 
-Time of each kernel itself, on the device, by PyTorch's profiler, in the second pass; shares add up
-to one. With the head on all views, as in bench_network.py.
+PyTorch's profiler measures the time of each kernel itself, on the device, in the second pass.
+Shares add up to one. The head runs on all views, as in a whole window of bench_network.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.loading import load_network, put_on
 from da3_ros.network.precision import convert, drop_rays
 
-KINDS = {  # the first whose word is in the kernel's name
+KINDS = {  # kind -> words; the first kind with a word in the kernel's name counts
     "attention": ("attention", "flash"),
     "convolutions": ("conv",),
     "matrix products": ("addmm", "mm", "linear", "gemm", "qlinear"),
@@ -34,14 +34,14 @@ KINDS = {  # the first whose word is in the kernel's name
 
 
 def kind_of(name: str) -> str:
-    """What a kernel is for."""
+    """Returns the kind of a kernel by its name."""
     name = name.lower()
     return next((k for k, words in KINDS.items() if any(w in name for w in words)), "other")
 
 
 @torch.inference_mode()
 def shares(model: str, size, precision: str, on) -> dict[str, float]:
-    """Share of each kind in one pass."""
+    """Returns the share of each kind of kernel in the time of one pass."""
     network = load_network(model, "random")
     drop_rays(network)
     convert(network, DTYPES[precision])

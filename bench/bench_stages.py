@@ -1,9 +1,10 @@
-"""Milliseconds per frame of everything but the network: from a camera's message to published ones.
+"""Milliseconds per frame of all stages except the network, from an input to published messages.
 
-Each step runs on its own, many times, on a rendered room; publishing goes to subscriptions of this
-process over the middleware. Join and map are those of the pipeline on exact windows of a walk of
-the same size. Live, one thread decodes to maps and another one builds and publishes: both sums
-stand beside that of all. Compare runs only on the same machine; `taskset -c 0` for one core.
+Each stage runs separately, many times, on a rendered room; messages are published over the
+middleware to subscriptions of this process. "join" (alignment) and "map" are measured in the
+pipeline, on exact windows of a walk at the same size. In the live node one thread runs the stages
+from decoding to the map, another one builds and publishes messages; the table has both sums and
+the sum of all. Results are comparable only on the same machine; use `taskset -c 0` for one core.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import Frame, Scale, TrackedFrame, WindowReport
 
-FIRST = ("decode", "rectify", "resize", "join", "filter", "map")  # before anything is published
-COUNTED = (*FIRST, "median confidence of the frame")  # with all that is built and published
+FIRST = ("decode", "rectify", "resize", "join", "filter", "map")  # stages before publishing
+COUNTED = (*FIRST, "median confidence of the frame")  # in the sums, besides build and publish
 
 
 def repeated(work: Callable[[], Any], count: int) -> float:
-    """Median milliseconds of ``work``."""
+    """Returns the median duration of ``work`` over ``count`` calls, milliseconds."""
     work()
     times = []
     for _ in range(count):
@@ -51,7 +52,7 @@ def repeated(work: Callable[[], Any], count: int) -> float:
 
 
 def incoming(lib: RclpyLibrary, size: tuple[int, int]) -> tuple[Any, Any]:
-    """A distorted camera's calibration and its image message."""
+    """Returns the calibration of a camera with distortion, and an image message of it."""
     camera = SyntheticCamera(
         seed=1, size=size, walk="straight", frames=2, D=(-0.1, 0.01, 0.0, 0.0, 0.0)
     )
@@ -60,7 +61,7 @@ def incoming(lib: RclpyLibrary, size: tuple[int, int]) -> tuple[Any, Any]:
 
 
 def tracked(image: Any, K: Any) -> TrackedFrame:
-    """What the pipeline hands on, with a smooth depth and an edge."""
+    """Returns a tracked frame with a smooth depth ramp and an edge, as the pipeline makes it."""
     height, width = image.shape[:2]
     depth = np.linspace(1, 4, width, dtype=np.float32) * np.ones((height, 1), np.float32)
     depth[:, width // 2 :] += 1
@@ -73,7 +74,7 @@ def tracked(image: Any, K: Any) -> TrackedFrame:
 
 
 def measure(size: tuple[int, int], process_res: int, count: int) -> dict[str, float]:
-    """Milliseconds by step."""
+    """Returns milliseconds by stage; ``size``: (width, height) of the camera's image."""
     lib = RclpyLibrary()
     calibration, message = incoming(lib, size)
     raw, rectifier = decode(message), Rectifier()
@@ -89,14 +90,14 @@ def measure(size: tuple[int, int], process_res: int, count: int) -> dict[str, fl
     return times | _scene(image.shape[1::-1], max(12, min(count, 40)))
 
 
-class Timed:
-    """What a call costs, whenever it is made."""
+class TimedCall:
+    """Calls ``work`` and adds up the time of the calls in ``ms``, milliseconds."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self.work, self.ms = work, 0.0
 
     def __call__(self, *arguments: Any, **values: Any) -> Any:
-        """As the work itself."""
+        """Calls ``work``."""
         start = time.perf_counter()
         try:
             return self.work(*arguments, **values)
@@ -105,32 +106,32 @@ class Timed:
 
 
 def _scene(size: tuple[int, int], frames: int) -> dict[str, float]:
-    """Per frame, medians along a walk: joining the window, the map and loops behind it."""
+    """Returns milliseconds per frame along a walk: alignment, and map with loop closure."""
     camera = SyntheticCamera(seed=1, size=size, walk="straight", frames=frames)
     seen = list(camera)
     noise = Noise(0.01, 0.01, 0.003, 0.1, 0.005)
     settings = config_from_parameters({"process_res": max(size)})
     pipeline = Pipeline(settings, TruthSession(seen, noise=noise))
-    join, grow = Timed(pipeline.odometry.place), Timed(pipeline.scene_map.add)
+    join, grow = TimedCall(pipeline.odometry.place), TimedCall(pipeline.scene_map.add)
     pipeline.odometry.place, pipeline.scene_map.add = join, grow  # type: ignore[method-assign]
-    joined, mapped, keyframes = [], [], []
+    aligned, mapped, keyframes = [], [], []
     for frame in seen:
         join.ms = grow.ms = 0.0
         pushed = Frame(frame.stamp_ns, frame.image, calibration=camera.calibration)
         for result in list(pipeline.push(pushed))[-1:]:
-            joined.append(join.ms)
+            aligned.append(join.ms)
             mapped.append(grow.ms)
             keyframes += [grow.ms] if result.keyframe else []
-    begun = len(joined) // 4  # windows that still grow
+    begun = len(aligned) // 4  # first frames, while the window is not full, do not count
     return {
-        "join": statistics.median(joined[begun:]),
-        "map": statistics.mean(mapped[begun:]),  # a keyframe costs, the others nothing
+        "join": statistics.median(aligned[begun:]),
+        "map": statistics.mean(mapped[begun:]),  # a mean, because only keyframes have a cost
         "map, a keyframe": statistics.median(keyframes),
     }
 
 
 def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str, float]:
-    """Building and publishing each topic, each with a listener."""
+    """Returns milliseconds to build and to publish each topic, each with one subscription."""
     node = Node("bench")
     outputs = Outputs(lib, DepthConfig(), window_size=4)
     publishers = {}
@@ -158,9 +159,9 @@ def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="640x480", metavar="WxH")
+    parser.add_argument("--size", default="640x480", metavar="WxH", help="of the camera's image")
     parser.add_argument("--process-res", type=int, default=504)
-    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--count", type=int, default=50, help="runs of each stage")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))

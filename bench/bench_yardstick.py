@@ -1,11 +1,12 @@
-"""A per-image yardstick: Depth Anything V2, which sees each image alone, beside our windows.
+"""Time per image of Depth Anything V2, a single-image network, as a baseline for our windows.
 
     pip install transformers
     python bench/bench_yardstick.py --sizes small base --out bench/results/yardstick.json
 
-Random weights; the same image size; all variants in turns in one run. Per image: theirs a pass of
-one image; ours a pass of one image, and a new frame in a window of eight, which also gives poses
-and one geometry for all. Times of ours include upload, pre-processing and download; theirs do not.
+Weights are random, the image size is the same, and all variants run in turn in one run. Depth
+Anything V2 is measured on one image. Our network is measured on one image, and on a new frame in a
+window of eight, which also yields poses and one consistent geometry. Our times include upload,
+pre-processing and download; those of Depth Anything V2 do not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.preprocess import fit_size
 from da3_ros.inference.random_windows import random_windows
 
-# Width, blocks, heads, taps, widths before fusion, width of fusion, as their model cards say.
+# Width, blocks, heads, taps, widths before fusion, width of fusion, from their model cards.
 SIZES = {
     "small": (384, 12, 6, [3, 6, 9, 12], [48, 96, 192, 384], 64),
     "base": (768, 12, 12, [3, 6, 9, 12], [96, 192, 384, 768], 128),
@@ -37,7 +38,7 @@ WINDOW, WARM_UP = 8, 10
 
 
 def theirs(size: str, image: tuple[int, int], dtype: torch.dtype, device) -> Callable[[], object]:
-    """A pass of Depth Anything V2 over one image of (width, height)."""
+    """Returns a function that runs Depth Anything V2 on one image of (width, height)."""
     from transformers import DepthAnythingConfig, DepthAnythingForDepthEstimation, Dinov2Config
 
     width, blocks, heads, taps, necks, fusion = SIZES[size]
@@ -60,7 +61,7 @@ def theirs(size: str, image: tuple[int, int], dtype: torch.dtype, device) -> Cal
 
 
 def ours(size: str, res: int, image: tuple[int, int], precision: str, device: str, views: int):
-    """A window of ``views`` images, one of them new."""
+    """Returns a function that runs our network on ``views`` images, one of them new."""
     config = InferenceConfig(
         f"da3-{size}", "random", device, mixed_precision=precision, process_res=res
     )
@@ -71,7 +72,7 @@ def ours(size: str, res: int, image: tuple[int, int], precision: str, device: st
 
 
 def measure(size: str, options: argparse.Namespace) -> list[dict]:
-    """A row for each variant, all in turns."""
+    """Returns a row for each variant of a size; the variants run in turn."""
     image = fit_size(*options.image, options.process_res)[-1]
     device = open_device(options.device)
     variants: dict[str, Callable[[], object]] = {}
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if importlib.util.find_spec("transformers") is None:
-        print("bench_yardstick: nothing measured; it needs: pip install transformers")
+        print("bench_yardstick: not run; it requires: pip install transformers")
         return
     rows = []
     for size in options.sizes:

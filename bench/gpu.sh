@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything that is wanted from a GPU, in parts that each end within ten minutes.
-# TOY=1 runs it on a CPU at toy size. A part that fails does not stop the others; the end says it.
+# Runs all benchmarks for a GPU, in parts that take at most ten minutes each. TOY=1 runs them on a
+# CPU at toy size. A part that fails does not stop the others; failed parts are listed at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-bench/results}
 mkdir -p "$out"
 failed=()
-part() { # NAME COMMAND...: its result is $out/gpu-NAME.json
+part() { # NAME COMMAND...: runs the command, which writes $out/gpu-NAME.json
   local name=$1
   shift
   echo "== $name"
@@ -48,8 +48,8 @@ part budgets python bench/bench_session.py budgets "${session[@]}" --views 300 "
 part windows python bench/bench_session.py windows "${session[@]}" ${windows[@]+"${windows[@]}"}
 part precision python bench/bench_precision.py --device "$device" --rooms "$rooms"
 part shares python bench/bench_shares.py --device "$device" --models "${compiled[@]}" "${shares[@]}"
-part yardstick python bench/bench_yardstick.py --device "$device" "${yardstick[@]}"  # with transformers
-# The summary is kept; the profiler's whole trace, for ui.perfetto.dev, is megabytes.
+part yardstick python bench/bench_yardstick.py --device "$device" "${yardstick[@]}"  # needs transformers
+# Only the summary is kept: the profiler's trace, for ui.perfetto.dev, takes megabytes.
 part overlap python bench/bench_overlap.py --device "$device" "${overlap[@]}" \
   --trace "${TRACE:-$(mktemp -d)/overlap-trace.json}"
 for model in "${big[@]}"; do

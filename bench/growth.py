@@ -1,4 +1,4 @@
-"""Whether a series grows: the slope of its second half, and how sure it is."""
+"""Growth of a series: the slope of its second half, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import theilslopes
 
-FEWEST = 10  # values of the second half that a slope can be judged by
+FEWEST = 10  # values in the second half that a slope needs
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What the second half's slope would add over the whole run, over the level; 95 % interval.
+    """Slope of the second half, extrapolated over the whole run and divided by the level.
 
-    ``flat``: surely below ``room``; a series that is too noisy or too short to say so is not.
+    The level is the median of the second half.
     """
 
     growth: float
-    low: float
-    high: float
-    flat: bool
+    low: float  # lower bound of the 95 % interval
+    high: float  # upper bound
+    flat: bool  # the upper bound is within the tolerance; false also if the series is too noisy
 
 
-def judge(series: Sequence[float], room: float) -> Growth:
-    """Whether values at even steps stay as they are, up to ``room`` of their level.
+def measure_growth(series: Sequence[float], tolerance: float) -> Growth:
+    """Returns the growth of values that were taken at even steps.
 
-    The slope is Theil and Sen's (a median of all pairs'), which neither one peak nor one step in
-    memory moves. Raises ValueError for fewer than 20 values.
+    tolerance: growth, as a share of the level, up to which a series is flat. The slope is the
+    Theil-Sen estimate (the median over all pairs), which a single peak or a single step does not
+    change. Raises ValueError for fewer than 20 values.
     """
     half = np.asarray(series[len(series) // 2 :], dtype=float)
     if len(series) < 2 * FEWEST:
@@ -36,4 +37,4 @@ def judge(series: Sequence[float], room: float) -> Growth:
     slope, _, low, high = theilslopes(half, np.arange(len(half)))
     level = max(abs(float(np.median(half))), 1e-12)
     growth, least, most = (float(s) * len(series) / level for s in (slope, low, high))
-    return Growth(growth, least, most, most <= room)
+    return Growth(growth, least, most, most <= tolerance)

@@ -1,4 +1,4 @@
-"""Writes what a benchmark found, with the machine and the command that found it."""
+"""Writes the results of a benchmark as JSON, with the machine and the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What numbers belong to; ``device`` in words."""
+    """Returns the machine, versions and commit of a run; ``device``: its readable name."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
@@ -34,7 +34,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """The processor's own name."""
+    """Returns the model name of the processor."""
     try:
         lines = Path(cpuinfo).read_text().splitlines()
     except OSError:
@@ -44,16 +44,16 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
 
 
 def command() -> str:
-    """As it was called, from the root of the clone."""
+    """Returns the command line of this process, relative to the root of the clone."""
     script = Path(sys.argv[0]).resolve()
     name = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name
     return shlex.join(["python", str(name), *sys.argv[1:]])
 
 
 def write(path: Path | None, found: dict[str, Any], device: str) -> None:
-    """``found`` as JSON, where a file is wanted."""
+    """Writes ``found`` with machine and command to ``path``; None: nothing is written."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {"machine": machine(device) | found.pop("machine", {}), "command": command()}
-    path.write_text(json.dumps(told | found, indent=1) + "\n")
+    context = {"machine": machine(device) | found.pop("machine", {}), "command": command()}
+    path.write_text(json.dumps(context | found, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""Whether the node's memory and open files stay as they are: many tiny frames, malformed ones too.
+"""Soak test: memory, open files and time per frame of the node over many frames.
 
-Four parts, each on a node of its own but the first: messages through the decoder, malformed images
-through the node, frames through the network, frames while inference is switched off. Memory and
-time per frame are judged by the slopes of their second halves (``growth``). Ends with 1 when a
-part grew, the node died, or malformed images were dropped without being decoded.
-``python bench/soak_node.py --frames 500`` for a short one.
+Four parts, the last three on a node of their own: malformed messages through the decoder,
+malformed images through the node, tiny frames through the network, frames while inference is
+switched off. Growth of memory and of time per frame is the slope of the second half (``growth``).
+The exit code is 1 if a part grew, the node died, or malformed images were dropped without being
+decoded. ``python bench/soak_node.py --frames 500`` runs a shorter part of the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
-from growth import judge
+from growth import measure_growth
 from support.fuzz import Fuzzer, try_decoder
 
 from da3_ros.messages import build
@@ -41,14 +41,14 @@ PARAMETERS = (
     "max_image_hz:=0.0",
 )  # fmt: skip
 SIDE = 28
-SAMPLES = 60  # looks at the process along a part; the second half is judged
-GROWTH, GROWTH_FILES = 0.05, 2  # share of its level that memory, or time, may gain over a part
+SAMPLES = 60  # measurements of the process per part; growth is that of the second half
+GROWTH, GROWTH_FILES = 0.05, 2  # tolerated growth per part: share of memory or time; open files
 UNSEEN = 0.02  # share of malformed images that may be dropped without being decoded
 LIB = RclpyLibrary()
 
 
 class Rig(Node):
-    """Camera and audience of one node process."""
+    """Starts a node process, publishes images to it and subscribes to its results."""
 
     def __init__(self) -> None:
         super().__init__("soak")
@@ -74,7 +74,7 @@ class Rig(Node):
         )
         self.enable = self.create_client(SetBool, "/da3/enable")
         self.until(lambda: self.images.get_subscription_count() and self.status, 60)
-        self.pause(2.0)  # until the subscription is as reliable as we are
+        self.pause(2.0)  # until the node's subscription has become reliable like our publisher
         self.stamp = time.time_ns()
         self.pixels = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
 
@@ -98,13 +98,13 @@ class Rig(Node):
         self.until(lambda: False, seconds)
 
     def show(self) -> int:
-        """Publish the next frame; returns its stamp."""
+        """Publishes the next frame and returns its stamp, ns."""
         self.stamp += 10_000_000
         self.images.publish(build.image(LIB, self.stamp, "optical", self.pixels))
         return self.stamp
 
     def held(self) -> tuple[int, float, int]:
-        """Frames processed; megabytes of the process's own, and open files."""
+        """Returns frames processed, the process's anonymous memory (MB), and its open files."""
         folder = Path(f"/proc/{self.process.pid}")
         line = next(x for x in (folder / "status").read_text().splitlines() if "RssAnon" in x)
         megabytes = int(line.split()[1]) / 1024
@@ -118,13 +118,13 @@ class Rig(Node):
 
 
 def network(rig: Rig, n: int) -> None:
-    """A frame through the network; the next one only when it has come out."""
+    """Publishes a frame and waits until its result has arrived, at most 10 s."""
     stamp = rig.show()
     rig.until(lambda: rig.newest >= stamp, 10)
 
 
 def switched_off(rig: Rig, n: int) -> None:
-    """A frame while inference is switched off."""
+    """Publishes a frame while inference is switched off."""
     rig.show()
     time.sleep(0.001)
     if n % 50 == 0:
@@ -132,10 +132,10 @@ def switched_off(rig: Rig, n: int) -> None:
 
 
 class Malformed:
-    """One spoilt image after another, as fast as the node looks at them.
+    """Publishes one malformed image per call, at the rate at which the node decodes them.
 
-    ``pause_s`` between them is only the beginning: where images are dropped because the node is
-    busy it becomes longer, else slowly shorter.
+    ``pause_s`` is the initial pause between images. It becomes longer when images are dropped
+    because the node is busy, and otherwise slowly shorter.
     """
 
     def __init__(self, pause_s: float) -> None:
@@ -152,23 +152,23 @@ class Malformed:
 
 
 def drops(status: Any) -> dict[str, int]:
-    """Dropped frames by cause."""
+    """Returns the number of dropped frames by cause."""
     return dict(zip(status.drop_causes, map(int, status.drop_counts), strict=True))
 
 
 def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) -> dict[str, Any]:
-    """``count`` steps on a node of their own; what it held along the way."""
+    """Runs ``count`` steps on a new node, and returns its counts, memory and times."""
     rig = Rig()
     try:
         rig.enable.wait_for_service()
         done = rig.enable.call_async(SetBool.Request(data=enabled))
         rig.until(done.done, 10)
         begin, seen, each_ms = time.monotonic(), [], []
-        for stretch in np.array_split(np.arange(count), SAMPLES):
+        for part in np.array_split(np.arange(count), SAMPLES):
             start = time.monotonic()
-            for n in stretch:
+            for n in part:
                 step(rig, int(n))
-            each_ms.append(1e3 * (time.monotonic() - start) / max(1, len(stretch)))
+            each_ms.append(1e3 * (time.monotonic() - start) / max(1, len(part)))
             rig.pause(0.1)
             seen.append(rig.held())
         rig.pause(2.5)
@@ -192,38 +192,38 @@ def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) 
 def verdict(
     megabytes: Sequence[float], each_ms: Sequence[float], files: Sequence[int]
 ) -> dict[str, Any]:
-    """Whether a part is flat: what the slopes of the second half would add over all of it."""
-    memory, pace = judge(megabytes, GROWTH), judge(each_ms, GROWTH)
+    """Returns growth of memory and time, open files gained, and whether the part is flat."""
+    memory, pace = measure_growth(megabytes, GROWTH), measure_growth(each_ms, GROWTH)
     opened = files[-1] - files[len(files) // 2]
     return {
         "memory": dataclasses.asdict(memory),
         "time": dataclasses.asdict(pace),
         "files_in_the_second_half": opened,
-        # A machine that others use makes time uncertain: it must be sure to grow to be a fault.
+        # Other load makes times uncertain: time fails only if the lower bound exceeds GROWTH.
         "flat": memory.flat and pace.low <= GROWTH and opened <= GROWTH_FILES,
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--decoder", type=int, default=10_000)
-    parser.add_argument("--malformed", type=int, default=10_000)
+    parser.add_argument("--decoder", type=int, default=10_000, help="messages through the decoder")
+    parser.add_argument("--malformed", type=int, default=10_000, help="images through the node")
     parser.add_argument(
-        "--pause", type=float, default=0.1, help="between malformed images at first, s"
+        "--pause", type=float, default=0.1, help="initial pause between malformed images, s"
     )
-    parser.add_argument("--frames", type=int, default=10_000)
-    parser.add_argument("--off", type=int, default=100_000)
+    parser.add_argument("--frames", type=int, default=10_000, help="through the network")
+    parser.add_argument("--off", type=int, default=100_000, help="while switched off")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
 
-    def say(result: dict[str, Any]) -> None:
+    def report(result: dict[str, Any]) -> None:
         results.append(result)
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 
     if options.decoder:
-        say({"part": "decoder", **try_decoder(RosbagsLibrary(), 6, options.decoder)})
+        report({"part": "decoder", **try_decoder(RosbagsLibrary(), 6, options.decoder)})
     rclpy.init(args=[])
     for name, step, count, enabled in (
         ("malformed", Malformed(options.pause), options.malformed, True),
@@ -231,9 +231,9 @@ def main() -> int:
         ("off", switched_off, options.off, False),
     ):
         if count:
-            say(run(name, step, count, enabled))
+            report(run(name, step, count, enabled))
             if name == "malformed" and results[-1]["unseen"] > UNSEEN:
-                results[-1]["flat"] = False  # what is not decoded is not tried
+                results[-1]["flat"] = False  # too few images reached the decoder
     rclpy.try_shutdown()
     if options.out:
         options.out.write_text(json.dumps(results, indent=1))

@@ -1,8 +1,8 @@
-"""Makes the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
+"""Renders the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
 
-docs/images/reconstruction.png: the demo's room as da3-tiny reconstructs it, beside the same frames
-joined from exact depth and poses. With --exact docs/images/scene.png instead: what the mapping
-does with windows of exact depth and poses (1 % noise).
+docs/images/reconstruction.png: the demo's room as da3-tiny reconstructs it, beside the map of the
+same frames from exact depth and poses. With --exact docs/images/scene.png instead: the map from
+windows of exact poses and depth with 1 % noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PANEL, GAP = (720, 720), 12
 
 
 def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
-    """All frames of the camera through the pipeline, each beside its truth."""
+    """Runs all frames of the camera through the pipeline, and pairs the results with the truth."""
     true = {f.stamp_ns: f for f in camera}
     done = []
     for f in true.values():
@@ -45,7 +45,7 @@ def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
 
 
 def exact() -> Image:
-    """A sideways walk from exact windows."""
+    """Renders the map of a sideways walk from exact windows."""
     camera = SyntheticCamera(seed=13, size=(504, 378), walk="strafe", frames=60)
     pipeline = Pipeline(
         config_from_parameters(EXACT), TruthSession(camera, noise=Noise(independent=0.01))
@@ -55,7 +55,7 @@ def exact() -> Image:
 
 
 def reconstruction(checkpoint: str) -> Image:
-    """The demo's room from the network, and from exact windows of the size that it sees."""
+    """Renders the demo's room from the network, beside that from exact windows of equal size."""
     config = config_from_parameters({**PARAMETERS, "checkpoint": checkpoint})
     small = demo_camera(size=NETWORK_SIZE)
     left = _panel(Pipeline(config), demo_camera())
@@ -71,10 +71,10 @@ def _panel(pipeline: Pipeline, camera: SyntheticCamera) -> Image:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--exact", action="store_true", help="scene.png, no network")
-    parser.add_argument("--checkpoint", default="", help="a folder; default: what is shipped")
+    parser.add_argument("--exact", action="store_true", help="write scene.png, without a network")
+    parser.add_argument("--checkpoint", default="", help="a folder; default: the included weights")
     parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the picture")
     args = parser.parse_args()
     if args.exact:

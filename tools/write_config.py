@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Write config/da3.yaml: every parameter of the node at its default, with its text.
+"""Writes config/da3.yaml: all parameters of the node with their defaults and descriptions.
 
-Usage: write_config.py [FILE]; without FILE it is printed. Needs da3_ros on the path, no ROS.
+Usage: write_config.py [FILE]; prints the file if FILE is not given. Requires da3_ros on the path;
+ROS is not needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STEP, WIDTH = 2, 99
 
 
 def config_text() -> str:
-    """The whole file, for any node name and namespace."""
+    """Returns the contents of the file, for any node name and namespace."""
     lines = ["/**:", "  ros__parameters:"]
     group: list[str] = []
     for parameter in parameters(NodeConfig()):
@@ -58,7 +59,7 @@ def _comment(parameter: Parameter) -> str:
 def _allowed(parameter: Parameter) -> Iterable[str]:
     low, high = parameter.low, parameter.high
     if parameter.choices:
-        # In quotes: a plain true would be a bool, which ROS refuses for a string.
+        # In quotes, because an unquoted true is a bool, which ROS refuses for a string.
         yield "one of " + ", ".join(_value(c) for c in parameter.choices)
     if low is not None and high is not None:
         yield f"{low:g} to {high:g}"
@@ -69,17 +70,18 @@ def _allowed(parameter: Parameter) -> Iterable[str]:
 
 
 def _value(value: Any) -> str:
-    """A value in YAML that PyYAML and ROS's own parser read in the same type."""
+    """Returns a value in YAML that PyYAML and the parser of ROS read as the same type."""
     if isinstance(value, str):
         return json.dumps(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_value(v) for v in value)}]"
-    # 1.0e-06 and not 1e-06, which YAML 1.1 takes for a text; the rest is PyYAML's end mark.
+    # PyYAML writes 1.0e-06; YAML 1.1 reads 1e-06 as a string. Lines after the first are its end
+    # mark.
     return yaml.safe_dump(value).split("\n")[0]
 
 
 def main(arguments: list[str]) -> int:
-    """Write or print; returns the exit code."""
+    """Writes or prints the file. Returns the exit code."""
     if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
         sys.stderr.write(f"{__doc__}")
         return 2

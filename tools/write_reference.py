@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Write docs/reference.md: topics, services, parameters and messages as the code has them.
+"""Writes docs/reference.md from the code: topics, services, parameters and messages.
 
-Usage: write_reference.py [FILE]; without FILE it is printed. Needs da3_ros on the path, no ROS.
+Usage: write_reference.py [FILE]; prints the page if FILE is not given. Requires da3_ros on the
+path; ROS is not needed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ OUTPUTS = {
     "depth/camera_info": "of exactly that image, without distortion",
     "rgb/image": "rgb8, rectified, at the depth's size",
     "depth/image_color": "rgb8, over the fixed range `depth.color_range_m`",
-    "confidence/image": "32FC1, at the depth's size, as the network gives it",
+    "confidence/image": "32FC1, at the depth's size, the network's output unchanged",
     "confidence/image_color": "rgb8, red is low; fixed range: the logarithm of confidence - 1 "
     "from 0.01 to 10",
     "points": "organised, x y z rgb, in the optical frame; NaN where depth is not finite",
@@ -71,7 +72,7 @@ COMMANDS = (
 
 
 def reference_text() -> str:
-    """The whole page."""
+    """Returns the contents of the page."""
     parts = [HEADER, "## Topics\n", *_topics(), "\n## Services\n", *_services()]
     parts += ["\n## Parameters\n", *_parameters(), "\n## Messages and services in full\n"]
     return "\n".join([*parts, *_interfaces()]).rstrip() + "\n"
@@ -93,7 +94,7 @@ def _topics() -> Iterator[str]:
     }
     if set(kinds) != set(OUTPUTS):
         raise ValueError(
-            f"topics without a text, or texts without one: {set(kinds) ^ set(OUTPUTS)}"
+            f"topics without a description, or the reverse: {set(kinds) ^ set(OUTPUTS)}"
         )
     depths, latched = (constant("da3_ros/ros/publishers.py", n) for n in ("DEPTHS", "LATCHED"))
     yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
@@ -150,7 +151,7 @@ def _interfaces() -> Iterator[str]:
 
 
 def constant(path: str, name: str) -> Any:
-    """A constant of a module that may need ROS to be imported."""
+    """Returns a constant of a module without importing it, because the import may need ROS."""
     for node in ast.parse((ROOT / path).read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
             return ast.literal_eval(node.value)
@@ -158,7 +159,7 @@ def constant(path: str, name: str) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or print; returns the exit code."""
+    """Writes or prints the page. Returns the exit code."""
     if len(arguments) > 1 or any(a.startswith("-") for a in arguments):
         sys.stderr.write(f"{__doc__}")
         return 2

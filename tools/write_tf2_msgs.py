@@ -1,7 +1,7 @@
-"""Write the source of a `tf2_msgs` package, for ROS installations that lack it.
+"""Writes the source of a `tf2_msgs` package, for ROS installations without it.
 
-The definitions come from the `rosbags` library, which carries all standard ones; the type hash of
-the package made so equals the official one. Usage: write_tf2_msgs.py FOLDER
+The definitions are those of the `rosbags` library; the type hash of the generated package equals
+the official one. Usage: write_tf2_msgs.py FOLDER
 """
 
 import sys
@@ -15,7 +15,7 @@ PACKAGE_XML = """<?xml version="1.0"?>
 <package format="3">
   <name>tf2_msgs</name>
   <version>0.0.0</version>
-  <description>Generated from the standard definitions, where ROS lacks it.</description>
+  <description>Generated from the standard definitions, for a ROS without it.</description>
   <maintainer email="nobody@example.org">generated</maintainer>
   <license>BSD-3-Clause</license>
   <buildtool_depend>ament_cmake</buildtool_depend>
@@ -43,14 +43,14 @@ ament_package()
 
 
 def definition(message: str) -> str:
-    """The .msg text of one tf2_msgs message, without the types it refers to."""
+    """Returns the .msg text of one tf2_msgs message, without the types it refers to."""
     store = get_typestore(Stores.LATEST)
     text, _ = store.generate_msgdef(f"tf2_msgs/msg/{message}", ros_version=2)
     return text.split("=" * 80)[0]
 
 
 def main(folder: Path) -> None:
-    """Write package.xml, CMakeLists.txt and the messages below ``folder``."""
+    """Writes package.xml, CMakeLists.txt and the messages below ``folder``."""
     (folder / "msg").mkdir(parents=True, exist_ok=True)
     (folder / "package.xml").write_text(PACKAGE_XML)
     (folder / "CMakeLists.txt").write_text(CMAKE)

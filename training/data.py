@@ -1,9 +1,9 @@
 """Training data: a pool of rendered clips, and windows of views drawn from it.
 
-Rooms are rendered once into a pool on the training device; every window that is drawn from it has
-its own views, order, mirroring, crop, exposure and noise. Knows tensors and ``da3_ros.synthetic``;
-nothing of the network. Poses are T_world_camera or T_ref_camera (camera-to-world), K follows the
-corner rule, depth is z-depth, +Inf for sky.
+Rooms are rendered once into a pool on the training device. Each window is drawn from the pool with
+its own views, order, mirroring, crop, exposure and noise. This module does not depend on the
+network. Poses are T_world_camera or T_ref_camera (camera-to-world), K follows the corner rule,
+depth is z-depth, +Inf for sky.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from da3_ros.types import Array
 
 WALKS = ("straight", "strafe", "spot", "handheld", "loop")
 FOV_DEG = (45.0, 80.0)
-# Everything below is held out: the demo's and the tests' rooms are, whatever seeds they take.
+# All smaller seeds are held out, so that rooms of the demo and of tests are never trained on.
 FIRST_TRAINING_SEED = 10_000_000
 NARROW = 1.8  # rooms this much longer than wide are never trained on
 VISIBLE = 0.05  # relative depth difference up to which two views see the same surface
-_LEAST_GAIN, _ENOUGH_PARALLAX = 0.05, 0.4  # mean depths; how draw_frames prefers views apart
-_SHARE_GRID = 8  # points per side that measure how much two views share
+# Weight of a frame in draw_frames: base weight plus baseline, up to this baseline (mean depths).
+_LEAST_GAIN, _ENOUGH_PARALLAX = 0.05, 0.4
+_SHARE_GRID = 8  # points per side that measure the overlap of two views
 
 
 # Clips ------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ _SHARE_GRID = 8  # points per side that measure how much two views share
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """A short walk through one room with one lens."""
+    """A short walk through one room with one field of view."""
 
     room: Room
     T_world_camera: Array  # [F, 4, 4]
@@ -58,12 +59,15 @@ class Clip:
 
 
 def is_narrow(room: Room) -> bool:
-    """Whether a room is of the kind that is held out of all training: long and narrow."""
+    """Returns whether a room is long and narrow: such rooms are held out of all training."""
     return bool(max(room.size[:2]) > NARROW * min(room.size[:2]))
 
 
 def make_clips(seed: int, *, narrow: bool, clips: int, frames: int) -> list[Clip]:
-    """Clips through the room of ``seed``; none if it is of the other kind or has no free place."""
+    """Returns clips through the room of ``seed``.
+
+    Returns none if the room is not of the wanted kind (``narrow``) or has no free place.
+    """
     room = make_room(seed)
     if is_narrow(room) != narrow:
         return []
@@ -75,23 +79,24 @@ def make_clips(seed: int, *, narrow: bool, clips: int, frames: int) -> list[Clip
         kind, walk_seed = WALKS[rng.integers(len(WALKS))], int(rng.integers(2**31))
         try:
             poses = make_walk(room, kind, frames, walk_seed, pace)
-        except ValueError:  # no free place: another room stands in for this one
+        except ValueError:  # no free place: the caller uses another room
             return []
         made.append(Clip(room, _glance(poses, rng), float(rng.uniform(*FOV_DEG))))
     return made
 
 
 def _glance(T_world_camera: Array, rng: np.random.Generator) -> Array:
-    """Let the camera look about at every frame, in two clips of three.
+    """Rotates the camera at random in every frame, in two clips of three; poses [F, 4, 4].
 
-    Walks turn slowly, and their turning goes with their moving; pose must not be guessed from it.
+    In a walk rotation is slow and correlated with translation. Without this, the network could
+    infer one from the other.
     """
     if rng.random() < 1 / 3:
         return T_world_camera
     size = np.radians(rng.uniform(0.0, 12.0)) * np.array([0.5, 1.0, 0.3])  # pitch, yaw, roll
-    turns = Rotation.from_rotvec(size * rng.uniform(-1, 1, (len(T_world_camera), 3)))
+    rotations = Rotation.from_rotvec(size * rng.uniform(-1, 1, (len(T_world_camera), 3)))
     out = T_world_camera.copy()
-    out[:, :3, :3] = out[:, :3, :3] @ turns.as_matrix()
+    out[:, :3, :3] = out[:, :3, :3] @ rotations.as_matrix()
     return out
 
 
@@ -104,9 +109,9 @@ def draw_clips(
     frames: int = 12,
     workers: int = 0,
 ) -> list[Clip]:
-    """Clips of the first ``rooms`` rooms of the wanted kind from ``first_seed`` on.
+    """Returns clips of the first ``rooms`` rooms of the wanted kind from ``first_seed`` on.
 
-    workers: processes that make rooms; the result does not depend on it.
+    workers: number of processes that make rooms; the result does not depend on it.
     """
     work = partial(make_clips, narrow=narrow, clips=clips, frames=frames)
     if not workers:
@@ -140,7 +145,7 @@ class Pool:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Returns the device of the tensors."""
         return self.images.device
 
 
@@ -153,7 +158,7 @@ def render_pool(
     group: int = 32,
     progress: bool = False,
 ) -> Pool:
-    """Render clips at ``size`` (height, width), ``group`` of them at a time."""
+    """Renders clips at ``size`` (height, width), ``group`` of them at a time."""
     C, F, (H, W) = len(clips), len(clips[0].T_world_camera), size
     K = np.stack([intrinsics((W, H), clip.fov_deg) for clip in clips])
     poses = np.stack([clip.T_world_camera for clip in clips])
@@ -165,7 +170,7 @@ def render_pool(
     for first in tqdm(range(0, C, group), "rendering", disable=not progress, leave=False):
         part = slice(first, min(first + group, C))
         n = part.stop - first
-        seen = render_batch(
+        out = render_batch(
             stack_rooms([clip.room for clip in clips[part]], device),
             poses[part].reshape(-1, 4, 4),
             torch.from_numpy(K[part]).to(device).repeat_interleave(F, 0),
@@ -173,16 +178,16 @@ def render_pool(
             room_index=torch.arange(n).repeat_interleave(F),
             supersample=supersample,
         )
-        images[part] = seen.image.view(n, F, H, W, 3)
-        depth[part] = seen.depth.view(n, F, H, W)
-        share[part] = shared_view(depth[part].float(), T[part], K_all[part, None])
+        images[part] = out.image.view(n, F, H, W, 3)
+        depth[part] = out.depth.view(n, F, H, W)
+        share[part] = view_overlap(depth[part].float(), T[part], K_all[part, None])
         apart[part] = torch.cdist(T[part, :, :3, 3], T[part, :, :3, 3])
         apart[part] /= _mean_depth(depth[part].float())[..., None]
     return Pool(images, depth, T, K_all, share, apart)
 
 
 def _mean_depth(depth: Tensor) -> Tensor:
-    """Of what is no sky in [..., H, W]."""
+    """Returns the mean [...] of the finite depth (not sky) in [..., H, W]."""
     known = depth.isfinite()
     return torch.where(known, depth, 0.0).sum((-2, -1)) / known.sum((-2, -1)).clamp_min(1)
 
@@ -191,23 +196,25 @@ def _mean_depth(depth: Tensor) -> Tensor:
 
 
 def backproject(depth: Tensor, K: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Camera points [..., M, 3] of pixels (u, v) [M] (corner rule) with z-depth [..., M]."""
+    """Returns camera points [..., M, 3] of pixels (u, v) [M] (corner rule), z-depth [..., M]."""
     x = (u - K[..., 0, 2, None]) / K[..., 0, 0, None]
     y = (v - K[..., 1, 2, None]) / K[..., 1, 1, None]
     return torch.stack((x * depth, y * depth, depth), dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
-class Sightings:
-    """Where every view sees given points of every view: [B, N from, M, N to]."""
+class Projections:
+    """Positions of points of every view in every view: [B, N from, M, N to]."""
 
     u: Tensor  # pixels, corner rule
     v: Tensor
     visible: Tensor  # inside the image, in front of the camera, and not hidden
 
 
-def sight(depth: Tensor, T: Tensor, K: Tensor, rows: Tensor, columns: Tensor) -> Sightings:
-    """Project pixels (rows, columns) [M] of each of N views into all of them, with occlusion.
+def project_between_views(
+    depth: Tensor, T: Tensor, K: Tensor, rows: Tensor, columns: Tensor
+) -> Projections:
+    """Projects pixels (rows, columns) [M] of each of N views into all views, with occlusion.
 
     depth [B, N, H, W], T world-from-camera [B, N, 4, 4], K [B, 1 or N, 3, 3].
     """
@@ -217,29 +224,34 @@ def sight(depth: Tensor, T: Tensor, K: Tensor, rows: Tensor, columns: Tensor) ->
     known = d.isfinite()
     points = backproject(torch.where(known, d, 1.0), K, columns + 0.5, rows + 0.5)
     world = points @ T[..., :3, :3].transpose(-1, -2) + T[:, :, None, :3, 3]
-    R, t = T[:, :, :3, :3], T[:, :, :3, 3]  # of the views that look
-    there = world[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
-    there = torch.einsum("bimjc,bjcd->bimjd", there, R)
-    z = there[..., 2].clamp_min(1e-3)
+    R, t = T[:, :, :3, :3], T[:, :, :3, 3]  # of the views that are projected into
+    in_view = world[:, :, :, None] - t[:, None, None]  # [B, N, M, N, 3]
+    in_view = torch.einsum("bimjc,bjcd->bimjd", in_view, R)
+    z = in_view[..., 2].clamp_min(1e-3)
     f, c = torch.diagonal(K, dim1=-2, dim2=-1)[..., :2], K[..., :2, 2]  # [B, N, 2]
-    uv = there[..., :2] / z[..., None] * f[:, None, None] + c[:, None, None]
+    uv = in_view[..., :2] / z[..., None] * f[:, None, None] + c[:, None, None]
     u, v = uv.unbind(-1)
-    inside = (u >= 0) & (u < W) & (v >= 0) & (v < H) & (there[..., 2] > 1e-3)
+    inside = (u >= 0) & (u < W) & (v >= 0) & (v < H) & (in_view[..., 2] > 1e-3)
     flat = v.clamp(0, H - 1).long() * W + u.clamp(0, W - 1).long()  # [B, N, M, N]
     looked = depth.flatten(2)[:, None, None].expand(-1, *flat.shape[1:3], -1, -1)
     surface = looked.gather(-1, flat[..., None])[..., 0]
     agrees = (surface - z).abs() < VISIBLE * z
-    return Sightings(u, v, inside & agrees & known[..., None])
+    return Projections(u, v, inside & agrees & known[..., None])
 
 
-def shared_view(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
-    """Share [B, N, N] of view i's surface points that view j sees too, from a coarse grid."""
+def view_overlap(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
+    """Returns the share [B, N, N] of view i's surface points that are visible in view j.
+
+    The points are a coarse grid of pixels. depth [B, N, H, W], T world-from-camera [B, N, 4, 4],
+    K [B, 1 or N, 3, 3].
+    """
     H, W = depth.shape[-2:]
     steps = (torch.arange(_SHARE_GRID, device=depth.device) + 0.5) / _SHARE_GRID
     rows, columns = torch.meshgrid((steps * H).long(), (steps * W).long(), indexing="ij")
     rows, columns = rows.flatten(), columns.flatten()
-    seen = torch.stack([  # clip by clip: the product of all views with all is large
-        sight(d[None], t[None], k[None], rows, columns).visible[0].float().sum(1)
+    seen = torch.stack([  # clip by clip: all pairs of views of all clips take much memory
+        project_between_views(d[None], t[None], k[None], rows, columns)
+        .visible[0].float().sum(1)
         for d, t, k in zip(depth, T, K.expand(len(depth), -1, 3, 3), strict=True)
     ])  # fmt: skip
     known = depth[:, :, rows, columns].isfinite().sum(-1)
@@ -251,7 +263,7 @@ def shared_view(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A shape that batches come in."""
+    """A shape of batches: views per window and image size in pixels."""
 
     views: int
     height: int
@@ -262,16 +274,16 @@ class Bucket:
             raise ValueError(f"{self.width}x{self.height} is not a multiple of {PATCH}")
 
     def windows(self, tokens: int) -> int:
-        """How many windows make about ``tokens`` patches, at least one."""
+        """Returns the number of windows with about ``tokens`` patches together, at least one."""
         return max(1, round(tokens / (self.views * self.height * self.width / PATCH**2)))
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B windows of N views. Lengths are in scene units: ``scale_m`` metres each.
+    """B windows of N views. Lengths are in scene units of ``scale_m`` metres.
 
     The unit is the mean distance of the reference view's surface points from its camera. The truth
-    is divided by it, as in the DA3 paper (section 3); what the network says is not normalised.
+    is divided by it, as in the DA3 paper (section 3); the network's output is not normalised.
     """
 
     images: Tensor  # [B, N, 3, H, W] float32, ImageNet-normalised
@@ -282,11 +294,11 @@ class Batch:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(H, W)."""
+        """Returns (H, W)."""
         return self.depth.shape[-2], self.depth.shape[-1]
 
     def views(self, keep: slice) -> Batch:
-        """The same windows with fewer views; the reference and the unit stay."""
+        """Returns the same windows with the views ``keep``; reference and unit do not change."""
         return replace(
             self,
             images=self.images[:, keep],
@@ -305,11 +317,12 @@ def draw_frames(
     *,
     parallax: bool = False,
 ) -> Tensor:
-    """Frame numbers [B, N] of random windows of the clips [B], in random order.
+    """Returns frame numbers [B, N] of random windows of the clips [B], in random order.
 
-    Each view shares at least ``low`` of its picture with another view of the window; where a clip
-    has no such frame left, the nearest frames are taken. parallax: prefer views that stand apart;
-    most pairs of frames hardly do, and there is little to learn from those about distance.
+    low: smallest share of a view's image that overlaps with another view of the window; if a clip
+    has no such frame left, frames with the largest overlap are preferred. parallax: prefer views
+    with a large baseline. Most pairs of frames have little parallax, and distance cannot be
+    learned from those.
     """
     B, F = len(clip), pool.share.shape[-1]
     if views > F:
@@ -336,7 +349,7 @@ def draw_frames(
 def draw_batch(
     pool: Pool, bucket: Bucket, windows: int, low: float, generator: torch.Generator
 ) -> Batch:
-    """Random windows with every augmentation."""
+    """Returns random windows with all augmentations; ``low``: see ``draw_frames``."""
     clip = torch.randint(len(pool), (windows,), generator=generator, device=pool.device)
     frames = draw_frames(pool, clip, bucket.views, low, generator, parallax=True)
     images, depth, T, K = crop(*take(pool, clip, frames), bucket.height, bucket.width)
@@ -346,7 +359,11 @@ def draw_batch(
 
 
 def take(pool: Pool, clip: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images [B, N, H, W, 3] in 0..1, depth [B, N, H, W], T [B, N, 4, 4], K [B, N, 3, 3]."""
+    """Returns the frames [B, N] of the clips [B] from the pool.
+
+    These are: images [B, N, H, W, 3] in 0..1, depth [B, N, H, W] in metres,
+    T_world_camera [B, N, 4, 4], K [B, N, 3, 3].
+    """
     at = (clip[:, None], frames)
     K = pool.K[clip][:, None].expand(-1, frames.shape[1], 3, 3)
     return pool.images[at].float() / 255, pool.depth[at].float(), pool.T_world_camera[at], K
@@ -355,7 +372,7 @@ def take(pool: Pool, clip: Tensor, frames: Tensor) -> tuple[Tensor, Tensor, Tens
 def crop(
     images: Tensor, depth: Tensor, T: Tensor, K: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The middle of the views, so that the principal point stays in the middle."""
+    """Crops views to their centre, so that the principal point remains in the centre."""
     top, left = (depth.shape[-2] - height) // 2, (depth.shape[-1] - width) // 2
     if min(top, left) < 0:
         raise ValueError(f"views of {list(depth.shape[-2:])} are too small for {height}x{width}")
@@ -369,9 +386,9 @@ def crop(
 def mirror(
     images: Tensor, depth: Tensor, T: Tensor, K: Tensor, flip: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Left and right exchanged in the windows where ``flip`` [B]: world, cameras and pictures.
+    """Mirrors world, cameras and images left to right in the windows where ``flip`` [B].
 
-    With S the reflection of x, a pose becomes S T S: a rotation again, in the mirrored world.
+    With S the reflection of x, a pose T becomes S T S, which is rigid again.
     """
     S = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], device=T.device))
     mirrored_K = K.clone()
@@ -389,7 +406,10 @@ def mirror(
 
 
 def expose(images: Tensor, generator: torch.Generator) -> Tensor:
-    """What exposure, white balance, gamma and a sensor do to images [B, N, H, W, 3] in 0..1."""
+    """Applies random exposure, white balance, gamma and noise to images [B, N, H, W, 3] in 0..1.
+
+    Parts of exposure and gamma differ between the views of a window.
+    """
     B, N = images.shape[:2]
 
     def spread(shape: tuple[int, ...], amount: float) -> Tensor:
@@ -406,7 +426,10 @@ def expose(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def make_batch(images: Tensor, depth: Tensor, T_world_camera: Tensor, K: Tensor) -> Batch:
-    """Normalised images, and the truth relative to the first view in scene units."""
+    """Returns a batch: normalised images, and the truth relative to the first view in scene units.
+
+    images [B, N, H, W, 3] in 0..1; depth [B, N, H, W] and T_world_camera [B, N, 4, 4] in metres.
+    """
     mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
     images = ((images - mean) / std).movedim(-1, 2).contiguous()
     T = torch.linalg.inv(T_world_camera[:, :1].double()) @ T_world_camera.double()
@@ -417,7 +440,7 @@ def make_batch(images: Tensor, depth: Tensor, T_world_camera: Tensor, K: Tensor)
 
 
 def scene_scale(depth: Tensor, K: Tensor) -> Tensor:
-    """Mean distance [B] of the surface points of views [B, H, W] from their cameras."""
+    """Returns the mean distance [B] of the surface points of depth [B, H, W] from the camera."""
     H, W = depth.shape[-2:]
     v, u = torch.meshgrid(
         torch.arange(H, device=depth.device) + 0.5,
@@ -434,7 +457,7 @@ def scene_scale(depth: Tensor, K: Tensor) -> Tensor:
 
 
 def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int) -> Tensor:
-    """T_ref_camera [B, N, 4, 4] in metres as odometry would give them.
+    """Returns T_ref_camera [B, N, 4, 4] in metres with noise like that of odometry.
 
     Each window has its own noise level, uniform up to ``rotation_deg`` of rotation and up to
     ``translation`` times the distance from the reference; the reference itself is exact.
@@ -459,5 +482,5 @@ def noisy_poses(batch: Batch, rotation_deg: float, translation: float, seed: int
 
 
 def conditioning_extrinsics(T_ref_camera: Tensor) -> Tensor:
-    """World-to-camera [B, N, 4, 4] for the camera encoder: the same function as at inference."""
+    """Returns world-to-camera [B, N, 4, 4] for the camera encoder, as inference computes it."""
     return normalize_poses(T_ref_camera).extrinsics

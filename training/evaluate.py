@@ -1,8 +1,9 @@
-"""Figures on held-out rooms: ``python -m training.evaluate [--run DIR | --checkpoint DIR]``.
+"""Evaluation on held-out rooms: ``python -m training.evaluate [--run DIR | --checkpoint DIR]``.
 
-Prints tables in markdown and writes them beside the same numbers in JSON. Every row sees the same
-frames: windows of eight, split into windows of 1, 2, 4 or 8. Beside each figure stands that of two
-baselines that see no image: the mean depth map of other rooms, and no motion.
+Prints tables in markdown, and writes them and the same numbers in JSON. All rows use the same
+frames: windows of eight views, split into windows of 1, 2, 4 or 8. Each figure is followed by that
+of a blind baseline, which does not use the images: the mean depth map of other rooms for depth,
+and no motion for poses.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from training.train import pick_device
 VIEWS = (1, 2, 4, 8)
 LARGEST = max(VIEWS)
 HELD_OUT_SEED = 5_000_000  # below the training rooms, beyond those of demo and tests
-BLIND_SEED = FIRST_TRAINING_SEED - 1_000_000  # rooms that the mean depth map is taken from
-MIN_SHARE = 0.3  # of their picture, for pairs whose pose counts
-MIN_BASELINE = 0.1  # of the median depth, for pairs whose direction of translation counts
-# Of the poses given: up to so many degrees, and up to that share of the distance.
+BLIND_SEED = FIRST_TRAINING_SEED - 1_000_000  # first room of the mean depth map
+MIN_SHARE = 0.3  # smallest overlap of pairs whose relative pose is evaluated
+MIN_BASELINE = 0.1  # of the median depth, for pairs whose translation is evaluated
+# Largest noise of given poses: degrees, and share of the distance from the reference.
 POSE_NOISE = (1.0, 0.03)
 NOISE_CURVE = ((0.0, 0.0), POSE_NOISE, (2.0, 0.06), (4.0, 0.12), (8.0, 0.24), (16.0, 0.48))
 NOISE_VIEWS = 4
@@ -48,8 +49,8 @@ KINDS = {"rooms as trained on": False, "narrow rooms, a kind never trained on": 
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What a method says of a window."""
+class Estimate:
+    """Depth and poses that a method estimates for B windows of N views."""
 
     depth: Tensor  # [B, N, H, W]
     T_ref_camera: Tensor  # [B, N, 4, 4], lengths in any unit
@@ -61,7 +62,10 @@ class Answer:
 def held_out_windows(
     rooms: int, size: tuple[int, int], narrow: bool, device: torch.device
 ) -> tuple[Batch, Tensor]:
-    """One window of eight views per room, in order of time, and their mutual share [B, 8, 8]."""
+    """Returns one window of eight views per room, in order of time, and their overlap [B, 8, 8].
+
+    size: (height, width). The overlap of two views is the smaller one of both directions.
+    """
     clips = draw_clips(HELD_OUT_SEED, rooms, narrow=narrow, clips=1)
     pool = render_pool(clips, size, device, supersample=True)
     generator = torch.Generator(device).manual_seed(1)
@@ -73,7 +77,10 @@ def held_out_windows(
 
 
 def split(batch: Batch, views: int) -> list[tuple[slice, Batch]]:
-    """Windows of ``views`` neighbours that cover all views; the first of each is its reference."""
+    """Returns windows of ``views`` consecutive views, with their places in the larger window.
+
+    Together they cover all views; the first view of each is its reference.
+    """
     parts = []
     for first in range(0, LARGEST, views):
         keep = slice(first, first + views)
@@ -87,10 +94,13 @@ def split(batch: Batch, views: int) -> list[tuple[slice, Batch]]:
 
 
 @torch.no_grad()
-def ask(
+def run_network(
     network: DepthAnything3, batch: Batch, poses_given: Tensor | None = None, chunk: int = 4
-) -> Answer:
-    """The network's answer, ``chunk`` windows at a time; poses [B, N, 4, 4] in metres if given."""
+) -> Estimate:
+    """Returns the network's estimate, computed for ``chunk`` windows at a time.
+
+    poses_given: T_ref_camera [B, N, 4, 4] in metres, or None for images only.
+    """
     given = None if poses_given is None else conditioning_extrinsics(poses_given)
     depth, poses = [], []
     for i in range(0, len(batch.depth), chunk):
@@ -101,118 +111,135 @@ def ask(
         T = torch.eye(4, device=out.depth.device).repeat(*out.depth.shape[:2], 1, 1)
         T[..., :3, :] = out.extrinsics
         poses.append(torch.linalg.inv(T))
-    return Answer(torch.cat(depth), torch.cat(poses))
+    return Estimate(torch.cat(depth), torch.cat(poses))
 
 
 def as_odometry(batch: Batch, noise: tuple[float, float]) -> Tensor:
-    """Noisy poses [B, N, 4, 4] in metres; the same draw for every amount of noise."""
+    """Returns noisy poses [B, N, 4, 4] in metres; all noise levels use the same random draw."""
     return noisy_poses(batch, *noise, seed=2)
 
 
 def mean_depth_map(pool: Pool) -> Tensor:
-    """Geometric mean depth [H, W] of rooms in their own units: what one knows without looking."""
+    """Returns the geometric mean depth [H, W] of all frames, each normalised by its own mean.
+
+    This is the depth of the blind baseline.
+    """
     flat = pool.depth.flatten(0, 1).float()
     known = flat.isfinite()
     log = torch.where(known, flat.clamp_max(1e3), 1.0).log()
-    middle = log.flatten(1).sum(1) / known.flatten(1).sum(1).clamp_min(1)
-    log = torch.where(known, log - middle[:, None, None], 0.0)
+    mean = log.flatten(1).sum(1) / known.flatten(1).sum(1).clamp_min(1)
+    log = torch.where(known, log - mean[:, None, None], 0.0)
     return (log.sum(0) / known.sum(0).clamp_min(1)).exp()
 
 
-def guess_blindly(batch: Batch, mean_map: Tensor) -> Answer:
-    """Mean depth and no motion."""
+def blind_baseline(batch: Batch, mean_map: Tensor) -> Estimate:
+    """Returns the blind baseline: ``mean_map`` [H, W] as depth, and no motion."""
     B, N = batch.depth.shape[:2]
     still = torch.eye(4, device=mean_map.device).expand(B, N, 4, 4)
-    return Answer(mean_map.expand(B, N, -1, -1), still)
+    return Estimate(mean_map.expand(B, N, -1, -1), still)
 
 
 # Measures ---------------------------------------------------------------------------------------
 
 
-def depth_errors(answer: Answer, truth: Batch, per_frame: bool) -> tuple[Tensor, Tensor]:
-    """AbsRel and delta-1 [B N] of frames, after one median ratio per window, or per frame."""
+def depth_errors(estimate: Estimate, truth: Batch, per_frame: bool) -> tuple[Tensor, Tensor]:
+    """Returns AbsRel and delta-1 [B N] of frames after a median scale per window or per frame."""
     known = truth.depth.isfinite()
-    ratio = torch.where(known, truth.depth / answer.depth, torch.nan)
+    ratio = torch.where(known, truth.depth / estimate.depth, torch.nan)
     if per_frame:
         scale = ratio.flatten(2).nanmedian(-1).values[..., None, None]
     else:
-        scale = window_scale(answer, truth)[:, None, None, None]
+        scale = window_scale(estimate, truth)[:, None, None, None]
     ratio = ratio / scale
     count = known.flatten(2).sum(-1).clamp_min(1)
-    off = torch.where(known, (1 / ratio - 1).abs(), 0.0).flatten(2).sum(-1) / count
+    abs_rel = torch.where(known, (1 / ratio - 1).abs(), 0.0).flatten(2).sum(-1) / count
     good = torch.where(known, torch.maximum(ratio, 1 / ratio) < 1.25, False)
-    return off.flatten(), (good.flatten(2).sum(-1) / count).flatten()
+    return abs_rel.flatten(), (good.flatten(2).sum(-1) / count).flatten()
 
 
-def window_scale(answer: Answer, truth: Batch) -> Tensor:
-    """Median ratio [B] of true depth to the answer's."""
+def window_scale(estimate: Estimate, truth: Batch) -> Tensor:
+    """Returns the median ratio [B] of true to estimated depth."""
     known = truth.depth.isfinite()
-    ratio = torch.where(known, truth.depth / answer.depth, torch.nan)
+    ratio = torch.where(known, truth.depth / estimate.depth, torch.nan)
     return ratio.flatten(1).nanmedian(-1).values
 
 
 @dataclass(frozen=True, eq=False)
 class PoseErrors:
-    """Of pairs of views; the last three of those with a baseline."""
+    """Errors of the relative poses of pairs of views."""
 
-    rotation: Tensor  # degrees
-    direction: Tensor  # of the translation, degrees
-    both: Tensor  # the larger one
-    translation: Tensor  # over the baseline, after the scale that fits the depth
+    rotation: Tensor  # [P] degrees, all pairs
+    direction: Tensor  # [Q] of the translation, degrees, pairs with a baseline
+    both: Tensor  # [Q] the larger of rotation and direction
+    translation: Tensor  # [Q] over the baseline, after the scale that fits the depth
 
 
-def pose_errors(answer: Answer, truth: Batch, share: Tensor) -> PoseErrors:
-    """Relative poses between all pairs of views of a window; ``share`` [B, N, N]."""
+def pose_errors(estimate: Estimate, truth: Batch, share: Tensor) -> PoseErrors:
+    """Returns the errors of relative poses between all pairs of views of each window.
+
+    share: overlap of the views [B, N, N]; pairs below ``MIN_SHARE`` are left out, and pairs below
+    ``MIN_BASELINE`` for the translation.
+    """
     N = truth.depth.shape[1]
     i, j = torch.triu_indices(N, N, 1, device=share.device)
 
     def relative(T: Tensor) -> Tensor:
         return torch.linalg.inv(T[:, i].double()) @ T[:, j].double()
 
-    said, true = relative(answer.T_ref_camera), relative(truth.T_ref_camera)
-    rotation = angle_between(said[..., :3, :3], true[..., :3, :3])
-    direction = direction_error(said[..., :3, 3], true[..., :3, 3])
+    ours, true = relative(estimate.T_ref_camera), relative(truth.T_ref_camera)
+    rotation = angle_between(ours[..., :3, :3], true[..., :3, :3])
+    direction = direction_error(ours[..., :3, 3], true[..., :3, 3])
     known = torch.where(truth.depth.isfinite(), truth.depth, torch.nan)
     median = known.flatten(1).nanmedian(-1).values
-    counts = share[:, i, j] >= MIN_SHARE
-    moved = counts & (true[..., :3, 3].norm(dim=-1) >= MIN_BASELINE * median[:, None])
+    overlapping = share[:, i, j] >= MIN_SHARE
+    moved = overlapping & (true[..., :3, 3].norm(dim=-1) >= MIN_BASELINE * median[:, None])
     both = torch.maximum(rotation, direction)
-    there, here = true[..., :3, 3], said[..., :3, 3]
-    off = (window_scale(answer, truth)[:, None, None] * here - there).norm(dim=-1)
-    translation = off / there.norm(dim=-1).clamp_min(1e-12)
-    return PoseErrors(rotation[counts], direction[moved], both[moved], translation[moved])
+    true_t, our_t = true[..., :3, 3], ours[..., :3, 3]
+    error = (window_scale(estimate, truth)[:, None, None] * our_t - true_t).norm(dim=-1)
+    translation = error / true_t.norm(dim=-1).clamp_min(1e-12)
+    return PoseErrors(rotation[overlapping], direction[moved], both[moved], translation[moved])
 
 
 def angle_between(a: Tensor, b: Tensor) -> Tensor:
-    """Degrees [...] between rotations [..., 3, 3], exact for small ones too."""
+    """Returns the angle [...] between rotations [..., 3, 3] in degrees, also exact if small."""
     chord = torch.linalg.matrix_norm(a - b) / 8**0.5
     return torch.rad2deg(2 * chord.clamp(0, 1).asin())
 
 
 def direction_error(a: Tensor, b: Tensor) -> Tensor:
-    """Degrees [...] between translations [..., 3]; 90, as if at random, where one is zero."""
+    """Returns the angle [...] between translations [..., 3] in degrees.
+
+    It is 90, the mean of random directions, where ``a`` is zero.
+    """
     unit_a, unit_b = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (a, b))
     angle = torch.rad2deg(2 * ((unit_a - unit_b).norm(dim=-1) / 2).clamp(0, 1).asin())
     return torch.where(a.norm(dim=-1) < 1e-6, 90.0, angle)
 
 
 def auc(errors: Tensor, limit: int) -> float:
-    """Area under the share of ``errors`` below a threshold that goes from 0 to ``limit``."""
+    """Returns the area under the curve of the share of ``errors`` below a threshold, 0..1.
+
+    The threshold goes from 0 to ``limit``. NaN without errors.
+    """
     if not len(errors):
         return float("nan")
     return float((1 - errors / limit).clamp_min(0).mean())
 
 
 def median(values: Tensor) -> float:
-    """NaN where there is none."""
+    """Returns the median, NaN without values."""
     return float(values.median()) if len(values) else float("nan")
 
 
-def summarize(answers: list[tuple[slice, Answer, Batch]], share: Tensor) -> dict[str, float]:
-    """All figures of a method on the parts of the windows."""
-    window = [depth_errors(a, t, per_frame=False) for _, a, t in answers]
-    frame = [depth_errors(a, t, per_frame=True) for _, a, t in answers]
-    poses = [pose_errors(a, t, share[:, k, k]) for k, a, t in answers]
+def summarize(estimates: list[tuple[slice, Estimate, Batch]], share: Tensor) -> dict[str, float]:
+    """Returns all figures of a method.
+
+    estimates: views of a part within its window, estimate and truth of the part; share: overlap of
+    all views of the windows [B, 8, 8].
+    """
+    window = [depth_errors(e, t, per_frame=False) for _, e, t in estimates]
+    frame = [depth_errors(e, t, per_frame=True) for _, e, t in estimates]
+    poses = [pose_errors(e, t, share[:, k, k]) for k, e, t in estimates]
     rotation, direction, both, translation = (
         torch.cat([getattr(p, name) for p in poses])
         for name in ("rotation", "direction", "both", "translation")
@@ -238,16 +265,16 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     rows: list[Row]  # scenes x views x (images, images and poses, blind)
-    noise: list[Row]  # what poses of growing noise are worth
+    noise: list[Row]  # errors with given poses, by their noise
 
 
 def evaluate(
     network: DepthAnything3, rooms: int, size: tuple[int, int], device: torch.device
 ) -> Report:
-    """Everything that the command prints."""
+    """Runs the whole evaluation; ``size``: (height, width)."""
     blind_pool = render_pool(draw_clips(BLIND_SEED, rooms, clips=1), size, device)
     mean_map = mean_depth_map(blind_pool)
     scenes = {
@@ -269,16 +296,18 @@ def compare_methods(
     kind: str,
     views: int,
 ) -> list[Row]:
-    """Rows of one kind of scenes and one number of views."""
+    """Returns a row per method for one kind of scenes and one number of views."""
     methods = {
-        "images": [ask(network, p) for _, p in parts],
-        "images and poses": [ask(network, p, as_odometry(p, POSE_NOISE)) for _, p in parts],
-        "blind": [guess_blindly(p, mean_map) for _, p in parts],
+        "images": [run_network(network, p) for _, p in parts],
+        "images and poses": [
+            run_network(network, p, as_odometry(p, POSE_NOISE)) for _, p in parts
+        ],
+        "blind": [blind_baseline(p, mean_map) for _, p in parts],
     }
     rows = []
-    for method, answers in methods.items():
-        known = [(k, a, p) for (k, p), a in zip(parts, answers, strict=True)]
-        figures = summarize(known, share)
+    for method, estimates in methods.items():
+        with_truth = [(k, e, p) for (k, p), e in zip(parts, estimates, strict=True)]
+        figures = summarize(with_truth, share)
         rows.append({"scenes": kind, "views": views, "given": method, **figures})
     return rows
 
@@ -286,17 +315,20 @@ def compare_methods(
 def noise_curve(
     network: DepthAnything3, parts: list[tuple[slice, Batch]], share: Tensor
 ) -> list[Row]:
-    """Errors without poses, and with poses of growing noise, beside the errors of those poses."""
+    """Returns rows without poses and with given poses of growing noise.
+
+    Each row also has the errors of the given poses.
+    """
     wanted = ("AbsRel", "rotation, deg", "direction, deg", "AUC@30")
     rows: list[Row] = []
     for noise in tqdm((None, *NOISE_CURVE), "noise of poses", leave=False):
-        said, given = [], []
+        estimated, given = [], []
         for k, p in parts:
             poses = None if noise is None else as_odometry(p, noise)
-            said.append((k, ask(network, p, poses), p))
+            estimated.append((k, run_network(network, p, poses), p))
             if poses is not None:
-                given.append((k, Answer(p.depth * p.scale_m[:, None, None, None], poses), p))
-        figures = summarize(said, share)
+                given.append((k, Estimate(p.depth * p.scale_m[:, None, None, None], poses), p))
+        figures = summarize(estimated, share)
         own = summarize(given, share) if given else dict.fromkeys(figures, float("nan"))
         label = "no poses" if noise is None else f"{noise[0]:g} deg, {100 * noise[1]:g} %"
         row: Row = {"noise up to": label, **{name: figures[name] for name in wanted}}
@@ -305,7 +337,7 @@ def noise_curve(
 
 
 def to_markdown(report: Report) -> str:
-    """Tables (medians unless said otherwise) and the sentences that compare their rows."""
+    """Returns the tables (pose errors are medians if not stated) and comparisons of their rows."""
     return (
         "Every figure is followed by that of the blind baseline (mean depth map, no motion).\n\n"
         + _table(_beside_blind(report.rows))
@@ -317,7 +349,7 @@ def to_markdown(report: Report) -> str:
 
 
 def _beside_blind(rows: list[Row]) -> list[Row]:
-    """Rows whose figures are ``ours / blind``."""
+    """Returns rows whose figures are ``ours / blind``."""
     blind = {(r["scenes"], r["views"]): r for r in rows if r["given"] == "blind"}
     shown = []
     for row in (r for r in rows if r["given"] != "blind"):
@@ -332,7 +364,7 @@ def _beside_blind(rows: list[Row]) -> list[Row]:
 
 
 def compare_rows(rows: list[Row]) -> list[str]:
-    """One view against several, rotation against not looking, poses against none."""
+    """Returns sentences: one view against several, rotation against blind, poses against none."""
     at = {(r["scenes"], r["views"], r["given"]): r for r in rows}
     lines = []
     for kind in KINDS:
@@ -346,16 +378,17 @@ def compare_rows(rows: list[Row]) -> list[str]:
             f"{several}"
         )
         for n in VIEWS[1:]:
-            seen, posed, blind = (
+            images, posed, blind = (
                 at[kind, n, given] for given in ("images", "images and poses", "blind")
             )
-            share = _share(seen["rotation, deg"], blind["rotation, deg"])
-            mean = _share(seen["rotation mean, deg"], blind["rotation mean, deg"])
-            depth = _share(posed["AbsRel"], seen["AbsRel"])
-            turn = _share(posed["rotation, deg"], seen["rotation, deg"])
+            share = _share(images["rotation, deg"], blind["rotation, deg"])
+            mean = _share(images["rotation mean, deg"], blind["rotation mean, deg"])
+            depth = _share(posed["AbsRel"], images["AbsRel"])
+            rotation = _share(posed["rotation, deg"], images["rotation, deg"])
             lines.append(
                 f"{kind}, {n} views: rotation error {share} of the blind one (mean: {mean}); "
-                f"poses given, AbsRel becomes {depth} and rotation {turn} of what they are without"
+                f"with poses given, AbsRel is {depth} and rotation error {rotation} of the values "
+                "without poses"
             )
     return lines
 
@@ -367,7 +400,7 @@ def _share(a: object, b: object) -> str:
 
 
 def _table(rows: list[Row]) -> str:
-    """Markdown of rows; a dash where there is nothing to measure."""
+    """Returns rows as a markdown table; figures that do not apply are a dash."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(_cell(v) for v in row.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -383,10 +416,10 @@ def _cell(value: object) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, help="a run's averaged weights")
-    parser.add_argument("--checkpoint", default="", help="a folder; default: what is shipped")
+    parser.add_argument("--run", type=Path, help="evaluate a run's averaged weights")
+    parser.add_argument("--checkpoint", default="", help="a folder; default: the included weights")
     parser.add_argument("--rooms", type=int, default=60, help="held-out rooms of each kind")
     parser.add_argument("--size", type=int, nargs=2, default=(168, 224), metavar=("H", "W"))
     parser.add_argument("--device", default="auto")

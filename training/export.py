@@ -1,7 +1,7 @@
-"""Ship a run's averaged weights: ``python -m training.export --run DIR``.
+"""Exports a run's averaged weights into the package: ``python -m training.export --run DIR``.
 
-Writes ``config.json`` and ``model.safetensors`` in the official layout, in float16, where
-``load_checkpoint`` finds them.
+Writes ``config.json`` and ``model.safetensors`` in the official layout, in float16, into the
+folder that ``load_checkpoint`` reads by default.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SHIPPED = Path(__file__).parents[1] / "da3_ros" / "checkpoints" / "da3-tiny"
 
 
 def averaged_network(run: Path, name: str = "da3-tiny") -> DepthAnything3:
-    """The network with the averaged weights of the run in folder ``run``, in eval mode.
+    """Returns the network with the averaged weights of the run in folder ``run``, in eval mode.
 
-    Raises FileNotFoundError where there is no run, OverflowError for weights beyond float16.
+    Raises FileNotFoundError if there is no run, OverflowError for weights beyond float16.
     """
     weights = read_state(run)["ema"]
     limit = torch.finfo(torch.float16).max
@@ -34,9 +34,9 @@ def averaged_network(run: Path, name: str = "da3-tiny") -> DepthAnything3:
 
 
 def mean_with(network: DepthAnything3, folder: Path) -> None:
-    """Move the weights of ``network`` halfway to those of a checkpoint, in place.
+    """Replaces the weights of ``network`` by the mean with those of a checkpoint, in place.
 
-    Of a run's weights and those that it began with, the mean is often better than either.
+    The mean of a run's weights and of those it was started from is often better than either.
     """
     other = build_network(network.spec.name)
     load_checkpoint(other, str(folder))
@@ -50,13 +50,13 @@ def mean_with(network: DepthAnything3, folder: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, required=True, help="folder of the run's state")
-    parser.add_argument("--to", type=Path, default=SHIPPED, help="default: what the package ships")
+    parser.add_argument("--to", type=Path, default=SHIPPED, help="default: in the package")
     parser.add_argument("--model", choices=sorted(MODELS), default="da3-tiny")
     parser.add_argument(
-        "--mean-with", type=Path, help="checkpoint folder; half of the weights' values are its own"
+        "--mean-with", type=Path, help="checkpoint folder; the mean with its weights is written"
     )
     args = parser.parse_args(argv)
     network = averaged_network(args.run, args.model)

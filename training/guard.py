@@ -1,8 +1,9 @@
-"""Remember what the shipped weights say: ``python -m training.guard``, after every export.
+"""Stores the outputs of the included weights: ``python -m training.guard``, after every export.
 
-Writes ``test/data/da3_tiny.npz``: two small rendered views and the network's answer to them, with
-and without known poses. ``test/network/test_shipped_weights.py`` compares, so that weights and
-code cannot drift apart unseen. The views are stored too: a better renderer is no drift.
+Writes ``test/data/da3_tiny.npz``: two small rendered views and the network's outputs for them,
+with and without known poses. ``test/network/test_shipped_weights.py`` compares them with the
+current outputs, so that a mismatch of weights and code is found. The views are stored too, so that
+changes of the renderer have no effect.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from training.data import conditioning_extrinsics
 
 STORED = Path(__file__).parents[1] / "test" / "data" / "da3_tiny.npz"
 SIZE = (84, 70)  # (width, height)
-EVERY = 3  # pixels between those whose depth is stored
+EVERY = 3  # every third pixel of a row and column is stored
 
 
 def make_views() -> dict[str, Array]:
-    """Two views of a held-out room, their poses in it and their intrinsics."""
+    """Returns two views of a held-out room.
+
+    These are: images [2, H, W, 3] uint8, T_room_camera [2, 4, 4], metres, and K [2, 3, 3].
+    """
     pace = Pace(1.0, 0.4, 20.0)
     frames = list(SyntheticCamera(13, SIZE, walk="handheld", frames=2, rate_hz=1.0, pace=pace))
     return {
@@ -37,26 +41,29 @@ def make_views() -> dict[str, Array]:
 
 
 def shipped_network() -> DepthAnything3:
-    """The weights that ship. Raises CheckpointError where there are none."""
+    """Returns da3-tiny with the included weights. Raises CheckpointError if there are none."""
     network = build_network("da3-tiny")
     load_checkpoint(network, "")
     return network.eval()
 
 
 @torch.no_grad()
-def answer(network: DepthAnything3, views: dict[str, Array]) -> dict[str, Array]:
-    """What the network says of the views, on the CPU in float32; ``posed_``: given their poses."""
+def network_outputs(network: DepthAnything3, views: dict[str, Array]) -> dict[str, Array]:
+    """Returns the network's outputs for the views, on the CPU in float32.
+
+    Names that begin with ``posed_`` are of the network with the views' poses as input.
+    """
     images = normalize(torch.from_numpy(views["images"]))[None]
     given = conditioning_extrinsics(torch.from_numpy(views["T_room_camera"]).float()[None])
     K = torch.from_numpy(views["K"]).float()[None]
-    said: dict[str, Array] = {}
+    outputs: dict[str, Array] = {}
     for prefix, known in (("", ()), ("posed_", (given, K))):
         out = network(images, *known, ref_view="first")
-        said[f"{prefix}depth"] = _numpy(out.depth)[..., ::EVERY, ::EVERY]
-        said[f"{prefix}confidence"] = _numpy(out.confidence)[..., ::EVERY, ::EVERY]
-        said[f"{prefix}extrinsics"] = _numpy(out.extrinsics)
-        said[f"{prefix}intrinsics"] = _numpy(out.intrinsics)
-    return said
+        outputs[f"{prefix}depth"] = _numpy(out.depth)[..., ::EVERY, ::EVERY]
+        outputs[f"{prefix}confidence"] = _numpy(out.confidence)[..., ::EVERY, ::EVERY]
+        outputs[f"{prefix}extrinsics"] = _numpy(out.extrinsics)
+        outputs[f"{prefix}intrinsics"] = _numpy(out.intrinsics)
+    return outputs
 
 
 def _numpy(values: Tensor) -> Array:
@@ -64,10 +71,10 @@ def _numpy(values: Tensor) -> Array:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     views = make_views()
     STORED.parent.mkdir(exist_ok=True)
-    np.savez_compressed(STORED, **views, **answer(shipped_network(), views))
+    np.savez_compressed(STORED, **views, **network_outputs(shipped_network(), views))
     print(f"{STORED}: {STORED.stat().st_size / 1e3:.0f} kB")
 
 

@@ -1,7 +1,7 @@
-"""What training minimises. Every term is zero at the truth, except in its confidence form.
+"""Losses of training. All terms are zero at the truth, except when weighted by confidence.
 
-The truth is in scene units (see ``data.Batch``); predictions are taken as they are. Terms follow
-the DA3 paper (arXiv 2511.10647, section 3) where it has them; probes and the supervision of
+The truth is in scene units (see ``data.Batch``); predictions are not normalised. Terms follow the
+DA3 paper (arXiv 2511.10647, section 3) where it defines them; probes and the supervision of
 attention exist in training only.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from da3_ros.network.camera import quaternion_from_matrix
 from da3_ros.network.head import Dense
 from da3_ros.network.specs import PATCH
-from training.data import Batch, sight
-from training.model import Cameras, Guess
+from training.data import Batch, project_between_views
+from training.model import Cameras, TrainingOutput
 
 CONFIDENCE_REWARD = 0.2  # of log confidence
 GRADIENT_STRIDES = (1, 2, 4)
@@ -25,31 +25,33 @@ GRADIENT_STRIDES = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the terms; ``trust`` goes from 0 to 1 as errors become weighted by confidence."""
+    """Weights of the terms; ``trust``: 0 for unweighted errors to 1 for weights by confidence."""
 
     depth: float = 1.0
     gradient: float = 0.5
     ray: float = 0.5
-    camera: float = 4.0  # of several terms the smallest by far, and the one that is hard
+    camera: float = 4.0  # its errors are by far the smallest of all terms, and hard to reduce
     quaternion: float = 5.0  # within the camera term
-    fov: float = 0.25  # within the camera term: one picture hardly tells, the rest is noise
+    fov: float = 0.25  # within the camera term: an image hardly determines it
     probe: float = 0.5
     flow: float = 5.0
     attention: float = 0.3
     trust: float = 0.0
 
 
-def total_loss(guess: Guess, truth: Batch, weights: Weights) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum, and its terms before weighting."""
-    terms = camera_losses(guess.cameras, truth)
-    terms["probe"] = probe_loss(guess.probes, truth)
+def total_loss(
+    output: TrainingOutput, truth: Batch, weights: Weights
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the weighted sum, and its terms before weighting."""
+    terms = camera_losses(output.cameras, truth)
+    terms["probe"] = probe_loss(output.probes, truth)
     if truth.depth.shape[1] > 1:
-        terms["flow"] = flow_loss(guess.probes, truth)
-    if guess.attention and truth.depth.shape[1] > 1:
+        terms["flow"] = flow_loss(output.probes, truth)
+    if output.attention and truth.depth.shape[1] > 1:
         matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
-        terms["attention"] = attention_loss(guess.attention, matches, truth.depth.shape[1])
-    if guess.dense is not None:
-        terms |= dense_losses(guess.dense, truth, weights.trust)
+        terms["attention"] = attention_loss(output.attention, matches, truth.depth.shape[1])
+    if output.dense is not None:
+        terms |= dense_losses(output.dense, truth, weights.trust)
     factor = {
         "centre": weights.camera,
         "quaternion": weights.camera * weights.quaternion,
@@ -69,7 +71,7 @@ def total_loss(guess: Guess, truth: Batch, weights: Weights) -> tuple[Tensor, di
 
 
 def camera_losses(cameras: Cameras, truth: Batch) -> dict[str, Tensor]:
-    """Huber losses on the centre, the quaternion of the nearer sign, and the fields of view."""
+    """Returns Huber losses of the centre, of the quaternion up to its sign, and of the FOV."""
     q = quaternion_from_matrix(truth.T_ref_camera[..., :3, :3])
     same = (cameras.quaternion * q).sum(-1, keepdim=True) >= 0
     q = torch.where(same, q, -q)
@@ -82,7 +84,7 @@ def camera_losses(cameras: Cameras, truth: Batch) -> dict[str, Tensor]:
 
 
 def field_of_view(K: Tensor, size: tuple[int, int]) -> Tensor:
-    """Vertical and horizontal field of view [..., 2] in radians."""
+    """Returns the vertical and horizontal field of view [..., 2] in radians."""
     H, W = size
     half = torch.stack((H / 2 / K[..., 1, 1], W / 2 / K[..., 0, 0]), dim=-1)
     return 2 * half.atan()
@@ -92,25 +94,25 @@ def field_of_view(K: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def dense_losses(dense: Dense, truth: Batch, trust: float) -> dict[str, Tensor]:
-    """Log-depth L1, its gradients, rays, and low confidence where there is sky."""
+    """Returns log-depth L1, its gradient loss, ray L1, and the log confidence of sky."""
     known = truth.depth.isfinite()
     log_truth = torch.where(known, truth.depth, 1.0).log()
     error = torch.where(known, dense.depth.float().log() - log_truth, 0.0)
     confidence = dense.confidence.float()
     terms = {
-        "depth": _mean(_trusting(error.abs(), confidence, trust), known),
+        "depth": _mean(_confidence_weighted(error.abs(), confidence, trust), known),
         "gradient": gradient_loss(error, known),
         "sky": trust * _mean(confidence.log(), ~known),
     }
     if dense.ray is not None and dense.ray_confidence is not None:
         rays = ray_map(truth.T_ref_camera, truth.K, truth.size, dense.ray.shape[2:4])
-        off = (dense.ray.float() - rays).abs().mean(-1)
-        terms["ray"] = _trusting(off, dense.ray_confidence.float(), trust).mean()
+        residual = (dense.ray.float() - rays).abs().mean(-1)
+        terms["ray"] = _confidence_weighted(residual, dense.ray_confidence.float(), trust).mean()
     return terms
 
 
-def _trusting(error: Tensor, confidence: Tensor, trust: float) -> Tensor:
-    """From the error itself to c error - 0.2 log c, ``trust`` of the way."""
+def _confidence_weighted(error: Tensor, confidence: Tensor, trust: float) -> Tensor:
+    """Returns (1 - trust) error + trust (c error - 0.2 log c), with c the confidence."""
     if not trust:
         return error
     weighted = confidence * error - CONFIDENCE_REWARD * confidence.log()
@@ -122,7 +124,10 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 
 def gradient_loss(error: Tensor, known: Tensor) -> Tensor:
-    """Mean change of the log-depth error [..., H, W] between known pixels some strides apart."""
+    """Returns the mean change of the log-depth error [..., H, W] between pixels at a distance.
+
+    The distances are ``GRADIENT_STRIDES``; both pixels must be known.
+    """
     total = error.new_zeros(())
     for s in GRADIENT_STRIDES:
         for axis in (-1, -2):
@@ -134,9 +139,10 @@ def gradient_loss(error: Tensor, known: Tensor) -> Tensor:
 
 
 def ray_map(T: Tensor, K: Tensor, size: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
-    """Rays [B, N, h, w, 6] of a grid's cell centres: direction R K^-1 p, then the origin.
+    """Returns rays [B, N, h, w, 6] of the cell centres of a grid: direction R K^-1 p, then origin.
 
-    Depth times direction plus origin is the point in the reference frame (architecture notes, 9).
+    Depth times direction plus origin is the point in the reference frame. size: (H, W) of the
+    image in pixels; grid: (h, w).
     """
     (H, W), (h, w) = size, grid
     v, u = torch.meshgrid(
@@ -156,7 +162,7 @@ def ray_map(T: Tensor, K: Tensor, size: tuple[int, int], grid: tuple[int, ...]) 
 
 
 def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
-    """L1 of every linear probe [B, N, P, 9] on the patches' log-depth and central rays."""
+    """Returns the mean L1 of probes [B, N, P, 9] for the patches' log-depth and centre rays."""
     H, W = truth.size
     depth = truth.depth.unflatten(3, (W // PATCH, PATCH)).unflatten(2, (H // PATCH, PATCH))
     depth = depth.transpose(3, 4).flatten(4).flatten(2, 3)  # [B, N, P, 196]
@@ -174,10 +180,10 @@ def probe_loss(probes: list[Tensor], truth: Batch) -> Tensor:
 
 
 def flow_loss(probes: list[Tensor], truth: Batch) -> Tensor:
-    """L1 of every linear probe on how far each patch moves from its view into the reference.
+    """Returns the mean L1 of the probes for the displacement of patches into the reference view.
 
-    Attention that looks at the right place is not enough: its values must carry where that is.
-    The unit is the picture's width; only patches that the reference sees count.
+    Attention to the right patch is not enough: the values must contain the position of that patch.
+    The unit is the image width; only patches that are visible in the reference view count.
     """
     moved, visible = flow_to_reference(truth.depth, truth.T_ref_camera, truth.K)
     losses = [_mean((p[:, 1:, :, 7:] - moved).abs().mean(-1), visible) for p in probes]
@@ -186,17 +192,20 @@ def flow_loss(probes: list[Tensor], truth: Batch) -> Tensor:
 
 @torch.no_grad()
 def flow_to_reference(depth: Tensor, T: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
-    """Movement [B, N - 1, P, 2] of patch middles into view 0, in widths, and where it is seen."""
+    """Returns the displacement of patch centres into view 0, and whether they are visible there.
+
+    Shapes: [B, N - 1, P, 2] in image widths, zero if not visible, and bool [B, N - 1, P].
+    """
     W = depth.shape[-1]
-    rows, columns = patch_middles(depth)
-    seen = sight(depth, T, K, rows, columns)
-    u, v, visible = (x[:, 1:, :, 0] for x in (seen.u, seen.v, seen.visible))
+    rows, columns = patch_centres(depth)
+    projected = project_between_views(depth, T, K, rows, columns)
+    u, v, visible = (x[:, 1:, :, 0] for x in (projected.u, projected.v, projected.visible))
     moved = torch.stack((u - columns - 0.5, v - rows - 0.5), dim=-1) / W
     return torch.where(visible[..., None], moved, 0.0), visible
 
 
-def patch_middles(depth: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns [P] of the middle pixels of the patches of [..., H, W]."""
+def patch_centres(depth: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns rows and columns [P] of the centre pixels of the patches of [..., H, W]."""
     H, W = depth.shape[-2:]
     rows = torch.arange(PATCH // 2, H, PATCH, device=depth.device)
     columns = torch.arange(PATCH // 2, W, PATCH, device=depth.device)
@@ -208,19 +217,19 @@ def patch_middles(depth: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def patch_matches(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
-    """Where the middle of each patch is in the other views: [B, N P, N P] of N views, P patches.
+    """Returns the true matches of patch centres: [B, N P, N P] for N views of P patches.
 
-    A row is a distribution over the patches of the other views that see the point, shared out by
-    bilinear weights in each; zero where no other view sees it. Visible means inside the picture
-    and of the same depth as what is seen there.
+    A row is a distribution over the patches of the other views in which the point is visible, with
+    bilinear weights in each; it is zero if no other view sees the point. A point is visible if it
+    is inside the image and has the depth of the surface there.
     """
     B, N, H, W = depth.shape
     h, w = H // PATCH, W // PATCH
-    seen = sight(depth, T, K, *patch_middles(depth))
-    apart = ~torch.eye(N, dtype=torch.bool, device=depth.device)[:, None]  # [N, 1, N]
-    visible = (seen.visible & apart).float()  # [B, N, P, N]
-    x = (seen.u / PATCH - 0.5).clamp(0, w - 1)
-    y = (seen.v / PATCH - 0.5).clamp(0, h - 1)
+    projected = project_between_views(depth, T, K, *patch_centres(depth))
+    other = ~torch.eye(N, dtype=torch.bool, device=depth.device)[:, None]  # [N, 1, N]
+    visible = (projected.visible & other).float()  # [B, N, P, N]
+    x = (projected.u / PATCH - 0.5).clamp(0, w - 1)
+    y = (projected.v / PATCH - 0.5).clamp(0, h - 1)
     x0, y0 = x.floor().clamp(0, max(w - 2, 0)), y.floor().clamp(0, max(h - 2, 0))
     target = depth.new_zeros(B, N, h * w, N, h * w)
     for dy in (0, 1):
@@ -234,10 +243,11 @@ def patch_matches(depth: Tensor, T: Tensor, K: Tensor) -> Tensor:
 
 
 def attention_loss(logits: list[Tensor], matches: Tensor, N: int) -> Tensor:
-    """Cross-entropy of attention across frames against ``matches``, above its least value.
+    """Returns the cross-entropy of attention across frames and ``matches``, minus its minimum.
 
-    The softmax is over the patches of all other frames. Within its own frame a patch may look
-    where it likes: without knowing which of several frames it is in, it could not avoid itself.
+    logits: [B, N P, N P] of each block. The softmax is over the patches of all other frames.
+    Attention within a frame is not supervised: tokens do not encode which of several frames they
+    belong to, so a patch could not avoid attending to itself.
     """
     P = matches.shape[-1] // N
     frame = torch.arange(N, device=matches.device).repeat_interleave(P)

@@ -1,7 +1,7 @@
-"""The network as it is trained: the shipped network plus probes and a record of its attention.
+"""The network in training: the released network plus linear probes and a record of its attention.
 
-Nothing in ``da3_ros.network`` knows of this: hooks read what the modules compute, and the network
-inside can be saved and used as it is at any moment.
+``da3_ros.network`` does not depend on this module: hooks read what its modules compute, and the
+inner network can be saved and used unchanged at any time.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from da3_ros.network.model import DepthAnything3
 from da3_ros.network.specs import PATCH, POS_GRID
 
 SUPERVISED_HEAD = 0
-PROBED = 9  # what a linear probe tells of each patch
-FOV_BIAS = 1.1  # radians, the middle of what cameras have
+PROBE_CHANNELS = 9  # log-depth 1, ray direction 3, ray origin 3, displacement 2
+FOV_BIAS = 1.1  # radians, a medium field of view of cameras
 
 
 class Cameras(NamedTuple):
-    """What the camera decoder says before it becomes matrices, [B, N, ...]."""
+    """Output of the camera decoder before it is converted to matrices, [B, N, ...]."""
 
     centre: Tensor  # [..., 3] camera centre in the reference frame
     quaternion: Tensor  # [..., 4] x y z w, not normalised
     fov: Tensor  # [..., 2] radians, vertical, horizontal
 
 
-class Guess(NamedTuple):
-    """Everything that losses look at."""
+class TrainingOutput(NamedTuple):
+    """All outputs that losses need."""
 
     cameras: Cameras
-    # Per global tap [B, N, P, 9]: log-depth, ray direction, ray origin, flow into the reference.
+    # Per global tap [B, N, P, 9]: log-depth, ray direction, ray origin, and displacement into the
+    # reference view.
     probes: list[Tensor]
     attention: list[Tensor]  # per global block [B, N P, N P]: logits of one head, patches only
-    dense: Dense | None  # maps [B, N, ...], if asked for
+    dense: Dense | None  # maps [B, N, ...]; None if the head did not run
 
 
 class AttentionRecorder:
-    """Keeps queries and keys of one head of attention modules while they run.
+    """Records queries and keys of one head of attention modules.
 
-    It reads the output of ``qkv`` and repeats what ``Attention.forward`` does with it: per-head
-    normalisation and rotary positions. Nothing is kept while ``active`` is false.
+    It reads the output of ``qkv`` and applies the same steps as ``Attention.forward``: per-head
+    normalisation and rotary positions. Nothing is recorded while ``active`` is false.
     """
 
     def __init__(self, modules: Sequence[Attention], head: int) -> None:
@@ -74,20 +75,22 @@ class AttentionRecorder:
         return keep
 
     def take(self) -> list[Tensor]:
-        """Logits [S, L, L] float32 of each module in the order they ran; forgets them."""
+        """Returns logits [S, L, L] float32 of each module in order of execution; clears them."""
         kept, self._kept = self._kept, []
         return [q.float() @ k.float().mT / math.sqrt(q.shape[-1]) for q, k in kept]
 
 
 class TrainingNetwork(nn.Module):
-    """A network, linear probes on its global taps, and the logits of one head per global block."""
+    """A network with linear probes on its global taps and a recorder of its global attention."""
 
     def __init__(self, network: DepthAnything3, head: int = SUPERVISED_HEAD) -> None:
         super().__init__()
         self.network = network
         vit, spec = network.backbone.pretrained, network.spec
         self.global_taps = [k for k, block in enumerate(spec.taps) if vit.is_global(block)]
-        self.probes = nn.ModuleList(nn.Linear(2 * spec.width, PROBED) for _ in self.global_taps)
+        self.probes = nn.ModuleList(
+            nn.Linear(2 * spec.width, PROBE_CHANNELS) for _ in self.global_taps
+        )
         blocks = [b.attn for i, b in enumerate(vit.blocks) if vit.is_global(i)]
         self.recorder = AttentionRecorder(blocks, head)
         scratch = network.head.scratch
@@ -102,10 +105,12 @@ class TrainingNetwork(nn.Module):
         *,
         dense: bool = True,
         rays: bool = False,
-    ) -> Guess:
-        """``DepthAnything3.forward`` with ``ref_view="first"``, keeping what losses need.
+    ) -> TrainingOutput:
+        """Runs ``DepthAnything3.forward`` with ``ref_view="first"``; returns what losses need.
 
-        dense: run the DPT head; rays: and its second branch.
+        images [B, N, 3, H, W]; extrinsics world-to-camera [B, N, 4, 4] and intrinsics [B, N, 3, 3]
+        condition the network if both are given. dense: run the DPT head; rays: also its second
+        branch.
         """
         (B, N), size = images.shape[:2], (images.shape[-2], images.shape[-1])
         vit, grid = self.network.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)
@@ -125,7 +130,7 @@ class TrainingNetwork(nn.Module):
             frames = [t.flatten(0, 1) for t in taps.patches]
             out = self.network.head(frames, size, rays=rays, chunk=B * N)
             maps = Dense(*(None if m is None else m.unflatten(0, (B, N)) for m in out))
-        return Guess(self._cameras(taps.camera), probes, attention, maps)
+        return TrainingOutput(self._cameras(taps.camera), probes, attention, maps)
 
     def _cameras(self, slot: Tensor) -> Cameras:
         decoder = self.network.cam_dec
@@ -135,13 +140,13 @@ class TrainingNetwork(nn.Module):
 
     @torch.no_grad()
     def predict(self, images: Tensor, *poses: Tensor, rays: bool = False) -> Output:
-        """The shipped network's own forward pass."""
+        """Runs the inner network's forward pass."""
         out: Output = self.network(images, *poses, ref_view="first", rays=rays)
         return out
 
 
 def _patches_only(logits: Tensor, N: int) -> Tensor:
-    """Drop the class slots of N frames from [B, N T, N T]."""
+    """Removes the class tokens of N frames from logits [B, N T, N T]."""
     T = logits.shape[-1] // N
     return (
         logits.unflatten(-1, (N, T))[..., 1:]
@@ -152,7 +157,7 @@ def _patches_only(logits: Tensor, N: int) -> Tensor:
 
 
 def in_float32(module: nn.Module) -> None:
-    """Run a module without autocast, on float32 inputs."""
+    """Makes a module run without autocast, on float32 inputs."""
     regions: list[torch.autocast] = []
 
     def enter(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -173,7 +178,10 @@ def in_float32(module: nn.Module) -> None:
 
 @torch.no_grad()
 def initialize(network: DepthAnything3, images: Tensor) -> None:
-    """Initial weights from torch's global generator; ``images`` [F, 3, H, W] set one amplitude."""
+    """Initialises the weights from torch's global random generator.
+
+    images [F, 3, H, W] determine the amplitude of the position table.
+    """
     vit = network.backbone.pretrained
     for block in [*vit.blocks, *network.cam_enc.trunk]:
         for module in block.modules():
@@ -196,16 +204,16 @@ def initialize(network: DepthAnything3, images: Tensor) -> None:
 
 
 def position_table(vit: VisionTransformer, amplitude: float) -> Tensor:
-    """Smooth sine-cosine table [1, 1 + 37 x 37, D] of root mean square ``amplitude``.
+    """Returns a smooth sine-cosine table [1, 1 + 37 x 37, D] of root mean square ``amplitude``.
 
-    Half of the channels tell the row, half the column, at a quarter to two and a half periods per
-    image: also 7 patches per side, to which the table is resized without antialiasing, sample
-    every wave more than twice a period.
+    Half of the channels encode the row, half the column, at a quarter to two and a half periods
+    per image. The table is resized without antialiasing, and even at 7 patches per side each wave
+    is sampled more than twice per period.
     """
     waves = vit.spec.width // 4
     period = 2 * math.pi * torch.logspace(math.log10(0.25), math.log10(2.5), waves)
-    place = (torch.arange(POS_GRID) + 0.5) / POS_GRID - 0.5
-    angle = place[:, None] * period
+    position = (torch.arange(POS_GRID) + 0.5) / POS_GRID - 0.5
+    angle = position[:, None] * period
     line = torch.cat((angle.sin(), angle.cos()), dim=1)  # [37, D / 2]
     rows = line[:, None].expand(-1, POS_GRID, -1)
     columns = line[None].expand(POS_GRID, -1, -1)

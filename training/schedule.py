@@ -1,4 +1,4 @@
-"""What is trained when: phases, learning rate, curriculum. All of it is counted in steps."""
+"""Schedule of training: phases, learning rate and curriculum, all counted in steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from training.data import Bucket
 
 WARM_UP, DECAY_FROM = 0.02, 0.7  # shares of all steps
-PHASE_WARM_UP = 0.01  # new modules and sizes begin gently
+PHASE_WARM_UP = 0.01  # share of all steps, at the start of each phase
 LAST_RATE = 0.01  # of the full rate, at the end
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training.
+    """A phase of training.
 
-    share: of all steps. size: (height, width) that the pool is rendered at. near: the share of the
-    picture that views have in common at least, at the phase's start and from its middle on.
+    share: of all steps. size: (height, width) of the rendered pool. near: smallest overlap of
+    views, at the phase's start and from its middle on.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Phase:
     buckets: tuple[Bucket, ...]
     near: tuple[float, float]
     dense: bool = True  # run and train the DPT head
-    posed: float = 0.0  # share of steps in which poses are given
+    posed: float = 0.0  # share of steps with given poses
 
 
 PHASES = (
@@ -60,7 +60,7 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in its schedule a step is."""
+    """A step's phase, and its position in that phase."""
 
     phase: int
     step: int  # within the phase
@@ -69,15 +69,15 @@ class Moment:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Phases laid out over ``steps`` optimiser steps."""
+    """Phases over ``steps`` optimiser steps."""
 
     steps: int
     phases: tuple[Phase, ...] = PHASES
-    trained: bool = False  # the network begins with weights that were trained before
+    trained: bool = False  # the run starts from trained weights
 
     @property
     def ends(self) -> list[int]:
-        """The step at which each phase is over."""
+        """Returns the first step after each phase."""
         total, ends = 0.0, []
         whole = sum(p.share for p in self.phases)
         for phase in self.phases:
@@ -86,7 +86,7 @@ class Schedule:
         return ends
 
     def at(self, step: int) -> Moment:
-        """Phase and place in it."""
+        """Returns the phase of a step. Raises ValueError beyond the last step."""
         start = 0
         for number, end in enumerate(self.ends):
             if step < end:
@@ -95,7 +95,7 @@ class Schedule:
         raise ValueError(f"step {step} is beyond the last, {self.steps - 1}")
 
     def rate(self, step: int) -> float:
-        """Factor on the learning rate: warm-up, constant, half a cosine down."""
+        """Returns the factor on the learning rate: warm-up, constant, cosine decay."""
         moment = self.at(step)
         rise = (step + 1) / max(1.0, WARM_UP * self.steps)
         again = (moment.step + 1) / max(1.0, PHASE_WARM_UP * self.steps)
@@ -104,14 +104,17 @@ class Schedule:
         return min(1.0, rise, again) * fall
 
     def near(self, step: int) -> float:
-        """Least share of the picture that views have in common."""
+        """Returns the smallest overlap of views, as a share of their image."""
         moment = self.at(step)
         first, last = self.phases[moment.phase].near
         return first + (last - first) * min(1.0, 2 * moment.step / moment.steps)
 
     def trust(self, step: int) -> float:
-        """How far losses are weighted by confidence: 0 in the first third in which the head
-        trains, 1 from its middle on and for a head that was trained before."""
+        """Returns how far losses are weighted by confidence, 0 to 1.
+
+        0 in the first third of the steps that train the head, rising to 1 at their middle; 1 for a
+        run that starts from trained weights.
+        """
         if self.trained:
             return 1.0
         ends = [0, *self.ends]

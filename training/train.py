@@ -1,8 +1,8 @@
-"""Train `da3-tiny`: ``python -m training.train --out RUN``; again with ``--resume`` to go on.
+"""Trains `da3-tiny`: ``python -m training.train --out RUN``; with ``--resume`` a run continues.
 
-State is kept in that folder; ``RUN/`` in the clone is what git ignores.
-Every random number of a step comes from the run's seed and the step's number, so a run that was
-stopped and resumed takes the same steps as one that was not.
+The state is kept in that folder; git ignores ``RUN/`` in the clone. All random numbers of a step
+are drawn from the run's seed and the step's number, so an interrupted and resumed run takes the
+same steps as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from training.schedule import PHASES, Phase, Schedule
 STATE, CURVE = "training.pt", "loss.jsonl"
 SAVE_EVERY_S = 60.0
 POSE_NOISE = (2.0, 0.06)  # degrees; share of the distance
-PROBES_FIRST = 150  # steps in which nothing else moves, in a run that begins with trained weights
-_ROOMS_PER_SEED = 1 << 40  # room seeds of one run; runs and pools never share a room
+PROBES_FIRST = 150  # first steps, which train only the probes, of a run from trained weights
+_ROOMS_PER_SEED = 1 << 40  # room seeds per run; runs and pools never share a room
 
 
 @dataclass(frozen=True)
 class Config:
-    """What determines a run; stored with its state, and only ``threads`` may change later."""
+    """Settings of a run; they are stored with its state and cannot be changed later."""
 
     steps: int = 40_000
     seed: int = 0
@@ -56,12 +56,12 @@ class Config:
     rooms: int = 300  # in a pool
     clips: int = 2  # per room
     frames: int = 12  # per clip
-    refresh: int = 2000  # steps after which the pool is rendered anew from other rooms
+    refresh: int = 2000  # steps after which the pool is replaced by other rooms
     rate: float = 7e-4
     decay: float = 0.03
     ema: float = 0.999
     precision: str = "float32"  # or bfloat16
-    start: str = ""  # checkpoint folder whose weights the run begins with
+    start: str = ""  # checkpoint folder of the weights that the run starts from
     shares: tuple[float, ...] = tuple(p.share for p in PHASES)
 
 
@@ -98,12 +98,12 @@ class Trainer:
     # One step
 
     def advance(self) -> dict[str, float]:
-        """Take a step. Returns its terms of the loss and figures about it."""
+        """Takes a step. Returns the terms of its loss, learning rate, gradient norm and shape."""
         batch, posed = self._batch()
         rate = self.config.rate * self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(group, rate)
-        # Probes give way to the head, which reads the same taps.
+        # The probes' loss gets less weight when the head is trained, which reads the same taps.
         phase = self.schedule.phases[self.schedule.at(self.step).phase]
         probe = 0.2 if phase.dense else 0.5
         weights = Weights(trust=self.schedule.trust(self.step), probe=probe)
@@ -111,7 +111,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        if torch.isfinite(norm):  # one bad batch must not end a run
+        if torch.isfinite(norm):  # a batch with infinite gradients is skipped
             self.optimizer.step()
         self._average()
         self.step += 1
@@ -121,7 +121,10 @@ class Trainer:
         return {"step": self.step, "rate": rate, **dict(zip(figures, values, strict=True))} | shape
 
     def _rate(self, group: dict[str, Any], rate: float) -> float:
-        """Probes do not ship: before trained weights move, new ones learn to read them."""
+        """Returns the learning rate of a parameter group.
+
+        Checkpoints have no probes, so a run from trained weights first trains only the new probes.
+        """
         if self.config.start and self.step < PROBES_FIRST:
             return self.config.rate if group["probes"] else 0.0
         return rate
@@ -143,7 +146,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=wanted)
 
     def _attention(self) -> AbstractContextManager[None]:
-        """On CPUs the plain formula: at these lengths the fused backward pass is slower."""
+        """Selects the plain attention formula on CPUs: the fused backward pass is slower there."""
         if self.device.type == "cpu":
             return sdpa_kernel(SDPBackend.MATH)
         return nullcontext()
@@ -173,7 +176,7 @@ class Trainer:
     # Pool
 
     def pool(self, phase: int, generation: int) -> Pool:
-        """The rendered rooms of a part of a phase; made when they are first asked for."""
+        """Returns the rendered pool of a phase and generation; renders it if it is not current."""
         key = (phase, generation)
         if self._pool is None or self._pool[0] != key:
             self._pool = None  # frees the old one first
@@ -193,7 +196,7 @@ class Trainer:
     # State
 
     def save(self, folder: Path) -> None:
-        """Write the state into ``folder``, whole or not at all."""
+        """Writes the state into ``folder`` atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             "config": asdict(self.config),
@@ -210,10 +213,10 @@ class Trainer:
         new.replace(folder / STATE)
 
     def restore(self, folder: Path) -> None:
-        """Take up the state that ``save`` wrote for a run of the same configuration."""
+        """Loads the state that ``save`` wrote. Raises ValueError for other settings."""
         state = read_state(folder)
         if read_config(state) != self.config:
-            raise ValueError(f"{folder} holds a run with other settings: {state['config']}")
+            raise ValueError(f"{folder} contains a run with other settings: {state['config']}")
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -221,7 +224,7 @@ class Trainer:
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """AdamW; only matrices and kernels decay."""
+    """Returns AdamW with weight decay for matrices and kernels only."""
     free = {n: p for n, p in model.named_parameters() if p.requires_grad}
     groups = []
     for probes in (False, True):
@@ -233,13 +236,13 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state of a run, on the CPU. Raises FileNotFoundError where there is none."""
+    """Returns the state of a run, on the CPU. Raises FileNotFoundError if there is none."""
     state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     return state
 
 
 def read_config(state: dict[str, Any]) -> Config:
-    """The configuration within a state."""
+    """Returns the configuration in a state."""
     return Config(**{**state["config"], "shares": tuple(state["config"]["shares"])})
 
 
@@ -247,7 +250,7 @@ def read_config(state: dict[str, Any]) -> Config:
 
 
 def run(trainer: Trainer, folder: Path, minutes: float) -> None:
-    """Train until the steps or the minutes are over, or until interrupted; save always."""
+    """Trains until steps or minutes are over, or until SIGINT or SIGTERM; then saves."""
     stop: list[int] = []
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda number, frame: stop.append(number))
@@ -274,7 +277,7 @@ def _short(value: float) -> float:
 
 
 def _cut_curve(path: Path, step: int) -> None:
-    """Drop what an earlier run wrote after the state that is taken up."""
+    """Removes lines that an interrupted run wrote after its last saved state."""
     if path.exists():
         lines = [x for x in _complete_lines(path) if json.loads(x)["step"] <= step]
         path.write_text("".join(lines))
@@ -286,22 +289,22 @@ def _complete_lines(path: Path) -> Iterator[str]:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one."""
+    """Returns a device by name; ``auto``: a GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the run's state, e.g. RUN"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: torch's choice")
+    parser.add_argument("--threads", type=int, default=0, help="of the CPU; 0: torch's default")
     parser.add_argument("--workers", type=int, default=0, help="processes that make rooms")
     for field in fields(Config):
         kind = {"steps": int, "rate": float}.get(field.name, type(field.default))
@@ -315,7 +318,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def choose_config(args: argparse.Namespace, device: torch.device) -> Config:
-    """From the command line, or from the run that is resumed."""
+    """Returns the settings of the command line, or those of the run that is resumed.
+
+    Raises SystemExit if the command line differs from the settings of a resumed run.
+    """
     given = {f.name: getattr(args, f.name) for f in fields(Config)}
     given = {k: v for k, v in given.items() if v is not None}
     if given.get("precision", "auto") == "auto":
@@ -328,14 +334,14 @@ def choose_config(args: argparse.Namespace, device: torch.device) -> Config:
         return Config(**given)
     stored = read_config(read_state(args.out))
     if replace(stored, **given) != stored:
-        raise SystemExit(f"{args.out} was begun with other settings; leave them out to resume it")
+        raise SystemExit(f"{args.out} was started with other settings; omit them to resume it")
     return stored
 
 
 def best_precision(device: torch.device) -> str:
-    """bfloat16 where the chip has it.
+    """Returns bfloat16 if the device computes in it natively, else float32.
 
-    Measured on a CPU with AVX512-BF16, a step takes two thirds of what it takes in float32.
+    On a CPU with AVX512-BF16, a step took two thirds of its time in float32.
     """
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported()
@@ -348,13 +354,13 @@ def best_precision(device: torch.device) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     args = parse(argv)
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     if (args.out / STATE).exists() and not args.resume:
-        raise SystemExit(f"{args.out} holds a run: pass --resume to go on, or another --out")
+        raise SystemExit(f"{args.out} contains a run: pass --resume to continue, or another --out")
     args.resume = args.resume and (args.out / STATE).exists()
     trainer = Trainer(choose_config(args, device), device, workers=args.workers, progress=True)
     if args.resume:

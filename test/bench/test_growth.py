@@ -1,8 +1,8 @@
-"""The judge of the soak and of the growth benchmark, on series whose growth is known."""
+"""The growth measure of the soak and of the growth benchmark, on series of known growth."""
 
 import numpy as np
 import pytest
-from growth import judge
+from growth import measure_growth
 
 N = 60
 NOISE = np.random.default_rng(0).normal(size=N)
@@ -10,7 +10,7 @@ NOISE = np.random.default_rng(0).normal(size=N)
 
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
 def test_a_flat_series_is_flat(noise):
-    found = judge(300 + noise * NOISE, 0.05)
+    found = measure_growth(300 + noise * NOISE, 0.05)
     assert found.flat
     assert found.low <= 0 <= found.high
 
@@ -18,7 +18,7 @@ def test_a_flat_series_is_flat(noise):
 @pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
 def test_a_slow_leak_is_not_flat(noise):
     """40 MB over the run: less than the old bound allowed in a part twice as long."""
-    found = judge(300 + np.linspace(0, 40, N) + noise * NOISE, 0.05)
+    found = measure_growth(300 + np.linspace(0, 40, N) + noise * NOISE, 0.05)
     assert not found.flat
     assert found.low - 0.01 < 40 / 330 < found.high + 0.01
     assert found.growth == pytest.approx(40 / 330, abs=0.03)
@@ -26,24 +26,24 @@ def test_a_slow_leak_is_not_flat(noise):
 
 def test_what_settles_in_the_first_half_is_flat():
     warm = 300 - 80 * np.exp(-np.arange(N) / 5)
-    assert judge(warm + 0.2 * NOISE, 0.05).flat
+    assert measure_growth(warm + 0.2 * NOISE, 0.05).flat
 
 
 def test_growth_that_begins_late_is_not_flat():
     late = 300 + np.maximum(0, np.arange(N) - N // 2) * 1.5
-    assert not judge(late + 0.2 * NOISE, 0.05).flat
+    assert not measure_growth(late + 0.2 * NOISE, 0.05).flat
 
 
 def test_one_peak_is_no_growth():
     peak = 300 + 0.1 * NOISE
     peak[-5] = 900
-    assert judge(peak, 0.05).flat
+    assert measure_growth(peak, 0.05).flat
 
 
 def test_a_series_too_noisy_to_tell_is_not_called_flat():
-    assert not judge(300 + 60 * NOISE, 0.05).flat
+    assert not measure_growth(300 + 60 * NOISE, 0.05).flat
 
 
 def test_too_few_values_are_not_judged():
     with pytest.raises(ValueError, match="at least 20"):
-        judge([1.0] * 19, 0.05)
+        measure_growth([1.0] * 19, 0.05)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from da3_ros.network.checkpoint import WEIGHTS, shipped_folder
-from training.guard import STORED, answer, shipped_network
+from training.guard import STORED, network_outputs, shipped_network
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def drift(said, stored):
 
 
 def test_weights_and_code_give_the_stored_answer(stored):
-    off = drift(answer(shipped_network(), stored), stored)
+    off = drift(network_outputs(shipped_network(), stored), stored)
     assert max(off.values()) < TOLERANCE, f"{REMEDY} ({off})"
 
 
@@ -39,7 +39,7 @@ def test_a_small_change_of_one_block_would_be_noticed(stored):
     network = shipped_network()
     with torch.no_grad():
         network.backbone.pretrained.blocks[3].mlp.fc2.weight.mul_(1.1)
-    assert max(drift(answer(network, stored), stored).values()) > TOLERANCE
+    assert max(drift(network_outputs(network, stored), stored).values()) > TOLERANCE
 
 
 def test_nothing_that_belongs_to_the_weights_is_left_to_fill_in():

@@ -30,8 +30,8 @@ def turn(degrees):
 def test_the_truth_in_another_unit_is_perfect(truth):
     T = truth.T_ref_camera.clone()
     T[..., :3, 3] *= 3
-    answer = ev.Answer(truth.depth * 3, T)
-    figures = ev.summarize([(slice(0, 4), answer, truth)], torch.ones(4, 4, 4))
+    estimate = ev.Estimate(truth.depth * 3, T)
+    figures = ev.summarize([(slice(0, 4), estimate, truth)], torch.ones(4, 4, 4))
     assert figures["AbsRel"] == pytest.approx(0, abs=1e-5)
     assert figures["delta1"] == pytest.approx(1)
     assert figures["rotation, deg"] < 0.01
@@ -44,20 +44,20 @@ def test_known_errors_are_measured(truth):
     T[:, 1:] = T[:, 1:] @ turn(3)
     depth = truth.depth.clone()
     depth[..., ::2, :] *= 1.2  # half of the rows
-    answer = ev.Answer(depth, T)
-    errors = ev.pose_errors(answer, truth, torch.ones(4, 4, 4))
+    estimate = ev.Estimate(depth, T)
+    errors = ev.pose_errors(estimate, truth, torch.ones(4, 4, 4))
     from_reference = ev.angle_between((truth.T_ref_camera @ turn(3))[..., :3, :3], T[..., :3, :3])
     assert torch.allclose(from_reference[:, 0], torch.tensor(3.0), atol=1e-3)
     assert errors.rotation.max() < 3.1 + 3
-    absolute = ev.depth_errors(answer, truth, per_frame=False)[0].mean()
+    absolute = ev.depth_errors(estimate, truth, per_frame=False)[0].mean()
     assert 0.07 < float(absolute) < 0.13
 
 
 def test_pairs_that_share_little_or_do_not_move_do_not_count(truth):
-    answer = ev.Answer(truth.depth, truth.T_ref_camera)
-    assert not len(ev.pose_errors(answer, truth, torch.zeros(4, 4, 4)).rotation)
+    estimate = ev.Estimate(truth.depth, truth.T_ref_camera)
+    assert not len(ev.pose_errors(estimate, truth, torch.zeros(4, 4, 4)).rotation)
     still = replace(truth, T_ref_camera=torch.eye(4).expand(4, 4, 4, 4))
-    errors = ev.pose_errors(answer, still, torch.ones(4, 4, 4))
+    errors = ev.pose_errors(estimate, still, torch.ones(4, 4, 4))
     assert len(errors.rotation) == 24
     assert not len(errors.direction)
 
@@ -66,9 +66,9 @@ def test_translation_counts_in_the_unit_of_the_depth(truth):
     T = truth.T_ref_camera.clone()
     T[..., :3, 3] *= 3
     everything = torch.ones(4, 4, 4)
-    in_step = ev.pose_errors(ev.Answer(truth.depth * 3, T), truth, everything)
+    in_step = ev.pose_errors(ev.Estimate(truth.depth * 3, T), truth, everything)
     assert in_step.translation.max() < 1e-4
-    too_long = ev.pose_errors(ev.Answer(truth.depth, T), truth, everything)
+    too_long = ev.pose_errors(ev.Estimate(truth.depth, T), truth, everything)
     assert torch.allclose(too_long.translation, torch.tensor(2.0, dtype=torch.double), atol=1e-3)
 
 

@@ -16,7 +16,7 @@ from training.losses import (
     ray_map,
     total_loss,
 )
-from training.model import Cameras, Guess
+from training.model import Cameras, TrainingOutput
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def perfect(truth):
     depth = torch.where(known, truth.depth, 7.0)
     dense = Dense(depth, torch.full_like(depth, 2.0), ray, torch.full_like(ray[..., 0], 2.0))
     matches = patch_matches(truth.depth, truth.T_ref_camera, truth.K)
-    return Guess(cameras, [probe], [matches.clamp_min(1e-12).log()], dense)
+    return TrainingOutput(cameras, [probe], [matches.clamp_min(1e-12).log()], dense)
 
 
 def test_every_term_is_zero_at_the_truth(truth):
@@ -53,26 +53,26 @@ def test_every_term_is_zero_at_the_truth(truth):
 
 @pytest.mark.parametrize("wrong", ["depth", "ray", "cameras", "probes", "attention"])
 def test_an_error_anywhere_costs(truth, wrong):
-    guess = perfect(truth)
+    output = perfect(truth)
     if wrong in ("depth", "ray"):
-        dense = guess.dense._replace(**{wrong: getattr(guess.dense, wrong) * 1.1})
-        guess = guess._replace(dense=dense)
+        dense = output.dense._replace(**{wrong: getattr(output.dense, wrong) * 1.1})
+        output = output._replace(dense=dense)
     elif wrong == "cameras":
-        cameras = Cameras(*(c + 0.1 for c in guess.cameras))
-        guess = guess._replace(cameras=cameras)
+        cameras = Cameras(*(c + 0.1 for c in output.cameras))
+        output = output._replace(cameras=cameras)
     else:
-        guess = guess._replace(**{wrong: [0.5 * x for x in getattr(guess, wrong)]})
-    assert float(total_loss(guess, truth, Weights())[0]) > 5e-3
+        output = output._replace(**{wrong: [0.5 * x for x in getattr(output, wrong)]})
+    assert float(total_loss(output, truth, Weights())[0]) > 5e-3
 
 
 def test_confidence_loss_is_least_where_it_matches_the_error(truth):
-    guess = perfect(truth)
-    off = guess.dense._replace(depth=guess.dense.depth * 1.2)
+    output = perfect(truth)
+    off = output.dense._replace(depth=output.dense.depth * 1.2)
     sizes = torch.tensor([1.05, 0.2 / 0.1823, 2.0])  # 0.2 / error is the best
     losses = []
     for c in sizes:
         one = off._replace(confidence=torch.full_like(off.confidence, float(c)))
-        terms = total_loss(guess._replace(dense=one), truth, Weights(trust=1.0))[1]
+        terms = total_loss(output._replace(dense=one), truth, Weights(trust=1.0))[1]
         losses.append(float(terms["depth"]))
     assert losses[1] < losses[0]
     assert losses[1] < losses[2]

@@ -23,14 +23,14 @@ def test_training_forward_agrees_with_the_network(batch, given):
     if given:
         poses = (conditioning_extrinsics(noisy_poses(batch, 1.0, 0.05, 0)), batch.K)
     with torch.no_grad():
-        guess = model(batch.images, *poses, rays=True)
+        output = model(batch.images, *poses, rays=True)
         out = net(batch.images, *poses, ref_view="first", rays=True)
-    assert torch.allclose(guess.dense.depth, out.depth)
-    assert torch.allclose(guess.dense.confidence, out.confidence)
-    assert torch.allclose(guess.dense.ray, out.ray)
+    assert torch.allclose(output.dense.depth, out.depth)
+    assert torch.allclose(output.dense.confidence, out.confidence)
+    assert torch.allclose(output.dense.ray, out.ray)
     R, t = out.extrinsics[..., :3], out.extrinsics[..., 3]
-    assert torch.allclose(guess.cameras.centre, -(R.mT @ t[..., None])[..., 0], atol=1e-6)
-    f = batch.images.shape[-2] / 2 / (guess.cameras.fov[..., 0] / 2).tan()
+    assert torch.allclose(output.cameras.centre, -(R.mT @ t[..., None])[..., 0], atol=1e-6)
+    f = batch.images.shape[-2] / 2 / (output.cameras.fov[..., 0] / 2).tan()
     assert torch.allclose(f, out.intrinsics[..., 1, 1], rtol=1e-5)
 
 
@@ -50,10 +50,10 @@ def test_recorded_attention_is_what_the_network_attends_with(batch, monkeypatch)
         return real(q, k, v)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    guess = model(batch.images, dense=False)
-    assert len(guess.attention) == len(weights) == 2  # blocks 3 and 5
+    output = model(batch.images, dense=False)
+    assert len(output.attention) == len(weights) == 2  # blocks 3 and 5
     patches = torch.arange(N * T) % T > 0
-    for logits, softmax in zip(guess.attention, weights, strict=True):
+    for logits, softmax in zip(output.attention, weights, strict=True):
         expected = softmax[:, patches][:, :, patches]
         expected = expected / expected.sum(-1, keepdim=True)
         assert logits.shape == (B, 60, 60)
@@ -62,8 +62,8 @@ def test_recorded_attention_is_what_the_network_attends_with(batch, monkeypatch)
 
 def test_attention_carries_gradients_to_queries_and_keys(batch):
     net = network()
-    guess = TrainingNetwork(net).train()(batch.images, dense=False)
-    guess.attention[-1].log_softmax(-1)[:, 0, 30].sum().backward()
+    output = TrainingNetwork(net).train()(batch.images, dense=False)
+    output.attention[-1].log_softmax(-1)[:, 0, 30].sum().backward()
     grad = net.backbone.pretrained.blocks[5].attn.qkv.weight.grad
     q, k, v = grad.chunk(3)
     assert q.abs().max() > 0
@@ -82,18 +82,18 @@ def test_nothing_is_recorded_outside_training(batch):
 def test_last_layers_stay_in_float32_under_autocast(batch):
     model = TrainingNetwork(network()).train()
     with torch.autocast("cpu", torch.bfloat16):
-        guess = model(batch.images, rays=True)
+        output = model(batch.images, rays=True)
         assert torch.is_autocast_enabled("cpu")
-    assert guess.dense.depth.dtype == guess.dense.ray.dtype == torch.float32
-    assert all(c.dtype == torch.float32 for c in guess.cameras)
+    assert output.dense.depth.dtype == output.dense.ray.dtype == torch.float32
+    assert all(c.dtype == torch.float32 for c in output.cameras)
 
 
 def test_initial_cameras_are_sensible_and_positions_frozen(batch):
     net = network()
-    guess = TrainingNetwork(net).eval()(batch.images, dense=False)
+    output = TrainingNetwork(net).eval()(batch.images, dense=False)
     identity = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    assert (guess.cameras.quaternion - identity).abs().max() < 0.5
-    assert (guess.cameras.fov - 1.1).abs().max() < 0.5
+    assert (output.cameras.quaternion - identity).abs().max() < 0.5
+    assert (output.cameras.fov - 1.1).abs().max() < 0.5
     assert not net.backbone.pretrained.pos_embed.requires_grad
 
 
