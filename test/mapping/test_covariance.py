@@ -25,7 +25,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import MotionError
 
-RUNS, FRAMES = 16, 30
+RUNS, FRAMES = 10, 30
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,12 @@ def ring():
 
 
 @pytest.fixture(scope="module")
+def short_ring():
+    """The same way in larger steps, where the amount of drift does not matter."""
+    return walked(140)
+
+
+@pytest.fixture(scope="module")
 def closed(ring):
     return run(ring, Seeing(ring))
 
@@ -170,10 +176,10 @@ def test_the_same_recording_gives_the_same_scene(ring, closed):
 
 
 @pytest.mark.slow
-def test_a_live_stream_does_not_wait_for_the_graph(ring):
-    pipeline, _ = run(ring, Seeing(ring), patient=False)
+def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
+    pipeline, _ = run(short_ring, Seeing(short_ring), patient=False)
     assert pipeline.loops.closed >= 1
-    assert error(pipeline, ring) < 0.5
+    assert error(pipeline, short_ring) < 0.5
 
 
 def test_without_descriptors_nothing_is_looked_at_twice(ring):
@@ -211,7 +217,7 @@ def test_look_alikes_are_not_made_one(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_window_that_is_too_large_loses_nothing(ring, caplog):
+def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
     class Small(Seeing):
         def infer(self, window):
             if window.new == 0:
@@ -219,13 +225,13 @@ def test_a_window_that_is_too_large_loses_nothing(ring, caplog):
             return super().infer(window)
 
     with caplog.at_level(logging.WARNING):
-        pipeline, results = run(ring[:160], Small(ring))
-    assert len(results) == 160
+        pipeline, results = run(short_ring, Small(short_ring))
+    assert len(results) == len(short_ring)
     assert pipeline.loops.closed == 0
 
 
 @pytest.mark.slow
-def test_known_metres_stay(ring):
+def test_known_metres_stay(short_ring):
     """With a known scale the graph is rigid, and everything is published in metres."""
 
     class MetricModel:
@@ -234,14 +240,14 @@ def test_known_metres_stay(ring):
                 prediction, measure=ScaleMeasurement(1 / session.unit, 0.01)
             )
 
-    session = Seeing(ring)
+    session = Seeing(short_ring)
     values = {"scale.source": "metric_model", "scale.metric_every": 1}
-    pipeline, results = run(ring, session, MetricModel(), **values)
+    pipeline, results = run(short_ring, session, MetricModel(), **values)
     assert pipeline.loops.closed >= 1
     assert {round(s.T_scene_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
-    true = {f.stamp_ns: f.T_world_camera for f in ring}
+    true = {f.stamp_ns: f.T_world_camera for f in short_ring}
     ours = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
-    first, last = ring[0].stamp_ns, ring[-1].stamp_ns
+    first, last = short_ring[0].stamp_ns, short_ring[-1].stamp_ns
     here, there = (invert_pose(T[first]) @ T[last] for T in (ours, true))
     assert np.linalg.norm(here[:3, 3] - there[:3, 3]) < 0.5
     assert results[-1].scale.metric
@@ -310,16 +316,16 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
 
 
 @pytest.mark.slow
-def test_after_a_loop_poses_are_as_far_off_as_they_say(ring, closed):
+def test_after_a_loop_poses_are_as_far_off_as_they_say(short_ring):
     """Squared errors of the map's poses over their covariance, over runs; one is right."""
-    first, runs, found = invert_pose(ring[0].T_world_camera), 6, []
+    first, runs, found = invert_pose(short_ring[0].T_world_camera), 4, []
     for seed in range(runs):
-        pipeline, results = closed if seed == 0 else run(ring, Seeing(ring, seed=seed))
+        pipeline, results = run(short_ring, Seeing(short_ring, seed=seed))
         unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
         unit *= pipeline.map.submaps[0].T_scene_submap.scale  # the map's is the newest's now
         last = max(i for i, r in enumerate(results) if r.window.loop_closed)
         values = []
-        for r, f in zip(results[last:], ring[last:], strict=True):
+        for r, f in zip(results[last:], short_ring[last:], strict=True):
             true = first @ f.T_world_camera
             turn = Rotation.from_matrix(r.T_world_camera[:3, :3] @ true[:3, :3].T).as_rotvec()
             off = np.concatenate([r.T_world_camera[:3, 3] - unit * true[:3, 3], turn])
@@ -335,7 +341,7 @@ class Halved(Seeing):
     ran = 0
 
     def fit(self, image, window, new):
-        res = 84 if self.ran < 80 else 56
+        res = 84 if self.ran < 60 else 56
         return types.SimpleNamespace(process_res=res, window=window, new=new)
 
     def infer(self, window):
@@ -344,22 +350,22 @@ class Halved(Seeing):
 
 
 @pytest.mark.slow
-def test_loops_are_closed_across_a_change_of_the_images_size(ring):
-    pipeline, results = run(ring, Halved(ring))
+def test_loops_are_closed_across_a_change_of_the_images_size(short_ring):
+    pipeline, results = run(short_ring, Halved(short_ring))
     assert {r.depth_m.shape for r in results} == {(70, 84), (42, 56)}
     assert {r.window.segment for r in results} == {0}
     assert pipeline.loops.closed >= 1
 
 
 @pytest.mark.slow
-def test_a_graph_that_cannot_be_solved_costs_no_frame(ring, monkeypatch, caplog):
+def test_a_graph_that_cannot_be_solved_costs_no_frame(short_ring, monkeypatch, caplog):
     def fail(problem):
         raise np.linalg.LinAlgError("singular")
 
     monkeypatch.setattr(loop_stage, "solve", fail)
     with caplog.at_level(logging.ERROR):
-        pipeline, results = run(ring, Seeing(ring))
-    assert len(results) == len(ring)
+        pipeline, results = run(short_ring, Seeing(short_ring))
+    assert len(results) == len(short_ring)
     assert pipeline.loops.closed == 0
     assert "could not be closed" in caplog.text
 
