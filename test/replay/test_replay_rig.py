@@ -19,7 +19,8 @@ from da3_ros.synthetic.truth import TruthSession
 SIZE = (140, 112)
 FRAMES = 6
 NAMES = ("front", "left")
-QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "window.size:=5")
+QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "window.size:=5",
+         "mixed_precision:=off")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
