@@ -59,7 +59,10 @@ def test_kill_in_mid_export_leaves_the_old_or_the_new_file(tmp_path, suffix):
 
 @pytest.fixture
 def ros():
-    return pytest.importorskip("support.node_process", reason="needs ROS 2")
+    pytest.importorskip("rclpy", reason="needs ROS 2")
+    from support import node_process
+
+    return node_process
 
 
 def export(rig, **fields):

@@ -71,7 +71,10 @@ def test_impossible_image_size_is_refused_before_it_is_kept(width, height):
 
 @pytest.fixture
 def ros():
-    return pytest.importorskip("support.node_process", reason="needs ROS 2")
+    pytest.importorskip("rclpy", reason="needs ROS 2")
+    from support import node_process
+
+    return node_process
 
 
 @pytest.mark.process
