@@ -141,7 +141,7 @@ def test_alignment_beats_obvious_ways_and_nears_the_oracle(tmp_path):
 
 def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
     rows, _ = run(
-        "bench_alignment.py", "keyframes", "--frames", "150", "--walks", "spot", tmp_path=tmp_path
+        "bench_alignment.py", "keyframes", "--frames", "100", "--walks", "spot", tmp_path=tmp_path
     )
     by_count = {row["keyframes"]: row for row in rows}
     assert by_count[2]["place_m"] < by_count[0]["place_m"]

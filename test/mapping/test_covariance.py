@@ -240,7 +240,7 @@ def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
 @pytest.mark.slow
 def test_da3_tiny_is_not_overconfident():
     """Rooms that it was not trained on; it makes the same errors again in every window."""
-    options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=24)
+    options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=16)
     for row in bench.tiny_rows(options):
         assert row["nees"] < 1, row
 

@@ -172,9 +172,9 @@ def test_the_covariance_of_a_chain_is_what_its_arms_give():
 
 @pytest.mark.parametrize("metric", [False, True])
 def test_the_covariance_is_the_spread_of_solutions(metric):
-    """200 worlds with the same sigmas: what is asked is how the newest lies to the first."""
+    """120 worlds with the same sigmas: what is asked is how the newest lies to the first."""
     count, errors = 8, []
-    for seed in range(200):
+    for seed in range(120):
         true, drifted, edges = walk(count, seed, metric, loops=((0, -1), (1, -2)))
         nodes = optimize(drifted, edges, fixed=count - 1, metric=metric).nodes
         seen, wanted = nodes[0].inverse() @ nodes[-1], true[0].inverse() @ true[-1]

@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# With all that they import; where there is no ROS, its part is left out.
-LIBRARIES = ["da3_ros.replay.run", "da3_ros.drawing.scene_picture", "da3_ros.ros.node",
-             "da3_ros.ros.synthetic_camera"]  # fmt: skip
+# With all that they import; where there is no ROS, its part is left out. PyTorch imports
+# `_dynamo` when the first tensor without data is made: nine hundred modules, a second.
+LIBRARIES = ["torch._dynamo", "da3_ros.replay.run", "da3_ros.drawing.scene_picture",
+             "da3_ros.ros.node", "da3_ros.ros.synthetic_camera", "std_msgs.msg", "sensor_msgs.msg",
+             "geometry_msgs.msg", "nav_msgs.msg", "diagnostic_msgs.msg"]  # fmt: skip
 
 
 def start(
