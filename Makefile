@@ -15,7 +15,6 @@ ENV := set +u; source tools/env.sh || exit 1; set -u;
 # 10 to 99: above 101, Linux may give the ports of a domain to others.
 ALONE := export ROS_DOMAIN_ID=$$((RANDOM % 90 + 10)) \
   $(if $(filter humble,$(ROS_DISTRO)),ROS_LOCALHOST_ONLY=1,ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST);
-# Tests that start processes run one by one: some check deadlines that a full machine misses.
 # Workers: see test/conftest.py. A worker that has nothing left takes from the others.
 PYTEST := python -m pytest --timeout 900 -n auto --dist worksteal
 
@@ -42,9 +41,8 @@ lint: setup ## format, lint and types
 	@$(ENV) ruff check .
 	@$(ENV) mypy da3_ros
 
-test: lint ## lint, then all tests: on all cores, those that start processes one by one
-	@$(ENV) $(ALONE) $(PYTEST) -m "not process" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no such test
-	@$(ENV) $(ALONE) $(PYTEST) -m process -n 0 $(PYTEST_ARGS) || [ $$? -eq 5 ]
+test: lint ## lint, then all tests, on all cores
+	@$(ENV) $(ALONE) $(PYTEST) $(PYTEST_ARGS)
 
 test-fast: setup ## tests that start no process and take no long time: a minute and a half
 	@$(ENV) $(ALONE) $(PYTEST) -m "not process and not slow" $(PYTEST_ARGS)

@@ -9,7 +9,7 @@ import pytest
 from support.domains import domain
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data"
-WORKERS, WORKER_BYTES = 8, 2 * 2**30  # at most; each with the processes that it starts
+WORKERS, WORKER_BYTES = 8, 3 * 2**30  # at most; each with the processes that it starts
 
 # Before torch is imported, and for the processes that tests start: with the same number of threads
 # results are the same on every machine, and several workers do not fight for the cores.
@@ -18,9 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """What `-n auto` means: a worker for each core that this process may use and can feed."""
+    """What `-n auto` means: three workers for two cores, since tests of nodes often wait."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES, WORKERS))
+    workers = (3 * len(os.sched_getaffinity(0)) + 1) // 2
+    return max(1, min(workers, memory // WORKER_BYTES, WORKERS))
 
 
 def pytest_collection_modifyitems(items):

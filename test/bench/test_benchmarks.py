@@ -32,16 +32,14 @@ def test_network_against_the_reference(tmp_path):
     assert "ours bf16" in text
 
 
-def test_every_precision_and_window_is_compiled(tmp_path):
-    """Two precisions and two kinds of windows of one model at once, and no limit is met."""
+def test_both_kinds_of_windows_are_compiled(tmp_path):
     report, _ = run(
         "bench_network.py", "--models", "da3-tiny", "--sizes", "4x28x28", "--repeats", "1",
-        "--precision", "fp32", "bf16", "--compile", "--backend", "eager", "--device",
+        "--precision", "bf16", "--compile", "--backend", "eager", "--device",
         "cpu", tmp_path=tmp_path,
     )  # fmt: skip
     variants = {row["variant"] for row in report["rows"]}
-    assert {f"ours {p} compiled" for p in ("fp32", "bf16")} <= variants
-    assert {f"ours {p} compiled, per new frame" for p in ("fp32", "bf16")} <= variants
+    assert {"ours bf16 compiled", "ours bf16 compiled, per new frame"} <= variants
 
 
 def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
