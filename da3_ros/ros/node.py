@@ -55,6 +55,7 @@ PUBLISH_STOP_S = 0.25  # longest wait, twice, for messages that are being publis
 CLOSE_S = 3.0  # limit of a whole shutdown: the process must end within four seconds
 FILES_S = 0.7  # longest wait for a part of a file that is being written
 ANSWER_S = 0.3  # longest wait for the responses of services
+TAKE_S = 0.1  # wait for requests that the executor has not taken yet
 # Silence after which another publisher of a transform counts as gone. Multiplied by a random
 # factor of 1 to 2, so that of two nodes that yield to each other one resumes first.
 OWNER_GONE_S = 5.0
@@ -362,8 +363,7 @@ def main(args: list[str] | None = None) -> int:
     executor.add_node(node)
     _spin(executor, node, lambda: not stop.is_set())
     done = node.close()
-    end_s = time.monotonic() + ANSWER_S
-    _spin(executor, node, lambda: node.requests.waiting > 0 and time.monotonic() < end_s)
+    _answer_callers(executor, node)
     if done:
         executor.shutdown(timeout_sec=0.5)
         node.destroy_node()
@@ -375,6 +375,17 @@ def main(args: list[str] | None = None) -> int:
     else:  # the network runs C++ code that cannot be interrupted
         node.log.info("stopped during a window")
     exit_process(0)
+
+
+def _answer_callers(executor: SingleThreadedExecutor, node: Da3Node) -> None:
+    """Answer the requests of a closed node, also those that the executor has not taken yet."""
+    closed_s = time.monotonic()
+
+    def unanswered() -> bool:
+        waited_s = time.monotonic() - closed_s
+        return waited_s < TAKE_S or (node.requests.waiting > 0 and waited_s < ANSWER_S)
+
+    _spin(executor, node, unanswered)
 
 
 def _spin(executor: SingleThreadedExecutor, node: Da3Node, while_: Callable[[], bool]) -> None:

@@ -172,12 +172,13 @@ def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
         rig.until(
             lambda: "cleanup waits up to 20 s for the running window" in rig.process.output()
         )
+        late = call_async(rig, "std_srvs/srv/Trigger", "/da3/reset")  # the executor is busy
+        rt.spin_until(rig.node, late.done, 0.5)
         status = []
         ended = threading.Thread(target=lambda: status.append(rig.process.stop(end, 4.0)))
         ended.start()
-        rig.until(lambda: cleanup.done() and waiting.done())
-        assert not cleanup.result().success
-        assert not waiting.result().success
+        rig.until(lambda: cleanup.done() and waiting.done() and late.done())
+        assert not any(call.result().success for call in (cleanup, waiting, late))
         ended.join()
         assert status == [0]  # none if it took longer
         assert "Traceback" not in rig.process.output()
