@@ -63,7 +63,7 @@ def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
     ("what", "arguments"),
     [
         ("budgets", ("--models", "da3-tiny", "--gibs", "0.001", "1")),
-        ("windows", ("--model", "da3-tiny", "--sizes", "1", "3")),
+        ("windows", ("--model", "da3-tiny", "--sizes", "3")),
     ],
 )
 def test_sessions(what, arguments, tmp_path):
@@ -74,7 +74,7 @@ def test_sessions(what, arguments, tmp_path):
     rows = report["rows"]
     assert report["machine"]["cores"] >= 1
     assert report["command"].startswith(f"python bench/bench_session.py {what} --model")
-    assert len(rows) == 2
+    assert len(rows) == (2 if what == "budgets" else 1)
     if what == "budgets":
         assert "raise memory_budget_gb" in rows.pop(0)["refused"]
     assert all(0 < row["peak_gib"] < 1 and row["median_s"] > 0 for row in rows)

@@ -70,7 +70,7 @@ def test_one_batch_is_learned():
     model = TrainingNetwork(network()).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     history = []
-    for _ in range(60):
+    for _ in range(40):
         guess = model(batch.images, rays=True)
         loss, terms = total_loss(guess, batch, Weights())
         optimizer.zero_grad()
