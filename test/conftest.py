@@ -17,10 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """What `-n auto` means: three workers for two cores, since tests of nodes often wait."""
+def pytest_xdist_auto_num_workers(config):
+    """`-n auto`: three workers for two cores, since tests of nodes often wait; `logical`: two."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    workers = (3 * len(os.sched_getaffinity(0)) + 1) // 2
+    cores = len(os.sched_getaffinity(0))
+    workers = cores if config.option.numprocesses == "logical" else (3 * cores + 1) // 2
     return max(1, min(workers, memory // WORKER_BYTES, WORKERS))
 
 

@@ -104,6 +104,7 @@ def test_the_kitchen_can_be_measured(accuracy, recordings, tmp_path):
     assert 0.5 < np.nanmedian(depth) < 4
 
 
+@pytest.mark.slow
 def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
     sequence = accuracy.open_sequence(folder)
     session = session_for(sequence, walk[1])
@@ -124,6 +125,7 @@ def test_exact_windows_have_no_error_and_a_known_scale(accuracy, folder, walk):
         assert found.cloud_completeness_m < 0.1
 
 
+@pytest.mark.slow
 def test_noise_is_measured(accuracy, walk, tmp_path):
     write_tum(tmp_path / "tum", *walk)
     sequence = accuracy.open_sequence(tmp_path / "tum")

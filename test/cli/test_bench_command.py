@@ -22,6 +22,7 @@ def bench(tmp_path, *arguments):
     return json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_table_and_file_say_the_same(tmp_path, capsys):
     report = bench(tmp_path, "--frames", "7", "-p", "window.size:=4", "-p", "window.new:=2")
     table = capsys.readouterr().out
@@ -42,6 +43,7 @@ def test_table_and_file_say_the_same(tmp_path, capsys):
         assert shown in table
 
 
+@pytest.mark.slow
 def test_parameters_of_a_file_decide_what_runs(tmp_path):
     config = tmp_path / "robot.yaml"
     config.write_text(
@@ -55,6 +57,7 @@ def test_parameters_of_a_file_decide_what_runs(tmp_path):
     assert report["parameters"]["window.size"] == 6
 
 
+@pytest.mark.slow
 def test_looks_of_the_metric_model_are_timed_and_counted(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     metric = ("source:=metric_model", "metric_checkpoint:=random", "metric_every:=2")

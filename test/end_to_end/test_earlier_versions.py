@@ -59,6 +59,7 @@ def test_a_saved_scene_is_exported(folder, form, tmp_path):
         assert np.loadtxt(out).shape == (33, 8)
 
 
+@pytest.mark.slow
 def test_a_replay_output_is_read_exported_and_gone_on_from(folder, tmp_path):
     output = folder / "replay"
     with open_recording(output / "output.mcap", camera="/da3/rgb") as recording:

@@ -98,6 +98,7 @@ def consistency(clouds):
     return float(np.mean(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [kitchen, desk])
 @pytest.mark.parametrize("keyframes", [0, 2])
 def test_map_of_a_recording_is_as_consistent_as_the_recording(recordings, source, keyframes):

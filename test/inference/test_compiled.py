@@ -421,6 +421,7 @@ def test_a_session_tells_how_many_streams_take_turns():
     assert compiler.compiled == 2
 
 
+@pytest.mark.slow
 def test_beyond_the_bound_the_oldest_unused_program_leaves(monkeypatch, caplog):
     monkeypatch.setattr(module, "MAX_PROGRAMS", 2)
     calls = Calls()

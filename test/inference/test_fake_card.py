@@ -228,6 +228,7 @@ def test_every_other_method_runs_on_a_card(card, monkeypatch):
     assert session.loaded.attention == "flash"
 
 
+@pytest.mark.slow
 def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
     session = open_session()
     plain, left = session.network.decode, [1]
@@ -265,6 +266,7 @@ def same_place(*tensors):
     return len({x.device.type for x in tensors}) == 1
 
 
+@pytest.mark.slow
 def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     metric_model = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
@@ -273,6 +275,7 @@ def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
     assert out.depth.device.type == out.sky.device.type == "cuda"
 
 
+@pytest.mark.slow
 def test_a_tensor_left_on_the_host_is_found(card, monkeypatch):
     """That this file can fail: fake tensors do tell devices apart."""
     session = open_session()

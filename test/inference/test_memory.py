@@ -57,6 +57,7 @@ def close(a, b):
     np.testing.assert_allclose(a.T_window_camera, b.T_window_camera, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
     session, some = make_session(), views(6)
     session.fit((640, 480), 4, 1)
@@ -151,6 +152,7 @@ def failing(monkeypatch, owner, name, times):
     monkeypatch.setattr(owner, name, fail)
 
 
+@pytest.mark.slow
 def test_nothing_left_to_try_is_told_and_other_errors_pass(monkeypatch):
     session = make_session()
     failing(monkeypatch, session.network, "encode", 99)
@@ -166,6 +168,7 @@ def test_nothing_left_to_try_is_told_and_other_errors_pass(monkeypatch):
         other.infer(window(views(2)))
 
 
+@pytest.mark.slow
 def test_after_calm_it_climbs_back(monkeypatch):
     monkeypatch.setattr(oom_fallback, "STABLE_WINDOWS", 3)
     session, some = make_session(), views(3)
@@ -204,6 +207,7 @@ def test_a_new_budget_caps_the_device_anew_and_ends_relief(monkeypatch):
     assert session.network.chunks == session.plan.chunks
 
 
+@pytest.mark.slow
 def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
     monkeypatch.setattr(Cpu, "native_half", lambda self: None)
     session = make_session(mixed_precision="auto", process_res=504)
@@ -220,6 +224,7 @@ def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
     close(session.infer(window(views(2))), expected)
 
 
+@pytest.mark.slow
 def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
     session = InferenceSession(
         InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
@@ -322,6 +327,7 @@ def test_a_budget_is_judged_by_current_requests_alone(change):
     assert session.memory.budget == int(between * GIB)
 
 
+@pytest.mark.slow
 def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session = InferenceSession(
         InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
@@ -821,6 +827,7 @@ def test_a_budget_is_checked_without_changing_anything(monkeypatch):
     assert session.plan is plan
 
 
+@pytest.mark.slow
 def test_budgets_can_be_checked_while_a_window_runs():
     session, some, wrong = make_session(process_res=112), views(4), []
     session.fit((640, 480), 4, 1)
@@ -891,6 +898,7 @@ def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
 # Before the first frame -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poses", [False, True])
 def test_a_warm_up_leaves_no_trace(poses):
     session, plain = (
@@ -913,6 +921,7 @@ def test_a_warm_up_leaves_no_trace(poses):
     close(session.infer(window(views(3))), plain.infer(window(views(3))))
 
 
+@pytest.mark.slow
 def test_a_warm_up_encodes_as_a_stream_does(monkeypatch):
     session, encoded = make_session(), []
     plain = session.network.encode

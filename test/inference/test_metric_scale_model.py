@@ -91,6 +91,7 @@ def test_nothing_but_sky_gives_no_number(network):
     assert (out.sky[1:] == 1).all()
 
 
+@pytest.mark.slow
 def test_the_budget_holds_for_both_networks():
     companion = CompanionModel("da3metric-large", torch.float32, 1 << 30)
     values = {"model": "da3-tiny", "checkpoint": "random", "device": "cpu"}

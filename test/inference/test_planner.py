@@ -159,6 +159,7 @@ def test_what_was_given_up_is_said(cpu, full):
     assert any("process_res" in text and "instead of 504" in text for text in plan.reduced)
 
 
+@pytest.mark.slow
 def test_nothing_fits_and_the_error_names_what_would(cpu):
     with pytest.raises(BudgetError, match=r"0\.30 GiB .* needs .* or set model to da3-small"):
         make_plan(cpu, request(model="da3-large"), 3 * GIB // 10)

@@ -102,6 +102,7 @@ def test_metres_do_not_depend_on_the_size_in_the_network(small):
     np.testing.assert_allclose(half, full / 2, rtol=1e-5)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("known", [K, None])
 def test_nested_says_what_the_whole_network_says(small, known, caplog):

@@ -104,6 +104,7 @@ def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story
     assert stream.drop_counts() == {"busy": 2}
 
 
+@pytest.mark.slow
 def test_live_results_do_not_depend_on_beginning_early(camera, monkeypatch):
     plain = run_live(camera)
     monkeypatch.setattr(module, "Download", Slow)
@@ -184,6 +185,7 @@ def run_replay(camera, tmp_path, name):
     return (tmp_path / name / "output.mcap").read_bytes()
 
 
+@pytest.mark.slow
 def test_replay_begins_the_next_frame_and_writes_the_same_bytes(
     camera, tmp_path, story, monkeypatch
 ):
@@ -204,6 +206,7 @@ def test_replay_begins_the_next_frame_and_writes_the_same_bytes(
     assert story == ["prefix 1", *["prefix 1", "window"] * (len(camera) - 1), "window"]
 
 
+@pytest.mark.slow
 def test_the_usual_time_of_a_window_is_told(camera, beside_us):
     session = InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112))
     pipeline = Pipeline(config_from_parameters({**VALUES}, NodeConfig).pipeline, session)
@@ -277,6 +280,7 @@ def test_the_reader_ends_with_whoever_leaves():
     assert source.read <= 6
 
 
+@pytest.mark.slow
 def test_database_bags_are_read_from_another_thread(camera, tmp_path: Path):
     write_synthetic_bag(tmp_path / "bag", camera, storage="sqlite3")
     settings = config_from_parameters(VALUES, NodeConfig)

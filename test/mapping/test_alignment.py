@@ -393,6 +393,7 @@ def test_one_camera_that_moved_does_not_refuse_the_others(blind):
     assert found.accepted, found.reason
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_doubted_before_a_segment_ends():
     """A network that becomes worse is unusual four times, and then it is what is usual."""
     aligner, noise = WindowAligner(), Noise(0.01, 0.02, 0.01, 5.0, 0.02)

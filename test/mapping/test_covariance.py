@@ -54,6 +54,7 @@ def test_nees_of_published_poses_is_one_within_its_bounds(walk, name):
     assert low < value < high
 
 
+@pytest.mark.slow
 def test_odometry_grows_along_the_way(walk):
     results, _ = published(walk, bench.NOISES["both"], 0, **{"window.keyframes": 0})
     sizes = [np.trace(r.covariance_odom) for r in results]
@@ -62,6 +63,7 @@ def test_odometry_grows_along_the_way(walk):
     assert all(np.linalg.eigvalsh(r.covariance_odom).min() > 0 for r in results)
 
 
+@pytest.mark.slow
 def test_noise_is_learned_from_disagreement(walk):
     """Standard deviations of the kinds, against those that the windows were made with."""
     pipelines = []
@@ -93,6 +95,7 @@ def observed(ids, centres, shared, gain=None, update_weights=0.5):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_chain_of_windows_agrees_with_simulation():
     """The same linear estimator, run on random errors."""
     rng = np.random.default_rng(0)
@@ -227,6 +230,7 @@ def test_a_broken_window_teaches_little():
     assert noise.variances.sum() < 3 * before
 
 
+@pytest.mark.slow
 def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
     session = TruthSession(walk[1])
     del session.motion_error
@@ -245,6 +249,7 @@ def test_da3_tiny_is_not_overconfident():
         assert row["nees"] < 1, row
 
 
+@pytest.mark.slow
 def test_published_covariances_are_in_metres(walk):
     """With twice the metres per unit, variances of places are four times as large."""
     found = []
@@ -272,6 +277,7 @@ def test_the_message_has_the_axes_of_the_map(walk):
         np.testing.assert_allclose(diagonal, factor * np.array([3, 1, 2, 6, 4, 5]), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_standing_camera_teaches_no_noise(walk):
     """A network makes the same error of the same picture: that windows agree says nothing."""
     results, _ = published(walk, bench.NOISES["both"], 0)

@@ -170,6 +170,7 @@ def test_the_covariance_of_a_chain_is_what_its_arms_give():
     assert found[3, 5] == pytest.approx(r**2 * arms.sum(), rel=1e-4)  # a yaw moves y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [False, True])
 def test_the_covariance_is_the_spread_of_solutions(metric):
     """120 worlds with the same sigmas: what is asked is how the newest lies to the first."""

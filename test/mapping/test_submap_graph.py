@@ -190,6 +190,7 @@ def test_a_lost_stretch_is_never_within_a_node():
     assert set(guesses) <= firsts
 
 
+@pytest.mark.slow
 def test_a_hundred_loops_leave_rotations_rotations():
     """Each moves places by what they were: rounding must not grow threefold every time."""
     true = circle(12)
@@ -312,6 +313,7 @@ def test_a_camera_that_stands_still_takes_no_memory():
     assert len(pickle.dumps(stage._closure)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_long_way_takes_bounded_memory(monkeypatch):
     monkeypatch.setattr("da3_ros.mapping.loop_closure.MAX_KEYFRAMES", 30)

@@ -154,6 +154,7 @@ def test_a_cap_below_one_frame_holds_too():
         assert 40 <= len(held) <= 50
 
 
+@pytest.mark.slow
 def test_nothing_is_held_beyond_the_radius_in_metres():
     held = store(radius_m=12.0)
     held.scene_scale = 2.0  # six units of the scene
@@ -190,6 +191,7 @@ def test_the_memory_that_is_told_is_what_is_held():
     assert points == 19 * len(held)
 
 
+@pytest.mark.slow
 def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
     monkeypatch.setattr(submaps, "MAX_POSES", 5000)
     held = store(max_points=20_000, memory_mb=4, keep_images=True)

@@ -44,6 +44,7 @@ def session(**changes):
     return InferenceSession(InferenceConfig("da3-tiny", "", "cpu", **values))
 
 
+@pytest.mark.slow
 def test_a_session_in_int8_says_nearly_the_same(caplog):
     camera = SyntheticCamera(seed=3, size=(112, 84), walk="straight", frames=4)
     views = tuple(View(i, f.stamp_ns, f.image) for i, f in enumerate(camera))

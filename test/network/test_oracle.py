@@ -77,6 +77,7 @@ def test_shortened_model_equals_the_reference(model, record_property):
     assert_equal(found, record_property, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3-tiny", "da3-small"])
 def test_known_poses_pass_the_encoder_as_in_the_reference(model, record_property):
     ours, theirs = pair(model, seed=6)
@@ -90,6 +91,7 @@ def test_scenes_of_a_batch_have_their_own_reference_views(record_property):
     assert_equal(errors(ours, theirs, x), record_property, "tiny/batch")
 
 
+@pytest.mark.slow
 def test_ray_maps_equal_the_reference():
     ours, theirs = pair("da3-small", seed=8)
     x = images(2, SIZES["wide"], 10)

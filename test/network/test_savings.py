@@ -127,6 +127,7 @@ def test_channels_last_changes_the_layout_and_not_the_result(network, images):
     same(other(images, ref_view="first"), network(images, ref_view="first"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
 def test_16_bits_stay_near_and_the_fragile_parts_stay_fp32(network, images, dtype):

@@ -182,6 +182,7 @@ def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
     assert error(pipeline, short_ring) < 0.5
 
 
+@pytest.mark.slow
 def test_without_descriptors_nothing_is_looked_at_twice(ring):
     pipeline, results = run(ring[:60], TruthSession(ring, noise=NOISE))
     assert len(results) == 60
@@ -383,6 +384,7 @@ def test_what_was_loaded_stays_where_it_is():
     np.testing.assert_allclose(found[6].t, [0, 2, 0])  # newer than the graph: with odometry
 
 
+@pytest.mark.slow
 def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
     pipeline, _ = run(ring[:90], Seeing(ring), **{"map.memory_mb": 1, "map.keep_images": False})
     assert 0 < pipeline.loops.nbytes <= 2**18

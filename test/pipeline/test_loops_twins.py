@@ -106,6 +106,7 @@ def test_tiles_that_look_alike_are_found_and_never_made_one():
         assert closer.found >= 2  # verified, within drift: one such loop is not enough
 
 
+@pytest.mark.slow
 def test_two_glances_that_say_the_same_are_believed():
     """The same wall: what is forbidden above is not the geometry but the contradiction."""
     truth = wall()

@@ -237,6 +237,7 @@ def test_odometry_of_a_part_is_right_within_it(looped, walk):
         np.testing.assert_allclose(moved[:3, 3] / unit, true[:3, 3], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_lost_before_the_scale_is_known_the_place_is_a_guess(walk):
     """The old scene leaves the map, but the map's frame does not begin anew."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="straight", frames=16)

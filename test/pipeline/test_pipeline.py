@@ -168,6 +168,7 @@ def test_without_calibration_the_networks_intrinsics_are_used(short):
     np.testing.assert_allclose(result.K, frames[0].K)
 
 
+@pytest.mark.slow
 def test_a_long_stream_holds_a_bounded_number_of_frames(short):
     camera, frames = short
     session = TruthSession(frames)

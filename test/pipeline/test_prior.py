@@ -62,6 +62,7 @@ def run(walk, config, keep=lambda i: True, noise=None):
     return pipeline, session, results
 
 
+@pytest.mark.slow
 def test_every_window_gets_the_poses_of_all_its_views(walk):
     pipeline, session, results = run(walk, settings())
     assert all(given is not None for given in session.given)
@@ -86,6 +87,7 @@ def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
     assert len(results) == 24
 
 
+@pytest.mark.slow
 def test_given_poses_make_metres_once_the_camera_moves(walk):
     """Given poses make metres from the first windows that move."""
     _, _, results = run(walk, settings(**{"scale.source": "odometry"}))
@@ -284,6 +286,7 @@ def stopped(stop, source, torn):
     return pipeline, looks, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["fixed", "odometry"])
 def test_refused_standing_windows_publish_no_metric_depth(stop, source):
     """Its motion tells no unit, and what it shares contradicts the window."""
@@ -298,6 +301,7 @@ def test_refused_standing_windows_publish_no_metric_depth(stop, source):
     assert after == pytest.approx(before, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["fixed", "odometry"])
 def test_a_refused_moving_window_has_the_unit_of_its_motion(stop, source):
     _, _, results = stopped(stop, source, (15,))

@@ -61,6 +61,7 @@ def off(walk, results, first):
     return max(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("sizes", [{0: 140, 4: 84}, {0: 84, 4: 140}, {0: 140, 2: 84, 5: 112}])
 def test_a_changed_plan_joins_the_scene_at_the_new_size(walk, sizes, new):
@@ -110,6 +111,7 @@ def test_cuts_that_add_up_to_too_much_are_refused(walk):
     assert pipeline.odometry.shared_views.newest.view.image.shape[:2] == (less, width)
 
 
+@pytest.mark.slow
 def test_another_camera_resolution_joins_too(walk):
     """A driver that switches to a wider mode in mid-stream, with its own camera_info."""
     camera, frames = walk
@@ -221,6 +223,7 @@ def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
     assert len(pipeline.poses()) >= 3
 
 
+@pytest.mark.slow
 def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     pipeline, results, _ = alternating(walk, wide, 3)
     for shared_view in pipeline.odometry.shared_views.all():

@@ -29,6 +29,7 @@ def run(walk, pipeline, begin, end):
     return done + list(pipeline.flush())
 
 
+@pytest.mark.slow
 def test_a_walk_in_two_parts_is_one_scene_in_metres(walk, tmp_path):
     camera, frames = walk
     first = Pipeline(settings(**METRIC), TruthSession(frames))
@@ -78,6 +79,7 @@ def test_a_scene_of_unknown_unit_goes_on_from_its_last_pose(walk, tmp_path):
     assert not begin.scale.metric
 
 
+@pytest.mark.slow
 def test_a_scene_without_metres_is_refused_where_wanted(walk):
     frames = walk[1]
     first = Pipeline(settings(), TruthSession(frames))
@@ -91,6 +93,7 @@ def test_a_scene_without_metres_is_refused_where_wanted(walk):
     assert second.scale.known
 
 
+@pytest.mark.slow
 def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
     frames = walk[1]
     first = Pipeline(settings(**METRIC), TruthSession(frames))

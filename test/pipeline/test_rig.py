@@ -127,6 +127,7 @@ def test_the_scene_begins_at_a_camera_that_comes_alone(rig):
     assert_one_scene(rig, results, first="left")
 
 
+@pytest.mark.slow
 def test_the_path_is_the_first_cameras_and_the_map_is_of_all(rig):
     pipeline, results = run(rig, settings())
     assert [p.stamp_ns for p in pipeline.poses()] == [
@@ -167,6 +168,7 @@ def test_after_refusals_each_camera_goes_on_where_it_was(rig):
     np.testing.assert_allclose(front.T_world_camera, before.T_world_camera, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_time_jump_of_both_cameras_is_one_jump(rig):
     pipeline = Pipeline(settings(), TruthSession(rig.frames))
     for _ in range(2):
@@ -218,6 +220,7 @@ LENS = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
 ROUGH = Noise(0.01, 0.02, 0.01, 0.5, 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("near", "far"), [(0.5, 20), (1, 20)])
 def test_a_near_and_a_far_camera_stay_one_segment(near, far):
     """What the near camera sees is small beside how sure places of such a scene are."""

@@ -65,6 +65,7 @@ def errors(results, true):
     return error, error / [results[i].scale.sigma for i in metric]
 
 
+@pytest.mark.slow
 def test_a_clean_rig_makes_metres_within_the_first_windows(rig):
     pipeline, results, true = run(rig)
     error, _ = errors(results, true)
@@ -73,6 +74,7 @@ def test_a_clean_rig_makes_metres_within_the_first_windows(rig):
     assert pipeline.scale.known
 
 
+@pytest.mark.slow
 def test_also_when_the_rig_stands():
     _, results, true = run(make(0.3, walk="still", frames=8))
     error, _ = errors(results, true)
@@ -133,6 +135,7 @@ class Shrinking(TruthSession):
         return dataclasses.replace(prediction, T_window_camera=poses)
 
 
+@pytest.mark.slow
 def test_depths_against_the_baselines_make_scale_unsure():
     mounts, cameras, frames = make(0.3, frames=16, yaw_deg=0.0)
     pipeline = Pipeline(settings(), Shrinking(frames))

@@ -71,6 +71,7 @@ def largest_step(results):
     return np.abs(np.diff(np.log(values))).max()
 
 
+@pytest.mark.slow
 def test_clean_odometry_makes_metres_after_a_short_way(walk):
     priors = list(odometry_of(*walk))
     pipeline, results = run(walk, settings(**{"scale.source": "odometry"}), priors)
@@ -83,6 +84,7 @@ def test_clean_odometry_makes_metres_after_a_short_way(walk):
     assert pipeline.scale.known
 
 
+@pytest.mark.slow
 def test_noisy_odometry_errs_as_much_as_it_says(walk):
     priors = list(odometry_of(*walk, noise_m=0.02, noise_deg=0.5, seed=1))
     _, results = run(walk, settings(**{"scale.source": "odometry"}), priors)
@@ -92,6 +94,7 @@ def test_noisy_odometry_errs_as_much_as_it_says(walk):
     assert np.abs(z).max() < 4
 
 
+@pytest.mark.slow
 def test_a_wrong_metric_model_is_outvoted(walk):
     """A metric model is asked now and then and outvoted when wrong."""
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 5})
@@ -105,6 +108,7 @@ def test_a_wrong_metric_model_is_outvoted(walk):
     assert np.abs(errors / [r.scale.sigma for r in metric]).max() < 3.5
 
 
+@pytest.mark.slow
 def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     from da3_ros.synthetic import distance_to_surface
 
@@ -124,6 +128,7 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     assert pipeline.map.scene_scale == pipeline.scale.scene_scale
 
 
+@pytest.mark.slow
 def test_odometry_does_not_jump_when_the_scale_is_corrected(walk):
     frames = walk[1]
     metric_model = TrueRuler(frames, sigma=0.2)
@@ -139,12 +144,14 @@ def test_odometry_does_not_jump_when_the_scale_is_corrected(walk):
     np.testing.assert_allclose(steps, way * scale_error, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_without_odometry_nothing_is_called_metres(walk):
     pipeline, results = run(walk, settings(**{"scale.source": "odometry"}))
     assert not any(r.scale.metric for r in results)
     assert not pipeline.scale.known
 
 
+@pytest.mark.slow
 def test_after_a_time_jump_known_units_join_the_scene(walk):
     camera, frames = walk
     priors = list(odometry_of(camera, frames))
@@ -171,6 +178,7 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
     assert len(pipeline.map.trajectory) == poses + len(again) - unknown
 
 
+@pytest.mark.slow
 def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     told = []
     align = WindowAligner.align
@@ -190,6 +198,7 @@ def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     assert all(0.01 < scale[1] < 0.05 for scale, _ in known)
 
 
+@pytest.mark.slow
 def test_a_wrong_word_on_a_windows_unit_does_not_spoil_its_fit(walk):
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
     pipeline, results = run(
@@ -207,6 +216,7 @@ class Measuring(TruthSession):
         return dataclasses.replace(found, measure=ScaleMeasurement(3.0 / self.unit, 0.003))
 
 
+@pytest.mark.slow
 def test_covariance_of_places_is_in_the_published_unit():
     """What place and rotation have in common tells it: an unsure scale adds nothing there."""
     camera = SyntheticCamera(seed=3, size=SIZE, walk="straight", frames=10)

@@ -100,6 +100,7 @@ def test_depth_at_camera_size_and_confidence_limits_do_no_harm():
     assert (results[0].depth_m > 0).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_a_replay_has_depth_and_clouds_and_no_scene(tmp_path):
     walk = SyntheticCamera(seed=7, size=(84, 56), walk="straight", frames=4)
     bag = tmp_path / "bag"

@@ -70,6 +70,7 @@ def test_without_the_edge_filter_everything_is_mapped(walk):
     assert all(np.isfinite(r.depth_m).mean() > 0.99 or np.isinf(r.depth_m).any() for r in results)
 
 
+@pytest.mark.slow
 def test_surfaces_are_still_covered(walk):
     def cells(points):
         near = distance_to_surface(make_room(SEED), points) < 0.05

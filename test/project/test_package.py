@@ -221,6 +221,7 @@ def test_manifest_is_of_an_interface_package_of_ament_cmake():
     assert root.findtext("license") == "Apache-2.0"
 
 
+@pytest.mark.slow
 def test_every_ros_package_in_use_is_declared():
     declared = {e.text for e in manifest() if e.tag.endswith("depend")}
     used = {n.split(".")[0] for f in (ROOT / "da3_ros").rglob("*.py") for n in imported(f)}

@@ -1,6 +1,7 @@
 """Which room of the package may import which: everything lies in one, and arrows point down."""
 
 import ast
+import functools
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -50,6 +51,12 @@ MODULES = {
 }
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(file.read_text())
+
+
 def room_of(name: str) -> str:
     """Room of a module of the package by its full name."""
     return name.split(".")[1] if "." in name else ""
@@ -58,7 +65,7 @@ def room_of(name: str) -> str:
 def imported(file: Path) -> set[str]:
     """Full names of all modules that a file imports, at its top or later."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -73,7 +80,7 @@ def imported(file: Path) -> set[str]:
 def imported_modules(file: Path) -> set[str]:
     """Full names of the package's modules that a file imports at its top."""
     found: set[str] = set()
-    for node in ast.parse(file.read_text()).body:
+    for node in tree_of(file).body:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -107,13 +114,13 @@ def test_no_module_imports_itself_by_way_of_others():
     assert list(TopologicalSorter(graph).static_order())
 
 
+@pytest.mark.slow
 def test_no_module_imports_by_a_computed_name():
     named = {}
     for file in FILES:
-        words = {n.id for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Name)}
-        words |= {
-            n.attr for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Attribute)
-        }
+        nodes = list(ast.walk(tree_of(file)))
+        words = {n.id for n in nodes if isinstance(n, ast.Name)}
+        words |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
         if words.intersection(BY_NAME):
             named[str(file.relative_to(PACKAGE))] = words.intersection(BY_NAME)
     assert set(named) <= {"ros/rclpy_library.py"}  # message classes by their type's name

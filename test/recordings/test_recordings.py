@@ -442,6 +442,7 @@ def readable(path):
         return 0, str(error)
 
 
+@pytest.mark.slow
 def test_every_cut_is_survived_and_told(tmp_path):
     file = write_mcap(tmp_path / "a.mcap", stream(4), chunk_size=20_000)
     data = file.read_bytes()

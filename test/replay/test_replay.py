@@ -72,6 +72,7 @@ def test_replay_writes_every_documented_file_and_no_other(true_run):
     assert summary.counts["processed"] == FRAMES
 
 
+@pytest.mark.slow
 def test_every_frame_has_every_topic_with_its_exact_stamp(true_run, camera):
     output, _ = true_run
     stamps = [f.stamp_ns for f in camera]
@@ -93,6 +94,7 @@ def cloud_points(message):
     return data[..., :3]
 
 
+@pytest.mark.slow
 def test_cloud_is_depth_by_camera_info_and_depth_is_the_rooms(true_run, camera):
     output, _ = true_run
     depths = messages(output, "/da3/depth/image")
@@ -343,6 +345,7 @@ def test_peak_memory_does_not_grow_with_the_recording(tmp_path):
     assert peaks[1] < peaks[0] + 20 * one
 
 
+@pytest.mark.slow
 def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
     assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
     settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])

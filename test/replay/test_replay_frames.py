@@ -69,6 +69,7 @@ def edges(output):
         )
 
 
+@pytest.mark.slow
 def test_frames_have_the_names_that_were_asked_for(bags, camera, tmp_path):
     values = {"map_frame": "room", "odom_frame": "drift"}
     out = run(bags["camera"], camera, tmp_path / "out", **values)
@@ -92,6 +93,7 @@ def test_a_camera_on_a_robot_gets_no_second_parent(bags, camera, tmp_path, caplo
     assert "already the parent of optical" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_known_base_is_moved_and_levels_the_map(bags, camera, tmp_path):
     out = run(bags["base"], camera, tmp_path / "out", base_frame="base_link", **METRIC)
     assert edges(out) == {("map", "odom"): FRAMES, ("odom", "base_link"): FRAMES}
@@ -105,12 +107,14 @@ def test_a_known_base_is_moved_and_levels_the_map(bags, camera, tmp_path):
     np.testing.assert_allclose(lines[0, 1:4], begin, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_beside_the_robots_own_odometry_only_the_map_is_placed(bags, camera, tmp_path):
     values = METRIC | {"base_frame": "base_link"}
     out = run(bags["odom"], camera, tmp_path / "out", **values)
     assert edges(out) == {("map", "odom"): FRAMES}
 
 
+@pytest.mark.slow
 def test_scenes_lie_where_the_poses_do(bags, camera, tmp_path):
     import trimesh
 
@@ -120,6 +124,7 @@ def test_scenes_lie_where_the_poses_do(bags, camera, tmp_path):
     assert abs(np.percentile(points[:, 2], 2)) < 0.1
 
 
+@pytest.mark.slow
 def test_two_runs_with_a_base_give_the_same_bytes(bags, camera, tmp_path):
     runs = [
         run(bags["odom"], camera, tmp_path / n, base_frame="base_link", **METRIC) for n in "ab"

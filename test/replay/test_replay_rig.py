@@ -72,6 +72,7 @@ def test_two_replays_of_two_cameras_give_the_same_bytes(bag, tmp_path):
         assert a[name] == b[name], name
 
 
+@pytest.mark.slow
 def test_both_cameras_come_out_as_one_scene(rig, bag, tmp_path):
     session = TruthSession(rig)
     run(bag, tmp_path / "out", session=session)
@@ -93,6 +94,7 @@ def test_both_cameras_come_out_as_one_scene(rig, bag, tmp_path):
     np.testing.assert_allclose(ours / unit, true, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_path):
     session = TruthSession(rig)
     summary = run(bag, tmp_path / "out", "window.mode:=independent", session=session)
@@ -107,6 +109,7 @@ def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_pa
     assert "/da3/window" not in topics(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_every_counts_instants(bag, rig, tmp_path):
     summary = run(bag, tmp_path / "out", session=TruthSession(rig), every=2)
     assert summary.counts["processed"] == 2 * FRAMES // 2
@@ -115,6 +118,7 @@ def test_every_counts_instants(bag, rig, tmp_path):
         assert found == [f.stamp_ns for f in rig[name]][::2]
 
 
+@pytest.mark.slow
 def test_topics_may_have_other_names_than_cameras(bag, tmp_path, capsys):
     arguments = ["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "cameras:=[a, b]"]
     arguments += [part for value in QUICK for part in ("-p", value)]

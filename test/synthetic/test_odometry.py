@@ -19,6 +19,7 @@ def test_odometry_without_noise_is_the_truth_of_a_level_base():
         np.testing.assert_allclose(T_odom_base[2, :3], [0, 0, 1], atol=1e-9)  # stays level
 
 
+@pytest.mark.slow
 def test_drift_grows_with_the_root_of_the_distance():
     """Drift grows with the root of the way and repeats with its seed."""
 

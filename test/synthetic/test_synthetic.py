@@ -78,6 +78,7 @@ def views():
     return made
 
 
+@pytest.mark.slow
 def test_depth_equals_brute_force_in_double_precision(views):
     for room, T, seen in views:
         for i in (0, 3):
@@ -332,6 +333,7 @@ def test_walks_do_what_their_names_say():
         assert np.abs(shaky).mean() > 2 * np.abs(smooth).mean()
 
 
+@pytest.mark.slow
 def test_every_room_has_a_place_for_every_walk():
     for seed in range(100, 130):
         room = make_room(seed)

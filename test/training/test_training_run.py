@@ -117,6 +117,7 @@ def test_buckets_of_a_phase_fit_its_pool():
         assert max(b.views for b in phase.buckets) <= Config().frames
 
 
+@pytest.mark.slow
 def test_command_trains_resumes_and_keeps_one_curve(tmp_path, monkeypatch):
     monkeypatch.setattr("training.train.PHASES", PHASES)
     monkeypatch.setattr("training.train.build_network", lambda name: network())
