@@ -119,11 +119,15 @@ class KeyframeConfig:
     """Motion that makes a frame a keyframe. Every processed frame gets depth, keyframe or not."""
 
     rotation_deg: float = option(
-        10.0, "rotation since the last keyframe that makes a new one, degrees", low=0.0
+        10.0,
+        "a frame becomes a keyframe if, relative to every keyframe, it is rotated by more than "
+        "this, degrees, or moved by more than keyframe.parallax",
+        low=0.0,
     )
     parallax: float = option(
         0.05,
-        "translation since the last keyframe, divided by the median depth, that makes a new one",
+        "limit of a frame's motion relative to a keyframe (see keyframe.rotation_deg): "
+        "translation divided by the median depth of the keyframe",
         low=0.0,
     )
 

@@ -414,8 +414,8 @@ def bf16_pays() -> bool:
     """Whether matrix products are clearly faster in bfloat16 than in fp32 on this CPU.
 
     Some chips with AVX512-BF16 and without AMX, and some virtual machines, are slower. Measured
-    once per process, alternating both types so that other load slows both alike; BF16_PAYS is
-    far from the ratio of either kind of chip.
+    once per process, alternating the types, so that other load affects both. BF16_PAYS lies well
+    between the ratios of fast and slow chips.
     """
     times = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     pairs = {t: (torch.ones(512, 768, dtype=t), torch.ones(768, 768, dtype=t)) for t in times}

@@ -1,7 +1,7 @@
 """Interfaces of the networks: sessions that run windows, and metric models.
 
-They lie in the same room as the session that implements them, below all of its callers. They
-depend only on plans and ``da3_ros.types``, not on a torch module or a device.
+They are in ``inference/``, so that every caller imports from a room below it. They depend only on
+plans and ``da3_ros.types``, not on a torch module or a device.
 """
 
 from __future__ import annotations

@@ -66,10 +66,10 @@ class MemoryGovernor:
     @property
     def degraded(self) -> tuple[str, ...]:
         """Reductions of the results, caused by the budget."""
-        plan, level = self.plan, self.fallback.level
+        plan, fallback = self.plan, self.fallback
         if plan is None:
             return ()
-        below = (f"memory ran out: fallback level {level}",) if level else ()
+        below = (f"memory ran out: {fallback.current.text}",) if fallback.level else ()
         over = (self.over_budget,) if self.over_budget else ()
         return (*plan.reduced, *below, *over)
 
@@ -179,7 +179,8 @@ class MemoryGovernor:
     def set_budget(self, memory_budget_gb: float) -> None:
         """Set the budget in GiB, 0 for 90 % of the memory free at the start, and plan again.
 
-        Raises BudgetError, and changes nothing, if nothing fits for the images of one camera.
+        Raises BudgetError, and changes nothing, if the budget is too small for any camera's
+        images.
         """
         budget = self._bytes(memory_budget_gb, warn=True)
         self._check(budget)
@@ -275,13 +276,13 @@ class MemoryGovernor:
         self._prefix_cache.clear()
         self._network.compiler.release()
         self._hardware.release()
-        self.fallback.step_down(views)
+        self.fallback.apply_next(views)
         self._set_chunks()
         log.warning("out of memory: retrying window %d, %s", window, self.fallback.current.text)
 
     def note_success(self) -> None:
         """Count a successful window; after many of them one fallback is undone."""
-        if self.fallback.step_up_when_stable():
+        if self.fallback.undo_when_stable():
             self._prefix_cache.clear()
             self._set_chunks()
             log.info("memory is sufficient again: %s", self.fallback.current.text)

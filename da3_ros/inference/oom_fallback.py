@@ -46,10 +46,10 @@ class FallbackLevel:
         """Set ``level`` and count successful windows from 0."""
         self.level, self._successes = level, 0
 
-    def step_down(self, views: int) -> None:
-        """Raise the level by one after a window of ``views`` views ran out of memory.
+    def apply_next(self, views: int) -> None:
+        """Apply the next fallback after a window of ``views`` views ran out of memory.
 
-        Raises WindowTooLargeError at the last level.
+        Raises WindowTooLargeError if there is no further fallback.
         """
         self._successes = 0
         if self.level + 1 >= len(OOM_FALLBACKS):
@@ -59,8 +59,8 @@ class FallbackLevel:
             )
         self.level += 1
 
-    def step_up_when_stable(self) -> bool:
-        """Count a successful window. True if the level was lowered by one."""
+    def undo_when_stable(self) -> bool:
+        """Count a successful window. Returns True if one fallback was undone."""
         self._successes += 1
         if not self.level or self._successes < STABLE_WINDOWS:
             return False

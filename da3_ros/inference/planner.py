@@ -143,8 +143,8 @@ def make_plan(
 ) -> Plan:
     """The plan of the first step that fits ``budget`` bytes.
 
-    factor: ratio of measured to predicted activations. precision: for all steps, if another
-    camera needs the lower one. Raises BudgetError if nothing fits.
+    factor: ratio of measured to predicted activations. precision: used instead of the
+    requested one if another camera needs the lower one. Raises BudgetError if nothing fits.
     """
     steps = (*_lossless_steps(device, request, precision), _last_full_size(device, request))
     plans = (_plan(device, request, choice, budget, factor) for choice in steps)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ALIGNING = 3  # shared views whose depth aligns a window; poses of all shared views do
+# Shared views whose depth is computed for alignment; of the others only the pose is used.
+ALIGNING = 3
 
 
 def wanted_views(keyframes: Sequence[bool], cameras: Sequence[str], new: int) -> tuple[int, ...]:

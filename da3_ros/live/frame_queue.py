@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from da3_ros.live.counters import ThreadSafeCounter
 
-SPARE = 4  # frames kept per frame of a pass, so that an even choice is possible
+SPARE = 4  # queue length per wanted frame, so that an even choice is possible
 
 
 class Stamped(Protocol):

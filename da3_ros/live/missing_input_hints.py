@@ -315,7 +315,8 @@ class WaitingReport:
 _INTERVALS, _EXPECTED, _SHARE = 30, 100, 0.05
 _GAP, _PAUSE = 1.5, 20.0  # periods; longer intervals are gaps, or pauses
 _ENOUGH = 10  # intervals needed to estimate a period
-_SHORT = 1.75  # times their 20th percentile: shorter intervals lack no frame
+# An interval up to this multiple of the 20th percentile is taken as one without a missing frame.
+_SHORT = 1.75
 _JITTER, _IRREGULAR = 0.3, 0.2  # share of a period; share of intervals that may exceed it
 _STEADY = 4  # equal intervals in a row: a changed rate, not loss
 
@@ -323,8 +324,8 @@ _STEADY = 4  # equal intervals in a row: a changed rate, not loss
 class GapMeter:
     """Counts the frames missing from a stream by its header stamps, and warns once.
 
-    The period is the median of the shorter of the last 30 intervals, which lack no frame; a longer
-    interval than 1.5 periods lacks frames. Time jumps, pauses and a changed rate do not count as
+    The period is the median of those of the last 30 intervals that miss no frame. An interval of
+    more than 1.5 periods misses frames. Time jumps, pauses and a changed rate do not count as
     loss. In a stream without a period (a triggered camera, or one paced by this node) missing
     frames cannot be counted. Regular loss (every second frame) looks like a lower rate and is not
     counted.

@@ -103,7 +103,7 @@ class SceneStream:
         self.output.reset()
 
     def resume(self, saved: Snapshot) -> str:
-        """Continue in a saved scene; returns a text about the place.
+        """Continue in a saved scene; returns a note for the user (see ``Pipeline.resume``).
 
         Raises SceneFileError, and then changes nothing.
         """

@@ -198,7 +198,7 @@ class Stream:
         }
 
     def resume(self, saved: dict[str, Snapshot]) -> str:
-        """Continue in saved scenes; returns a text about the place.
+        """Continue in saved scenes; returns a note for the user (see ``Pipeline.resume``).
 
         Raises SceneFileError, and then changes nothing.
         """

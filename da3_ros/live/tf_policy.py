@@ -13,7 +13,7 @@ from da3_ros.messages.outputs import Edge
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Array
 
-OWNED = "the node of the pose prior publishes the motion in odom"
+OWNED = "the node that gives the pose prior already publishes the motion below odom"
 Parent = Callable[[str], "str | None"]  # parent that another node publishes for a child frame
 
 

@@ -32,7 +32,8 @@ from da3_ros.types import Array, Prediction
 MIN_POINTS = 50  # known pixels that a view needs to measure the scale
 INLIER_DISTANCE = 0.05  # distance over depth within which the points of a pixel agree
 MIN_INLIERS = 0.25  # share of points within tolerance; a window with fewer is refused
-MAX_SCALE_DISAGREEMENT = 0.35  # log ratio of a view's scale to the window's; more is no noise
+# Log ratio of a view's scale to the window's; a larger one is a fault, not noise.
+MAX_SCALE_DISAGREEMENT = 0.35
 MAX_SCALE_STEP = 7.0  # log ratio of the units of two consecutive windows; more is a fault
 BLOCKS = 4  # blocks along each side of an image, which may be wrong independently
 BLOCK_POINTS = 8  # known pixels that a block needs to be compared

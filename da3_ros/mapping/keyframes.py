@@ -30,7 +30,7 @@ OVERLAP = 0.6  # share of what the camera sees that a shared keyframe must see t
 # Rotation, and distance over depth, beyond which newer views are aligned better than a keyframe.
 NEARBY_DEG, NEARBY = 25.0, 0.2
 OVERLAP_POINTS = 64  # points that measure the overlap
-MAX_OBSERVATIONS = 1000.0  # fewer would let the keyframes of a parked robot drift
+MAX_OBSERVATIONS = 1000.0  # limit, high enough that keyframes of a parked robot do not drift
 SAME_SURFACE = 0.1  # largest log ratio of two depths of one pixel on the same surface
 BLURRED = 0.5  # sharpness over the typical one, below which a view is blurred
 BLUR_FACTOR = 2.0  # factor on the motion after which even a blurred view becomes a keyframe
@@ -225,13 +225,13 @@ class KeyframeSelector:
         """Returns the index of the later one of the two keyframes that are closest in pose."""
         T = np.array([k.shared_view.T_ref_camera for k in self._keyframes])
         depth = np.array([k.depth for k in self._keyframes])
-        rotation_deg = np.stack([_rotation_deg(T, one) for one in T]) / max(
+        rotation = np.stack([_rotation_deg(T, one) for one in T]) / max(
             self.limits.rotation_deg, 1e-9
         )
-        distance = (
+        parallax = (
             np.stack([_distance(T, one) for one in T]) / depth / max(self.limits.parallax, 1e-9)
         )
-        apart = np.where(np.tri(len(T), k=-1, dtype=bool), rotation_deg + distance, np.inf)
+        apart = np.where(np.tri(len(T), k=-1, dtype=bool), rotation + parallax, np.inf)
         return int(np.unravel_index(np.argmin(apart), apart.shape)[0])
 
 
@@ -271,8 +271,8 @@ def updated_view(
     weight = 1 / (count + 1)
     there = placed.T_ref_window.pose(prediction.T_window_camera[index])
     T = shared_view.T_ref_camera.copy()
-    rotation_deg = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
-    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotation_deg).as_matrix()
+    rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
+    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
     T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
     depth = _mean_depth(shared_view, prediction.depth[index], placed.T_ref_window.scale, weight)
     return replace(

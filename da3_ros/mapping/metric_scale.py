@@ -18,7 +18,8 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
-PARALLAX = 0.05  # distance over depth that ends a stretch: less drowns in the network's noise
+# Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
+PARALLAX = 0.05
 MIN_MOTION_M = 0.01  # motion by odometry below which the robot stands still
 MIN_COSINE = 0.8  # cosine between both directions of motion, below which one of them is wrong
 MAX_STRETCHES = 40  # newest stretches that are used

@@ -25,7 +25,7 @@ from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
 
 log = logging.getLogger(__name__)
 
-MIN_BASELINE = 0.02  # baseline over depth, below which it drowns in the network's error
+MIN_BASELINE = 0.02  # baseline over depth; a shorter one is smaller than the network's error
 MAX_ROTATION_DEG = 15.0  # between the rig's and the network's rotation; beyond it one is wrong
 MIN_COSINE = 0.8  # between the rig's and the network's baselines; below it one is wrong
 MIN_PAIRS = 2  # a single pair cannot be checked

@@ -2,9 +2,9 @@
 
 A node is a run of consecutive submaps that move as one; a young node is a single submap. When
 there are more than ``MAX_NODES``, two consecutive nodes are merged, those with the fewest submaps
-first; their edges are kept and take over the variance of the edge between the two. Lost is the
-motion of submaps within a node. When there are more than ``MAX_LOOPS`` loops, the less certain
-one of the two most redundant loops is forgotten. If no nodes can be merged (hundreds of segments
+first; their edges are kept and take over the variance of the edge between the two. The motion of
+submaps within a node is lost. When there are more than ``MAX_LOOPS`` loops, the less certain one
+of the two most redundant loops is forgotten. If no nodes can be merged (hundreds of segments
 without a measured edge between them) the oldest node is forgotten; its points stay in the map.
 Works on similarities and edges, not on keyframes.
 

@@ -48,7 +48,8 @@ class Snapshot:
     segment: int  # the current one
     metric: bool
     T_map_world: Array
-    unit: float = 1.0  # scene units per network unit of the newest window
+    # Lengths of the snapshot (metres if ``metric``) per network unit of the newest window.
+    unit: float = 1.0
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""
@@ -65,7 +66,8 @@ class SubmapStore:
     """Submaps and trajectory of a scene, within ``limits``, which may be replaced at any time.
 
     Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
-    points are dropped first; points beyond the radius are dropped at once.
+    points are dropped first; points are dropped before they are farther than ``radius_m`` from the
+    camera.
     """
 
     def __init__(self, limits: MapConfig) -> None:
@@ -289,7 +291,7 @@ class SubmapStore:
 
 
 def relative_pose(S: Similarity, T: Array) -> Array:
-    """Returns a rigid pose [4, 4] of the scene relative to the frame at ``S`` in it."""
+    """Returns the pose ``T`` [4, 4], given in the scene, in the frame that ``S`` places there."""
     out = np.eye(4)
     out[:3, :3] = S.R.T @ T[:3, :3]
     out[:3, 3] = S.R.T @ (T[:3, 3] - S.t) / S.scale

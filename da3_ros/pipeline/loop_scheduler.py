@@ -64,7 +64,7 @@ class LoopScheduler:
 
     @property
     def refused(self) -> int:
-        """Number of candidates that were not verified."""
+        """Number of loop candidates whose verification failed."""
         return self._closure.refused
 
     @property

@@ -50,7 +50,7 @@ def views_with_poses(
 ) -> list[Item]:
     """Returns the shared views with a prior pose, if all new ones have one and half remain.
 
-    Otherwise returns all. A shared view without a pose would deprive its windows of all poses.
+    Otherwise returns all. The network gets no poses for a window with a shared view that has none.
     """
     known = [item for item in shared if view_of(item).T_prior_camera is not None]
     whole = all(view.T_prior_camera is not None for view in new)

@@ -48,6 +48,11 @@ class WindowSteps:
             part.config = config
 
     def run(self) -> Iterator[TrackedFrame]:
+        """Runs one window of the waiting views and yields its new frames.
+
+        Applies a solved loop closure before; afterwards begins a new segment if the camera is
+        lost, else looks for a loop. Yields nothing if the window fails.
+        """
         start = time.perf_counter()
         closed = self._close_loop()
         new = self.builder.take()
@@ -145,6 +150,10 @@ class WindowSteps:
         self.odometry.unit = self.config.scale.factor if self.scene_map.scale.declared else 1.0
 
     def start_segment(self, newest: dict[str, Array]) -> None:
+        """Begins a segment in scene and odometry, without shared views.
+
+        newest: as in ``WindowOdometry.start_segment``.
+        """
         self.scene_map.start_segment(newest)
         self.odometry.start_segment(newest)
 

@@ -172,7 +172,7 @@ def _finish(
     for face, window in windows.items():
         _set(material[face], "window", window)
     _light(rng, material, centre, half, yaw)
-    _darken_corners(material, centre, half)
+    _darken_corners(material, half)
     return Room(
         seed=seed,
         centre=torch.from_numpy(centre),
@@ -361,7 +361,7 @@ def _light(
     material[:, COLUMN["ambient"]] = ambient
 
 
-def _darken_corners(material: NDArray[np.float64], centre: Array, half: Array) -> None:
+def _darken_corners(material: NDArray[np.float64], half: Array) -> None:
     """Darken surfaces near edges of the room, and boxes near their lower edge."""
     far = 50.0  # metres; an edge this far away has no effect
     for block in range(len(half)):
