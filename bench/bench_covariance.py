@@ -134,7 +134,7 @@ def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     """Prints a table, and writes it with ``--out``. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("truth", "da3-tiny"))
+    parser.add_argument("what", choices=("truth", "da3-tiny"), nargs="?", default="truth")
     parser.add_argument("--runs", type=int, default=20, help="runs per row")
     parser.add_argument("--frames", type=int, default=40, help="per run")
     parser.add_argument("--walks", nargs="+", default=list(WALKS), choices=WALKS)

@@ -255,7 +255,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("pipeline", "filled", "still"))
+    parser.add_argument(
+        "what", choices=("pipeline", "filled", "still"), nargs="?", default="pipeline"
+    )
     parser.add_argument("--submaps", type=int, default=1000, help="for pipeline")
     parser.add_argument(
         "--filled", type=int, nargs="+", default=[100, 1000, 10_000],

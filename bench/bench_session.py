@@ -1,8 +1,8 @@
 """Speed and memory of a session in a sliding window, by mode, precision, budget and window size.
 
     python bench/bench_session.py matrix --model da3-small --out bench/results/matrix.json
-    python bench/bench_session.py budgets --models da3-small da3-base --gib 0.3 0.5 1 2
-    python bench/bench_session.py windows --model da3-small --views 1 2 4 8 16 32 64
+    python bench/bench_session.py budgets --models da3-small da3-base --gibs 0.3 0.5 1 2
+    python bench/bench_session.py windows --model da3-small --sizes 1 2 4 8 16 32 64
 
 Each row runs in a process of its own, so that its memory is measured from the start. Weights are
 random, because speed and memory do not depend on their values. Times include upload,

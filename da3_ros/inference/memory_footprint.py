@@ -195,8 +195,13 @@ def _resized(x: Tensor, size: list[int] | None, corners: bool, scales: Any = Non
 
 
 def _alike(x: Tensor, *_: Any) -> Tensor:
-    """The result of a normalisation or an activation."""
+    """The result of an activation."""
     return torch.empty_like(x)
+
+
+def _normalized(x: Tensor, *_: Any) -> Tensor:
+    """The result of a normalisation; contiguous, also of a transposed input."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _projected(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -204,12 +209,13 @@ def _projected(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-# Python code of PyTorch computes these results on meta tensors: most of a prediction's time.
+# PyTorch computes the shapes of these results in slow Python code; without the shortcuts that is
+# most of a prediction's time.
 _SHORTCUTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.upsample_bilinear2d.vec: _resized,
     torch.ops.aten.upsample_bicubic2d.vec: _resized,
     torch.ops.aten.linear.default: _projected,
-    torch.ops.aten.layer_norm.default: _alike,
+    torch.ops.aten.layer_norm.default: _normalized,
     torch.ops.aten.gelu.default: _alike,
     torch.ops.aten.relu.default: _alike,
 }

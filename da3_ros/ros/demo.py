@@ -46,6 +46,7 @@ from da3_ros.types import Array
 IMAGE = "/demo/image_raw"
 TIMEOUT_S = 180.0
 QUIET_S = 5.0  # without a message for so long, missing ones count as lost
+LOST_S = 15.0  # the same for images that the node has not received
 DEFAULTS = tuple(f"{name}:={value}" for name, value in PARAMETERS.items())
 TOPICS = {
     "depth": ("/da3/depth/image", "sensor_msgs/msg/Image"),
@@ -161,6 +162,8 @@ def _watch(
         _export(recorder, name, alive)
     status = recorder.status
     drops = dict(zip(status.drop_causes, status.drop_counts, strict=True))
+    if lost := frames - status.frames_received:
+        drops["not_received"] = lost
     lines = [
         f"first depth after {first:.1f} s; {status.frames_processed} of {frames} frames processed"
         f" ({status.model} on {status.device}), dropped: {drops or 'none'}",
@@ -177,14 +180,15 @@ def _watch(
 def _all_done(recorder: MessageRecorder, frames: int) -> bool:
     """True if every frame was either processed and received here, or counted as dropped."""
     status = recorder.status
-    if status is None or status.frames_received < frames:
+    if status is None:
         return False
+    # The camera waits for subscribers, but on a busy machine they may discover it a moment later.
+    quiet_s = time.monotonic() - recorder.received_s
+    expected = frames if quiet_s < LOST_S else status.frames_received
     done = status.frames_processed + sum(status.drop_counts)
-    # The camera waits for our subscription, but the node may publish before it discovers ours.
-    missed = time.monotonic() - recorder.received_s > QUIET_S
-    return bool(
-        done >= frames and (missed or len(recorder.got["depth"]) >= status.frames_processed)
-    )
+    if done < max(expected, status.frames_received):
+        return False
+    return quiet_s > QUIET_S or len(recorder.got["depth"]) >= status.frames_processed
 
 
 def _export(recorder: MessageRecorder, name: str, alive: Callable[[], None]) -> None:

@@ -318,6 +318,7 @@ def test_shortcuts_give_what_the_operations_give(dtype):
         (aten.linear.default, (rows, weight, bias)),
         (aten.linear.default, (rows[:, 1:4], weight)),
         (aten.layer_norm.default, (rows, [8], weight[0], weight[1], 1e-6)),
+        (aten.layer_norm.default, (rows.transpose(0, 1), [8], weight[0], weight[1], 1e-6)),
         (aten.gelu.default, (rows.transpose(0, 1),)),
         *((op, (x,)) for op in (aten.relu.default, aten.gelu.default) for x in (image, last)),
         (aten.upsample_bilinear2d.vec, (last, [9, 5], False, None)),

@@ -229,6 +229,7 @@ def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
         pipeline, results = run(short_ring, Small(short_ring))
     assert len(results) == len(short_ring)
     assert pipeline.loops.closed == 0
+    assert "out of memory" in caplog.text
 
 
 @pytest.mark.slow

@@ -312,8 +312,6 @@ def test_a_real_recording_goes_through_to_exported_files(recordings, tmp_path):
 
 @pytest.mark.process
 def test_a_folder_of_images_goes_through(camera, tmp_path):
-    import cv2
-
     folder = tmp_path / "images"
     folder.mkdir()
     for i, frame in enumerate(camera):

@@ -67,13 +67,14 @@ def numbers_of(pose):
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     camera, frames = camera_frames()
     write_synthetic_bag(tmp_path / "bag", camera)
-    settings = load_config(None, [f"{k}:={v}" for k, v in QUICK.items()])
+    half = {"mixed_precision": "bfloat16"}
+    settings = load_config(None, [f"{k}:={v}" for k, v in (QUICK | half).items()])
     replay(ReplayOptions(tmp_path / "bag", tmp_path / "out"), settings)
     with open_recording(tmp_path / "out" / "output.mcap", camera="/da3/rgb") as recording:
         depths = [m for _, m in recording.messages("/da3/depth/image")]
         poses = [m for _, m in recording.messages("/da3/pose")]
         motion = [m for _, m in recording.messages("/da3/odom")]
-    with Rig() as rig:
+    with Rig(**half) as rig:
         live_depth = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         live_pose = rig.listen("/da3/pose", "geometry_msgs/msg/PoseWithCovarianceStamped")
         live_motion = rig.listen("/da3/odom", "nav_msgs/msg/Odometry")
