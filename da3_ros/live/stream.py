@@ -247,7 +247,7 @@ class Stream:
 
     def _forget_next(self) -> None:
         """Discard frames that were taken from the queues and not yet processed."""
-        self._chooser.ahead = None
+        self._chooser.forget_ahead()
         self._accounts.lose("cleared", self._accounts.in_processing(0) + self._accounts.waiting)
 
     def _run(self, chosen: NextWindow) -> None:

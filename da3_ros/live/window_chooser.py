@@ -50,6 +50,10 @@ class WindowChooser:
         chosen, self.ahead = self.ahead or self._choose(), None
         return chosen
 
+    def forget_ahead(self) -> None:
+        """Discard the frames that were selected ahead."""
+        self.ahead = None
+
     def choose_ahead(self, window: Running) -> None:
         """Select and begin the next window's frames while a window runs on the device.
 

@@ -246,6 +246,10 @@ class SceneScale:
         self.scale = Scale()  # of the newest window; metres per unit of its segment
         self._scale_filter.restart(declared=not self._begun)
 
+    def set_unplaced(self, scale: Scale) -> None:
+        """Takes the scale of a window without poses, which has no place in the scene."""
+        self.scale = scale
+
     @property
     def learns(self) -> bool:
         """Whether the scale is estimated, rather than declared."""

@@ -145,7 +145,7 @@ class Pipeline:
         self.scene_map.restore(saved)
         self._steps.start_at_origin()
         if source != "fixed":  # scale.factor holds for the first new window
-            self.odometry.unit = saved.unit
+            self.odometry.expect_unit(saved.unit)
         self._steps.start_segment(self.map.poses().newest())
         self.odometry.uncertainty.start_segment(known=True)  # odometry begins with new frames
         where = "new windows begin a new segment where the saved one ended"

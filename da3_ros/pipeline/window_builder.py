@@ -78,6 +78,10 @@ class WindowBuilder:
         """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
 
+    def forget_format(self) -> None:
+        """Lets the next frame have any image size."""
+        self.image_format = None
+
     def fit(self, session: Session) -> None:
         """Sets resolution and window limits to those that the memory budget allows."""
         window, cameras = self.config.window, max(1, len(self.config.cameras))

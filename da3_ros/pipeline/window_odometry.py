@@ -55,6 +55,10 @@ class WindowOdometry:
         self._clear_shared_views()
         self.newest = newest
 
+    def expect_unit(self, unit: float) -> None:
+        """Sets the assumed unit of the next window: segment units per network unit."""
+        self.unit = unit
+
     def _clear_shared_views(self) -> None:
         self.shared_views = KeyframeSelector(self.config.keyframe, self.config.window.size - 1)
         self.aligner = WindowAligner()

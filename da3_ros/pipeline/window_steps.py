@@ -120,7 +120,7 @@ class WindowSteps:
     ) -> Iterator[TrackedFrame]:
         """Yields the frames of a single-image network: depth without a pose in the scene."""
         scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
-        self.scene_map.scale.scale = scale
+        self.scene_map.scale.set_unplaced(scale)
         report = report_of(
             window, prediction, UNPLACED, scale, segment=self.odometry.segment,
             loop_closed=False, total_s=time.perf_counter() - start,
@@ -147,7 +147,9 @@ class WindowSteps:
         self.builder.restart()
         self.scene_map.scale.to_origin()
         self.start_segment({})
-        self.odometry.unit = self.config.scale.factor if self.scene_map.scale.declared else 1.0
+        self.odometry.expect_unit(
+            self.config.scale.factor if self.scene_map.scale.declared else 1.0
+        )
 
     def start_segment(self, newest: dict[str, Array]) -> None:
         """Begins a segment in scene and odometry, without shared views.
@@ -172,5 +174,5 @@ class WindowSteps:
         """Begins a new segment at the last poses of the cameras; motion since is unknown."""
         log.warning("shared views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
-        self.builder.image_format = None
+        self.builder.forget_format()
         self.start_segment(self.odometry.newest)
