@@ -74,10 +74,10 @@ class InferenceConfig:
 class WindowConfig:
     """How frames are combined into windows."""
 
-    size: int = option(8, "views per network pass", low=2, high=512)
+    size: int = option(8, "views per window, which the network processes at once", low=2, high=512)
     new: int = option(
         1,
-        "new frames per pass; less than window.size, so that windows share views",
+        "new frames per window; less than window.size, so that windows share views",
         low=1,
         high=511,
     )

@@ -60,7 +60,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "window_size",
         default_value="",
-        description="views per pass, at least two per camera; empty: as in params_file",
+        description="views per window, at least two per camera; empty: as in params_file",
     ),
     DeclareLaunchArgument(
         "scale_source",

@@ -35,7 +35,7 @@ class FrameQueue(Generic[Item]):
     def __init__(
         self, wanted: int, max_age_s: float = 0.0, images: Callable[[Item], int] = lambda _: 1
     ) -> None:
-        """wanted: frames per pass. max_age_s: older frames are dropped; 0: none.
+        """wanted: frames per window. max_age_s: older frames are dropped; 0: none.
 
         images: returns the number of images in a frame, for the counts.
         """
