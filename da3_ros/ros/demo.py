@@ -118,7 +118,7 @@ def run(output: Path, frames: int, seed: int, parameters: list[str]) -> str:
         ["wait_for_subscribers:=2", f"frames:={frames}", f"buffer_frames:={frames}",
          f"seed:={seed}", f"walk:={WALK}", f"width:={SIZE[0]}", f"height:={SIZE[1]}",
          f"rate_hz:={RATE_HZ}", f"max_speed_m_s:={PACE.max_speed_m_s}",
-         f"max_turn_deg_s:={PACE.max_turn_deg_s}"],
+         f"max_turn_deg_s:={PACE.max_turn_deg_s}", *_pace(parameters)],
     )  # fmt: skip
     node = _start(
         "da3_ros.ros.node",
@@ -175,6 +175,12 @@ def _watch(
     names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
     files = "".join(f"  {output / name}\n" for name in names)
     return "\n".join(lines) + "\n" + compare(recorder.got, room, cloud.xyz) + files
+
+
+def _pace(parameters: list[str]) -> list[str]:
+    """The camera waits for each result, also while the node warms up, if each frame has one."""
+    paced = not any(p.startswith("window.new") for p in parameters)
+    return ["pace_topic:=/da3/depth/camera_info"] if paced else []
 
 
 def _all_done(recorder: MessageRecorder, frames: int) -> bool:

@@ -27,7 +27,7 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
         assert re.search(rf"{figure}[^\n]*?\d\.\d", done.stdout), (figure, done.stdout)
     # The camera waits for each result, but only some seconds: a busy machine drops frames.
     processed = int(re.search(r"(\d) of 6 frames processed", done.stdout)[1])
-    assert processed >= 2, done.stdout
+    assert processed >= 1, done.stdout
     dropped = sum(int(n) for n in re.findall(r"'\w+': (\d+)", done.stdout.split("dropped:")[1]))
     assert processed + dropped == 6, done.stdout
     assert f"depth of {processed} frames" in done.stdout, done.stdout  # the first is received
