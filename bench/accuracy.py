@@ -15,13 +15,13 @@ the Sim(3) fit of the trajectory. ``--out`` writes the same as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
+import results_file
 import yaml
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation, Slerp
@@ -31,6 +31,7 @@ from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.inference import open_device
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.folder import CALIBRATION_FILE, read_calibration
 from da3_ros.synthetic.evaluation import FramePair, depth_errors, fit_poses, resize_nearest
@@ -422,9 +423,7 @@ def main() -> None:
             raise SystemExit(str(error)) from error
         found.append({**asdict(one), "parameters": options.parameters})
         print(row(one), flush=True)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    results_file.write(options.out, {"rows": found}, open_device(config.inference.device).name())
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import logging
 import math
 import statistics
@@ -41,6 +40,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import results_file
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
@@ -72,6 +72,7 @@ CASES = {
     "lies 10 %": dataclasses.replace(FULL, lies=0.1),
 }
 WALKS = ("straight", "spot", "loop", "handheld", "still")
+LEARNED = 20  # first alignments of `nees`, which only teach the aligner its usual residuals
 
 
 def fit_points(source: Array, target: Array, weights: Array) -> Similarity | None:
@@ -431,12 +432,16 @@ def network_row(camera: SyntheticCamera, frames: list, session, aligner, values:
 
 def nees_rows(options: argparse.Namespace) -> list[dict]:
     """Returns the NEES (over the degrees of freedom) of alignments of four views, by walk."""
+    if options.frames <= LEARNED:
+        raise SystemExit(
+            f"nees needs --frames above {LEARNED}: the first ones only teach the gate"
+        )
     rows = []
     for walk in options.walks:
         some = walk_truth(walk, 40, options.seed)[::12]
         found = [one_nees(some, seed, FULL) for seed in range(options.frames)]
         aligner = WindowAligner()
-        values = [nees(aligner, *pair) for pair in found][20:]
+        values = [nees(aligner, *pair) for pair in found][LEARNED:]
         rows.append(
             {"walk": walk, "nees": statistics.mean(values), "median": statistics.median(values)}
         )
@@ -615,10 +620,7 @@ def main() -> None:
     make, head = KINDS[options.what]
     print("| " + " | ".join(head.split()) + " |")
     print("|" + "---|" * len(head.split()))
-    rows = make(options)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    results_file.write(options.out, {"rows": make(options)}, "cpu")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results_file
 from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
 
@@ -146,10 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         parts = (f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
         text = "  ".join(parts)
         print(text, flush=True)
-    if options.out:
-        command = f"bench_covariance.py {' '.join(arguments or sys.argv[1:])}"
-        content = {"command": command, "machine": platform.processor(), "rows": rows}
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+    results_file.write(options.out, {"rows": rows}, "cpu")
     return 0
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import json
 import logging
 import pickle
 import statistics
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import results_file
 from growth import measure_growth
 
 from da3_ros.config import LoopConfig, config_from_parameters
@@ -271,9 +271,7 @@ def main() -> int:
     rows = {"pipeline": pipeline_rows, "filled": filled_rows, "still": still_rows}[options.what](
         options
     )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(rows, indent=2) + "\n")
+    results_file.write(options.out, {"rows": rows}, "cpu")
     kept = [row.get("mean_ratio", 1.0) <= FLAT for row in rows]
     kept += [bool(v) for row in rows for k, v in row.items() if k.endswith("_flat")]
     return 0 if all(kept) else 1

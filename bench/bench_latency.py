@@ -1,21 +1,20 @@
 """Latency of the live node from image stamp to publication, by stage, at 30 Hz 640x480.
 
 Starts the synthetic camera (or a rig of them) and the node, subscribes to all its topics, and
-prints a table and JSON. The times of the stages come from the node's diagnostics. Results are
-comparable only on the same machine.
+prints a table; ``--out`` writes JSON. The times of the stages come from the node's diagnostics.
+Results are comparable only on the same machine.
 """
 
 import argparse
-import json
-import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import rclpy
+import results_file
 from rclpy.node import Node
 
 from da3_ros.messages.decode import stamp_ns
@@ -121,7 +120,6 @@ def figures(listener, seconds):
         "input_hz": status.input_hz,
         "drops": {cause: int(count) for cause, count in drops.items()},
         "received": int(status.frames_received),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
 
 
@@ -131,6 +129,7 @@ def main():
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--rate", type=float, default=30.0, help="of each camera, Hz")
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
+    parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()
     parameters = options.param or [
         "model:=da3-tiny", "checkpoint:=random", "process_res:=252",
@@ -142,7 +141,7 @@ def main():
     for name, value in result.items():
         shown = f"{value:.4f}" if isinstance(value, float) else value
         sys.stdout.write(f"{name:<36} {shown}\n")
-    sys.stdout.write(json.dumps(result) + "\n")
+    results_file.write(options.out, result, "cpu")
 
 
 if __name__ == "__main__":

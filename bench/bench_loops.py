@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import results_file
 import torch
 
 from da3_ros.config import PipelineConfig, config_from_parameters
@@ -367,9 +367,7 @@ def main() -> None:
         "network": network_rows,
     }[options.what]
     found = work(options, Descriptors())
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    results_file.write(options.out, {"rows": found}, "cpu")
 
 
 if __name__ == "__main__":

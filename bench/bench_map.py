@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import results_file
 
 from da3_ros.config import MapConfig
 from da3_ros.export.export import Selection, export_scene
@@ -171,9 +172,8 @@ def main() -> None:
           "in the last: ratio {ratio:.2f}; slowest {slowest_ms:.0f} ms"
           .format(**grown))  # fmt: skip
     rows = exports(int(args.points), args.jobs)
-    if args.out:
-        content = {"cores": sorted(os.sched_getaffinity(0)), "growth": grown, "exports": rows}
-        args.out.write_text(json.dumps(content, indent=1) + "\n")
+    cores = sorted(os.sched_getaffinity(0))
+    results_file.write(args.out, {"cores": cores, "growth": grown, "exports": rows}, "cpu")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ degrees; "depth", the standard deviation of the ratio of depth to the truth alon
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results_file
 from scipy.spatial.transform import Rotation
 
 from da3_ros.config import config_from_parameters
@@ -149,10 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     for row in rows(options):
         done.append(row)
         print("  ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True)
-    if options.out:
-        command = f"bench_prior.py {' '.join(arguments or sys.argv[1:])}"
-        content = {"command": command, "machine": platform.processor(), "rows": done}
-        options.out.write_text(json.dumps(content, indent=1) + "\n")
+    results_file.write(options.out, {"rows": done}, "cpu")
     return 0
 
 

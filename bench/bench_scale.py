@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Error of the metric scale by source, on walks through rendered rooms; tables of docs/scale.md.
 
-Usage: bench_scale.py [--runs N] [SEED ...]. Windows are the truth, exact or with noise
-("disturbed"), so that the sources are compared without the errors of a network. The N runs of each
-row differ in all noise.
+Usage: bench_scale.py [--runs N] [--out FILE] [SEED ...]. Windows are the truth, exact or with
+noise ("disturbed"), so that the sources are compared without the errors of a network. The N runs
+of each row differ in all noise.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import results_file
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
@@ -126,29 +128,38 @@ def run(
             yield result, float(np.log(result.scale.value * session.unit * result.window.unit))
 
 
-def row(room: Room, runs: list[list[tuple[TrackedFrame, float]]]) -> str:
-    """Returns the cells of one case over all runs.
+def figures(room: Room, runs: list[list[tuple[TrackedFrame, float]]]) -> dict[str, float]:
+    """Returns the figures of one case over all runs; empty if no frame was metric.
 
-    These are: first frame with a known scale, median depth error, median and largest scale error,
-    median stated sigma, and the scale error in sigmas (RMS, largest).
+    Errors and sigmas are relative; ``metric_from`` is a frame's index. The last two are the scale
+    error in stated sigmas.
     """
     truth = {(n, f.stamp_ns): f.depth for n, fs in room.frames.items() for f in fs}
     metric = [item for results in runs for item in results if item[0].scale.metric]
     if not metric:
-        return "never | | | | | "
+        return {}
     first = [sum(not r.scale.metric for r, _ in results) for results in runs]
     depth = [np.nanmedian(r.depth_m / truth[r.camera, r.stamp_ns]) - 1 for r, _ in metric]
     off = np.abs([error for _, error in metric])
     sigma = np.array([r.scale.sigma for r, _ in metric])
-    cells = (
-        f"{np.median(first) // len(room.frames):.0f}",
-        f"{100 * np.median(np.abs(depth)):.1f} %",
-        f"{100 * np.median(off):.1f} %",
-        f"{100 * off.max():.1f} %",
-        f"{100 * np.median(sigma):.1f} %",
-        f"{np.sqrt(np.mean((off / sigma) ** 2)):.1f}, {(off / sigma).max():.1f}",
-    )
-    return " | ".join(cells)
+    return {
+        "metric_from": float(np.median(first) // len(room.frames)),
+        "depth_error": float(np.median(np.abs(depth))),
+        "scale_error": float(np.median(off)),
+        "largest_scale_error": float(off.max()),
+        "sigma": float(np.median(sigma)),
+        "rms_in_sigmas": float(np.sqrt(np.mean((off / sigma) ** 2))),
+        "largest_in_sigmas": float((off / sigma).max()),
+    }
+
+
+def cells(found: dict[str, float]) -> str:
+    """Returns the table's cells for ``figures``."""
+    if not found:
+        return "never | | | | | "
+    start, *errors, rms, largest = found.values()
+    shares = " | ".join(f"{100 * e:.1f} %" for e in errors)
+    return f"{start:.0f} | {shares} | {rms:.1f}, {largest:.1f}"
 
 
 def main(arguments: list[str]) -> None:
@@ -157,7 +168,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("seeds", nargs="*", type=int, default=[3, 37])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--case", default="", help="run only cases whose name begins with this")
+    parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args(arguments)
+    rows = []
     print(
         "| room | windows | source | metric from | depth error | scale error | at most | sigma | "
         "in sigmas: RMS, at most |"
@@ -169,7 +182,10 @@ def main(arguments: list[str]) -> None:
         room = Room.walk(seed, case.baseline_m)
         for label, disturbed in (("exact", None), ("disturbed", DISTURBED)):
             runs = [list(run(room, case, disturbed, n)) for n in range(options.runs)]
-            print(f"| {seed} | {label} | {case.name} | {row(room, runs)} |", flush=True)
+            found = figures(room, runs)
+            print(f"| {seed} | {label} | {case.name} | {cells(found)} |", flush=True)
+            rows.append({"room": seed, "windows": label, "source": case.name, **found})
+    results_file.write(options.out, {"rows": rows}, "cpu")
 
 
 if __name__ == "__main__":

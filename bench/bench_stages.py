@@ -10,7 +10,6 @@ the sum of all. Results are comparable only on the same machine; use `taskset -c
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import rclpy
+import results_file
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
@@ -187,8 +187,7 @@ def main() -> None:
     )
     for name, value in times.items():
         sys.stdout.write(f"{name:<40}{value:8.2f} ms\n")
-    if options.out:
-        options.out.write_text(json.dumps(times, indent=1))
+    results_file.write(options.out, times, "cpu")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test"))
+import results_file
 from growth import measure_growth
 from support.fuzz import Fuzzer, try_decoder
 
@@ -235,8 +236,7 @@ def main() -> int:
             if name == "malformed" and results[-1]["unseen"] > UNSEEN:
                 results[-1]["flat"] = False  # too few images reached the decoder
     rclpy.try_shutdown()
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1))
+    results_file.write(options.out, {"results": results}, "cpu")
     return 0 if all(r.get("flat", True) for r in results) else 1
 
 

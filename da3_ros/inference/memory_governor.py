@@ -268,7 +268,7 @@ class MemoryGovernor:
                 )
             self._replan(plan, taken)
 
-    def step_down(self, window: int, views: int) -> None:
+    def apply_fallback(self, window: int, views: int) -> None:
         """Apply the next fallback after memory ran out in this window.
 
         Raises WindowTooLargeError if there is no further fallback.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STABLE_WINDOWS = 100  # successful windows in a row after which one fallback level is undone
+STABLE_WINDOWS = 100  # successful windows in a row after which the last fallback is undone
 
 
 class WindowTooLargeError(MemoryError):
-    """Memory ran out at the last fallback level: only fewer views would help."""
+    """Memory ran out at the last fallback: only fewer views would help."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ OOM_FALLBACKS = (
 
 
 class FallbackLevel:
-    """Owns the fallback level and the number of successful windows since its last change.
+    """Owns the fallback in force and the number of successful windows since its last change.
 
-    ``level`` is an index into OOM_FALLBACKS; 0: no fallback.
+    ``level`` is its index in OOM_FALLBACKS; 0: as planned.
     """
 
     def __init__(self) -> None:

@@ -93,10 +93,6 @@ class Plan:
         """The type of matrix products."""
         return _dtype(self.precision)
 
-    def to_json(self) -> str:
-        """The plan as JSON, as written into reports and read by ``from_json``."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
-
     def repeatable(self) -> dict[str, Any]:
         """The values that determine results, measured ones set to 0; ``from_json`` reads them."""
         values = dataclasses.asdict(self) | {"chunks": list(self.chunks)}
@@ -104,7 +100,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Parse the text of ``to_json``. Raises BudgetError for any other text."""
+        """Parse a plan's values as JSON. Raises BudgetError for any other text."""
         try:
             values: dict[str, Any] = json.loads(text)
             values["chunks"] = Chunks(*values["chunks"])

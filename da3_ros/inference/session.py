@@ -142,7 +142,20 @@ class InferenceSession(Session):
         and depth share one unknown unit. If memory runs out, the same window runs again with the
         next fallback. Raises WindowTooLargeError if only fewer views would help.
         """
-        return self._infer(window)
+        start = time.perf_counter()
+        views = len(window.views)
+        self.memory.fit_as_is(window.views[0].image.shape[:2], views, window.new)
+        while True:
+            try:
+                prediction = self._run(window)
+                break
+            except Exception as error:
+                if not self.hardware.is_out_of_memory(error):
+                    raise
+            # Outside `except`: the error's frames hold the tensors.
+            self.memory.apply_fallback(window.id, views)
+        self.memory.note_success()
+        return replace(prediction, inference_s=time.perf_counter() - start)
 
     def prefetch(self, image: Image) -> None:
         """Run the per-image layers for a view before its window is complete.
@@ -197,27 +210,11 @@ class InferenceSession(Session):
         try:
             with self.memory.rehearsing():
                 self.prefetch(window.views[0].image)
-                return self._infer(window)
+                return self.infer(window)
         finally:
             self.on_window_running = hook
             self.loaded.compiler.at_once = False
             self._waited_s.clear()
-
-    def _infer(self, window: Window) -> Prediction:
-        start = time.perf_counter()
-        views = len(window.views)
-        self.memory.fit_as_is(window.views[0].image.shape[:2], views, window.new)
-        while True:
-            try:
-                prediction = self._run(window)
-                break
-            except Exception as error:
-                if not self.hardware.is_out_of_memory(error):
-                    raise
-            # Outside `except`: the error's frames hold the tensors.
-            self.memory.step_down(window.id, views)
-        self.memory.note_success()
-        return replace(prediction, inference_s=time.perf_counter() - start)
 
     @torch.inference_mode()
     def _run(self, window: Window) -> Prediction:

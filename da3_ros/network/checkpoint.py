@@ -39,16 +39,16 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the text is one line with a remedy."""
 
 
-def load_checkpoint(network: Network, source: str | Path, *, download: bool = True) -> Path:
+def load_checkpoint(network: Network, source: str | Path) -> Path:
     """Load official weights into ``network``; all tensors must exist with the correct shapes.
 
     source: a folder, a hub name such as ``depth-anything/DA3-SMALL``, or "" for the weights
-        shipped with the package, or else the model's files in the local hub cache.
-    download: whether a hub name may be downloaded; "" never downloads.
+        shipped with the package, or else the model's files in the local hub cache. Only a hub
+        name downloads.
 
     Returns the folder that was read. Raises CheckpointError.
     """
-    folder = find_checkpoint(network.spec, str(source), download=download)
+    folder = find_checkpoint(network.spec, str(source))
     check_config(network.spec, _read_config(folder / CONFIG))
     weights = dict(_read_weights(folder / WEIGHTS))
     _leave_out_gaussians(weights, network.spec)
@@ -58,7 +58,7 @@ def load_checkpoint(network: Network, source: str | Path, *, download: bool = Tr
     return folder
 
 
-def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> Path:
+def find_checkpoint(spec: ModelSpec, source: str) -> Path:
     """The folder with the files of ``source`` (see load_checkpoint)."""
     if not source and (shipped := shipped_folder(spec.name)):
         return shipped
@@ -73,7 +73,7 @@ def find_checkpoint(spec: ModelSpec, source: str, *, download: bool = True) -> P
         return folder
     if not source and not spec.repo:
         raise CheckpointError(f"{spec.name} has no hub name: give its folder as `checkpoint`")
-    return _from_hub(source or spec.repo, spec, local_only=not source or not download)
+    return _from_hub(source or spec.repo, spec, download=bool(source))
 
 
 def shipped_folder(name: str) -> Path | None:
@@ -180,13 +180,13 @@ def _plausible_cameras(decoder: nn.Module) -> None:
         decoder.get_parameter(f"{layer}.bias").copy_(torch.tensor(bias))
 
 
-def _from_hub(repo: str, spec: ModelSpec, *, local_only: bool) -> Path:
+def _from_hub(repo: str, spec: ModelSpec, *, download: bool) -> Path:
     folder = hub.cached(repo)
     if folder is not None:
         return folder
     why = "is not in the local hub cache"
     cause: hub.HubError | None = None
-    if not local_only:
+    if download:
         try:
             return hub.fetch(repo)
         except hub.HubError as error:

@@ -153,11 +153,14 @@ def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ATE SE(3) m" in done.stdout
-    (found,) = json.loads((tmp_path / "out.json").read_text())
+    written = json.loads((tmp_path / "out.json").read_text())
+    (found,) = written["rows"]
+    assert written["machine"]["cores"] >= 1
+    assert written["command"].startswith("python bench/accuracy.py ")
     assert found["frames"] == 4
     assert found["ate_sim3_m"] >= 0
 
 
-def test_a_folder_of_no_format_is_named_with_what_is_looked_for(accuracy, tmp_path):
+def test_a_folder_of_unknown_format_is_named_with_known_formats(accuracy, tmp_path):
     with pytest.raises(accuracy.FormatError, match="EuRoC"):
         accuracy.open_sequence(tmp_path)

@@ -123,13 +123,14 @@ def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
 
 
 def test_alignment_beats_obvious_ways_and_nears_the_oracle(tmp_path):
-    rows, _ = run(
+    report, _ = run(
         "bench_alignment.py", "drift", "--frames", "60", "--walks", "straight",
         "--cases", "all", "outliers 40 %", tmp_path=tmp_path,
     )  # fmt: skip
     for case in ("all", "outliers 40 %"):
-        place = {row["method"]: row["place_m"] for row in rows if row["noise"] == case}
-        turn = {row["method"]: row["turn_deg"] for row in rows if row["noise"] == case}
+        rows = [row for row in report["rows"] if row["noise"] == case]
+        place = {row["method"]: row["place_m"] for row in rows}
+        turn = {row["method"]: row["turn_deg"] for row in rows}
         assert place["ours"] < 1.5 * place["oracle"]
         assert turn["ours"] < 1.5 * turn["oracle"]
         for other in ("least squares", "chain", "centres"):
@@ -138,17 +139,17 @@ def test_alignment_beats_obvious_ways_and_nears_the_oracle(tmp_path):
 
 
 def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
-    rows, _ = run(
+    report, _ = run(
         "bench_alignment.py", "keyframes", "--frames", "100", "--walks", "spot", tmp_path=tmp_path
     )
-    by_count = {row["keyframes"]: row for row in rows}
+    by_count = {row["keyframes"]: row for row in report["rows"]}
     assert by_count[2]["place_m"] < by_count[0]["place_m"]
     assert by_count[2]["turn_deg"] < 0.7 * by_count[0]["turn_deg"]
 
 
 def test_cost_of_a_join(tmp_path):
-    rows, _ = run("bench_alignment.py", "cost", "--frames", "14", tmp_path=tmp_path)
-    assert all(row["median_ms"] > 0 for row in rows)
+    report, _ = run("bench_alignment.py", "cost", "--frames", "14", tmp_path=tmp_path)
+    assert all(row["median_ms"] > 0 for row in report["rows"])
 
 
 def test_what_the_map_and_its_exports_cost(tmp_path):

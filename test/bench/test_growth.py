@@ -40,7 +40,7 @@ def test_one_peak_is_no_growth():
     assert measure_growth(peak, 0.05).flat
 
 
-def test_a_series_too_noisy_to_tell_is_not_called_flat():
+def test_a_series_with_too_much_noise_is_not_called_flat():
     assert not measure_growth(300 + 60 * NOISE, 0.05).flat
 
 

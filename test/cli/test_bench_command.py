@@ -1,4 +1,4 @@
-"""`da3_ros bench`: what it measures, says and writes, with the smallest model."""
+"""`da3_ros bench`: what it measures, prints and writes, with the smallest model."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ def bench(tmp_path, *arguments):
 
 
 @pytest.mark.slow
-def test_table_and_file_say_the_same(tmp_path, capsys):
+def test_table_and_file_are_equal(tmp_path, capsys):
     report = bench(tmp_path, "--frames", "7", "-p", "window.size:=4", "-p", "window.new:=2")
     table = capsys.readouterr().out
     assert (report["views"], report["new"]) == (4, 2)
@@ -58,7 +58,7 @@ def test_parameters_of_a_file_decide_what_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_looks_of_the_metric_model_are_timed_and_counted(tmp_path, capsys, monkeypatch):
+def test_runs_of_the_metric_model_are_timed_and_counted(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     metric = ("source:=metric_model", "metric_checkpoint:=random", "metric_every:=2")
     report = bench(tmp_path, "--frames", "1", *(x for m in metric for x in ("-p", f"scale.{m}")))
@@ -78,7 +78,7 @@ def test_a_model_of_single_images_gets_new_ones_only(tmp_path, monkeypatch):
     assert len(report["window_ms"]) == 2
 
 
-def test_without_weights_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_without_weights_the_error_names_the_remedy(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("da3_ros.network.hub.cached", lambda repo: None)
     assert main(["bench", "-p", "model:=da3-large", "-p", "device:=cpu"]) == 1
     said = capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_without_weights_it_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         (["-p", "windows.size:=3"], 2, "unknown parameter"),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_one_line(capsys, caplog, arguments, code, words):
+def test_the_unmeasurable_is_reported_in_one_line(capsys, caplog, arguments, code, words):
     assert main(["bench", *TINY, *arguments]) == code
     (said,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("da3_ros:")]
     assert words in said

@@ -88,7 +88,7 @@ def test_options_reach_the_selection(replayed, tmp_path):
         ("nothing", ["a.ply"], "scene.json is missing"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_the_impossible_is_reported_in_one_line(
     replayed, tmp_path, capsys, source, arguments, words
 ):
     target = [str(tmp_path / arguments[0]), *arguments[1:]]
@@ -149,6 +149,6 @@ def test_a_home_is_expanded(replayed, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["~nouser/x.mcap", LONG])
-def test_a_recording_that_cannot_be_looked_for_is_named(path):
+def test_an_invalid_path_of_a_recording_is_named(path):
     with pytest.raises(RecordingError, match="is not a valid path"):
         open_recording(path)

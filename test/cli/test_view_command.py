@@ -176,7 +176,7 @@ def spoilt(folder, name):
         ("nothing", "does not exist"),
     ],
 )
-def test_what_cannot_be_shown_is_said_in_one_line(tmp_path, capsys, name, words):
+def test_what_cannot_be_shown_is_reported_in_one_line(tmp_path, capsys, name, words):
     target = tmp_path / "a.png"
     assert main(["view", str(spoilt(tmp_path, name)), "--output", str(target)]) == 1
     said = capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_ply_is_read_by_another_library(tmp_path):
     np.testing.assert_array_equal(np.asarray(loaded.colors)[:, :3], scene.clouds[0].cloud.rgb)
 
 
-def test_parts_lie_where_their_similarity_says(tmp_path):
+def test_parts_lie_where_their_similarity_puts_them(tmp_path):
     R = Rotation.from_euler("xyz", [20, -40, 70], degrees=True).as_matrix()
     S = Similarity(2.5, R, np.array([1.0, 2, 3]))
     cloud = make_cloud()
@@ -184,7 +184,7 @@ def test_tum_is_the_leading_cameras_path(tmp_path):
     assert len(path.read_text().splitlines()) == 5
 
 
-def test_colmap_cameras_look_at_the_points_that_they_saw(tmp_path):
+def test_colmap_cameras_face_the_points_that_they_saw(tmp_path):
     scene = make_scene()
     shot = np.zeros((240, 320, 3), np.uint8)
     shot[:, :160] = [200, 30, 30]
@@ -307,7 +307,7 @@ def test_unknown_suffix_lists_the_known_ones(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_progress_is_told_and_may_end_the_export(tmp_path):
+def test_progress_is_reported_and_may_end_the_export(tmp_path):
     told = []
     export_scene(make_scene(), tmp_path / "a.ply", progress=lambda *what: told.append(what))
     assert {step for step, _ in told} == {"selecting", "writing"}

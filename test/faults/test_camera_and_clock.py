@@ -103,7 +103,7 @@ def test_node_follows_the_clock_through_pause_seek_rate_loop():
     with Rig(**sim, max_late_s=0.3) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         rig.ready()
-        # Before the first /clock: the node serves and says how it is.
+        # Before the first /clock: the node serves and reports its state.
         rig.until(lambda: rig.status and rig.status[-1].state == "active")
         clock = Clock(rig)
         rig.until(lambda: rt.matched(clock.topic))

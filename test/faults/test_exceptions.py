@@ -1,4 +1,4 @@
-"""An exception anywhere in the node costs at most the frames it hit, and is told in one line."""
+"""An exception anywhere in the node costs at most the frames it hit, and is logged in one line."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def lost_frames(rig):
     return output.count("injected in") - output.count("injected in status")
 
 
-def test_two_faults_of_callbacks_within_a_second_are_both_told():
+def test_two_callback_errors_within_a_second_are_both_reported():
     camera, frames = camera_frames(2, rate_hz=10)
     with broken_rig("callback:2,size:2") as rig:
         rig.ready()

@@ -46,7 +46,7 @@ def test_kill_in_mid_export_leaves_the_old_or_the_new_file(tmp_path, suffix):
     process.stdout.readline()
     for wait_s in (0.013, 0.029):
         time.sleep(wait_s)
-        os.kill(process.pid, signal.SIGSTOP)  # as good as dead, and can be looked at again
+        os.kill(process.pid, signal.SIGSTOP)  # as good as dead, and can be inspected again
         whole = trimesh.load(path)
         points = whole if suffix == ".ply" else whole.geometry["points"]
         assert len(points.vertices) == 200_000
@@ -108,7 +108,7 @@ def test_full_disk_and_a_kill_lose_no_earlier_file(ros, tmp_path):
         assert export(rig, path="scene.ply").success
 
 
-def test_export_folder_that_is_a_file_is_said_by_the_service(ros, tmp_path):
+def test_the_service_reports_an_export_folder_that_is_a_file(ros, tmp_path):
     camera, frames = ros.camera_frames(1)
     (tmp_path / "file").write_text("mine")
     with ros.Rig(export_dir=str(tmp_path / "file")) as rig:

@@ -108,11 +108,11 @@ def test_hostile_paths_are_refused_in_one_line_each(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     _unwritable(tmp_path, tmp_path)
 
 
-def test_an_export_dir_that_cannot_be_is_said(tmp_path):
+def test_an_impossible_export_dir_is_reported(tmp_path):
     _unwritable(tmp_path, "/proc/da3")
     _unwritable(tmp_path, "~nouser/da3")
 
@@ -216,7 +216,7 @@ def test_images_that_wait_for_a_camera_info_are_counted(tmp_path):
         rig.ready()
         for frame in frames:
             rig.images.publish(build.image(LIB, frame.stamp_ns, "camera_optical", frame.image))
-        # Nothing tells that they wait; a bad one behind them tells that they came.
+        # Nothing shows that they wait; a bad one, sent after them, is counted once they arrived.
         rig.images.publish(LIB.type("sensor_msgs/msg/Image")())
         rig.until(lambda: rig.drops().get("bad_image") == 1)
         assert rig.call(TRIGGER, "/da3/reset").success

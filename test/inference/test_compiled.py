@@ -199,7 +199,7 @@ def test_a_warm_session_compiles_nothing_in_its_steady_state():
 
 
 @pytest.mark.slow
-def test_a_wrong_program_is_not_used_and_said_once(caplog):
+def test_a_wrong_program_is_not_used_and_reported_once(caplog):
     def wrong(graph, inputs):
         def run(*args):
             return [x * 1.1 if x.is_floating_point() else x for x in graph.forward(*args)]
@@ -285,7 +285,7 @@ def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):
     session.use_plan(dataclasses.replace(session.plan, width=84))
     assert len(session.loaded.compiler._programs) == left
     run()
-    session.memory.step_down(0, len(some))
+    session.memory.apply_fallback(0, len(some))
     assert len(session.loaded.compiler._programs) == left
 
 
@@ -414,7 +414,7 @@ def test_streams_in_turns_are_compiled_whatever_their_shapes():
     assert calls(5, 6) == 2
 
 
-def test_a_session_tells_how_many_streams_take_turns():
+def test_a_session_reports_how_many_streams_take_turns():
     torch._dynamo.reset()
     config = InferenceConfig("da3-tiny", "random", "cpu", compile="on", mixed_precision="off")
     compiler = InferenceSession(config, poses=False, streams=2).loaded.compiler
@@ -461,6 +461,6 @@ def test_a_windows_compiling_is_not_measured(monkeypatch):
         ([1.0], "instead of"),
     ],
 )
-def test_differences_are_told(found, said):
+def test_differences_are_reported(found, said):
     told = difference((torch.tensor(found), None), (torch.tensor([1.0, 2.0]), None), 1e-2)
     assert (said in told) if said else told == ""

@@ -15,7 +15,7 @@ class Pair(NamedTuple):
 
 
 class OnCard(torch.Tensor):
-    """A host tensor that says it is on a card, and notes how it is copied."""
+    """A host tensor that claims to be on a GPU and records how it is copied."""
 
     is_cuda = True
 
@@ -51,7 +51,7 @@ def calls(monkeypatch):
 
 
 def test_copies_from_a_card_are_queued_and_waited_for_once(calls):
-    """Copies from a card are queued to pinned memory and waited for once."""
+    """Copies from a GPU are queued to pinned memory and waited for once."""
     values = [torch.arange(3.0).as_subclass(OnCard), torch.ones(2).as_subclass(OnCard)]
     download = Download(Pair(*values))
     assert calls == ["pinned", "queued", "pinned", "queued", "recorded on cpu's"]

@@ -1,4 +1,4 @@
-"""What only a card can tell: `python -m pytest -m gpu test/inference` on a machine with one.
+"""What only a GPU can show: `python -m pytest -m gpu test/inference` on a machine with one.
 
 Needs torch with CUDA, and nothing of ROS. Weights: the shipped da3-tiny where meaning matters,
 random ones where only sizes do. Tolerances are stated with each claim.
@@ -29,7 +29,7 @@ def session_of(model="da3-tiny", **changes):
 
 
 @pytest.fixture(autouse=True)
-def clean_card():
+def clean_gpu():
     """Nothing of one test counts in the next, and results are compared without TF32."""
     yield
     devices.release_memory()
@@ -68,23 +68,23 @@ def differences(a, b):
 @pytest.mark.parametrize(
     ("precision", "depth", "pose"), [("off", 1e-3, 1e-3), ("auto", 0.02, 0.03)]
 )
-def test_a_card_says_what_the_processor_says(precision, depth, pose):
+def test_gpu_and_cpu_give_equal_results(precision, depth, pose):
     """fp32 without TF32 within 0.1 % in the median; 16 bits within 2 %."""
-    card = session_of(mixed_precision=precision)
+    gpu = session_of(mixed_precision=precision)
     exact()
     host = session_of(device="cpu")
     for window in windows(8):
-        found = differences(card.infer(window), host.infer(window))
+        found = differences(gpu.infer(window), host.infer(window))
         assert found[0] < depth
         assert found[1] < pose
-    assert card.attention in ("flash", "memory-efficient")
+    assert gpu.attention in ("flash", "memory-efficient")
 
 
 @pytest.mark.parametrize("mode", ["balanced", "max"])
 @pytest.mark.parametrize(
     ("precision", "depth", "pose"), [("off", 2e-3, 2e-3), ("auto", 0.02, 0.03)]
 )
-def test_compiled_windows_say_what_plain_ones_say(mode, precision, depth, pose, caplog):
+def test_compiled_and_plain_windows_give_equal_results(mode, precision, depth, pose, caplog):
     """fp32 within 0.2 % in the median, 16 bits within 2 % of fp32; CUDA graphs in mode max."""
     compiled = session_of(compile="on", performance_mode=mode, mixed_precision=precision)
     plain = session_of()
@@ -152,7 +152,7 @@ def test_a_budget_holds_and_a_lowered_one_shrinks_once():
 
 
 def test_memory_that_runs_out_runs_the_window_again():
-    """The card's own error, of its own allocator: the cap is below what the window needs."""
+    """The GPU's own error, of its own allocator: the cap is below what the window needs."""
     session = session_of("da3-small", process_res=504)
     session.fit((640, 480), 8, 1)
     windows_of = slide(session, 8, 1, 2)
@@ -176,7 +176,7 @@ def test_an_error_of_the_driver_is_known_as_out_of_memory():
     assert on.is_out_of_memory(raised.value)
 
 
-def test_every_card_can_be_chosen_by_its_number():
+def test_every_gpu_can_be_chosen_by_its_number():
     for index in range(torch.cuda.device_count()):
         session = session_of(device=f"cuda:{index}")
         window = next(windows(1))

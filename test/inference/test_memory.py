@@ -153,7 +153,7 @@ def failing(monkeypatch, owner, name, times):
 
 
 @pytest.mark.slow
-def test_nothing_left_to_try_is_told_and_other_errors_pass(monkeypatch):
+def test_an_oom_at_the_last_level_is_reported(monkeypatch):
     session = make_session()
     failing(monkeypatch, session.network, "encode", 99)
     with pytest.raises(WindowTooLargeError, match=r"window\.size or process_res"):
@@ -521,7 +521,7 @@ def test_a_containers_limit_counts_as_the_hosts_memory(tmp_path):
     assert host_free(str(meminfo), str(tmp_path)) == 4 * GIB
 
 
-def test_cpu_knows_its_own_out_of_memory():
+def test_cpu_recognises_its_own_out_of_memory():
     cpu = Cpu()
     text = "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"
     assert cpu.is_out_of_memory(RuntimeError(text))
@@ -565,7 +565,7 @@ def test_mps_takes_16_bits_where_metal_multiplies_them(mps, monkeypatch):
         mps.precision("int8")
 
 
-def test_mps_attention_is_what_its_memory_says(mps, monkeypatch, caplog):
+def test_mps_attention_follows_its_memory(mps, monkeypatch, caplog):
     assert mps.attention(torch.float16) == "fused"
     held = itertools.cycle([GIB, GIB + 2**25])  # 4096 x 4096 scores of 16 bits
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: next(held))
@@ -574,14 +574,14 @@ def test_mps_attention_is_what_its_memory_says(mps, monkeypatch, caplog):
     assert caplog.text.count("square of a window") == 1
 
 
-def test_every_device_has_three_modes_that_differ(mps, card):
+def test_every_device_has_three_modes_that_differ(mps, gpu):
     pieces = []
     for mode in ("minimal", "balanced", "max"):
         mps.mode = mode
         pieces.append(mps.chunks())
     assert len(set(pieces)) == 3
-    cards = [card(mode=mode) for mode in ("minimal", "balanced", "max")]
-    assert len({(c.chunks(), c.compile_mode("auto")) for c in cards}) == 3
+    gpus = [gpu(mode=mode) for mode in ("minimal", "balanced", "max")]
+    assert len({(c.chunks(), c.compile_mode("auto")) for c in gpus}) == 3
 
 
 def test_mps_counts_driver_memory_and_takes_no_compiler(mps):
@@ -596,7 +596,7 @@ def test_mps_counts_driver_memory_and_takes_no_compiler(mps):
 
 
 @pytest.fixture
-def card(monkeypatch):
+def gpu(monkeypatch):
     """Makes a CUDA device of a given kind out of nothing."""
 
     def make(capability=(8, 6), bf16=True, integrated=False, free=6 * GIB, mode="balanced"):
@@ -625,17 +625,17 @@ def card(monkeypatch):
     return make
 
 
-def test_cuda_takes_what_the_chip_has(card):
-    assert card().precision("auto") == torch.bfloat16
-    turing = card((7, 5), bf16=False)
+def test_cuda_takes_what_the_chip_has(gpu):
+    assert gpu().precision("auto") == torch.bfloat16
+    turing = gpu((7, 5), bf16=False)
     assert turing.precision("auto") == torch.float16
     with pytest.raises(DeviceError, match="bfloat16 is not usable on cuda"):
         turing.precision("bfloat16")
-    assert card((6, 1), bf16=False).precision("auto") == torch.float32
+    assert gpu((6, 1), bf16=False).precision("auto") == torch.float32
 
 
-def test_a_card_is_chosen_by_its_number(card, monkeypatch):
-    card()
+def test_a_gpu_is_chosen_by_its_number(gpu, monkeypatch):
+    gpu()
     monkeypatch.setattr(torch.cuda, "device", lambda d: contextlib.nullcontext())
     monkeypatch.setattr(Cuda, "prepare", lambda self: None)
     assert devices.open_device("cuda:1").device == torch.device("cuda", 1)
@@ -659,15 +659,15 @@ def test_a_card_is_chosen_by_its_number(card, monkeypatch):
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",
     ],
 )
-def test_cuda_knows_out_of_memory_by_its_words_too(card, text):
+def test_cuda_recognises_out_of_memory_by_its_message_too(gpu, text):
     kinds = [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)]
-    assert all(card().is_out_of_memory(kind(text)) for kind in kinds)
+    assert all(gpu().is_out_of_memory(kind(text)) for kind in kinds)
 
 
-def test_other_errors_of_a_card_are_not_out_of_memory(card):
+def test_other_errors_of_a_gpu_are_not_out_of_memory(gpu):
     for text in ("CUDA error: an illegal memory access was encountered", "shapes", "device-side"):
-        assert not card().is_out_of_memory(RuntimeError(text))
-    assert not card().is_out_of_memory(ValueError("CUDA error: out of memory"))
+        assert not gpu().is_out_of_memory(RuntimeError(text))
+    assert not gpu().is_out_of_memory(ValueError("CUDA error: out of memory"))
 
 
 @pytest.mark.parametrize("taken", [6, 7])
@@ -681,30 +681,30 @@ def test_attention_is_asked_about_as_this_torch_takes_it(monkeypatch, taken):
     assert isinstance(devices.sdpa_params(torch.ones(1)), Params)
 
 
-def test_cuda_compiles_in_max_and_when_asked(card):
-    assert card().compile_mode("auto") == ""
-    assert card().compile_mode("on") == "default"
-    assert card(mode="max").compile_mode("auto") == "reduce-overhead"
-    assert card(mode="max").compile_mode("off") == ""
+def test_cuda_compiles_in_max_and_when_asked(gpu):
+    assert gpu().compile_mode("auto") == ""
+    assert gpu().compile_mode("on") == "default"
+    assert gpu(mode="max").compile_mode("auto") == "reduce-overhead"
+    assert gpu(mode="max").compile_mode("off") == ""
 
 
-def test_cuda_counts_its_context_and_caps_the_allocator(card):
-    device = card()
+def test_cuda_counts_its_context_and_caps_the_allocator(gpu):
+    device = gpu()
     assert device.peak() == 2 * GIB + CONTEXT
     assert device.free() == 6 * GIB + GIB // 2
     device.cap(4 * GIB + CONTEXT)
     assert device.shares == [0.5]
 
 
-def test_a_jetsons_free_memory_is_what_both_leave(card, monkeypatch):
+def test_a_jetsons_free_memory_is_what_both_leave(gpu, monkeypatch):
     monkeypatch.setattr("da3_ros.inference.devices.host_free", lambda: 2 * GIB)
-    assert card(integrated=True).free() == 2 * GIB
-    assert card().free() > 2 * GIB
+    assert gpu(integrated=True).free() == 2 * GIB
+    assert gpu().free() > 2 * GIB
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks torch about a card that is not there")
-def test_without_fused_attention_the_remedy_is_named(card, monkeypatch):
-    device = card((6, 1), bf16=False)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks torch about a GPU that is not there")
+def test_without_fused_attention_the_remedy_is_named(gpu, monkeypatch):
+    device = gpu((6, 1), bf16=False)
     device.device = torch.device("cpu")
     for name in ("can_use_flash_attention", "can_use_efficient_attention"):
         monkeypatch.setattr(torch.backends.cuda, name, lambda given: False)
@@ -734,11 +734,11 @@ def test_whether_bf16_pays_is_found_out_once(caplog):
     assert caplog.text.count("times as fast as float32") <= 1
 
 
-# Budgets on a card ----------------------------------------------------------------------------
+# Budgets on a GPU ----------------------------------------------------------------------------
 
 
-class CachingCard(Cpu):
-    """A card's allocator: blocks stay reserved until they are released, and count as its peak."""
+class CachingGpu(Cpu):
+    """A GPU's allocator: blocks stay reserved until they are released, and count as its peak."""
 
     kind, shares_host = "cuda", False
 
@@ -771,16 +771,16 @@ class CachingCard(Cpu):
 
 @pytest.fixture
 def cached(monkeypatch):
-    """A session on such a card; its windows take 1.4 times what the plan's shapes say."""
-    card = CachingCard()
-    monkeypatch.setattr(module, "open_device", lambda name, mode: card)
+    """A session on such a GPU; its windows take 1.4 times the plan's prediction."""
+    gpu = CachingGpu()
+    monkeypatch.setattr(module, "open_device", lambda name, mode: gpu)
     session = make_session(process_res=504)
-    card.needs = lambda: int(
+    gpu.needs = lambda: int(
         session.plan.predicted + (1.4 / session.memory.factor - 1) * session.plan.activations
     )
     session.fit((640, 480), 4, 1)
     plain = session._decoder.answer
-    monkeypatch.setattr(session._decoder, "answer", lambda *a: card.run() or plain(*a))
+    monkeypatch.setattr(session._decoder, "answer", lambda *a: gpu.run() or plain(*a))
     return session
 
 
@@ -811,7 +811,7 @@ def test_what_others_left_in_the_allocator_shrinks_nothing(cached):
 
 
 def run_some(session, windows):
-    """Windows of the plan's views; the network sees small pictures, the card counts the plan's."""
+    """Windows of the plan's views; the network sees small pictures, the GPU counts the plan's."""
     for number in range(windows):
         session.infer(window(views(4, first=4 * number)))
 
@@ -880,13 +880,13 @@ def test_16_bits_that_a_budget_wants_are_checked_first(monkeypatch, caplog):
     close(session.infer(window(views(2))), expected)
 
 
-def test_attention_is_told_for_the_precision_that_runs(monkeypatch):
+def test_attention_is_named_for_the_precision_that_runs(monkeypatch):
     monkeypatch.setattr(SelfCheck, "fault", lambda self, network: "depth off by 0.5 of its value")
     monkeypatch.setattr(Cpu, "attention", lambda self, dtype: f"for {dtype}")
     assert make_session(mixed_precision="bfloat16").loaded.attention == "for torch.float32"
 
 
-def test_a_correction_that_nothing_fits_is_kept_to_be_told(monkeypatch):
+def test_a_correction_without_a_fitting_plan_keeps_the_old_one(monkeypatch):
     session = make_session()
     session.fit((640, 480), 2, 1)
     monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)

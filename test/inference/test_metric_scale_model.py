@@ -34,7 +34,7 @@ def window(count=3, new=2, K=K):
 
 
 def truth(network, window, sky_at=None):
-    """A prediction in an unknown unit whose metres are exactly what the metric model says."""
+    """A prediction in an unknown unit whose metres are exactly what the metric model predicts."""
     images = torch.from_numpy(np.stack([v.image for v in window.views]))
     with torch.inference_mode():
         canonical = network(normalize(images)[None], fill_sky=False).depth[0].numpy()
@@ -71,7 +71,7 @@ def test_unit_of_a_window_comes_from_the_calibration(network):
     out = ruler_of(network, 0.0).measure(seen, truth(network, seen))
     assert out.measure.value == pytest.approx(2.5, rel=1e-4)
     assert out.measure.sigma < 1e-3
-    assert np.isnan(out.sky[0]).all()  # not looked at
+    assert np.isnan(out.sky[0]).all()  # not processed
     assert (out.sky[1:] == 0).all()
 
 
@@ -163,7 +163,7 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
     assert half == pytest.approx(full / 2)
 
 
-def test_missing_metric_checkpoint_is_told_before_anything_runs(tmp_path):
+def test_a_missing_metric_checkpoint_is_reported_first(tmp_path):
     values = {
         "model": "da3-tiny",
         "checkpoint": "random",

@@ -154,7 +154,7 @@ def test_a_lossy_plan_uses_most_of_the_budget(cpu, full):
     assert 0.9 * budget < plan.predicted <= budget
 
 
-def test_what_was_given_up_is_said(cpu, full):
+def test_what_was_given_up_is_reported(cpu, full):
     plan = make_plan(cpu, request(), int(full.weights + 0.5 * (full.predicted - full.weights)))
     assert any("process_res" in text and "instead of 504" in text for text in plan.reduced)
 
@@ -193,7 +193,7 @@ def test_a_measured_factor_changes_the_plan(cpu, full):
 
 
 def test_a_plan_survives_its_file(full):
-    again = Plan.from_json(full.to_json())
+    again = Plan.from_json(json.dumps(dataclasses.asdict(full)))
     assert again == full
     assert isinstance(again.chunks, Chunks)
 
@@ -204,7 +204,7 @@ def test_a_plan_survives_its_file(full):
      ({"height": "84"}, "not a plan")],
 )  # fmt: skip
 def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
-    values = json.loads(full.to_json()) | changes
+    values = json.loads(json.dumps(dataclasses.asdict(full))) | changes
     with pytest.raises(BudgetError, match=said):
         Plan.from_json(json.dumps(values))
 

@@ -93,7 +93,7 @@ def test_non_commercial_weights_are_named_when_loaded(caplog, monkeypatch):
     assert "CC BY-NC 4.0" in caplog.text
 
 
-def test_views_of_one_place_look_alike_whatever_the_window():
+def test_views_of_one_place_are_similar_whatever_the_window():
     """Descriptors are of each view alone, so that they can be compared across windows."""
     frames = list(SyntheticCamera(3, (126, 98), walk="handheld", frames=2))
     other = next(iter(SyntheticCamera(8, (126, 98), walk="handheld", frames=1)))

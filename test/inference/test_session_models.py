@@ -105,7 +105,7 @@ def test_metres_do_not_depend_on_the_size_in_the_network(small):
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("known", [K, None])
-def test_nested_says_what_the_whole_network_says(small, known, caplog):
+def test_nested_equals_the_whole_network(small, known, caplog):
     session, some = session_of(NESTED), views(3, known)
     never_sky(session.network)
     found = session.infer(Window(0, some, 1))
@@ -121,7 +121,7 @@ def test_nested_says_what_the_whole_network_says(small, known, caplog):
     assert ("estimated focal length" in caplog.text) == (known is None)
 
 
-def test_nested_knows_no_metre_where_all_is_sky(small):
+def test_nested_has_no_metres_where_all_is_sky(small):
     session = session_of(NESTED)
     never_sky(session.network, 5.0)
     found = session.infer(Window(0, views(3), 1))
@@ -169,7 +169,7 @@ def test_16_bits_pass_the_self_check_a_broken_network_fails_it(small, model):
 
 
 @pytest.mark.parametrize("model", [MONO, METRIC, NESTED])
-def test_the_planner_knows_what_it_is_made_of(small, model):
+def test_the_planner_counts_weights_prefix_and_activations(small, model):
     session = session_of(model)
     shape = Shape(model, 4, 2, *SIZE, torch.float32, Chunks(1, 1), poses=True)
     needed = footprint(shape)
@@ -247,7 +247,7 @@ def test_what_a_model_cannot_do_is_refused_before_it_loads(values, said):
         open_networks(config_from_parameters(values | {"checkpoint": "/nowhere"}))
 
 
-def test_nested_without_a_scale_source_says_how_to_get_metres(small, caplog):
+def test_nested_without_a_scale_source_names_the_remedy(small, caplog):
     values = {"model": NESTED, "checkpoint": "random", "device": "cpu", "process_res": 84}
     open_networks(config_from_parameters(values))
     assert "set scale.source to metric_model" in caplog.text

@@ -1,4 +1,4 @@
-"""What is said when nothing or not everything arrives. Without ROS."""
+"""Messages when no or not every input arrives. Without ROS."""
 
 from types import SimpleNamespace
 
@@ -38,13 +38,13 @@ def graph(**topics):
 
 
 def line(item, on_graph, *others):
-    """What is said of one topic."""
+    """The message about one topic."""
     lines = waiting_text([item, *others], on_graph).splitlines()
     assert lines[0] == "no message received for 5 s; waiting for"
     return lines[1]
 
 
-# What is said
+# What is reported
 
 
 def test_every_awaited_topic_has_a_line_with_type_and_qos():
@@ -154,7 +154,7 @@ def test_wrong_type_under_our_name_points_to_the_right_one():
         ),
     ],
 )
-def test_qos_that_does_not_fit_says_who_must_change_what(offered, item, words):
+def test_incompatible_qos_names_the_side_and_the_policy(offered, item, words):
     said = line(item, graph(image=offered))
     assert "incompatible QoS" in said
     assert words in said
@@ -245,7 +245,7 @@ def test_graph_is_what_others_publish_of_like_type_or_name():
     assert seen.other_nodes == 1
 
 
-# When it is said
+# When it is reported
 
 
 def test_report_speaks_after_five_seconds_and_on_a_new_text():

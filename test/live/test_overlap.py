@@ -41,7 +41,7 @@ class Slow(Download):
 
 @pytest.fixture
 def beside_us(monkeypatch):
-    """A device that works beside us, as far as the session can tell."""
+    """A device that works beside us, as far as the session can see."""
     monkeypatch.setattr(module, "Download", Slow)
 
 
@@ -207,7 +207,7 @@ def test_replay_begins_the_next_frame_and_writes_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_the_usual_time_of_a_window_is_told(camera, beside_us):
+def test_the_usual_time_of_a_window_is_reported(camera, beside_us):
     session = InferenceSession(InferenceConfig("da3-tiny", "random", "cpu", process_res=112))
     pipeline = Pipeline(config_from_parameters({**VALUES}, NodeConfig).pipeline, session)
     told = []

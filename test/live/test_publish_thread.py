@@ -29,7 +29,7 @@ def test_jobs_run_in_order_on_another_thread(publisher):
     assert threading.get_ident() not in {thread for _, thread in ran}
 
 
-def test_who_submits_goes_on_while_a_job_runs(publisher):
+def test_the_submitter_goes_on_while_a_job_runs(publisher):
     gate, ran = threading.Event(), []
     publisher.submit(lambda: gate.wait(5.0) and ran.append(1))
     assert not ran  # it is still being published, and we are here
@@ -58,7 +58,7 @@ def test_too_many_make_whoever_submits_wait(publisher):
     assert submitted == [0, 1, 2, 3]
 
 
-def test_a_failure_is_told_and_the_next_job_runs(publisher, errors):
+def test_a_failure_is_reported_and_the_next_job_runs(publisher, errors):
     ran = []
     publisher.submit(lambda: 1 / 0)
     publisher.submit(lambda: ran.append(1))

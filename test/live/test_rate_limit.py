@@ -1,4 +1,4 @@
-"""More images than a camera sends: bursts pass, a flood is thinned, counted and told."""
+"""More images than a camera sends: bursts pass, a flood is thinned, counted and reported."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def test_without_a_limit_everything_passes():
 
 
 @pytest.mark.process
-def test_node_drops_counts_and_tells_a_flood_and_stays_in_order():
+def test_a_flood_is_dropped_counted_reported_and_kept_in_order():
     pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
     from support import ros_testing as rt
     from support.node_process import IMAGE, Rig, camera_frames

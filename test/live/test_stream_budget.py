@@ -87,7 +87,7 @@ def test_a_warm_up_is_no_window_of_the_stream():
     assert not stream.pipeline.counters
 
 
-def test_a_warm_up_that_nothing_fits_is_told():
+def test_a_warm_up_without_a_fitting_plan_is_reported():
     """A warm-up that nothing fits is logged and frames may still come."""
     stream, host = stream_of(memory_budget_gb=0.01)
     said = []

@@ -81,7 +81,7 @@ def put(stream, camera, frames, names=("",)):
 
 
 def step(stream):
-    """As the worker: an exception is told, and the next step comes. True if one was."""
+    """As the worker: an exception is reported, and the next step comes. True if one was."""
     try:
         stream.step()
     except RuntimeError:

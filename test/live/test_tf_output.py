@@ -62,7 +62,7 @@ def heard(caplog):
     return lambda: [r.getMessage() for r in caplog.records if "silent" in r.getMessage()]
 
 
-def test_an_owner_after_a_reset_is_told_once_and_so_is_its_end(heard):
+def test_an_owner_after_a_reset_and_its_end_are_reported_once(heard):
     stage = Stage()
     assert ODOM_BASE in stage.frame(1.0)
     stage.out.reset()
@@ -86,7 +86,7 @@ def test_an_owner_that_goes_without_frames_is_replaced(heard):
     assert len(heard()) == 1
 
 
-def test_owners_are_looked_at_with_nothing_to_repeat(heard):
+def test_owners_are_checked_with_nothing_to_repeat(heard):
     stage = Stage()
     stage.frame(1.0)
     stage.out.reset()

@@ -34,8 +34,8 @@ def predicted(frames, noise=None, seed=0) -> Prediction:
     return TruthSession(frames, seed=seed, noise=noise).infer(window_of(frames))
 
 
-def anchors_of(prediction, frames, T_ref_window=None):
-    """The frames as the scene would know them from ``prediction``, placed so."""
+def shared_views_of(prediction, frames, T_ref_window=None):
+    """Shared views of the frames with depth of ``prediction``, placed by ``T_ref_window``."""
     at = T_ref_window or Similarity(1.0, np.eye(3), np.zeros(3))
     return [
         SharedView.of(
@@ -51,9 +51,9 @@ def anchors_of(prediction, frames, T_ref_window=None):
 
 
 def known(frames, noise=None, seed=100):
-    """Anchors in the room's own world and metres, with noise."""
+    """Shared views in the room's own world and metres, with noise."""
     prediction = predicted(frames, noise, seed)
-    return anchors_of(prediction, frames, true_place(frames, noise, seed))
+    return shared_views_of(prediction, frames, true_place(frames, noise, seed))
 
 
 def true_place(frames, noise, seed) -> Similarity:
@@ -308,7 +308,7 @@ def window_of_truth(frames):
 
 
 def joined(aligner, frames, noise, seed, change=None):
-    """A window of the truth, joined to what the scene knows from another one."""
+    """A window of the truth, joined to the scene's views of another one."""
     fits = []
     for number in (1000 + seed, 5000 + seed):
         session = TruthSession(frames, seed=number, noise=noise)

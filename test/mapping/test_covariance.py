@@ -160,7 +160,7 @@ def test_windows_joined_by_nothing_known_stay_unknown():
     assert 9 not in joint
 
 
-def test_a_loop_tells_the_maps_covariance_and_leaves_odometrys():
+def test_a_loop_changes_the_maps_covariance_not_odometrys():
     uncertainty = PoseUncertainty(EXACT)
     uncertainty.begin_segment(observed([0, 1], np.eye(3)[:2], 0), 0)
     for i in range(30):
@@ -231,7 +231,7 @@ def test_a_broken_window_teaches_little():
 
 
 @pytest.mark.slow
-def test_networks_that_tell_nothing_are_taken_for_the_weakest(walk):
+def test_networks_without_stated_noise_get_the_largest(walk):
     session = TruthSession(walk[1])
     del session.motion_error
     pipeline = Pipeline(bench.settings(process_res=112), session)
@@ -279,7 +279,7 @@ def test_the_message_has_the_axes_of_the_map(walk):
 
 @pytest.mark.slow
 def test_a_standing_camera_teaches_no_noise(walk):
-    """A network makes the same error of the same picture: that windows agree says nothing."""
+    """A network makes the same error of the same picture: agreement of windows proves nothing."""
     results, _ = published(walk, bench.NOISES["both"], 0)
     camera, frames = walk
     session = TruthSession(frames, seed=0, noise=bench.NOISES["both"])

@@ -115,7 +115,7 @@ def test_full_memory_drops_the_most_alike_and_keeps_the_oldest():
     assert 4 not in kept
 
 
-def test_what_windows_say_of_a_view_becomes_its_mean():
+def test_estimates_of_a_view_are_averaged():
     rng = np.random.default_rng(1)
     held, one = memory(), shared_view(0)
     remember(held, one)

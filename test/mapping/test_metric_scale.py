@@ -46,7 +46,7 @@ def test_clean_odometry_gives_the_unit(unit):
     assert found.sigma < 0.01
 
 
-def test_noisy_odometry_is_as_wrong_as_it_says():
+def test_noisy_odometry_is_as_wrong_as_stated():
     errors, sigmas = [], []
     for seed in range(40):
         found = estimate(drive(2.0, noise_m=0.02, seed=seed), 2.0)
@@ -89,7 +89,7 @@ def test_a_standing_robot_gives_no_scale():
     assert ratio.estimate() is None
 
 
-def test_odometry_that_goes_elsewhere_says_nothing():
+def test_odometry_that_goes_elsewhere_gives_no_scale():
     pairs = [(ours, at(theirs[1, 3], -theirs[0, 3])) for ours, theirs in drive(1.0)]
     assert estimate(pairs, 1.0) is None
 
@@ -116,7 +116,7 @@ def test_measures_of_windows_in_any_unit_agree_on_the_scenes():
     assert abs(found.log - np.log(1.5)) < 3 * found.sigma
 
 
-def test_a_measure_that_nobody_could_make_changes_nothing():
+def test_measurements_that_are_not_positive_change_nothing():
     measures = MeasurementFilter()
     measures.add(ScaleMeasurement(float("nan"), float("nan")), 1.0)
     measures.add(ScaleMeasurement(0.0, 0.1), 1.0)
@@ -145,7 +145,7 @@ def test_scale_is_not_metric_early_and_steps_within_bounds():
     assert values[-1] == pytest.approx(3.0, rel=0.01)
     way = [s for s in scales if s.metric and s.value < 2.7 and s.value > 2.2]
     assert way
-    for scale in way:  # what is still to go is part of what it says of itself
+    for scale in way:  # the rest of the way is part of its stated uncertainty
         assert abs(np.log(3.0 / scale.value)) < 3 * scale.sigma
 
 
@@ -158,7 +158,7 @@ def test_measures_without_agreement_are_no_knowledge():
 
 
 @pytest.mark.parametrize(("source", "value"), [("none", None), ("fixed", 1.0)])
-def test_declared_sources_ask_nobody(source, value):
+def test_declared_sources_ignore_measurements(source, value):
     keeper = ScaleFilter(ScaleConfig(source=source, factor=2.0))
     keeper.add_measurement(ScaleMeasurement(5.0, 0.01), 1.0)
     scale = keeper.update()
@@ -195,7 +195,7 @@ def test_an_error_that_windows_share_does_not_average_out():
 
 
 def test_a_drifting_scene_is_followed_and_widens_the_scale():
-    """What the newest measures say counts, and that they are not of this moment is told."""
+    """The newest measurements count, and their age is reported."""
     rng = np.random.default_rng(1)
     z = []
     for _ in range(200):

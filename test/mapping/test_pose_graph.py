@@ -95,7 +95,7 @@ def test_a_wrong_loop_is_outvoted():
     edges.append(Edge(5, 25, wrong, LOOP, loop=True))
     found = optimize(drifted, edges, fixed=39)
     assert off(found.nodes, true, 39) < 1.3 * off(good.nodes, true, 39) + 0.02
-    assert found.residuals[-1] > 10 > found.residuals[:-1].max()  # and it is told apart
+    assert found.residuals[-1] > 10 > found.residuals[:-1].max()  # and it is distinguished
 
 
 def test_a_node_without_edges_stays():

@@ -180,7 +180,7 @@ def test_memory_stays_within_its_cap_with_images_and_points():
     assert ("", 1000) not in held.scene().images
 
 
-def test_the_memory_that_is_told_is_what_is_held():
+def test_the_reported_memory_is_what_is_held():
     held = store(keep_images=True)
     for i in range(KEYFRAMES + 1):
         held.add(frame(i, pose(10.0 * i), seed=i))

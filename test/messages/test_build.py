@@ -1,4 +1,4 @@
-"""Messages say what the core says; checked by serialising them and reading them as others do."""
+"""Messages hold what the core computed; checked by serialising and reading them again."""
 
 import dataclasses
 
@@ -192,7 +192,7 @@ def test_window_lists_its_frames_and_its_scale(frame):
     assert one.k[2] == K[0, 2] - 0.5
 
 
-def test_status_fills_what_nobody_says():
+def test_status_fills_unset_fields():
     message = over_the_wire(
         build.status(LIB, STAMP, state="active", drops={"late": 2, "age": 1}, input_hz=30)
     )

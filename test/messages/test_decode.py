@@ -291,14 +291,14 @@ def test_image_files_of_other_kinds(picture):
         decode_file(b"nothing")
 
 
-def test_depth_is_told_from_cameras():
+def test_depth_and_camera_topics_are_distinguished():
     assert is_depth(change(encoding="16UC1"))
     assert is_depth(compressed("32FC1; compressedDepth rvl", b"x"))
     assert not is_depth(change(encoding="mono16"))
     assert not is_depth(compressed("jpeg", b"x"))
 
 
-def test_calibration_says_what_the_message_says():
+def test_calibration_equals_the_message():
     roi = SimpleNamespace(x_offset=2, y_offset=4, width=60, height=40, do_rectify=True)
     message = SimpleNamespace(
         width=64, height=48, distortion_model="plumb_bob", d=[0.1, 0, 0, 0, 0],

@@ -1,4 +1,4 @@
-"""Which messages a frame becomes, and that nothing is made for nobody."""
+"""Which messages a frame becomes, and that nothing is made without a subscriber."""
 
 import array
 

@@ -1,4 +1,4 @@
-"""The camera decoder where it cannot mean what it says."""
+"""The camera decoder with implausible outputs."""
 
 import pytest
 import torch

@@ -178,7 +178,7 @@ def test_aliases_of_the_shared_norm_are_accepted_if_equal(tmp_path):
         load_checkpoint(build_network("da3-tiny"), folder)
 
 
-def test_gaussian_head_is_left_out_and_the_log_says_so(tmp_path, caplog):
+def test_the_gaussian_head_is_left_out_and_logged(tmp_path, caplog):
     folder = tiny_folder(tmp_path)
     weights = load_file(folder / "model.safetensors")
     weights["model.gs_head.projects.0.bias"] = torch.zeros(3)
@@ -211,7 +211,7 @@ def test_nested_round_trip_with_norms_and_gaussian_head(tmp_path, caplog):
 
 
 def test_weights_of_one_monocular_model_do_not_fit_the_other(tmp_path):
-    """They have the same tensors: only config.json tells them apart."""
+    """They have the same tensors: only config.json distinguishes them."""
     metric = tiny_metric_spec()
     network = network_of(metric)
     folder = save_checkpoint(network, tmp_path)
@@ -238,7 +238,7 @@ def test_a_file_that_does_not_fit_names_the_tensor(tmp_path, change):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_truncated_files_say_what_to_do(tmp_path, name):
+def test_truncated_files_give_the_remedy(tmp_path, name):
     folder = tiny_folder(tmp_path)
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])

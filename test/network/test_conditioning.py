@@ -75,7 +75,7 @@ def test_every_walk_is_well_posed(name):
     assert unit >= SHORTEST_UNIT
 
 
-def test_two_views_say_rotation_only():
+def test_two_views_give_rotation_only():
     T = torch.eye(4).double().repeat(1, 2, 1, 1)
     T[0, 1, 0, 3] = 5.0
     found = normalize_poses(T)

@@ -1,4 +1,4 @@
-"""docs/models.md and docs/deviations.md say what is so."""
+"""docs/models.md and docs/deviations.md agree with the code."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_every_deviation_names_tests_that_exist():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_page_on_models_says_what_the_command_says(name):
+def test_the_page_on_models_equals_the_command(name):
     page = (ROOT / "docs" / "models.md").read_text().splitlines()
     (row,) = (line for line in page if line.startswith(f"| `{name}`"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]

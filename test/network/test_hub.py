@@ -101,7 +101,7 @@ def test_get_fetches_the_pinned_revision_once(server, capsys):
     assert len(server.ranges) == count, "what is here is not fetched again"
 
 
-def test_non_commercial_licence_is_said_before_the_download(server, capsys, monkeypatch):
+def test_a_non_commercial_licence_is_logged_before_the_download(server, capsys, monkeypatch):
     monkeypatch.setitem(hub.PINS, MODELS["da3-large"].repo, pin_for())
     assert main(["models", "--get", "da3-large"]) == 0
     assert "no commercial use" in capsys.readouterr().out.splitlines()[0]
@@ -153,7 +153,7 @@ def test_folder_for_another_machine_holds_both_files(server, tmp_path):
         assert (tmp_path / "stick" / name).read_bytes() == data
 
 
-def test_disk_without_room_is_said_before_anything_is_fetched(server, monkeypatch, capsys):
+def test_a_full_disk_is_reported_before_any_download(server, monkeypatch, capsys):
     usage = hub.shutil.disk_usage("/")
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert main(["models", "--get", "da3-small"]) == 1
@@ -161,7 +161,7 @@ def test_disk_without_room_is_said_before_anything_is_fetched(server, monkeypatc
     assert not server.ranges
 
 
-def test_without_internet_it_says_what_to_copy_where(server, capsys):
+def test_without_internet_the_error_names_what_to_copy_where(server, capsys):
     server.http.shutdown()
     server.http.server_close()
     assert main(["models", "--get", "da3-small"]) == 1

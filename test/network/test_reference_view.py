@@ -8,7 +8,7 @@ from da3_ros.network.reference_view import select_reference
 
 @pytest.mark.parametrize("strategy", ["saddle_balanced", "saddle_sim_range"])
 def test_reference_view_is_chosen_in_fp32(strategy):
-    """Near-still frames: their similarities differ by less than bf16 can tell."""
+    """Near-still frames: their similarities differ by less than bf16 resolves."""
     selector = pytest.importorskip("depth_anything_3.model.reference_view_selector")
     g = torch.Generator().manual_seed(0)
     still = torch.randn(1, 1, 384, generator=g) + 0.02 * torch.randn(50, 8, 384, generator=g)

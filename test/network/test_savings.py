@@ -113,7 +113,7 @@ def test_turning_the_slots_back_is_turning_all_patches():
 
 
 @torch.inference_mode()
-def test_without_its_ray_branch_the_head_says_the_same(network, images):
+def test_without_its_ray_branch_the_head_gives_equal_results(network, images):
     lean = copy.deepcopy(network)
     drop_rays(lean)
     assert len(lean.state_dict()) < len(network.state_dict())

@@ -1,4 +1,4 @@
-"""The weights that ship still say what they said when they were shipped."""
+"""The weights that ship still predict what they predicted when they were shipped."""
 
 from pathlib import Path
 

@@ -64,7 +64,7 @@ def test_percentile_drops_the_least_confident_share():
 def test_sky_is_sky_and_the_roof_below_it_stays(said, expected):
     """Sky is sky whatever its depth and confidence and the roof below it stays."""
     depth = np.full((40, 30), 5.0, np.float32)
-    depth[:20] = 7.0  # what the network happens to say of sky
+    depth[:20] = 7.0  # what the network happens to predict for sky
     depth[25] = np.nan
     sky = np.zeros((40, 30), bool)
     sky[:20] = True

@@ -32,28 +32,30 @@ STEP_NS = 10**8
 APART = np.array([40.0, 0.0, 0.0])
 
 
-def look(T):
-    """What a place looks like, made up: alike for cameras that see the same."""
+def descriptor_at(T):
+    """What a place descriptors like, made up: alike for cameras that see the same."""
     wave = np.random.default_rng(5).normal(size=(3, 64))
     return np.cos(np.array([*T[:2, 3], 2 * np.arctan2(T[1, 2], T[0, 2])]) @ wave * 0.7)
 
 
-class Seeing(TruthSession):
+class DescribedTruth(TruthSession):
     """The truth with noise, and a descriptor of each view."""
 
-    def __init__(self, truth, seed=0, looks=None, noise=NOISE):
+    def __init__(self, truth, seed=0, descriptors=None, noise=NOISE):
         super().__init__(truth, seed=seed, noise=noise)
-        self.looks = looks or {f.stamp_ns: look(f.T_world_camera) for f in truth}
-        self.twice = 0
+        self.descriptors = descriptors or {
+            f.stamp_ns: descriptor_at(f.T_world_camera) for f in truth
+        }
+        self.verified = 0
 
     def infer(self, window):
-        self.twice += window.new == 0
-        seen = np.stack([self.looks[v.stamp_ns] for v in window.views])
+        self.verified += window.new == 0
+        seen = np.stack([self.descriptors[v.stamp_ns] for v in window.views])
         return dataclasses.replace(super().infer(window), descriptor=seen)
 
 
-class Fooled(Seeing):
-    """Takes look-alikes ``APART`` for one place when it sees both in one window."""
+class ConfusedTruth(DescribedTruth):
+    """Takes two similar places ``APART`` for one when both are in one window."""
 
     def infer(self, window):
         known = self._frames
@@ -101,13 +103,13 @@ def short_ring():
 
 @pytest.fixture(scope="module")
 def closed(ring):
-    return run(ring, Seeing(ring))
+    return run(ring, DescribedTruth(ring))
 
 
 @pytest.fixture(scope="module")
 def unclosed(ring):
     """The same without loops."""
-    return run(ring, Seeing(ring), **{"loop.enabled": False})
+    return run(ring, DescribedTruth(ring), **{"loop.enabled": False})
 
 
 def run(truth, session, metric_model=None, patient=True, **values):
@@ -133,7 +135,7 @@ def error(pipeline, truth):
 def test_a_condensed_ring_still_closes(ring, unclosed, monkeypatch):
     """Its first submaps are one node long before the camera is back."""
     monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
-    pipeline, _ = run(ring, Seeing(ring))
+    pipeline, _ = run(ring, DescribedTruth(ring))
     nodes = pipeline.loops._closure._graph.nodes
     assert len(nodes) == 10 < nodes[-1].last + 1
     assert pipeline.loops.closed >= 1
@@ -143,7 +145,7 @@ def test_a_condensed_ring_still_closes(ring, unclosed, monkeypatch):
 @pytest.mark.slow
 def test_coming_back_takes_the_drift_out_of_path_and_points(ring, closed, unclosed):
     plain, _ = unclosed
-    assert plain.session.twice == plain.loops.closed == 0
+    assert plain.session.verified == plain.loops.closed == 0
     pipeline, results = closed
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(plain, ring)
@@ -170,28 +172,28 @@ def test_odometry_never_jumps_and_the_map_does(closed):
 
 @pytest.mark.slow
 def test_the_same_recording_gives_the_same_scene(ring, closed):
-    first, second = closed[0], run(ring, Seeing(ring))[0]
+    first, second = closed[0], run(ring, DescribedTruth(ring))[0]
     assert first.loops.closed == second.loops.closed > 0
     np.testing.assert_array_equal(first.poses().rows, second.poses().rows)
 
 
 @pytest.mark.slow
 def test_a_live_stream_does_not_wait_for_the_graph(short_ring):
-    pipeline, _ = run(short_ring, Seeing(short_ring), patient=False)
+    pipeline, _ = run(short_ring, DescribedTruth(short_ring), patient=False)
     assert pipeline.loops.closed >= 1
     assert error(pipeline, short_ring) < 0.5
 
 
 @pytest.mark.slow
-def test_without_descriptors_nothing_is_looked_at_twice(ring):
+def test_without_descriptors_no_place_is_verified(ring):
     pipeline, results = run(ring[:60], TruthSession(ring, noise=NOISE))
     assert len(results) == 60
     assert pipeline.loops.closed == 0
 
 
 @pytest.mark.slow
-def test_look_alikes_are_not_made_one(monkeypatch):
-    """The network takes both for one; how little the scene can have drifted speaks against it."""
+def test_similar_rooms_are_not_joined(monkeypatch):
+    """The network takes both for one; the scene cannot have drifted so far."""
     monkeypatch.setattr(LoopClosure, "_can_overlap", lambda *_: True)  # which forbids even to look
     one = walked(90, 0.5, seed=2)
     gap = [
@@ -209,9 +211,11 @@ def test_look_alikes_are_not_made_one(monkeypatch):
         for f in one
     ]
     truth = one + gap + twin
-    looks = {f.stamp_ns: look(f.T_world_camera) for f in one + gap}
-    looks |= {t.stamp_ns: look(f.T_world_camera) for f, t in zip(one, twin, strict=True)}
-    session = Fooled(truth, 0, looks, Noise(0.01, 0.01, 0.003, 0.1, 0.005))
+    descriptors = {f.stamp_ns: descriptor_at(f.T_world_camera) for f in one + gap}
+    descriptors |= {
+        t.stamp_ns: descriptor_at(f.T_world_camera) for f, t in zip(one, twin, strict=True)
+    }
+    session = ConfusedTruth(truth, 0, descriptors, Noise(0.01, 0.01, 0.003, 0.1, 0.005))
     pipeline, _ = run(truth, session)
     assert pipeline.loops.closed == 0
     assert pipeline.loops.refused > 0
@@ -219,7 +223,7 @@ def test_look_alikes_are_not_made_one(monkeypatch):
 
 @pytest.mark.slow
 def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
-    class Small(Seeing):
+    class Small(DescribedTruth):
         def infer(self, window):
             if window.new == 0:
                 raise WindowTooLargeError("no memory")
@@ -242,7 +246,7 @@ def test_known_metres_stay(short_ring):
                 prediction, measure=ScaleMeasurement(1 / session.unit, 0.01)
             )
 
-    session = Seeing(short_ring)
+    session = DescribedTruth(short_ring)
     values = {"scale.source": "metric_model", "scale.metric_every": 1}
     pipeline, results = run(short_ring, session, MetricModel(), **values)
     assert pipeline.loops.closed >= 1
@@ -260,7 +264,7 @@ def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(ring):
     """Windows that nothing fits start a segment with a unit of its own; coming back mends it."""
     half = ring[110].stamp_ns
 
-    class Dazzled(Seeing):
+    class Lost(DescribedTruth):
         def infer(self, window):
             found = super().infer(window)
             newest = window.views[-1].stamp_ns
@@ -270,8 +274,8 @@ def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(ring):
                 return dataclasses.replace(found, depth=depth)
             return found
 
-    plain, _ = run(ring, Dazzled(ring), **{"loop.enabled": False})
-    pipeline, results = run(ring, Dazzled(ring))
+    plain, _ = run(ring, Lost(ring), **{"loop.enabled": False})
+    pipeline, results = run(ring, Lost(ring))
     assert results[-1].window.segment > 0
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(plain, ring)
@@ -302,7 +306,7 @@ def test_covariance_falls_at_loops_and_not_in_odometry(closed):
 
 def test_covariance_is_in_the_axes_of_the_map(ring):
     """A correction by a loop turns the map against odometry."""
-    pipeline, _ = run(ring[:20], Seeing(ring), **{"loop.enabled": False})
+    pipeline, _ = run(ring[:20], DescribedTruth(ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
     pipeline.loops._closure.T_scene_vo, pipeline.loops.closed = T, 1
@@ -318,11 +322,11 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
 
 
 @pytest.mark.slow
-def test_after_a_loop_poses_are_as_far_off_as_they_say(short_ring):
+def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
     """Squared errors of the map's poses over their covariance, over runs; one is right."""
     first, runs, found = invert_pose(short_ring[0].T_world_camera), 3, []
     for seed in range(runs):
-        pipeline, results = run(short_ring, Seeing(short_ring, seed=seed))
+        pipeline, results = run(short_ring, DescribedTruth(short_ring, seed=seed))
         unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
         unit *= pipeline.map.submaps[0].T_scene_submap.scale  # the map's is the newest's now
         last = max(i for i, r in enumerate(results) if r.window.loop_closed)
@@ -337,7 +341,7 @@ def test_after_a_loop_poses_are_as_far_off_as_they_say(short_ring):
     assert low < np.mean(found) < high
 
 
-class Halved(Seeing):
+class Halved(DescribedTruth):
     """Has memory for smaller images from the middle of the walk on."""
 
     ran = 0
@@ -366,7 +370,7 @@ def test_a_graph_that_cannot_be_solved_costs_no_frame(short_ring, monkeypatch, c
 
     monkeypatch.setattr(loop_stage, "solve", fail)
     with caplog.at_level(logging.ERROR):
-        pipeline, results = run(short_ring, Seeing(short_ring))
+        pipeline, results = run(short_ring, DescribedTruth(short_ring))
     assert len(results) == len(short_ring)
     assert pipeline.loops.closed == 0
     assert "could not be closed" in caplog.text
@@ -387,13 +391,15 @@ def test_what_was_loaded_stays_where_it_is():
 
 @pytest.mark.slow
 def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
-    pipeline, _ = run(ring[:90], Seeing(ring), **{"map.memory_mb": 1, "map.keep_images": False})
+    pipeline, _ = run(
+        ring[:90], DescribedTruth(ring), **{"map.memory_mb": 1, "map.keep_images": False}
+    )
     assert 0 < pipeline.loops.nbytes <= 2**18
     assert pipeline.map.limits.memory_mb == 1
 
 
 @pytest.mark.slow
-def test_a_correction_says_what_it_ties_and_how_surely(closed):
+def test_a_correction_holds_its_loops_and_covariance(closed):
     closer = closed[0].loops._closure
     problem = closer.problem(metric=False)
     found = solve(problem)
@@ -409,7 +415,7 @@ def test_a_correction_says_what_it_ties_and_how_surely(closed):
 
 
 def test_reset_forgets_loops(ring):
-    pipeline, _ = run(ring[:10], Seeing(ring))
+    pipeline, _ = run(ring[:10], DescribedTruth(ring))
     pipeline.loops._closure.T_scene_vo = 2 * np.eye(4)  # as a loop leaves it
     pipeline.reset()
     np.testing.assert_array_equal(pipeline.loops.T_scene_vo, np.eye(4))

@@ -1,7 +1,7 @@
-"""A tiled wall, scanned in columns: glances at other tiles that the network takes for one place.
+"""A wall of similar tiles, scanned in columns, whose views the network takes for older tiles.
 
-The tiles are near enough for drift to allow that they are one, so that every fused window is
-looked at and verified. What forbids to close the scene is that no two of them say the same.
+The tiles are so near to each other that drift alone could explain such a loop closure. So every
+fused window is verified; no scene is closed because no two of the false attempts agree.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ STEP_NS = 10**8
 K = np.array([[20.0, 0, 14], [0, 20.0, 14], [0, 0, 1]])
 ROWS, ROW_M, COLUMN_M = 16, 0.25, 0.35
 NOISE = Noise(0.01, 0.02, 0.03, 0.8, 0.04)
-# (column, row) of a glance, and of the old tile that it is taken for.
-GLANCES = (((4, 4), (0, 4)), ((5, 4), (1, 9)), ((6, 11), (2, 6)), ((7, 4), (3, 9)))
+# (column, row) of a view, and of the old tile that it is taken for.
+CONFUSED = (((4, 4), (0, 4)), ((5, 4), (1, 9)), ((6, 11), (2, 6)), ((7, 4), (3, 9)))
 
 
 def stamp(column, row):
@@ -40,18 +40,18 @@ def wall(columns=8):
     return truth
 
 
-class Fooled(TruthSession):
-    """Takes each glance for the old tile, when it sees both in one window.
+class ConfusedTruth(TruthSession):
+    """Takes each confused view for its old tile when both are in one window.
 
-    Of other pairs it makes nothing, so that no true loop can help."""
+    Other pairs are put 50 m apart, so that no true loop can help."""
 
-    def __init__(self, truth, glances, seed):
+    def __init__(self, truth, confused, seed):
         super().__init__(truth, seed=seed, noise=NOISE)
         rng = np.random.default_rng(0)
-        self.looks = {f.stamp_ns: rng.normal(size=64) for f in truth}
-        self.pairs = [(stamp(*old), stamp(*new)) for new, old in glances]
+        self.descriptors = {f.stamp_ns: rng.normal(size=64) for f in truth}
+        self.pairs = [(stamp(*old), stamp(*new)) for new, old in confused]
         for old, new in self.pairs:
-            self.looks[new] = self.looks[old] + 0.05 * rng.normal(size=64)
+            self.descriptors[new] = self.descriptors[old] + 0.05 * rng.normal(size=64)
         self.fused = []
 
     def infer(self, window):
@@ -69,7 +69,7 @@ class Fooled(TruthSession):
             }
         found = super().infer(window)
         self._frames = known
-        seen = np.stack([self.looks[v.stamp_ns] for v in window.views])
+        seen = np.stack([self.descriptors[v.stamp_ns] for v in window.views])
         return dataclasses.replace(found, descriptor=seen)
 
 
@@ -94,10 +94,10 @@ def run(truth, session):
 
 
 @pytest.mark.slow
-def test_tiles_that_look_alike_are_found_and_never_made_one():
+def test_similar_tiles_are_found_and_never_joined():
     truth = wall()
     for seed in range(3):
-        session = Fooled(truth, GLANCES, seed)
+        session = ConfusedTruth(truth, CONFUSED, seed)
         pipeline = run(truth, session)
         closer = pipeline.loops._closure
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
@@ -107,9 +107,9 @@ def test_tiles_that_look_alike_are_found_and_never_made_one():
 
 
 @pytest.mark.slow
-def test_two_glances_that_say_the_same_are_believed():
+def test_two_agreeing_attempts_are_accepted():
     """The same wall: what is forbidden above is not the geometry but the contradiction."""
     truth = wall()
-    glances = (((4, 4), (0, 4)), ((4, 8), (0, 8)), ((5, 8), (1, 8)), ((5, 4), (1, 4)))
-    pipeline = run(truth, Fooled(truth, glances, 0))
+    confused = (((4, 4), (0, 4)), ((4, 8), (0, 8)), ((5, 8), (1, 8)), ((5, 4), (1, 4)))
+    pipeline = run(truth, ConfusedTruth(truth, confused, 0))
     assert pipeline.loops.closed > 0

@@ -1,4 +1,4 @@
-"""After a jump back or a lost stretch a scene goes on in a part of its own, at a guessed place."""
+"""After a jump back or lost tracking a scene goes on in a part of its own, at a guessed place."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def looped(walk):
 
 
 def test_a_fixed_factor_holds_for_its_segment_alone(walk, caplog):
-    """Each segment has a unit of its own: after a jump nobody knows the new one."""
+    """Each segment has a unit of its own: after a jump the new one is unknown."""
     frames = walk[1]
     session = TruthSession(frames)
     factor = 1 / np.exp(np.random.default_rng(0).normal(0, 0.5))
@@ -114,13 +114,13 @@ class Measuring(Torn):
 @pytest.mark.parametrize(
     ("source", "session", "shown"),
     [
-        ("none", Torn, True),  # in network units, and said to be
+        ("none", Torn, True),  # in network units, and reported so
         ("fixed", Torn, False),
         ("metric_model", Measuring, True),
     ],
 )
 def test_depth_in_a_guessed_unit_is_not_published_in_metres(walk, source, session, shown):
-    """A window that does not fit has a unit of its own: only a measure of it says which."""
+    """A window that does not fit has a unit of its own: only a measurement gives it."""
     pipeline = Pipeline(settings(**{"scale.source": source}), session(walk[1]))
     results = run(walk, pipeline, range(10))
     known = [bool(np.isfinite(r.depth_m).any()) for r in results]
@@ -159,7 +159,7 @@ def test_only_the_part_at_hand_is_shown(looped):
 
 
 @pytest.mark.parametrize("form", ["ply", "glb", "tum", "colmap"])
-def test_exports_tell_guessed_parts_and_can_leave_them_out(looped, form, tmp_path):
+def test_exports_name_guessed_parts_and_can_leave_them_out(looped, form, tmp_path):
     pipeline, _ = looped
     save_scene(pipeline.snapshot(), tmp_path / "scene")
     scene = load_scene(tmp_path / "scene").scene()

@@ -48,7 +48,7 @@ def test_windows_in_random_units_and_worlds_become_one_scene(walk, new):
         assert np.nanmax(np.abs(ratio - 1)) < 2e-3
 
 
-def test_reports_say_what_happened(walk):
+def test_reports_hold_what_happened(walk):
     camera, frames = walk
     _, results = run(camera, frames, settings())
     last = results[-1].window
@@ -196,7 +196,7 @@ def test_a_standing_camera_sees_what_moves_before_it():
     moved = []
     for i, f in enumerate(frames):
         depth = f.depth.copy()
-        depth[40:70, 10 + 20 * i : 30 + 20 * i] = 0.8  # somebody walks by
+        depth[40:70, 10 + 20 * i : 30 + 20 * i] = 0.8  # a person walks by
         moved.append(dataclasses.replace(f, depth=depth))
     _, results = run(camera, moved, settings())
     unit = float(np.nanmedian(results[0].depth_m / moved[0].depth))

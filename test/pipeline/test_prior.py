@@ -140,8 +140,8 @@ class Wobbling(Spy):
         return dataclasses.replace(found, depth=(found.depth * wild).astype(np.float32))
 
 
-def test_a_trusted_prior_leads_whatever_the_depths_say(walk):
-    """Windows whose depths do not fit would else end the scene, for all that the robot knows."""
+def test_a_trusted_prior_leads_whatever_the_depths_are(walk):
+    """Else windows whose depths do not fit would end the scene although the robot has poses."""
     values = {"scale.source": "odometry", "pose_prior.output": "prior"}
     camera, frames, priors = walk
     pipeline = Pipeline(settings(**values), Wobbling(frames))
@@ -226,7 +226,7 @@ def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["none", "odometry"])
 def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
-    """A window's motion tells its unit only roughly; the depth that it shares tells it better."""
+    """A window's motion gives its unit only roughly; the depth that it shares gives it better."""
     camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=40)
     frames = list(camera)
     values = {"window.size": 8, "scale.source": source, "pose_prior.output": "prior"}
@@ -289,7 +289,7 @@ def stopped(stop, source, torn):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["fixed", "odometry"])
 def test_refused_standing_windows_publish_no_metric_depth(stop, source):
-    """Its motion tells no unit, and what it shares contradicts the window."""
+    """Its motion gives no unit, and what it shares contradicts the window."""
     torn = tuple(range(30, 38))
     pipeline, looks, results = stopped(stop, source, torn)
     assert all(r.scale.metric for r in results[25:])

@@ -128,7 +128,7 @@ def test_another_camera_resolution_joins_too(walk):
 
 
 def test_where_too_little_is_left_the_pose_is_held(caplog):
-    """From a wide picture to a tall one: odometry goes on, and says that it does not know."""
+    """From a wide picture to a tall one: odometry goes on with unknown covariance."""
     wide = SyntheticCamera(seed=3, size=(140, 56), walk="straight", frames=12)
     tall = SyntheticCamera(seed=3, size=(56, 140), walk="straight", frames=12)
     mixed = list(wide)[:6] + list(tall)[6:]

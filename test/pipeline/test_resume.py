@@ -94,7 +94,7 @@ def test_a_scene_without_metres_is_refused_where_wanted(walk):
 
 
 @pytest.mark.slow
-def test_a_metric_scene_beside_windows_without_metres_says_so(walk):
+def test_a_metric_scene_and_non_metric_windows_are_reported(walk):
     frames = walk[1]
     first = Pipeline(settings(**METRIC), TruthSession(frames))
     run(walk, first, 0, 35)

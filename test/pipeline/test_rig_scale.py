@@ -84,7 +84,7 @@ def test_also_when_the_rig_stands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_networks_noise_is_averaged_and_told_honestly(rig, seed):
+def test_noise_of_a_network_is_averaged_with_a_right_covariance(rig, seed):
     _, results, true = run(rig, noise=NOISE, seed=seed)
     error, z = errors(results, true)
     assert len(error) > 40
@@ -111,7 +111,7 @@ def test_short_baselines_make_no_metres_and_one_line(caplog):
         (rig_mount(1, 0.0, -30.0), "the same position"),
     ],
 )
-def test_a_rig_that_is_said_to_be_otherwise_makes_no_metres(rig, wrong, words, caplog):
+def test_a_rig_with_implausible_mounts_gives_no_metres(rig, wrong, words, caplog):
     short = (rig[0], rig[1], {n: f[:8] for n, f in rig[2].items()})
     _, results, _ = run(short, mounts={"front": np.eye(4), "left": wrong})
     assert not any(r.scale.metric for r in results)

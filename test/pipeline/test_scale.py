@@ -85,7 +85,7 @@ def test_clean_odometry_makes_metres_after_a_short_way(walk):
 
 
 @pytest.mark.slow
-def test_noisy_odometry_errs_as_much_as_it_says(walk):
+def test_errors_of_noisy_odometry_match_its_covariance(walk):
     priors = list(odometry_of(*walk, noise_m=0.02, noise_deg=0.5, seed=1))
     _, results = run(walk, settings(**{"scale.source": "odometry"}), priors)
     errors, metric = scale_errors(walk, results), [r for r in results if r.scale.metric]
@@ -179,7 +179,7 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
 
 
 @pytest.mark.slow
-def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
+def test_windows_join_with_their_own_estimate_of_the_unit(walk, monkeypatch):
     told = []
     align = WindowAligner.align
 
@@ -191,7 +191,7 @@ def test_windows_join_with_what_they_say_of_their_own_unit(walk, monkeypatch):
     monkeypatch.setattr(WindowAligner, "align", listen)
     config = settings(**{"scale.source": "metric_model", "scale.metric_every": 1})
     run(walk, config, metric_model=TrueRuler(walk[1], sigma=0.01))
-    assert told[0][0] is None  # nobody knows the scene's unit yet
+    assert told[0][0] is None  # the scene's unit is still unknown
     known = [(scale, found) for scale, found in told if scale is not None]
     assert len(known) > 0.8 * len(told)
     assert all(abs(np.log(scale[0] / found)) < 4 * scale[1] for scale, found in known)
@@ -218,7 +218,7 @@ class Measuring(TruthSession):
 
 @pytest.mark.slow
 def test_covariance_of_places_is_in_the_published_unit():
-    """What place and rotation have in common tells it: an unsure scale adds nothing there."""
+    """An uncertain scale adds no uncertainty where position and rotation are correlated."""
     camera = SyntheticCamera(seed=3, size=SIZE, walk="straight", frames=10)
     frames = list(camera)
     found = []

@@ -1,4 +1,4 @@
-"""Models that see each image alone: depth in the camera's frame, and nothing that nobody knows."""
+"""Models that see each image alone: depth in the camera's frame, and nothing unknown."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Documents, container and workflow name what exists, and the reference is what the code says."""
+"""Documents, container and workflow name what exists, and the reference agrees with the code."""
 
 import ast
 import re

@@ -66,10 +66,10 @@ def test_every_interface_file_is_promised_and_generated():
 
 
 @pytest.mark.parametrize("name", INTERFACES)
-def test_every_field_says_what_it_means(name):
+def test_every_field_has_a_comment(name):
     lines = next(ROOT.glob(f"{name}.*")).read_text().splitlines()
     fields = [line for line in lines if line and line[0] not in "#-"]
-    # Nothing more can be said of `bool success`.
+    # `bool success` needs no comment.
     assert [f for f in fields if "#" not in f and f != "bool success"] == []
 
 

@@ -1,4 +1,4 @@
-"""The preset files: every key is a parameter, says something, and fits the memory it names."""
+"""Preset files: keys are parameters that differ from the default and fit the named memory."""
 
 import dataclasses
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_file_begins_with_what_it_is_for(name):
     ("name", "limit_gb"), [("low_memory", 4.0), ("budget_12gb", 12.0), ("jetson", 8.0)]
 )
 def test_preset_for_a_card_runs_undiminished_within_it(name, limit_gb):
-    """By the planner, for a CUDA card that need not be here."""
+    """By the planner, for a CUDA GPU that need not be here."""
     from da3_ros.cli.plan_table import Question, table
 
     pipeline = config_from_parameters(values(name), NodeConfig).pipeline

@@ -1,4 +1,4 @@
-"""The README is short and says what the code has; the models' page lists every model."""
+"""The README is short and agrees with the code; the models' page lists every model."""
 
 import re
 from pathlib import Path

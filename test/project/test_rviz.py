@@ -241,7 +241,7 @@ def test_window_state_places_every_dock_of_the_config():
     assert docks_in(CONFIG["Window Geometry"]["QMainWindow State"]) == images | panels | {"Tools"}
 
 
-def test_both_docks_are_told_to_be_shown():
+def test_both_docks_are_set_visible():
     """Where they are missing, visualization_frame.cpp reads a bool that was never set."""
     geometry = CONFIG["Window Geometry"]
     assert geometry["Hide Left Dock"] is geometry["Hide Right Dock"] is False

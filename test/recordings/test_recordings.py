@@ -31,7 +31,7 @@ IMAGE, JPEG, INFO = (f"sensor_msgs/msg/{n}" for n in ("Image", "CompressedImage"
 
 
 def picture(i):
-    """A picture that tells its number, and is not all the same."""
+    """An image that encodes its number and has texture."""
     image = np.random.default_rng(i).integers(0, 256, (H, W, 3), np.uint8)
     image[0, 0] = (i, 100, 200)
     return image
@@ -347,7 +347,7 @@ def test_missing_or_ambiguous_camera_lists_what_there_is(tmp_path, wanted):
     assert "depth, not a camera" in text
 
 
-def test_bag_without_images_says_so(tmp_path):
+def test_a_bag_without_images_is_reported(tmp_path):
     tf = ("/tf", "tf2_msgs/msg/TFMessage", build.tf(LIB, []), T0)
     with pytest.raises(RecordingError, match="no image topics"):
         open_recording(write_folder(tmp_path / "bag", [tf]))
@@ -356,7 +356,7 @@ def test_bag_without_images_says_so(tmp_path):
 # Calibration
 
 
-def test_rectified_goes_by_the_name_or_by_what_is_said(tmp_path):
+def test_rectified_follows_the_name_or_the_declaration(tmp_path):
     bag = write_folder(tmp_path / "bag", stream(topic="/camera/image_rect"))
     assert frames_of(bag)[0].rectified
     assert not frames_of(bag, input_rectified="false")[0].rectified
@@ -369,7 +369,7 @@ def test_late_calibration_still_reaches_the_first_frames(tmp_path):
     check_whole(write_folder(tmp_path / "bag", sorted([*infos, *images], key=lambda i: i[3])))
 
 
-def test_useless_calibration_is_told_once_and_left_out(tmp_path, caplog):
+def test_useless_calibration_is_reported_once_and_left_out(tmp_path, caplog):
     items = [(t, k, m, s) for t, k, m, s in stream() if k == IMAGE]
     zero = np.array([[0, 0, 0.5], [0, 0, 0.5], [0, 0, 0]])
     for i in range(N):
@@ -410,7 +410,7 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, caplog):
 @pytest.mark.parametrize("compression", list(mcap.writer.CompressionType))
 @pytest.mark.parametrize("chunk_size", [20_000, 10_000_000])
 def test_truncated_mcap_gives_what_is_readable(tmp_path, compression, chunk_size):
-    """A truncated MCAP gives what is readable and tells where it stops."""
+    """A truncated MCAP gives what is readable and reports where it stops."""
     # Many frames: zstd and lz4 give back whole blocks only, of up to 128 KiB.
     file = write_mcap(
         tmp_path / "a.mcap", stream(60), chunk_size=chunk_size, compression=compression
@@ -434,7 +434,7 @@ def test_mcap_of_a_power_cut_is_read(tmp_path):
 
 
 def readable(path):
-    """How many frames come out of a damaged recording, and what it says of the damage."""
+    """Number of frames read from a damaged recording, and its report of the damage."""
     try:
         with open_recording(path) as recording:
             return len(list(recording)), recording.stopped_at
@@ -443,7 +443,7 @@ def readable(path):
 
 
 @pytest.mark.slow
-def test_every_cut_is_survived_and_told(tmp_path):
+def test_every_cut_is_survived_and_reported(tmp_path):
     file = write_mcap(tmp_path / "a.mcap", stream(4), chunk_size=20_000)
     data = file.read_bytes()
     for size in range(0, len(data), 997):
@@ -513,7 +513,7 @@ def test_damaged_sqlite_is_one_clear_error_at_opening(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_write_ahead_log_left_behind_is_told(tmp_path, caplog):
+def test_a_left_write_ahead_log_is_reported(tmp_path, caplog):
     bag = write_folder(tmp_path / "bag", stream(), "sqlite3")
     (bag / "bag.db3-wal").write_bytes(b"x")
     with caplog.at_level(logging.WARNING):
@@ -570,7 +570,7 @@ def test_video(tmp_path, name, codec):
         np.testing.assert_allclose(frame.image.mean((0, 1)), (20 * i + 10, 60, 30), atol=6)
 
 
-def test_truncated_video_says_where_it_stops(tmp_path):
+def test_a_truncated_video_reports_where_it_stops(tmp_path):
     path = write_video(tmp_path / "a.avi", "MJPG", 100)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     count, text = readable(path)

@@ -148,7 +148,7 @@ def test_scene_files_hold_the_same_points_in_their_own_axes(true_run):
     np.testing.assert_allclose(np.asarray(glb.vertices), np.stack((-y, z, -x), axis=1), atol=1e-5)
 
 
-def test_unknown_scale_is_said_in_the_report(true_run):
+def test_unknown_scale_is_in_the_report(true_run):
     report = json.loads((true_run[0] / "report.json").read_text())
     assert report["metric"] is False
     assert report["license"] == "Apache-2.0"
@@ -367,7 +367,7 @@ def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
 
 
 @pytest.mark.process
-def test_a_scene_that_cannot_be_resumed_is_told_and_kept(bag, tmp_path):
+def test_a_scene_that_cannot_be_resumed_is_reported_and_kept(bag, tmp_path):
     done = run_cli(
         "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK
     )

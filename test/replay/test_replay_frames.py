@@ -1,4 +1,4 @@
-"""Frames and transforms of a replay: as the parameters and the recording's own tree say."""
+"""Frames and transforms of a replay: as the parameters and the recording's own tree require."""
 
 from collections import Counter
 

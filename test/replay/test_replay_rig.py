@@ -138,7 +138,7 @@ def test_two_names_of_one_topic_are_refused(bag):
         open_recording(bag, cameras={"a": "/front", "b": "/front/image_raw"})
 
 
-def test_frames_of_a_bag_know_their_camera_and_come_in_order(bag):
+def test_frames_of_a_bag_name_their_camera_and_are_in_order(bag):
     with open_recording(bag, cameras={"left": "left", "front": "front"}) as recording:
         frames = list(recording)
         assert recording.length == 2 * FRAMES

@@ -1,4 +1,4 @@
-"""Cleanup in mid-window waits, or fails and says so; a reconfigured node has one of each."""
+"""Cleanup in mid-window waits, or fails and reports it; a reconfigured node has one of each."""
 
 import gc
 import signal

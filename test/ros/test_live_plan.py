@@ -90,7 +90,7 @@ def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
         assert stream.config.pipeline.inference.memory_budget_gb == 2.0
         set_budget(live, 3.0)
         live.until(lambda: stream.config.pipeline.inference.memory_budget_gb == 3.0)
-        live.until(lambda: not live.da3.parameter_changes.pending)  # it was looked at
+        live.until(lambda: not live.da3.parameter_changes.pending)  # it was checked
         assert live.da3.get_parameter("memory_budget_gb").value == 3.0
         live.until(lambda: [m for m in rosout if "nothing fits" in m.msg])
         said = [m.msg for m in rosout if "nothing fits" in m.msg]

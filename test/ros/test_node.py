@@ -268,7 +268,7 @@ def test_it_is_gone_within_four_seconds_even_in_mid_window(kill):
             rig.show(camera, frame)
             rt.spin_until(rig.node, lambda: False, 0.1)  # as a camera: not in a burst
         rig.until(lambda: rig.status and rig.status[-1].frames_received == 7)
-        # Nothing on the graph says that the window is under way, but the processor does.
+        # The graph does not show that the window runs, but the processor's load does.
         before = processor_s(rig.process)
         rig.until(lambda: processor_s(rig.process) - before > 0.5)
         assert rig.process.stop(kill, timeout_s=4.0) == 0
@@ -388,7 +388,7 @@ def test_late_repeated_and_jumping_stamps():
         assert "jump back" in rig.process.output()
 
 
-def test_after_a_jump_the_place_is_told_as_a_guess(tmp_path):
+def test_after_a_jump_the_place_is_published_as_guessed(tmp_path):
     """Over the node: covariances, diagnostics, the map that is shown, and exports."""
     camera, frames = camera_frames(6)
     values = {"scale.source": "fixed", "map.voxel_m": 0.05, "max_late_s": 0.15}

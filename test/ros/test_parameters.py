@@ -152,7 +152,7 @@ def failing(error):
     ("error", "said"),
     [(BudgetError("nothing fits"), "nothing fits"), (KeyError("x"), "KeyError: 'x'")],
 )
-def test_a_change_that_the_worker_could_not_make_is_told(runner, error, said):
+def test_a_change_that_the_worker_could_not_apply_is_reported(runner, error, said):
     runner, logged = runner
     done = runner.submit(failing(error))
     assert done.exception(10.0) is error
@@ -160,7 +160,7 @@ def test_a_change_that_the_worker_could_not_make_is_told(runner, error, said):
     assert logged == [said]
 
 
-def test_what_an_ending_worker_leaves_is_not_told(runner):
+def test_errors_of_an_ending_worker_are_not_reported(runner):
     runner, logged = runner
     runner.worker.stop(1.0)
     assert isinstance(runner.submit(lambda: None).exception(10.0), WorkerStoppedError)

@@ -1,4 +1,4 @@
-"""Endpoints that do not fit are told with both sides; what the user overrides holds."""
+"""Incompatible endpoints are reported with both sides; what the user overrides holds."""
 
 import re
 from pathlib import Path
@@ -79,7 +79,7 @@ def incompatibility(peers):
     )
 
 
-def test_a_peer_is_told_once_its_name_is_known():
+def test_a_peer_is_reported_once_its_name_is_known():
     peers = [NAMELESS]
     one = incompatibility(peers)
     assert not one.pending
@@ -90,7 +90,7 @@ def test_a_peer_is_told_once_its_name_is_known():
     assert not one.pending
 
 
-def test_a_peer_that_never_gets_a_name_is_told_all_the_same():
+def test_a_peer_that_never_gets_a_name_is_reported_too():
     one = incompatibility([NAMELESS])
     one.record("reliability")
     assert [one.text() for _ in range(ATTEMPTS)] == [""] * (ATTEMPTS - 1) + [UNNAMED]
@@ -122,7 +122,7 @@ def test_throttle_counts_each_key_and_remembers_not_without_end():
     assert len(throttle._logged_s) == MOST
 
 
-def test_two_topics_are_told_at_once_a_throttled_one_later():
+def test_two_topics_are_reported_at_once_a_throttled_one_later():
     endpoints = Endpoints(None)
     one, two = incompatibility([BEST]), incompatibility([Endpoint("/other", "T", "best_effort")])
     endpoints._incompatibilities = {("/a", "subscription"): one, ("/b", "subscription"): two}
@@ -147,7 +147,7 @@ def test_every_endpoint_of_the_node_goes_through_endpoints():
 
 
 @pytest.mark.process
-def test_node_tells_both_sides_and_obeys_overrides():
+def test_node_reports_both_sides_and_obeys_overrides():
     override = {"qos_overrides./da3/depth/image.publisher.reliability": "best_effort"}
     with Rig(qos=rt.BEST_EFFORT, image_reliability="reliable", **override) as rig:
         rig.until(lambda: rig.status and rig.status[-1].state == "active")

@@ -164,7 +164,7 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
                 assert live.header.stamp.nanosec == other.header.stamp.nanosec
 
 
-def test_a_camera_that_somebody_else_parents_is_left_alone():
+def test_no_transform_for_a_camera_with_another_parent():
     cameras = walks(2)
     with TwoCameras() as rig:
         rig.until(lambda: rt.matched(rig.static))

@@ -206,7 +206,7 @@ def test_compressed_distorted_best_effort_odometry_and_tf():
 
 
 @pytest.mark.parametrize("encoding", ["bgr8", "mono8"])
-def test_encoding_says_what_the_bytes_are(encoding):
+def test_encoding_matches_the_bytes(encoding):
     domain_id = domain()
     with session(domain_id) as node, camera(domain_id, encoding=encoding, frames=2) as process:
         images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
@@ -261,7 +261,7 @@ def test_camera_waits_for_a_slow_consumer_and_none_is_dropped():
             np.testing.assert_allclose(pose_matrix(sent.pose), frame.T_world_camera, atol=1e-6)
 
 
-def test_a_silent_consumer_is_told_once_and_holds_nothing_up():
+def test_a_silent_consumer_is_reported_once_and_blocks_nothing():
     domain_id = domain()
     with session(domain_id) as node:
         consumer = Consumer(node, work_s=0.0, answers=False)
@@ -273,7 +273,7 @@ def test_a_silent_consumer_is_told_once_and_holds_nothing_up():
         assert len(set(consumer.stamps)) == 6
 
 
-def test_process_ends_by_itself_when_told_to():
+def test_process_ends_by_itself_on_request():
     with camera(domain(), frames=2, wait_for_subscribers=0, exit_when_done=True) as process:
         assert process.wait() == 0
         assert "all 2 frames are published" in process.output()

@@ -57,7 +57,7 @@ def test_beside_a_localiser_only_map_to_odom_is_published():
         assert len(others) == 6  # only the localiser's own
 
 
-def test_an_unknown_scale_leaves_a_robot_alone_and_says_so_once():
+def test_an_unknown_scale_leaves_a_robots_tree_and_warns_once():
     with Robot(base_frame="base_link") as robot:
         robot.mount(level_mount())
         run(robot)
@@ -65,7 +65,7 @@ def test_an_unknown_scale_leaves_a_robot_alone_and_says_so_once():
         assert robot.process.output().count("no transform is published") == 1
 
 
-FAR = 42.0  # where a localiser of the tests says that the robot is: nowhere near
+FAR = 42.0  # where a localiser of the tests puts the robot: nowhere near
 
 
 def localise(robot, stamp_ns, edge=("odom", "base_link")):
@@ -206,7 +206,7 @@ def test_of_two_nodes_on_one_camera_one_publishes_in_the_end():
 
 
 def until_quiet(robot, stream, frames=20):
-    """Until every frame of a stretch has brought each transform once."""
+    """Until every frame of a range has brought each transform once."""
 
     def quiet():
         start = len(robot.edges())

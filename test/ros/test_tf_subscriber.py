@@ -58,7 +58,7 @@ def info(gid):
     return {"publisher_gid": {"implementation_identifier": "any", "data": gid}}
 
 
-def test_the_publisher_tells_ours_from_theirs_on_one_edge():
+def test_our_and_their_transforms_on_one_edge_are_distinguished():
     tree, hear = listener(Node(endpoint("da3", OWN), endpoint("ekf", OTHER)))
     hear(message(), info(OWN))
     assert tree.parent("base_link") is None
@@ -80,7 +80,7 @@ def test_without_a_publishers_name_what_was_sent_is_ours(known):
         assert tree.parent("base_link") == other.transforms[0].header.frame_id
 
 
-def test_two_nodes_of_one_name_are_told_by_what_was_sent():
+def test_two_nodes_of_one_name_are_distinguished_by_content():
     sent = SentTransforms()
     tree, hear = listener(Node(endpoint("da3", OWN), endpoint("da3", OTHER)), sent)
     sent.add(message(5))

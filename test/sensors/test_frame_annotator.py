@@ -1,4 +1,4 @@
-"""What the robot knows of a frame, for the live node and a replay."""
+"""The robot's data for a frame, in the live node and a replay."""
 
 import numpy as np
 

@@ -83,7 +83,7 @@ def test_a_turn_is_carried_on_as_a_turn():
 
 
 @pytest.mark.parametrize("source", ["odometry", "tf"])
-def test_the_camera_is_where_base_and_mount_say(source):
+def test_the_camera_is_where_base_and_mount_put_it(source):
     tree, mount = TransformTree(), pose(0.3, 20)
     tree.add("base", "optical", mount, 0, static=True)
     prior = PosePrior(source, 0.2, tree, "odom")
@@ -147,7 +147,7 @@ def test_exact_poses_give_the_unit_of_any_window(walk):
         assert found.sigma < 0.02
 
 
-def test_unit_of_noisy_odometry_is_as_wrong_as_it_says(walk):
+def test_unit_of_noisy_odometry_is_as_wrong_as_stated(walk):
     z = []
     for seed in range(20):
         odometry = DriftingOdometry(walk[0].T_world_camera, noise_m=0.03, seed=seed)
@@ -163,8 +163,8 @@ def test_unit_of_noisy_odometry_is_as_wrong_as_it_says(walk):
     assert np.abs(np.mean(z)) < 1
 
 
-def test_depths_tell_the_unit_that_wrong_baselines_hide(walk):
-    """All of the network's motions 10 % too long: the surfaces still say how far they are."""
+def test_depths_give_the_unit_that_wrong_baselines_hide(walk):
+    """All of the network's motions 10 % too long: the surfaces still give their distance."""
     prediction = predict(walk, 0)
     true = np.nanmedian(walk[0].depth / prediction.depth[0])
     poses = prediction.T_window_camera.copy()

@@ -95,7 +95,7 @@ def assert_rectified_where_P_says(c, full_points_to_image, size, sigma=2.5, radi
     assert inside.sum() >= 6
     found = np.array([blob_at(result.image, p, radius) for p in expected[inside]])
     np.testing.assert_allclose(found, expected[inside], atol=0.12)
-    # and K says the same as P, under the corner rule
+    # and K equals P, under the corner rule
     np.testing.assert_allclose(
         project(result.K, (points @ np.asarray(c.R).T)[inside]) - 0.5, expected[inside], atol=1e-9
     )

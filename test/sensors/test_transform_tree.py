@@ -1,4 +1,4 @@
-"""The transform tree answers what tf2 would, or says why not."""
+"""The transform tree answers what tf2 would, or gives the reason."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_times_outside_the_history_name_the_edge(robot, stamp, message):
         robot.lookup("odom", "camera", stamp)
 
 
-def test_unknown_and_unconnected_frames_are_told_apart(robot):
+def test_unknown_and_unconnected_frames_are_distinguished(robot):
     robot.add("elsewhere", "thing", pose(), 0, static=True)
     with pytest.raises(TransformError, match="two separate trees"):
         robot.lookup("thing", "camera", S)

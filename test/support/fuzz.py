@@ -114,7 +114,7 @@ class Fuzzer:
 
 
 def one_line(error: Exception) -> bool:
-    """Whether an error is a single line that says something."""
+    """Whether an error is a single line that is not empty."""
     return "\n" not in str(error) and len(str(error)) > 10
 
 

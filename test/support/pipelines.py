@@ -38,7 +38,7 @@ class LostSession(TruthSession):
 
 
 def odometry_of(camera, frames, **noise):
-    """What the robot says where the camera is, frame by frame."""
+    """The robot's own poses of the camera, frame by frame."""
     odometry = DriftingOdometry(frames[0].T_world_camera, **noise)
     for frame in frames:
         odometry.move(frame.T_world_camera, 1 / camera.rate_hz)

@@ -54,7 +54,7 @@ def environment(domain_id: int, **extra: str | None) -> dict[str, str]:
 
 
 def without_profile() -> dict[str, None]:
-    """``extra`` for ``environment``: no Fast DDS profile, as in a process that knows nothing."""
+    """``extra`` for ``environment``: no Fast DDS profile, as in a process without our settings."""
     return dict.fromkeys(PROFILE_VARIABLES)
 
 
@@ -141,7 +141,7 @@ def session(domain_id: int, name: str = "test_node") -> Iterator[Any]:
 
 
 def spin_until(node: Any, condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
-    """Serve ``node`` until ``condition`` holds; says whether it did in time.
+    """Serve ``node`` until ``condition`` holds. Returns whether it did in time.
 
     Use it as ``assert spin_until(...)``.
     """

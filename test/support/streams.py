@@ -14,7 +14,7 @@ VALUES = {
 
 
 class Host:
-    """Takes what the stream says; ``lib`` makes its messages."""
+    """Takes what the stream publishes; ``lib`` makes its messages."""
 
     def __init__(self, lib):
         self.lib, self.topics, self.sent = lib, {}, []

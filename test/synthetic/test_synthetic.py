@@ -91,7 +91,7 @@ def test_depth_equals_brute_force_in_double_precision(views):
             assert np.median(error) < 1e-7
 
 
-def test_sky_is_infinite_and_said_to_be_sky(views):
+def test_sky_is_infinite_and_marked_as_sky(views):
     sky = [(seen.surface == SKY) for _, _, seen in views]
     assert any(bool(s.any()) for s in sky), "no window in any of the test rooms: choose seeds"
     for (_, _, seen), mask in zip(views, sky, strict=True):
@@ -311,7 +311,7 @@ def test_walks_are_smooth_free_of_collisions_and_upright(kind, frames):
         np.testing.assert_array_equal(T, make_walk(room, kind, frames, seed, pace))
 
 
-def test_walks_do_what_their_names_say():
+def test_walks_do_what_their_names_promise():
     room = make_room(5)
     for seed in range(4):
         loop = make_walk(room, "loop", 300, seed)

@@ -25,7 +25,7 @@ def truth():
 
 
 def perfect(truth):
-    """What an all-knowing network would say."""
+    """Predictions of a perfect network."""
     q = quaternion_from_matrix(truth.T_ref_camera[..., :3, :3])
     cameras = Cameras(truth.T_ref_camera[..., :3, 3], -q, field_of_view(truth.K, truth.size))
     known = truth.depth.isfinite()

@@ -1,7 +1,7 @@
-"""Everything that a session does, on a card that does not exist: PyTorch's fake tensors.
+"""Everything that a session does, on a GPU that does not exist: PyTorch's fake tensors.
 
 A fake tensor has a shape, a type and a device, and operations check them: a tensor made on the
-host, or of the wrong type, fails here as it would on a card.
+host, or of the wrong type, fails here as it would on a GPU.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ seen: list = []
 
 
 def getitem(self, index):
-    """Indexing by single operations: Python's own binding of it asks for the card's driver."""
+    """Indexing by single operations: Python's own binding of it asks for the GPU's driver."""
     index = index if isinstance(index, tuple) else (index,)
     known = sum(i is not None and i is not Ellipsis for i in index)
     if Ellipsis not in [i if i is Ellipsis else 0 for i in index]:
@@ -106,8 +106,8 @@ def with_values(function):
 
 
 @pytest.fixture
-def card(monkeypatch):
-    """A card with 8 GiB that holds fake tensors only."""
+def gpu(monkeypatch):
+    """A GPU with 8 GiB that holds fake tensors only."""
 
     class Properties:
         name, major, minor, is_integrated = "Fake", 8, 6, False
@@ -160,7 +160,7 @@ def card(monkeypatch):
 
 
 class HostDownload:
-    """A prefix on the host, as fake as it was on the card."""
+    """A prefix on the host, as fake as it was on the GPU."""
 
     def __init__(self, values):
         make = type(values)
@@ -184,7 +184,7 @@ def window(count, new=1, wanted=None, poses=False, seed=0):
     return Window(0, some, new, wanted, T if poses else None)
 
 
-def on_card():
+def on_gpu():
     assert seen
     assert all(isinstance(x, FakeTensor) and x.device.type == "cuda" for x in seen)
 
@@ -192,7 +192,7 @@ def on_card():
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["off", "bfloat16"])
 @pytest.mark.parametrize("poses", [False, True])
-def test_windows_stay_on_the_card_in_the_right_types(card, precision, poses):
+def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
     session = open_session(mixed_precision=precision)
     session.fit((84, 56), 4, 1)
     sliding = window(4, poses=poses)
@@ -201,13 +201,13 @@ def test_windows_stay_on_the_card_in_the_right_types(card, precision, poses):
         found = session.infer(Window(0, sliding.views, 1, wanted, sliding.T_prior_camera))
         assert found.depth.shape == (4, 56, 84)
         assert found.T_window_camera.shape == (4, 4, 4)
-    on_card()
+    on_gpu()
     assert {x.dtype for x in seen} == {torch.float32}
     assert next(session.network.parameters()).device.type == "cuda"
 
 
 @pytest.mark.slow
-def test_every_other_method_runs_on_a_card(card, monkeypatch):
+def test_every_other_method_runs_on_a_gpu(gpu, monkeypatch):
     session = open_session()
     plan = session.fit((84, 56), 4, 1)
     assert plan.device == "cuda"
@@ -219,17 +219,17 @@ def test_every_other_method_runs_on_a_card(card, monkeypatch):
     for _ in range(2):
         session.infer(window(4))
     for relief in (1, 2, 3):
-        session.memory.step_down(0, 3)
+        session.memory.apply_fallback(0, 3)
         assert session.memory.fallback.level == relief
         session.infer(window(3))
     session.loaded.change_precision(torch.float32)
     session.infer(window(2))
-    on_card()
+    on_gpu()
     assert session.loaded.attention == "flash"
 
 
 @pytest.mark.slow
-def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
+def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
     session = open_session()
     plain, left = session.network.decode, [1]
 
@@ -246,7 +246,7 @@ def test_running_out_on_a_card_runs_the_window_again(card, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3metric-large", "da3nested-giant-large"])
-def test_the_other_kinds_of_networks_stay_on_the_card(card, monkeypatch, model):
+def test_the_other_kinds_of_networks_stay_on_the_gpu(gpu, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)
     monkeypatch.setattr(window_decoder, "to_metres", as_metres)
@@ -254,7 +254,7 @@ def test_the_other_kinds_of_networks_stay_on_the_card(card, monkeypatch, model):
     session._decoder._warned = True  # whether a focal length is a number cannot be asked of a fake
     session.fit((84, 56), 3, 1)
     assert session.infer(window(3, wanted=(1, 2))).depth.shape == (3, 56, 84)
-    on_card()
+    on_gpu()
 
 
 def as_metres(out, canonical, focal, fill_sky):
@@ -267,7 +267,7 @@ def same_place(*tensors):
 
 
 @pytest.mark.slow
-def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
+def test_the_metric_model_runs_on_the_same_gpu(gpu, monkeypatch):
     monkeypatch.setitem(MODELS, "da3metric-large", tiny_metric_spec())
     metric_model = MetricDepthModel(InferenceConfig("da3-tiny", "random", "cuda:0"), "random")
     assert metric_model.device == open_session(device="cuda:0").device == torch.device("cuda", 0)
@@ -276,14 +276,14 @@ def test_the_metric_model_looks_on_the_same_card(card, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tensor_left_on_the_host_is_found(card, monkeypatch):
-    """That this file can fail: fake tensors do tell devices apart."""
+def test_a_tensor_left_on_the_host_is_found(gpu, monkeypatch):
+    """This file can fail: fake tensors do distinguish devices."""
     session = open_session()
     monkeypatch.setattr(LoadedNetwork, "upload", lambda self, x: x)
     with pytest.raises(Exception, match=r"device"):
         session.infer(window(3, wanted=(1, 2)))
 
 
-def test_the_index_of_a_card_is_the_sessions_device(card):
+def test_the_index_of_a_gpu_is_the_sessions_device(gpu):
     with pytest.raises(devices.DeviceError, match="'cuda:3' does not exist"):
         open_session(device="cuda:3")
