@@ -118,6 +118,7 @@ def figures(listener, seconds):
         "window_message_total_median_s": statistics.median(total),
         **{f"stage_{name}": value for name, value in listener.stages.items()},
         "input_hz": status.input_hz,
+        "device": status.device,
         "drops": {cause: int(count) for cause, count in drops.items()},
         "received": int(status.frames_received),
     }
@@ -141,7 +142,7 @@ def main():
     for name, value in result.items():
         shown = f"{value:.4f}" if isinstance(value, float) else value
         sys.stdout.write(f"{name:<36} {shown}\n")
-    results_file.write(options.out, result, "cpu")
+    results_file.write(options.out, result, result["device"])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ Item = TypeVar("Item", bound=Stamped)
 
 
 class FrameQueue(Generic[Item]):
-    """A bounded, thread-safe queue of frames between two passes.
+    """A bounded, thread-safe queue of frames between two windows.
 
     ``counts``: dropped images by cause.
     """

@@ -53,6 +53,10 @@ class KeyframeSelector:
         self._keyframes: list[_Entry] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
 
+    def reconfigure(self, limits: KeyframeConfig) -> None:
+        """Sets the limits for later views."""
+        self.limits = limits
+
     def __len__(self) -> int:
         return len(
             {a.view.id for a in self._newest} | {k.shared_view.view.id for k in self._keyframes}

@@ -135,10 +135,11 @@ class DriftModel:
 class LoopClosure:
     """Keeps keyframes and the graph of submaps; finds and verifies loops."""
 
-    def __init__(self) -> None:
-        self.max_bytes = 0  # of kept keyframes; 0: no limit but MAX_KEYFRAMES
-        self.T_scene_vo = np.eye(4)
-        self.found = self.refused = 0  # verified loops; windows that verified none
+    def __init__(self, before: LoopClosure | None = None) -> None:
+        """``before``: keeps the corrections and counts of this object, not its keyframes."""
+        self.T_scene_vo: Array = before.T_scene_vo if before else np.eye(4)
+        self.found: int = before.found if before else 0  # verified loops
+        self.refused: int = before.refused if before else 0  # windows that verified none
         self._keyframes: list[LoopKeyframe] = []
         self._descriptors = DescriptorIndex()  # of the keyframes
         self._graph = SubmapGraph()
@@ -177,8 +178,13 @@ class LoopClosure:
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
-    def add_keyframe(self, shared_view: SharedView, descriptor: Array | None, submap: int) -> None:
-        """Adds a keyframe of the submap ``submap``; ``shared_view`` is in the ``vo`` frame."""
+    def add_keyframe(
+        self, shared_view: SharedView, descriptor: Array | None, submap: int, max_bytes: int = 0
+    ) -> None:
+        """Adds a keyframe of the submap ``submap``; ``shared_view`` is in the ``vo`` frame.
+
+        max_bytes: of all keyframes; 0: no limit but MAX_KEYFRAMES.
+        """
         centre = shared_view.T_ref_camera[:3, 3]
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap, shared_view.T_ref_camera)
@@ -192,7 +198,9 @@ class LoopClosure:
         self._descriptors.add([keyframe.descriptor for keyframe in self._keyframes])
         self._searching = True
         self._compared.clear()
-        while len(self._keyframes) > 2 and self._exceeds_limits():
+        while (count := len(self._keyframes)) > 2 and (
+            count > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
+        ):
             self._forget_most_similar()
 
     def resize(self, cut: Cut) -> None:
@@ -200,20 +208,15 @@ class LoopClosure:
 
         Keyframes of a third size stay as they are and are in no window.
         """
-        self._keyframes = [
-            replace(p, shared_view=cut.shared_view(p.shared_view))
-            if cut.fits(p.shared_view)
-            else p
-            for p in self._keyframes
-        ]
+        for i, kept in enumerate(self._keyframes):
+            if cut.fits(kept.shared_view):
+                cut_view = cut.shared_view(kept.shared_view)
+                self._keyframes[i] = replace(kept, shared_view=cut_view)
 
     @property
     def nbytes(self) -> int:
         """Memory of the keyframes, bytes, by the newest one: all take about the same."""
         return len(self._keyframes) * self._keyframes[-1].nbytes if self._keyframes else 0
-
-    def _exceeds_limits(self) -> bool:
-        return len(self._keyframes) > MAX_KEYFRAMES or 0 < self.max_bytes < self.nbytes
 
     def _start_submap(self, id: int, T: Array) -> None:
         place = Similarity.from_pose(T.copy())

@@ -63,7 +63,7 @@ class Snapshot:
 
 
 class SubmapStore:
-    """Submaps and trajectory of a scene, within ``limits``, which may be replaced at any time.
+    """Submaps and trajectory of a scene, within ``limits``.
 
     Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
     points are dropped first; points are dropped before they are farther than ``radius_m`` from the
@@ -81,6 +81,10 @@ class SubmapStore:
         self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
+
+    def set_limits(self, limits: MapConfig, scene_scale: float) -> None:
+        """Sets the limits and the scale for frames from now on."""
+        self.limits, self.scene_scale = limits, scene_scale
 
     def __len__(self) -> int:
         return len(self._points)

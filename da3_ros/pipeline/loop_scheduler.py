@@ -1,6 +1,6 @@
 """Schedules loop closure: when a candidate is verified, and when the scene is corrected.
 
-Verification costs one more pass of the network, after a window whose results are already
+Verification costs one more window, after a window whose results are already
 delivered. The graph is solved on another thread; its correction is applied between two windows.
 No ROS.
 """
@@ -38,6 +38,7 @@ class LoopScheduler:
         self.enabled = True
         self.closed = 0
         self._solver: ThreadPoolExecutor | None = None
+        self._max_bytes = 0  # of keyframes; 0: no limit
         self.restart()
 
     def restart(self) -> None:
@@ -53,9 +54,7 @@ class LoopScheduler:
     def set_enabled(self, enabled: bool) -> None:
         """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
         if self.enabled and not enabled:
-            before, self._closure = self._closure, LoopClosure()
-            self._closure.T_scene_vo = before.T_scene_vo
-            self._closure.found, self._closure.refused = before.found, before.refused
+            self._closure = LoopClosure(self._closure)
         self.enabled = enabled
 
     def start_segment(self, *, lost: bool) -> None:
@@ -87,13 +86,15 @@ class LoopScheduler:
 
     def limit_memory(self, memory_mb: int) -> int:
         """Limits keyframes to a quarter of the map's memory. Returns the MiB left for the rest."""
-        self._closure.max_bytes = memory_mb * 2**18
+        self._max_bytes = memory_mb * 2**18
         return max(1, memory_mb - -(-self.nbytes // 2**20)) if memory_mb else 0
 
     def add_keyframe(self, shared_view: SharedView, descriptor: Array | None) -> None:
         """Adds a keyframe in the ``vo`` frame, with its submap."""
         if self.enabled:
-            self._closure.add_keyframe(shared_view, descriptor, shared_view.submap)
+            self._closure.add_keyframe(
+                shared_view, descriptor, shared_view.submap, self._max_bytes
+            )
 
     def try_close_loop(
         self,

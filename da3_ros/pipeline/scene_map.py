@@ -39,6 +39,10 @@ class SceneMap:
         self.loops = LoopScheduler()
         self._reset_map_place()
 
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+
     def forget(self) -> None:
         """Begins with an empty map."""
         self.submaps = SubmapStore(self.config.map)
@@ -106,8 +110,8 @@ class SceneMap:
         scale = self.scale.update(window, prediction, placed.T_ref_window if fits else None)
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)
-        self.submaps.limits = dataclasses.replace(self.config.map, memory_mb=room)
-        self.submaps.scene_scale = self.scale.scene_scale
+        limits = dataclasses.replace(self.config.map, memory_mb=room)
+        self.submaps.set_limits(limits, self.scale.scene_scale)
         if self.scale.known and not before and self.scale.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
             self.submaps.regrid()

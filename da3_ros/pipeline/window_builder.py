@@ -58,6 +58,10 @@ class WindowBuilder:
         self.process_res = config.inference.process_res
         self.window_size, self._new = config.window.size, config.window.new
 
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+
     @property
     def network_size(self) -> tuple[int, int]:
         """(width, height) of the network's images; (0, 0) before the first."""

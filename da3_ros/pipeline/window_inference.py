@@ -40,6 +40,10 @@ class WindowInference:
         self._rig = RigScaleEstimator()
         self._next_window = 0
 
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+
     def warm_up(self, stopping: Callable[[], bool]) -> bool:
         """Runs typical windows before the first frame; returns whether it was completed.
 

@@ -42,6 +42,12 @@ class WindowOdometry:
         self.uncertainty = PoseUncertainty(motion_error)
         self.segment = -1
         self.unit = 1.0  # segment units per network unit of the newest window
+        self._clear_shared_views()
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+        self.shared_views.reconfigure(config.keyframe)
 
     def start_segment(self, newest: dict[str, Array]) -> None:
         """Begins a segment that shares no view with earlier windows.
@@ -128,7 +134,6 @@ class WindowOdometry:
 
     def is_keyframe(self, shared_view: SharedView) -> bool:
         """True if a view is far enough from all keyframes to become one."""
-        self.shared_views.limits = self.config.keyframe  # may have been reconfigured
         return self.shared_views.is_new(shared_view)
 
     def share(self, shared_view: SharedView, *, keyframe: bool) -> None:

@@ -45,7 +45,7 @@ class WindowSteps:
         """Sets the parameters that may change between windows."""
         self.config = config
         for part in (self.builder, self.inference, self.odometry, self.scene_map):
-            part.config = config
+            part.reconfigure(config)
 
     def run(self) -> Iterator[TrackedFrame]:
         """Runs one window of the waiting views and yields its new frames.

@@ -73,18 +73,24 @@ class MessageRecorder(Node):
         self.got: dict[str, dict[int, Any]] = {name: {} for name in TOPICS}
         self.status: Any = None
         self.received_s = time.monotonic()
-        for name, (topic, kind) in TOPICS.items():
+        self._subscriptions_of_results = [
             self.create_subscription(library.type(kind), topic, self._keep(name), 50)
+            for name, (topic, kind) in TOPICS.items()
+        ]
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         self.create_subscription(
             library.type("da3_ros/msg/Status"), "/da3/status", self._on_status, latched
         )
         self.export: Any = self.create_client(ExportScene, "/da3/export_scene")
-        # Last: the camera waits for this one, and discovers the subscriptions in their order.
-        self.create_subscription(library.type("sensor_msgs/msg/Image"), IMAGE, self._on_image, 1)
 
-    def _on_image(self, message: Any) -> None:
-        """Ignores the image: the subscription alone lets the camera start."""
+    def is_connected(self) -> bool:
+        """Whether camera and node publish to all subscriptions of this recorder."""
+        return all(s.get_publisher_count() for s in self._subscriptions_of_results)
+
+    def start_camera(self) -> None:
+        """Subscribe to the image, which the camera waits for; images themselves are ignored."""
+        kind = RclpyLibrary().type("sensor_msgs/msg/Image")
+        self.create_subscription(kind, IMAGE, lambda message: None, 1)
 
     def _keep(self, name: str) -> Callable[[Any], None]:
         def keep(message: Any) -> None:
@@ -99,12 +105,15 @@ class MessageRecorder(Node):
     def spin_until(
         self, condition: Callable[[], bool], what: str, alive: Callable[[], None]
     ) -> None:
-        """Spin until ``condition`` holds. Raises DemoError when a process ends or on a timeout."""
-        end = time.monotonic() + TIMEOUT_S
+        """Spin until ``condition`` holds.
+
+        Raises DemoError when a process ends, or after ``TIMEOUT_S`` without any message.
+        """
+        begun = time.monotonic()
         while not condition():
             alive()
-            if time.monotonic() > end:
-                raise DemoError(f"{what} did not happen within {TIMEOUT_S:.0f} s")
+            if time.monotonic() - max(begun, self.received_s) > TIMEOUT_S:
+                raise DemoError(f"{what} did not happen: no message for {TIMEOUT_S:.0f} s")
             rclpy.spin_once(self, timeout_sec=0.05)
 
 
@@ -154,6 +163,8 @@ def _watch(
         if status is not None and status.state == "unconfigured" and status.last_error:
             raise DemoError(status.last_error)  # the node keeps running, but idle
 
+    recorder.spin_until(recorder.is_connected, "the connection of camera and node", alive)
+    recorder.start_camera()
     start = time.monotonic()
     recorder.spin_until(lambda: bool(recorder.got["depth"]), "the first depth image", alive)
     first = time.monotonic() - start
@@ -170,6 +181,8 @@ def _watch(
         f"latency from stamp to publication: median {status.latency_median_s:.2f} s, "
         f"95 % within {status.latency_p95_s:.2f} s; {status.output_hz:.1f} frames/s",
     ]
+    if missing := status.frames_processed - len(recorder.got["depth"]):
+        lines.append(f"results of {missing} processed frames were not received")
     cloud = _read_cloud(output / "scene.ply")
     _pictures(output, recorder.got, cloud)
     names = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud.png")
@@ -179,7 +192,7 @@ def _watch(
 
 def _pace(parameters: list[str]) -> list[str]:
     """The camera waits for each result, also while the node warms up, if each frame has one."""
-    paced = not any(p.startswith("window.new") for p in parameters)
+    paced = not any(p.strip().startswith("window.new") for p in parameters)
     return ["pace_topic:=/da3/depth/camera_info"] if paced else []
 
 

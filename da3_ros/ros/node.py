@@ -95,6 +95,8 @@ class Da3Node(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Read the parameters and load the network."""
+        if self._closing:
+            return FAILURE
         try:
             self._configure()
         except EXPECTED as error:
@@ -121,6 +123,8 @@ class Da3Node(LifecycleNode):
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe. On an error the node stays inactive and keeps its network and scene."""
+        if self._closing:
+            return FAILURE
         if self.runner is None or self.runner.stopping:
             return self._failed("a cleanup has not finished: clean up again")
         try:
@@ -288,7 +292,7 @@ class Da3Node(LifecycleNode):
 
     def _autostart(self) -> None:
         self._start_timer.cancel()
-        if self.trigger_configure() == SUCCESS:
+        if not self._closing and self.trigger_configure() == SUCCESS:
             self.trigger_activate()
 
     def _timers_on(self) -> None:

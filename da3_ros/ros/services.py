@@ -102,7 +102,12 @@ class Services:
         """
         runner = self._node.runner
         if runner is None:
-            response.message = "the node is not configured: there is no scene"
+            ending = self._files.stopping
+            response.message = (
+                "the node is shutting down"
+                if ending
+                else "the node is not configured: there is no scene"
+            )
             return response
         self.waiting += 1
         try:

@@ -158,7 +158,7 @@ def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     assert written["machine"]["cores"] >= 1
     assert written["command"].startswith("python bench/accuracy.py ")
     assert found["frames"] == 4
-    assert found["ate_sim3_m"] >= 0
+    assert 0 < found["ate_sim3_m"] < found["path_m"]
 
 
 def test_a_folder_of_unknown_format_is_named_with_known_formats(accuracy, tmp_path):

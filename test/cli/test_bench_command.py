@@ -23,7 +23,7 @@ def bench(tmp_path, *arguments):
 
 
 @pytest.mark.slow
-def test_table_and_file_are_equal(tmp_path, capsys):
+def test_table_and_file_have_equal_figures(tmp_path, capsys):
     report = bench(tmp_path, "--frames", "7", "-p", "window.size:=4", "-p", "window.new:=2")
     table = capsys.readouterr().out
     assert (report["views"], report["new"]) == (4, 2)

@@ -888,11 +888,12 @@ def test_attention_is_named_for_the_precision_that_runs(monkeypatch):
 
 def test_a_correction_without_a_fitting_plan_keeps_the_old_one(monkeypatch):
     session = make_session()
-    session.fit((640, 480), 2, 1)
+    plan = session.fit((640, 480), 2, 1)
     monkeypatch.setattr(session.hardware, "window_peak", lambda before, persistent: 1 << 50)
     monkeypatch.setattr(memory_governor, "make_plan", refuse)
     session.infer(window(views(2)))
     assert "the old plan stays" in session.memory.over_budget
+    assert session.plan == plan
 
 
 # Before the first frame -----------------------------------------------------------------------

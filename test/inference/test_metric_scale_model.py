@@ -163,7 +163,7 @@ def test_the_focal_length_follows_a_smaller_picture(network, monkeypatch):
     assert half == pytest.approx(full / 2)
 
 
-def test_a_missing_metric_checkpoint_is_reported_first(tmp_path):
+def test_a_missing_metric_checkpoint_is_an_error(tmp_path):
     values = {
         "model": "da3-tiny",
         "checkpoint": "random",

@@ -231,7 +231,7 @@ def test_a_broken_window_teaches_little():
 
 
 @pytest.mark.slow
-def test_networks_without_stated_noise_get_the_largest(walk):
+def test_networks_without_stated_noise_get_a_large_one(walk):
     session = TruthSession(walk[1])
     del session.motion_error
     pipeline = Pipeline(bench.settings(process_res=112), session)

@@ -101,7 +101,7 @@ def test_get_fetches_the_pinned_revision_once(server, capsys):
     assert len(server.ranges) == count, "what is here is not fetched again"
 
 
-def test_a_non_commercial_licence_is_logged_before_the_download(server, capsys, monkeypatch):
+def test_a_non_commercial_licence_is_shown_before_the_download(server, capsys, monkeypatch):
     monkeypatch.setitem(hub.PINS, MODELS["da3-large"].repo, pin_for())
     assert main(["models", "--get", "da3-large"]) == 0
     assert "no commercial use" in capsys.readouterr().out.splitlines()[0]

@@ -33,7 +33,7 @@ APART = np.array([40.0, 0.0, 0.0])
 
 
 def descriptor_at(T):
-    """What a place descriptors like, made up: alike for cameras that see the same."""
+    """Made-up descriptor of a place: similar for cameras that see the same."""
     wave = np.random.default_rng(5).normal(size=(3, 64))
     return np.cos(np.array([*T[:2, 3], 2 * np.arctan2(T[1, 2], T[0, 2])]) @ wave * 0.7)
 

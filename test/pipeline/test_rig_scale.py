@@ -84,7 +84,7 @@ def test_also_when_the_rig_stands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_noise_of_a_network_is_averaged_with_a_right_covariance(rig, seed):
+def test_scale_of_a_noisy_network_is_within_its_sigma(rig, seed):
     _, results, true = run(rig, noise=NOISE, seed=seed)
     error, z = errors(results, true)
     assert len(error) > 40

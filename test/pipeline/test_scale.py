@@ -85,7 +85,7 @@ def test_clean_odometry_makes_metres_after_a_short_way(walk):
 
 
 @pytest.mark.slow
-def test_errors_of_noisy_odometry_match_its_covariance(walk):
+def test_scale_of_noisy_odometry_is_within_four_sigma(walk):
     priors = list(odometry_of(*walk, noise_m=0.02, noise_deg=0.5, seed=1))
     _, results = run(walk, settings(**{"scale.source": "odometry"}), priors)
     errors, metric = scale_errors(walk, results), [r for r in results if r.scale.metric]

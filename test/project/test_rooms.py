@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -78,9 +79,9 @@ def imported(file: Path) -> set[str]:
 
 
 def imported_modules(file: Path) -> set[str]:
-    """Full names of the package's modules that a file imports at its top."""
+    """Full names of the package's modules that importing a file imports, not calling it."""
     found: set[str] = set()
-    for node in tree_of(file).body:
+    for node in at_import(tree_of(file)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -90,6 +91,14 @@ def imported_modules(file: Path) -> set[str]:
             if names - modules:
                 found.add(node.module)
     return found & MODULES.keys()
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree that run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from at_import(node)
 
 
 def own_room(file: Path) -> str:
@@ -112,6 +121,24 @@ def test_no_room_imports_itself_by_way_of_others():
 def test_no_module_imports_itself_by_way_of_others():
     graph = {name: imported_modules(file) for name, file in MODULES.items()}
     assert list(TopologicalSorter(graph).static_order())
+
+
+def test_the_pipeline_is_short_and_so_is_every_class():
+    assert len((PACKAGE / "pipeline" / "pipeline.py").read_text().splitlines()) < 200
+    nodes = (node for file in FILES for node in ast.walk(tree_of(file)))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    assert [c.name for c in classes if c.end_lineno - c.lineno >= 300] == []
+
+
+@pytest.mark.parametrize("file", (PACKAGE / "pipeline").glob("*.py"), ids=lambda f: f.name)
+def test_no_object_of_the_pipeline_sets_anothers_attribute(file):
+    foreign = []
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            owner = node.value
+            if not (isinstance(owner, ast.Name) and owner.id == "self"):
+                foreign.append(ast.unparse(node))
+    assert foreign == []
 
 
 @pytest.mark.slow

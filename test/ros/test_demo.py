@@ -30,7 +30,10 @@ def test_demo_ends_with_files_and_errors_against_the_exact_room(tmp_path):
     assert processed >= 1, done.stdout
     dropped = sum(int(n) for n in re.findall(r"'\w+': (\d+)", done.stdout.split("dropped:")[1]))
     assert processed + dropped == 6, done.stdout
-    assert f"depth of {processed} frames" in done.stdout, done.stdout  # the first is received
+    lost = re.search(r"results of (\d) processed frames were not received", done.stdout)
+    received = processed - (int(lost[1]) if lost else 0)  # best effort loses images under load
+    assert received >= 1
+    assert f"depth of {received} frames" in done.stdout, done.stdout
     assert ("have no meaning" in done.stdout) == bool(weights)
     assert {f.name for f in tmp_path.iterdir()} == set(FILES)
     assert all(f.stat().st_size for f in tmp_path.iterdir())

@@ -96,6 +96,19 @@ def change(node, name, value):
     return answer
 
 
+def test_a_closing_node_loads_no_network(da3):
+    """Requests that the executor takes after SIGINT, and autostart, must not delay the end."""
+    from rclpy import lifecycle
+
+    da3.close()
+    before = da3._state_machine.current_state
+    da3._start_timer = SimpleNamespace(cancel=lambda: None)
+    da3._autostart()
+    assert da3._state_machine.current_state == before
+    assert da3.trigger_configure() == lifecycle.TransitionCallbackReturn.FAILURE
+    assert da3.runner is None
+
+
 class Broken:
     """The runner of a stream that cannot check a budget."""
 

@@ -48,7 +48,7 @@ def test_without_info_images_go_on_after_the_timeout(keeper):
     assert feed(keeper, "d", 4) == [("d", INFO)]
 
 
-def test_a_change_in_mid_stream_is_reported_and_used_after_reset(keeper):
+def test_a_change_in_mid_stream_is_used_after_a_reset(keeper):
     """A change in mid stream is reported once and used after reset."""
     keeper.add_info(INFO, "cam")
     feed(keeper, "a", 0)
