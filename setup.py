@@ -42,6 +42,7 @@ setup(
         "numpy>=1.26",
         # Not opencv-python: it needs libGL, which servers lack. Both provide the module cv2.
         "opencv-python-headless>=4.8",
+        "openvino>=2025.4",
         "pyyaml>=5.4",
         "rosbags>=0.11.9",
         "safetensors>=0.4",

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "test"))
 
 import results_file  # noqa: E402
 
-from da3_ros.inference.compiled import with_own_code  # noqa: E402
+from da3_ros.backends.compiled import with_own_code  # noqa: E402
 from da3_ros.inference.devices import open_device  # noqa: E402
 from da3_ros.inference.loading import load_network  # noqa: E402
 from da3_ros.network.backbone import Prefix  # noqa: E402

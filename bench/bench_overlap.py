@@ -113,6 +113,7 @@ def settings(options: argparse.Namespace) -> dict:
     """Returns the parameters of the live run and the replay."""
     return {
         "model": options.model, "checkpoint": "random", "device": options.device,
+        "backend": options.backend,
         "process_res": options.process_res, "window.size": options.window,
         "window.new": options.new,
     }  # fmt: skip
@@ -235,6 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="da3-small")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--backend", default="auto", choices=("auto", "torch", "openvino"))
     parser.add_argument("--process-res", type=int, default=280)
     parser.add_argument("--window", type=int, default=8, help="views per window")
     parser.add_argument("--new", type=int, default=2, help="new views per window")

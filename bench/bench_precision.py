@@ -45,7 +45,13 @@ def windows(rooms: int) -> list[tuple[Window, np.ndarray]]:
 def predictions(device: str, precision: str, given: list[Window]) -> tuple[str, list[Prediction]]:
     """Returns the precision that a session uses after its own check, and its predictions."""
     config = InferenceConfig(
-        "da3-tiny", "", device, mixed_precision=precision, process_res=SIZE[0], compile="off"
+        "da3-tiny",
+        "",
+        device,
+        "torch",
+        mixed_precision=precision,
+        process_res=SIZE[0],
+        compile="off",
     )
     session = InferenceSession(config)
     return session.status().precision, [session.infer(window) for window in given]
@@ -53,7 +59,9 @@ def predictions(device: str, precision: str, given: list[Window]) -> tuple[str, 
 
 def exact(device: str, given: list[Window]) -> list[Prediction]:
     """Returns the predictions in fp32 without TF32."""
-    config = InferenceConfig("da3-tiny", "", device, mixed_precision="off", process_res=SIZE[0])
+    config = InferenceConfig(
+        "da3-tiny", "", device, "torch", mixed_precision="off", process_res=SIZE[0]
+    )
     session = InferenceSession(config)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

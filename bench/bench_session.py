@@ -54,6 +54,7 @@ def one(options: argparse.Namespace) -> dict:
         model=options.model,
         checkpoint="random",
         device=options.device,
+        backend=options.backend,
         performance_mode=options.mode,
         mixed_precision=options.precision,
         compile=options.compile,
@@ -155,6 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="da3-small")
     parser.add_argument("--models", nargs="+", default=["da3-small", "da3-base", "da3-large"])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--backend", default="auto", choices=("auto", "torch", "openvino"))
     parser.add_argument("--mode", default="balanced", choices=MODES)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--compile", default="off", choices=("auto", "off", "on"))

@@ -63,7 +63,7 @@ def theirs(size: str, image: tuple[int, int], dtype: torch.dtype, device) -> Cal
 def ours(size: str, res: int, image: tuple[int, int], precision: str, device: str, views: int):
     """Returns a function that runs our network on ``views`` images, one of them new."""
     config = InferenceConfig(
-        f"da3-{size}", "random", device, mixed_precision=precision, process_res=res
+        f"da3-{size}", "random", device, "torch", mixed_precision=precision, process_res=res
     )
     session = InferenceSession(config, poses=False)
     plan = session.fit(image, max(2, views), 1)

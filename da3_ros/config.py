@@ -46,6 +46,15 @@ class InferenceConfig:
         choices=("auto", "cuda", "mps", "cpu"),
         pattern=r"cuda:\d+",
     )
+    backend: str = option(
+        "auto",
+        "runtime of the network; auto: OpenVINO on a CPU, else torch",
+        choices=("auto", "torch", "openvino"),
+    )
+    cache_dir: str = option(
+        "auto",
+        "folder where engines of OpenVINO are kept; auto: the user's cache folder; empty: none",
+    )
     performance_mode: str = option(
         "balanced",
         "minimal: least memory, half of the CPU cores; max: also torch.compile and CUDA graphs",

@@ -54,6 +54,44 @@ def own_domain():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def engine_cache(tmp_path_factory):
+    """The cache of engines of all workers of this run, instead of the user's."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        yield root / "cache" / "da3_ros" / "engines"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sessions_on_torch():
+    """In this process `backend: auto` is torch: building an engine takes ten seconds.
+
+    Tests marked ``openvino`` get what users get; programs that tests start get a parameter.
+    """
+    from da3_ros.inference import loading
+
+    real, allowed = loading.backend_for, [False]
+
+    def backend_for(wanted, device, precision):
+        if allowed[0]:
+            return real(wanted, device, precision)
+        assert wanted != "openvino", "mark this test with openvino"
+        return "torch"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "backend_for", backend_for)
+        yield allowed
+
+
+@pytest.fixture(autouse=True)
+def openvino_where_marked(request, sessions_on_torch):
+    sessions_on_torch[0] = request.node.get_closest_marker("openvino") is not None
+    yield
+    sessions_on_torch[0] = False
+
+
 @pytest.fixture
 def recordings():
     """Folder of real recordings, which are never part of the repository."""

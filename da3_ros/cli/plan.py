@@ -25,6 +25,7 @@ def add_plan(commands: Any) -> None:
     )
     config = InferenceConfig()
     plan.add_argument("--device", default=config.device, help="auto, cuda, cuda:1, mps or cpu")
+    plan.add_argument("--backend", default=config.backend, help="auto, torch or openvino")
     plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
     plan.add_argument(
         "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",
@@ -55,6 +56,7 @@ def _run_plan(options: argparse.Namespace) -> int:
     config: PipelineConfig = config_from_parameters(
         {
             "device": options.device,
+            "backend": options.backend,
             "process_res": options.process_res,
             "mixed_precision": options.mixed_precision,
             "performance_mode": options.performance_mode,

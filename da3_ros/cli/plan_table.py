@@ -15,6 +15,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.benchmark import measure_speed
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
+from da3_ros.inference.loading import backend_and_precision
 from da3_ros.inference.memory_governor import FREE_SHARE
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import InferenceSession
@@ -71,9 +72,9 @@ def table(question: Question) -> list[list[str]]:
     device = planning_device(question.config.device, question.config.performance_mode)
     if question.measure and isinstance(device, AbsentCuda):
         raise DeviceError("--measure needs the device itself: set --device to one of this machine")
-    header = ["budget", "model", "views", "size", "precision", "predicted", "reduced"]
+    header = ["budget", "model", "views", "size", "backend", "precision", "predicted", "reduced"]
     if question.measure:
-        header[6:6] = ["measured", "frames/s"]
+        header[7:7] = ["measured", "frames/s"]
     asked = list(itertools.product(question.budgets_gb, question.models))
     shown = tqdm(asked, desc="plan", unit="plan", leave=False, disable=not sys.stderr.isatty())
     with logging_redirect_tqdm():
@@ -86,10 +87,11 @@ def _row(
 ) -> list[str]:
     budget = int(budget_gb * GIB) or int(FREE_SHARE * device.free())
     first = [f"{budget / GIB:.1f}", model]
-    precision = device.precision(question.config.mixed_precision)
+    config = dataclasses.replace(question.config, model=model)
+    backend, precision = backend_and_precision(config, device)
     request = Request(
         model, precision, None, question.config.process_res,
-        question.window, question.new, question.image,
+        question.window, question.new, question.image, backend=backend,
     )  # fmt: skip
     try:
         plan = make_plan(device, request, budget)
@@ -100,6 +102,7 @@ def _row(
         *first,
         str(plan.window),
         f"{plan.width}x{plan.height}",
+        plan.backend,
         plan.precision,
         f"{plan.predicted / GIB:.2f}",
         *measured,

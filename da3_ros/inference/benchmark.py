@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.inference.compiled import CALLS_BEFORE_COMPILING
+from da3_ros.backends.compiled import CALLS_BEFORE_COMPILING
 from da3_ros.inference.interfaces import Session
 from da3_ros.inference.planner import Plan
 from da3_ros.inference.random_windows import slide

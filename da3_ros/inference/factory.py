@@ -13,11 +13,13 @@ from da3_ros.parameter_schema import ConfigError
 log = logging.getLogger(__name__)
 
 
-def open_networks(config: PipelineConfig) -> tuple[InferenceSession, MetricDepthModel | None]:
+def open_networks(
+    config: PipelineConfig, *, wait_for_engine: bool = True
+) -> tuple[InferenceSession, MetricDepthModel | None]:
     """Open the session and, if selected, the metric model, in one memory budget.
 
-    A nested model measures its own windows and needs no metric model. Raises ConfigError,
-    CheckpointError or DeviceError.
+    A nested model measures its own windows and needs no metric model. ``wait_for_engine``: as in
+    ``InferenceSession``. Raises ConfigError, CheckpointError or DeviceError.
     """
     inference, spec = config.inference, _checked_model(config)
     metric_model = None
@@ -30,6 +32,7 @@ def open_networks(config: PipelineConfig) -> tuple[InferenceSession, MetricDepth
         poses=config.pose_prior.source != "none",
         streams=max(1, len(config.cameras)) if independent else 1,
         companion=metric_model.beside if metric_model else None,
+        wait_for_engine=wait_for_engine,
     )
     return session, metric_model
 

@@ -51,7 +51,7 @@ class ImageEncoder:
         """Compute the prefix of each image; keys are the arrays' ``id()``."""
         pixels = torch.from_numpy(np.stack([resize_to(image, size) for image in images]))
         batch = normalize(self._network.upload(pixels))[None]
-        prefix: Prefix = self._network.call("encode", batch)
+        prefix: Prefix = self._network.encode(batch)
         parts = (type(prefix)(*(x[0, i] for x in prefix)) for i in range(len(images)))
         return {id(image): part for image, part in zip(images, parts, strict=True)}
 

@@ -43,6 +43,8 @@ class SessionStatus:
     device: str = ""
     precision: str = ""  # the type of matrix products
     attention: str = ""  # the attention kernel
+    backend: str = ""  # runtime of the newest window, see da3_ros.backends
+    backend_since: int | None = None  # id of the first window that ran on it
     memory_budget_gb: float = math.nan
     memory_plan_gb: float = math.nan
     memory_peak_gb: float = math.nan

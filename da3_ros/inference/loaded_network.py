@@ -1,38 +1,55 @@
-"""A network on its device: the module, its precision, chunk sizes and compiled programs."""
+"""A network on its device: the module, its precision, chunk sizes and backends."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from da3_ros.backends.compiled import Compiler
+from da3_ros.backends.engine_cache import cache_folder
+from da3_ros.backends.engine_store import EngineStore
+from da3_ros.backends.factory import open_store
+from da3_ros.backends.interface import Backend
+from da3_ros.backends.openvino_backend import OpenVinoBackend
+from da3_ros.backends.openvino_engine import PRECISIONS
+from da3_ros.backends.self_check import pose_fault
+from da3_ros.backends.torch_backend import TorchBackend
 from da3_ros.config import InferenceConfig
-from da3_ros.inference.compiled import Compiler
 from da3_ros.inference.devices import Device, DeviceError
-from da3_ros.inference.loading import load_checked, load_network
-from da3_ros.inference.self_check import pose_fault
+from da3_ros.inference.loading import backend_and_precision, load_checked, load_network
 from da3_ros.network import Network
-from da3_ros.network.model import Chunks
+from da3_ros.network.model import Chunks, Output
 from da3_ros.network.precision import drop_camera_encoder, drop_rays
+
+log = logging.getLogger(__name__)
 
 
 class LoadedNetwork:
-    """Owns the network's module, precision, chunk sizes and compiled programs. Not thread-safe.
+    """Owns the network's module, precision, chunk sizes and backends. Not thread-safe.
 
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
 
     def __init__(
-        self, config: InferenceConfig, hardware: Device, *, poses: bool, streams: int
+        self,
+        config: InferenceConfig,
+        hardware: Device,
+        *,
+        poses: bool,
+        streams: int,
+        wait_for_engine: bool,
     ) -> None:
         """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
-        ``streams``: number of cameras whose windows alternate.
+        ``streams``: number of cameras whose windows alternate. ``wait_for_engine``: no window
+        runs on torch while an engine is prepared.
         """
-        self.hardware = hardware
+        self.hardware, self._wait = hardware, wait_for_engine
         self._config, self._poses = config, poses
-        requested = hardware.precision(config.mixed_precision)
+        self._wanted_backend, requested = backend_and_precision(config, hardware)
         hardware.attention(requested)  # raises before anything is loaded
         self.compiler = Compiler(
             self._compile_mode(requested),
@@ -41,12 +58,21 @@ class LoadedNetwork:
             fault=pose_fault,
         )
         self.module, self.precision = load_checked(self._load, hardware, requested)
+        self._torch = TorchBackend(self.module, self.precision, self.compiler)
+        self.backend: Backend = self._torch  # of the newest window, whose images have ``_size``
+        self._size = (0, 0)
+        self._use_engines = self._warned = False  # whether the plan in force does; of memory
+        self.backend_since: int | None = None  # id of the first window on it
+        self._engines = self._open_engines(wait=wait_for_engine)
         self.attention = hardware.attention(self.precision)
         self.preferred_precision = self.precision  # plans deviate only if memory is short
         self._lower_precision_valid = self.precision == requested  # the self-check passed
         self.chunks = hardware.chunks()
-        self._may_compile = True
-        self.compiling = False  # whether a program was compiled since ``begin_window``
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a program was compiled since ``begin_window``."""
+        return self._torch.compiling
 
     @property
     def compile_mode(self) -> str:
@@ -76,25 +102,68 @@ class LoadedNetwork:
         self.module, self.precision = load_checked(self._load, self.hardware, dtype, loaded)
         self.attention = self.hardware.attention(self.precision)
         self.compiler.forget()
+        self._torch = TorchBackend(self.module, self.precision, self.compiler)
+        self._engines = self._open_engines(wait=self._wait)
         return self.precision == dtype
 
     def set_chunks(self, chunks: Chunks, *, may_compile: bool) -> None:
         """Use these chunk sizes from now on; ``may_compile`` False disables compiled programs."""
-        self.chunks, self._may_compile = chunks, may_compile
+        self.chunks = self._torch.state = chunks
+        self._torch.may_compile = may_compile
         self.module.set_chunks(chunks)
 
-    def begin_window(self) -> None:
-        """Reset ``compiling`` for the next window."""
-        self.compiling = False
+    @property
+    def preferred_backend(self) -> str:
+        """The backend for plans with enough memory."""
+        return "torch" if self._engines is None else OpenVinoBackend.name
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call ``encode`` or ``decode`` of the network, compiled if that is enabled and works."""
-        plain = getattr(self.module, name)
-        if not self.compile_mode or not self._may_compile:
-            return plain(*args, **kwargs)
-        out = self.compiler.call(plain, self.precision, self.chunks, *args, **kwargs)
-        self.compiling |= self.compiler.at_work
-        return out
+    def use_backend(self, backend: str, wanted: str, size: tuple[int, int]) -> None:
+        """Use a plan's backend for images of ``size`` (H, W); its engine is prepared beside us.
+
+        Meanwhile, and for other sizes, torch runs. Warns once if the plan, for want of memory,
+        is for another backend than ``wanted``. Raises DeviceError if the backend cannot run here.
+        """
+        if backend != "torch" and self._engines is None:
+            raise DeviceError(
+                f"the plan is for backend {backend}, which this device or parameter `backend` "
+                "rules out"
+            )
+        if backend != wanted and wanted != "torch" and not self._warned:
+            self._warned = True
+            log.warning("memory_budget_gb is too small for an engine of %s: using torch", wanted)
+        self._use_engines = backend != "torch"
+        if self._engines is not None and self._use_engines:
+            self._engines.prepare(size)
+
+    def begin_window(self, size: tuple[int, int], window: int) -> None:
+        """Select the backend of a window (its id) with images of ``size``; reset ``compiling``."""
+        self._torch.compiling = False
+        before, self._size, self.backend = self.backend, size, self._backend(size)
+        if self.backend_since is None or self.backend.name != before.name:
+            self.backend_since = window
+
+    def encode(self, images: Tensor) -> Any:
+        """As ``Backend.encode``."""
+        return self._current((images.shape[-2], images.shape[-1])).encode(images)
+
+    def decode(
+        self,
+        prefix: Any,
+        size: tuple[int, int],
+        camera_tokens: Tensor | None,
+        frames: Tensor | None,
+    ) -> Output:
+        """As ``Backend.decode``."""
+        return self._current(size).decode(prefix, size, camera_tokens, frames)
+
+    def _current(self, size: tuple[int, int]) -> Backend:
+        """The backend of the newest window: an engine that becomes ready waits for the next."""
+        return self.backend if size == self._size else self._backend(size)
+
+    def _backend(self, size: tuple[int, int]) -> Backend:
+        if self._engines is None or not self._use_engines:
+            return self._torch
+        return self._engines.get(size) or self._torch
 
     def upload(self, x: Tensor) -> Tensor:
         """Copy a tensor to the device. Only on CUDA is it safe to queue the copy."""
@@ -109,6 +178,16 @@ class LoadedNetwork:
         if mode and precision == torch.int8:
             raise DeviceError("torch.compile does not support int8 here: set compile to off")
         return mode
+
+    def _open_engines(self, *, wait: bool) -> EngineStore | None:
+        """The engines of this network; None if it runs on torch alone."""
+        config = self._config
+        if self._wanted_backend == "torch" or self.precision not in PRECISIONS:
+            return None
+        return open_store(
+            self.module, config.checkpoint, self.precision, torch.get_num_threads(),
+            cache_folder(config.cache_dir), wait=wait,
+        )  # fmt: skip
 
     def _load(self) -> Network:
         network = load_network(self._config.model, self._config.checkpoint)

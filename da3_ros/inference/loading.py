@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from da3_ros.inference.devices import Device
-from da3_ros.inference.self_check import SelfCheck
-from da3_ros.network import Network, empty_network, initialize_randomly, load_checkpoint
+from da3_ros.backends.factory import BackendError
+from da3_ros.backends.factory import preferred_backend as backend_for
+from da3_ros.backends.openvino_engine import bf16_pays
+from da3_ros.backends.self_check import SelfCheck
+from da3_ros.config import InferenceConfig
+from da3_ros.inference.devices import Device, DeviceError
+from da3_ros.network import MODELS, Network, empty_network, initialize_randomly, load_checkpoint
 from da3_ros.network.precision import channels_last, convert
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,22 @@ def load_network(model: str, checkpoint: str, *, meaning: str = "numbers") -> Ne
         log.info("%s loaded from %s", model, folder)
     network.requires_grad_(False)
     return network
+
+
+def backend_and_precision(config: InferenceConfig, hardware: Device) -> tuple[str, torch.dtype]:
+    """The backend and the type of matrix products on this device, if memory admits them.
+
+    Raises DeviceError if the parameters ask for what the device cannot do.
+    """
+    precision = hardware.precision(config.mixed_precision)
+    try:
+        backend = backend_for(config.backend, hardware.kind, precision)
+    except BackendError as error:
+        raise DeviceError(str(error)) from error
+    if backend != "torch" and config.mixed_precision == "auto":
+        pays = bf16_pays(MODELS[config.model].width)
+        precision = torch.bfloat16 if pays else torch.float32
+    return backend, precision
 
 
 def put_on(network: Network, hardware: Device) -> Network:

@@ -156,6 +156,8 @@ class MemoryGovernor:
         if before is not None and before.repeatable() != plan.repeatable():
             self._network.compiler.release()
         self.over_budget = ""
+        wanted = "torch" if self._pinned else self._base_request.backend
+        self._network.use_backend(plan.backend, wanted, (plan.height, plan.width))
         self._set_chunks()
         self.meter.release_cached()
         self._hardware.cap(self.budget)

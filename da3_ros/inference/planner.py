@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from da3_ros.backends import BACKENDS
+from da3_ros.backends.engine_memory import EngineMemory, engine_memory
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
@@ -59,6 +61,7 @@ class Request:
     poses: bool = False  # whether windows have known poses
     streams: int = 1  # number of cameras whose windows alternate
     companion: CompanionModel | None = None
+    backend: str = "torch"  # the preferred one; torch if its memory does not fit
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Plan:
     activations: int
     fixed: int  # context and libraries, and weights of a companion model
     reduced: tuple[str, ...] = ()  # reductions that change results
+    backend: str = "torch"
 
     @property
     def predicted(self) -> int:
@@ -107,6 +111,8 @@ class Plan:
             values["reduced"] = tuple(values["reduced"])
             plan = Plan(**values)
             _ = plan.dtype, plan.predicted
+            if plan.backend not in BACKENDS:
+                raise ValueError(f"unknown backend {plan.backend!r}")
             if (
                 min(plan.width, plan.height, plan.process_res, plan.new, plan.window - plan.new)
                 < 1
@@ -128,6 +134,7 @@ class _Settings:
     window: int
     chunks: Chunks
     prefix_on_host: bool = False
+    backend: str = "torch"
 
 
 def make_plan(
@@ -142,10 +149,37 @@ def make_plan(
     factor: ratio of measured to predicted activations. precision: used instead of the
     requested one if another camera needs the lower one. Raises BudgetError if nothing fits.
     """
+    engine = _with_engine(device, request, budget, factor, precision)
+    if engine is not None:
+        return engine
     steps = (*_lossless_steps(device, request, precision), _last_full_size(device, request))
     plans = (_plan(device, request, choice, budget, factor) for choice in steps)
     fitting = next((p for p in plans if p.predicted <= budget), None)
     return fitting or _reduced_plan(device, request, budget, factor)
+
+
+def _with_engine(
+    device: Device, request: Request, budget: int, factor: float, precision: torch.dtype | None
+) -> Plan | None:
+    """The plan at full size with the requested engine; None if none is, or it does not fit."""
+    if request.backend == "torch":
+        return None
+    first = next(_lossless_steps(device, request, precision))
+    choice = dataclasses.replace(first, backend=request.backend)
+    plan = _plan(device, request, choice, budget, factor)
+    without = _plan(device, request, first, budget, factor)
+    building = without.weights + without.fixed + _engine(request, choice).build
+    return plan if max(plan.predicted, building) <= budget else None
+
+
+def _engine(request: Request, choice: _Settings) -> EngineMemory:
+    """Predicted memory of an engine for these settings."""
+    width, height = fit_size(*request.image, choice.process_res)[-1]
+    size = (height, width)
+    exact = predict(request, choice.window, size, torch.float32, choice.chunks)
+    return engine_memory(
+        MODELS[request.model], exact.weights, choice.window, size, choice.precision
+    )
 
 
 def needs_lower_precision(
@@ -273,6 +307,12 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
     width, height = fit_size(*request.image, choice.process_res)[-1]
     needed = predict(request, choice.window, (height, width), choice.precision, choice.chunks)
     companion, new = request.companion, min(request.new, choice.window - 1)
+    weights, activations = needed.weights, round(needed.activations * factor)
+    if choice.backend != "torch":
+        # Beside the network in PyTorch, which runs until the engine is ready, and if it fails.
+        engine = _engine(request, choice)
+        weights += engine.weights
+        activations = max(activations, round(engine.activations * factor / UNMEASURED))
     return Plan(
         model=request.model,
         device=device.kind,
@@ -285,13 +325,12 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         chunks=choice.chunks,
         prefix_on_host=choice.prefix_on_host,
         budget=budget,
-        weights=needed.weights,
+        weights=weights,
         prefix=needed.prefix * request.streams * kept_views(choice.window, new) // choice.window,
-        activations=max(
-            round(needed.activations * factor), _companion_activations(companion, height, width)
-        ),
+        activations=max(activations, _companion_activations(companion, height, width)),
         fixed=SLACK + device.context() + (companion.weights if companion else 0),
         reduced=_reductions(request, choice),
+        backend=choice.backend,
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from da3_ros.backends.compiled import CHECKS
 from da3_ros.config import InferenceConfig
-from da3_ros.inference.compiled import CHECKS
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.download import Download
 from da3_ros.inference.image_encoder import ImageEncoder
@@ -49,22 +49,28 @@ class InferenceSession(Session):
         poses: bool = True,
         streams: int = 1,
         companion: CompanionModel | None = None,
+        wait_for_engine: bool = True,
     ) -> None:
         """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
         ``streams``: number of cameras whose windows alternate, each sharing its own frames.
         ``companion``: another network, already loaded, that shares the budget.
+        ``wait_for_engine``: on a CPU, the first window waits for the network's OpenVINO engine;
+        if False, windows run on torch until it is ready.
         """
         self.config, self._poses = config, poses
         self.hardware = open_device(config.device, config.performance_mode)
         self.spec = MODELS[config.model]
         _announce(self.spec)
         free = self.hardware.free() + (companion.weights if companion else 0)
-        self.loaded = LoadedNetwork(config, self.hardware, poses=poses, streams=streams)
+        self.loaded = LoadedNetwork(
+            config, self.hardware, poses=poses, streams=streams, wait_for_engine=wait_for_engine
+        )
         self.prefix_cache = PrefixCache()
         base_request = Request(
             config.model, self.loaded.preferred_precision, None, config.process_res,
             window=0, new=0, poses=poses, streams=streams, companion=companion,
+            backend=self.loaded.preferred_backend,
         )  # fmt: skip
         self.memory = MemoryGovernor(
             self.loaded, self.prefix_cache, base_request, config.memory_budget_gb, free
@@ -100,6 +106,8 @@ class InferenceSession(Session):
             device=str(self.device),
             precision=str(self.loaded.precision).removeprefix("torch."),
             attention=self.loaded.attention,
+            backend=self.loaded.backend.name,
+            backend_since=self.loaded.backend_since,
             memory_budget_gb=self.memory.budget / GIB,
             memory_plan_gb=plan.predicted / GIB if plan else math.nan,
             memory_peak_gb=self.memory.meter.peak / GIB,
@@ -218,10 +226,10 @@ class InferenceSession(Session):
 
     @torch.inference_mode()
     def _run(self, window: Window) -> Prediction:
-        self.loaded.begin_window()
-        self.memory.meter.begin()
         images, size = [view.image for view in window.views], window.views[0].image.shape[:2]
         inner = scaled_size(size, self.memory.fallback.current.scale)
+        self.loaded.begin_window(inner, window.id)
+        self.memory.meter.begin()
         prefix = self._encoder.prefixes(images, inner, self.memory.cache_policy(len(images)))
         frames = sorted(range(len(images)) if window.wanted is None else window.wanted)
         download = Download(self._decoder.answer(window, prefix, inner, frames))

@@ -41,9 +41,7 @@ class WindowDecoder:
         chosen = self._index(frames, window)
         if isinstance(module, MonocularDepth):
             return module.decode(prefix, chosen)  # only selects maps
-        out: Output = self._network.call(
-            "decode", prefix, size, tokens, ref_view="first", frames=chosen
-        )
+        out = self._network.decode(prefix, size, tokens, chosen)
         out = out._replace(appearance=appearance(prefix))
         return self._in_metres(out, window, prefix, size, frames)
 

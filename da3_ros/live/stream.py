@@ -55,7 +55,7 @@ class Stream:
         self.config, self.host = config, host
         prior = open_prior(config, transforms)
         self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn)
-        pipelines = open_pipelines(config.pipeline, session)
+        pipelines = open_pipelines(config.pipeline, session, wait_for_engine=False)
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
         self.scene_streams = {

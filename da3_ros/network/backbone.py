@@ -236,7 +236,7 @@ class VisionTransformer(nn.Module):
         """Images [F, 3, H, W] -> tokens [F, T, D] with position embeddings (5.2 to 5.4)."""
         h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
         patches = self.patch_embed(images).to(self.cls_token.dtype)
-        x = torch.cat((self.cls_token.expand(len(patches), -1, -1), patches), dim=1)
+        x = torch.cat((self.cls_token.expand(patches.shape[0], -1, -1), patches), dim=1)
         return x + self.position_embedding(h, w)
 
     def local_taps(self, images: Tensor, consume: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
@@ -271,7 +271,7 @@ class VisionTransformer(nn.Module):
         """
         given = camera_tokens is not None
         order = None if given else select_reference(descriptor, ref_view)
-        slot = camera_tokens if camera_tokens is not None else self._roles(*tokens.shape[:2])
+        slot = camera_tokens if camera_tokens is not None else self.role_tokens(*tokens.shape[:2])
         x = self._with_slots(_reorder(tokens, order), slot)
         keep = consume or (lambda k, patches: patches)
         patches: list[Tensor] = []
@@ -298,7 +298,7 @@ class VisionTransformer(nn.Module):
         patches = grid.flatten(2).transpose(1, 2).to(self.pos_embed.dtype)
         return torch.cat((self.pos_embed[:, :1], patches), dim=1)
 
-    def _roles(self, B: int, N: int) -> Tensor:
+    def role_tokens(self, B: int, N: int) -> Tensor:
         """Camera tokens [B, N, D] without known poses: the first frame is the reference."""
         reference, source = self.camera_token[:, :1], self.camera_token[:, 1:]
         return torch.cat((reference, source.expand(-1, N - 1, -1)), dim=1).expand(B, -1, -1)

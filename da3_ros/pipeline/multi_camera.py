@@ -11,14 +11,19 @@ from da3_ros.pipeline.pipeline import Pipeline
 
 
 def open_pipelines(
-    config: PipelineConfig, session: Session | None = None, metric_model: MetricModel | None = None
+    config: PipelineConfig,
+    session: Session | None = None,
+    metric_model: MetricModel | None = None,
+    *,
+    wait_for_engine: bool = True,
 ) -> dict[str, Pipeline]:
     """Returns one pipeline named "", or one per camera by name with ``window.mode: independent``.
 
-    All use one network. ``session`` replaces the one that ``config`` names.
+    All use one network. ``session`` replaces the one that ``config`` names. ``wait_for_engine``:
+    as in ``InferenceSession``.
     """
     if session is None:
-        session, metric_model = open_networks(config)
+        session, metric_model = open_networks(config, wait_for_engine=wait_for_engine)
     if not is_independent(config):
         return {"": Pipeline(config, session, metric_model)}
     return {name: Pipeline(alone(config), session, metric_model) for name in config.cameras}

@@ -21,6 +21,9 @@ from da3_ros.recordings import Recording
 from da3_ros.replay.results import ReplayOptions, ReplayScene, ReplaySummary
 from da3_ros.types import Scale
 
+# Parameters of the live node only, and one that results do not depend on.
+NOT_REPORTED = ("export_dir", "autostart", "cache_dir")
+
 
 def write_report(
     options: ReplayOptions,
@@ -52,10 +55,9 @@ def write_report(
         },
         "resumed": None if options.resume is None else options.resume.name,
         "parameters": {
-            p.name: p.value
-            for p in parameters(settings)
-            if p.name not in ("export_dir", "autostart")  # of the live node only
+            p.name: p.value for p in parameters(settings) if p.name not in NOT_REPORTED
         },
+        "backend": pipeline.session.status().backend,
         "license": MODELS[pipeline.config.inference.model].license,
         "plan": _plan(pipeline),
         "counts": dict(sorted(counts.items())),

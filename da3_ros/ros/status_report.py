@@ -45,6 +45,8 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     median, p95 = stream.latency()
     scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
+    session = dataclasses.asdict(stream.pipeline.session.status())
+    own_keys = ("backend", "backend_since")  # in diagnostics only: the message does not change
     return build.status(
         node.library,
         node.now_ns,
@@ -53,7 +55,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         license=MODELS[config.inference.model].license,
         window_size=stream.pipeline.builder.window_size,
         process_size=stream.process_size,
-        **dataclasses.asdict(stream.pipeline.session.status()),
+        **{name: value for name, value in session.items() if name not in own_keys},
         frames_received=stream.received,
         frames_processed=stream.processed,
         drops=stream.drop_counts() | lost,
@@ -86,7 +88,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
-    values.update(_alignment(stream) | _times(stream, node.now_ns))
+    values.update(_backend(stream) | _alignment(stream) | _times(stream, node.now_ns))
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
     out = DiagnosticArray()
     out.header = message.header
@@ -100,6 +102,14 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
         )
     ]
     return out
+
+
+def _backend(stream: Stream | None) -> dict[str, Any]:
+    """Returns the runtime of the newest window, and the first window that ran on it."""
+    if stream is None or stream.last_report is None:
+        return {}
+    session = stream.pipeline.session.status()
+    return {"backend": session.backend, "backend_since_window": session.backend_since}
 
 
 def _alignment(stream: Stream | None) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_the_tool_prints_a_table_and_writes_json(walk, tmp_path):
     done = programs.run(
         TOOL, tmp_path / "seq-01", "--every", "4", "--out", tmp_path / "out.json",
         "-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=84",
-        "-p", "device:=cpu",
+        "-p", "device:=cpu", "-p", "backend:=torch",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ATE SE(3) m" in done.stdout

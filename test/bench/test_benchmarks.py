@@ -69,7 +69,7 @@ def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
 def test_sessions(what, arguments, tmp_path):
     report, _ = run(
         "bench_session.py", what, *arguments, "--process-res", "84", "--image", "84x56",
-        "--repeats", "1", "--device", "cpu", tmp_path=tmp_path,
+        "--repeats", "1", "--device", "cpu", "--backend", "torch", tmp_path=tmp_path,
     )  # fmt: skip
     rows = report["rows"]
     assert report["machine"]["cores"] >= 1
@@ -83,7 +83,8 @@ def test_sessions(what, arguments, tmp_path):
 def test_messages_go_out_while_a_window_runs(tmp_path):
     report, _ = run(
         "bench_overlap.py", "--model", "da3-tiny", "--process-res", "84", "--window", "3",
-        "--frames", "9", "--device", "cpu", "--trace", tmp_path / "trace.json", tmp_path=tmp_path,
+        "--frames", "9", "--device", "cpu", "--backend", "torch", "--trace",
+        tmp_path / "trace.json", tmp_path=tmp_path,
     )  # fmt: skip
     threads = {row["span"]: row["thread"] for row in report["live"]["spans"]}
     assert {"read image", "prefix", "queue window", "window", "publish"} <= set(threads)

@@ -104,7 +104,8 @@ def test_the_unmeasurable_is_reported_in_one_line(capsys, caplog, arguments, cod
 
 @pytest.mark.process
 def test_ctrl_c_ends_it_without_a_file(tmp_path):
-    command = [sys.executable, "-u", "-m", "da3_ros", "bench", *TINY, "--frames", "1000000"]
+    torch = ["-p", "backend:=torch", "--frames", "1000000"]
+    command = [sys.executable, "-u", "-m", "da3_ros", "bench", *TINY, *torch]
     file = tmp_path / "bench.json"
     with subprocess.Popen(
         [*command, "--json", str(file)], cwd=ROOT, stderr=subprocess.PIPE, text=True

@@ -13,6 +13,7 @@ import torch
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from da3_ros.backends.self_check import SelfCheck
 from da3_ros.inference import (
     InferenceConfig,
     InferenceSession,
@@ -25,7 +26,6 @@ from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.planner import GIB
-from da3_ros.inference.self_check import SelfCheck
 from da3_ros.network import MODELS
 from da3_ros.types import View, Window
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._inductor.config
 
+from da3_ros.backends.self_check import SelfCheck
 from da3_ros.inference import (
     BudgetError,
     InferenceConfig,
@@ -26,7 +27,6 @@ from da3_ros.inference import session as module
 from da3_ros.inference.devices import CONTEXT, Cpu, Cuda, DeviceError, Mps, host_free
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.inference.planner import GIB, least_memory, make_plan
-from da3_ros.inference.self_check import SelfCheck
 from da3_ros.types import View, Window
 
 SIZE = (84, 112)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 
+from da3_ros.backends.self_check import SelfCheck
 from da3_ros.cli.plan_table import AbsentCuda
 from da3_ros.config import InferenceConfig, config_from_parameters
 from da3_ros.inference import BudgetError, InferenceSession, open_networks
@@ -14,7 +15,6 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.memory_footprint import Shape, footprint, weight_bytes
 from da3_ros.inference.planner import GIB, Request, make_plan
 from da3_ros.inference.preprocess import normalize
-from da3_ros.inference.self_check import SelfCheck
 from da3_ros.network import MODELS, initialize_randomly, save_checkpoint
 from da3_ros.network.build import network_of
 from da3_ros.network.model import Chunks

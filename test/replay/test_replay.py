@@ -28,7 +28,8 @@ from da3_ros.synthetic.truth import TruthSession
 SIZE = (140, 112)
 FRAMES = 9
 QUICK = ["-p", "model:=da3-tiny", "-p", "checkpoint:=random", "-p", "process_res:=140",
-         "-p", "window.size:=4", "-p", "window.new:=2", "-p", "mixed_precision:=off"]  # fmt: skip
+         "-p", "window.size:=4", "-p", "window.new:=2", "-p", "mixed_precision:=off",
+         "-p", "backend:=torch"]  # fmt: skip
 ROOT = Path(__file__).parents[2]
 RESULTS = {"output.mcap", "scene.glb", "scene.ply", "trajectory.tum", "report.json",
            "measured.json", "scene"}  # fmt: skip

@@ -20,7 +20,7 @@ SIZE = (140, 112)
 FRAMES = 6
 NAMES = ("front", "left")
 QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "window.size:=5",
-         "mixed_precision:=off")  # fmt: skip
+         "mixed_precision:=off", "backend:=torch")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

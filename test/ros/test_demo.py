@@ -15,7 +15,9 @@ FILES = ("scene.glb", "scene.ply", "trajectory.tum", "contact_sheet.png", "cloud
 
 def run_demo(output, *arguments):
     env = rt.environment(rt.domain())
-    return programs.run("-m", "da3_ros.ros.demo", "--output", output, *arguments, env=env)
+    return programs.run(
+        "-m", "da3_ros.ros.demo", "--output", output, "-p", "backend:=torch", *arguments, env=env
+    )
 
 
 @pytest.mark.slow

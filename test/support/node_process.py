@@ -20,7 +20,7 @@ SIZE = (140, 112)
 # Without 16 bits no kernel is timed and no precision is checked: two seconds of a start.
 QUICK = {
     "model": "da3-tiny", "checkpoint": "random", "process_res": 140, "window.size": 3,
-    "mixed_precision": "off",
+    "mixed_precision": "off", "backend": "torch",
 }  # fmt: skip
 LIB = RclpyLibrary()
 IMAGE = "/camera/image_raw"

@@ -13,10 +13,10 @@ import torch
 import torch._dynamo.testing
 from scipy.spatial.transform import Rotation
 
+from da3_ros.backends import compiled as module
+from da3_ros.backends.compiled import BOUND, CALLS_BEFORE_COMPILING, Compiler, difference
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
-from da3_ros.inference import compiled as module
-from da3_ros.inference.compiled import BOUND, CALLS_BEFORE_COMPILING, Compiler, difference
 from da3_ros.inference.memory_footprint import cached_footprint
 from da3_ros.network import MODELS
 from da3_ros.network.model import Output

@@ -1,0 +1,3 @@
+"""Runtimes of the network: PyTorch everywhere, OpenVINO on CPUs; their engines and cache."""
+
+BACKENDS = ("torch", "openvino")

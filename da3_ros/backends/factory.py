@@ -1,0 +1,122 @@
+"""Decides whether a network runs on OpenVINO, and opens its engines."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from da3_ros.backends.engine_cache import EngineCache
+from da3_ros.backends.engine_folder import FORMAT, MANIFEST, RANDOM, sha256
+from da3_ros.backends.engine_store import EngineSource, EngineStore
+from da3_ros.backends.golden import golden_fault
+from da3_ros.backends.openvino_backend import OpenVinoBackend
+from da3_ros.backends.openvino_engine import PRECISIONS, EngineError, OpenVinoEngine
+from da3_ros.backends.openvino_import import OpenVinoMissingError, openvino
+from da3_ros.network import Network
+from da3_ros.network.checkpoint import WEIGHTS, find_checkpoint
+from da3_ros.network.monocular import MonocularDepth
+
+log = logging.getLogger(__name__)
+
+CODE = ("network/*.py", "backends/network_parts.py", "backends/golden.py")
+
+
+class BackendError(RuntimeError):
+    """The wanted backend cannot be used; the text is one line with the remedy."""
+
+
+def preferred_backend(wanted: str, device: str, precision: torch.dtype) -> str:
+    """The backend for parameter `backend` on this kind of device, if memory admits it.
+
+    Raises BackendError if ``wanted`` cannot be used; ``auto`` warns if OpenVINO is missing.
+    """
+    fault = ""
+    if device != "cpu":
+        fault = f"it runs on CPUs only, and device is {device}"
+    elif precision not in PRECISIONS:
+        fault = f"it does not support mixed_precision {str(precision).removeprefix('torch.')}"
+    if wanted == "torch" or (wanted == "auto" and fault):
+        return "torch"
+    if fault:
+        raise BackendError(f"backend openvino: {fault}; set backend to auto")
+    try:
+        openvino()
+    except OpenVinoMissingError as error:
+        if wanted == OpenVinoBackend.name:
+            raise BackendError(str(error)) from error
+        log.warning("running on torch, at half the speed: %s", error)
+        return "torch"
+    return OpenVinoBackend.name
+
+
+def open_store(
+    module: Network,
+    checkpoint: str,
+    precision: torch.dtype,
+    threads: int,
+    cache: Path | None,
+    *,
+    wait: bool,
+) -> EngineStore:
+    """The engines of ``module``, whose weights came from ``checkpoint`` (as the parameter)."""
+    source, weights = RANDOM, RANDOM
+    if checkpoint != RANDOM:
+        folder = find_checkpoint(module.spec, checkpoint)
+        source, weights = str(folder), sha256(folder / WEIGHTS)
+    facts = {
+        "format": FORMAT,
+        "model": module.spec.name,
+        "weights": weights,
+        "code": code_hash(),
+        "openvino": openvino().__version__,
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+    def open_engine(folder: Path) -> OpenVinoBackend:
+        return open_checked(module, folder, precision, threads)
+
+    engines = EngineSource(module.spec.name, source, facts, EngineCache(cache), open_engine)
+    return EngineStore(engines, wait=wait)
+
+
+def open_checked(
+    module: Network, folder: Path, precision: torch.dtype, threads: int
+) -> OpenVinoBackend:
+    """A backend with the engine in ``folder``, compared with its golden run.
+
+    Raises EngineError if the results differ.
+    """
+    names = json.loads((folder / MANIFEST).read_text())["parts"]
+    backend = OpenVinoBackend(module, OpenVinoEngine(folder, names, precision, threads))
+
+    def decode(prefix: Any, size: tuple[int, int]) -> Any:
+        return backend.decode(prefix, size, None, None)
+
+    with torch.inference_mode():
+        fault = golden_fault(
+            folder,
+            backend.encode,
+            None if isinstance(module, MonocularDepth) else decode,
+            precision,
+        )
+    if fault:
+        raise EngineError(f"its results are not PyTorch's: {fault}")
+    return backend
+
+
+@functools.cache
+def code_hash() -> str:
+    """A hash of the code that an engine is made of: a new version of it makes new engines."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(f for pattern in CODE for f in root.glob(pattern)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

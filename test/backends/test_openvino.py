@@ -1,0 +1,165 @@
+"""Sessions on OpenVINO: PyTorch's numbers in every situation of a stream."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.transform import Rotation
+
+pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
+
+from da3_ros.backends.compiled import difference
+from da3_ros.backends.engine_builder import build_engine
+from da3_ros.backends.factory import open_checked
+from da3_ros.backends.golden import smooth_images
+from da3_ros.config import config_from_parameters
+from da3_ros.inference import InferenceConfig, InferenceSession
+from da3_ros.network import MODELS, initialize_randomly
+from da3_ros.network.build import network_of
+from da3_ros.network.checkpoint import shipped_folder
+from da3_ros.network.model import Chunks
+from da3_ros.network.precision import drop_rays
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.types import Frame, View, Window
+
+pytestmark = [pytest.mark.openvino, pytest.mark.slow]
+
+SIZE = (56, 42)
+TINY = {"model": "da3-tiny", "device": "cpu", "process_res": 56, "mixed_precision": "off"}
+WEIGHTS = "" if shipped_folder("da3-tiny") else "random"
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(3, SIZE, walk="loop", frames=20, rate_hz=5.0)
+    return camera, list(camera)
+
+
+def session_of(backend="auto", poses=False, **changes):
+    values = {**TINY, "checkpoint": WEIGHTS, "backend": backend} | changes
+    return InferenceSession(InferenceConfig(**values), poses=poses)
+
+
+def views(frames):
+    return tuple(View(i, f.stamp_ns, f.image, f.K) for i, f in enumerate(frames))
+
+
+def assert_equal(found, expected):
+    """Depth 1e-5 at the 99th percentile, rotation 1e-3 degrees, translation 1e-5 of depth."""
+    np.testing.assert_array_equal(np.isnan(found.depth), np.isnan(expected.depth))
+    assert np.nanpercentile(np.abs(found.depth / expected.depth - 1), 99) < 1e-5
+    np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-4)
+    a, b = found.T_window_camera, expected.T_window_camera
+    turn = Rotation.from_matrix(a[:, :3, :3] @ b[:, :3, :3].transpose(0, 2, 1))
+    assert np.degrees(turn.magnitude()).max() < 1e-3
+    depth = np.nanmedian(expected.depth)
+    assert np.linalg.norm(a[:, :3, 3] - b[:, :3, 3], axis=1).max() < 1e-5 * depth
+    np.testing.assert_allclose(found.K, expected.K, rtol=1e-5)
+    np.testing.assert_allclose(found.descriptor, expected.descriptor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("checkpoint", [WEIGHTS, "random"])
+@pytest.mark.parametrize("poses", [False, True])
+def test_windows_of_all_sizes_equal_torch(walk, checkpoint, poses):
+    _, frames = walk
+    ours, torchs = (session_of(b, poses, checkpoint=checkpoint) for b in ("openvino", "torch"))
+    for n, new, wanted in (
+        (2, 2, None),
+        (3, 1, (2,)),
+        (5, 2, (0, 3, 4)),
+        (8, 1, (7,)),
+        (4, 0, None),
+    ):
+        T = np.stack([np.linalg.inv(f.T_world_camera) for f in frames[:n]]) if poses else None
+        T = None if T is None else np.linalg.inv(T)
+        window = Window(0, views(frames[:n]), new, wanted=wanted, T_prior_camera=T)
+        assert_equal(ours.infer(window), torchs.infer(window))
+        assert ours.status().backend == "openvino"
+
+
+def test_a_stream_runs_on_openvino_from_its_first_window(walk):
+    camera, frames = walk
+    settings = {**TINY, "checkpoint": WEIGHTS, "window.size": 5, "loop.every": 1}
+    results = {}
+    for backend in ("auto", "torch"):
+        config = config_from_parameters(settings | {"backend": backend})
+        session = InferenceSession(config.inference, poses=False)
+        used = []
+        real = session.loaded.begin_window
+        session.loaded.begin_window = lambda *a, r=real, u=used, s=session: (
+            r(*a), u.append(s.loaded.backend.name),
+        )  # fmt: skip
+        pipeline = Pipeline(config, session)
+        results[backend] = [
+            frame
+            for f in frames
+            for frame in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+        ]
+        assert set(used) == {"openvino" if backend == "auto" else "torch"}
+        assert session.status().backend_since == 0
+    for found, expected in zip(*results.values(), strict=True):
+        a, b = found.T_world_camera, expected.T_world_camera
+        np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+@pytest.mark.skipif(
+    "BF16" not in __import__("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
+    reason="this CPU has no bfloat16",
+)
+def test_bfloat16_is_as_close_to_fp32_as_in_torch(walk):
+    _, frames = walk
+    exact = session_of("torch")
+    window = Window(0, views(frames[:6]), 1)
+    expected = exact.infer(window)
+    errors = {}
+    for backend in ("openvino", "torch"):
+        found = session_of(backend, mixed_precision="bfloat16").infer(window)
+        turn = Rotation.from_matrix(
+            found.T_window_camera[:, :3, :3]
+            @ expected.T_window_camera[:, :3, :3].transpose(0, 2, 1)
+        )
+        depth = np.nanmedian(np.abs(found.depth / expected.depth - 1))
+        errors[backend] = depth, np.degrees(turn.magnitude()).max()
+    assert 0 < errors["openvino"][0] < 2 * errors["torch"][0] + 1e-3
+    assert errors["openvino"][1] < 2 * errors["torch"][1] + 0.05
+
+
+def shortened(model):
+    """A network of the same kind with few and narrow blocks."""
+    small = {"blocks": 4, "width": 64, "heads": 1, "features": 16, "channels": (8, 8, 16, 16)}
+    mono = {**small, "alt_start": 4, "taps": (0, 1, 2, 3)}
+    spec = MODELS[model]
+    if not spec.multi_view:
+        return network_of(dataclasses.replace(spec, **mono))
+    branch = spec.metric_branch and dataclasses.replace(spec.metric_branch, **mono)
+    multi = {**small, "blocks": 5, "alt_start": 1, "taps": (1, 2, 3, 4)}
+    return network_of(dataclasses.replace(spec, **multi, metric_branch=branch))
+
+
+@pytest.mark.parametrize("model", ["da3-giant", "da3mono-large", "da3nested-giant-large"])
+def test_every_kind_of_network_equals_torch(tmp_path, model):
+    network = shortened(model).eval().requires_grad_(False)
+    initialize_randomly(network)
+    drop_rays(network)
+    size = (42, 56)
+    build_engine(network, size, tmp_path, {})
+    backend = open_checked(network, tmp_path, torch.float32, 1)
+    images = torch.from_numpy(smooth_images(4, size))[None]
+    network.set_chunks(Chunks(1, 1, 0))
+    with torch.inference_mode():
+        found, expected = backend.encode(images), network.encode(images)
+        assert type(found) is type(expected)
+        assert difference(found, expected, 1e-5) == ""
+        if model != "da3mono-large":
+            for frames in (None, torch.tensor([0, 3])):
+                out = backend.decode(found, size, None, frames)
+                plain = network.decode(expected, size, ref_view="first", frames=frames)
+                assert difference(out[:4], plain[:4], 1e-5) == ""
+
+
+def test_torch_is_explicit(walk):
+    assert session_of("torch").loaded.preferred_backend == "torch"
+    assert session_of("auto").loaded.preferred_backend == "openvino"
+    assert torch.get_num_threads() >= 1
