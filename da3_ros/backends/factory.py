@@ -109,6 +109,7 @@ def open_checked(
         )
     if fault:
         raise EngineError(f"its results are not PyTorch's: {fault}")
+    backend.release()  # so that the first windows' memory can be measured
     return backend
 
 

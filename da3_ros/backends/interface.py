@@ -17,6 +17,11 @@ class Backend(ABC):
     """
 
     name = ""
+    keeps_memory = False  # whether the memory of a window stays allocated after it
+
+    def release(self) -> None:
+        """Return memory that windows left allocated to the system."""
+        return
 
     @abstractmethod
     def encode(self, images: Tensor) -> Any:

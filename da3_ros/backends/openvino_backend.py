@@ -21,9 +21,13 @@ class OpenVinoBackend(Backend):
     """Runs an engine. ``module`` gives the camera slots and decodes the cameras."""
 
     name = "openvino"
+    keeps_memory = True
 
     def __init__(self, module: Network, engine: OpenVinoEngine) -> None:
         self._module, self._engine = module, engine
+
+    def release(self) -> None:
+        self._engine.release()
 
     def encode(self, images: Tensor) -> Any:
         batch = images[0].float()

@@ -52,6 +52,11 @@ class OpenVinoEngine:
         except RuntimeError as error:
             raise EngineError(f"OpenVINO cannot compile it: {first_line(error)}") from error
 
+    def release(self) -> None:
+        """Free the intermediate results that the parts keep for their next run."""
+        for program in self._programs.values():
+            program.release_memory()
+
     def encode(self, images: Tensor) -> Prefix:
         """Images [F, 3, H, W], normalised -> tokens [F, T, D], descriptors [F, D]."""
         return Prefix(*self._one_by_one("encode", images.numpy()))

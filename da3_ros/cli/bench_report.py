@@ -176,6 +176,7 @@ def _what_ran(
     return {
         "model": config.inference.model,
         "checkpoint": config.inference.checkpoint,
+        "backend": status.backend,
         "precision": status.precision,
         "attention": status.attention,
         "compile": session.compile_mode or "off",
@@ -220,7 +221,7 @@ def as_text(report: dict[str, Any]) -> str:
     rows = [
         ("model", f"{report['model']}, weights: {checkpoint} ({license})"),
         ("device", report["machine"]["device"]),
-        ("precision", report["precision"]),
+        ("backend, precision", f"{report['backend']}, {report['precision']}"),
         ("attention, compile", f"{report['attention']}, {compiled}"),
         ("images", f"{size}, {inner} in the network"),
         ("window", f"{report['views']} views, {report['new']} of them new"),

@@ -161,9 +161,15 @@ class LoadedNetwork:
         return self.backend if size == self._size else self._backend(size)
 
     def _backend(self, size: tuple[int, int]) -> Backend:
-        if self._engines is None or not self._use_engines:
+        short = not self._torch.may_compile  # memory ran out: engines take more than torch
+        if self._engines is None or not self._use_engines or short:
             return self._torch
         return self._engines.get(size) or self._torch
+
+    def release(self) -> None:
+        """Return memory that programs and engines keep between windows."""
+        self.compiler.release()
+        self.backend.release()
 
     def upload(self, x: Tensor) -> Tensor:
         """Copy a tensor to the device. Only on CUDA is it safe to queue the copy."""

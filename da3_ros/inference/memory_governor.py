@@ -255,7 +255,8 @@ class MemoryGovernor:
             return
         plan = self.plan
         planned = plan.weights + plan.fixed if plan else 0
-        taken = self.meter.window_peak(planned + self._prefix_cache.nbytes)
+        keeps = self._network.backend.keeps_memory
+        taken = self.meter.window_peak(planned + self._prefix_cache.nbytes, keeps=keeps)
         if plan is None or self._pinned or self.fallback.level or views < plan.window:
             return
         over = taken > plan.budget
@@ -276,7 +277,8 @@ class MemoryGovernor:
         Raises WindowTooLargeError if there is no further fallback.
         """
         self._prefix_cache.clear()
-        self._network.compiler.release()
+        self._network.release()
+        self.meter.forget_kept()
         self._hardware.release()
         self.fallback.apply_next(views)
         self._set_chunks()

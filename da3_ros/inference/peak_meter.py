@@ -16,6 +16,7 @@ class PeakMeter:
         self.peak = 0  # bytes, the largest measured peak
         self._before = 0
         self._clean = False  # whether the next peak excludes what earlier windows left allocated
+        self._kept = 0  # bytes that earlier windows left allocated, for a backend that keeps them
 
     def release_cached(self) -> None:
         """Free cached memory, so that the next peak excludes what earlier windows allocated."""
@@ -34,8 +35,17 @@ class PeakMeter:
         clean, self._clean = self._clean, False
         return clean
 
-    def window_peak(self, persistent: int) -> int:
-        """Peak bytes of the window, including ``persistent`` bytes of weights and prefixes."""
-        taken = self._hardware.window_peak(self._before, persistent)
+    def forget_kept(self) -> None:
+        """The backend has returned the memory that windows left allocated."""
+        self._kept = 0
+
+    def window_peak(self, persistent: int, *, keeps: bool = False) -> int:
+        """Peak bytes of the window, including ``persistent`` bytes of weights and prefixes.
+
+        keeps: the memory of the window stays allocated, and the next one grows by less.
+        """
+        taken = self._hardware.window_peak(self._before, persistent + self._kept)
+        if keeps:
+            self._kept = max(self._kept, taken - persistent)
         self.peak = max(self.peak, taken)
         return taken

@@ -312,7 +312,9 @@ def _plan(device: Device, request: Request, choice: _Settings, budget: int, fact
         # Beside the network in PyTorch, which runs until the engine is ready, and if it fails.
         engine = _engine(request, choice)
         weights += engine.weights
-        activations = max(activations, round(engine.activations * factor / UNMEASURED))
+        # Its formula was fitted to measurements: only more than predicted counts.
+        more = max(1.0, factor / UNMEASURED)
+        activations = max(activations, round(engine.activations * more))
     return Plan(
         model=request.model,
         device=device.kind,

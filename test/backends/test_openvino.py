@@ -1,6 +1,7 @@
 """Sessions on OpenVINO: PyTorch's numbers in every situation of a stream."""
 
 import dataclasses
+import logging
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ from scipy.spatial.transform import Rotation
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
+from da3_ros.backends import factory
 from da3_ros.backends.compiled import difference
 from da3_ros.backends.engine_builder import build_engine
 from da3_ros.backends.factory import open_checked
-from da3_ros.backends.golden import smooth_images
+from da3_ros.backends.golden import GOLDEN, smooth_images
+from da3_ros.backends.openvino_engine import EngineError
+from da3_ros.backends.openvino_import import OpenVinoMissingError
 from da3_ros.config import config_from_parameters
-from da3_ros.inference import InferenceConfig, InferenceSession
+from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession
 from da3_ros.network import MODELS, initialize_randomly
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import shipped_folder
@@ -159,7 +163,83 @@ def test_every_kind_of_network_equals_torch(tmp_path, model):
                 assert difference(out[:4], plain[:4], 1e-5) == ""
 
 
-def test_torch_is_explicit(walk):
-    assert session_of("torch").loaded.preferred_backend == "torch"
-    assert session_of("auto").loaded.preferred_backend == "openvino"
-    assert torch.get_num_threads() >= 1
+def test_a_budget_without_room_for_an_engine_runs_torch_and_warns(walk, caplog):
+    _, frames = walk
+    session = session_of("auto", memory_budget_gb=0.3)
+    with caplog.at_level(logging.WARNING):
+        for n in range(3):
+            session.infer(Window(n, views(frames[:3]), 1))
+    assert (session.status().backend, session.plan.backend) == ("torch", "torch")
+    assert caplog.text.count("memory_budget_gb is too small for an engine of openvino") == 1
+    session.set_budget(2.0)
+    session.infer(Window(3, views(frames[:3]), 1))
+    assert (session.status().backend, session.plan.backend) == ("openvino", "openvino")
+    assert session.status().backend_since == 3
+    session.set_budget(0.3)
+    session.infer(Window(4, views(frames[:3]), 1))
+    assert session.status().backend == "torch"
+
+
+def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):
+    _, frames = walk
+    session = session_of("auto")
+    window = Window(0, views(frames[:3]), 1)
+    expected = session.infer(window)
+    assert session.status().backend == "openvino"
+
+    def no_memory(*inputs, **options):
+        raise RuntimeError("Exception from src/inference/src/infer_request.cpp: std::bad_alloc")
+
+    engine = session.loaded.backend._engine
+    monkeypatch.setitem(engine._programs, "window", no_memory)
+    no_memory.release_memory = lambda: None
+    assert_equal(session.infer(window), expected)
+    assert session.status().backend == "torch"
+    assert "memory ran out" in session.status().degraded[0]
+
+
+def test_a_plan_for_an_engine_needs_one(walk):
+    plan = session_of("auto").fit(SIZE, 4, 1)
+    assert plan.backend == "openvino"
+    session = session_of("torch")
+    with pytest.raises(DeviceError, match="the plan is for backend openvino"):
+        session.use_plan(plan)
+    pinned = session_of("auto")
+    pinned.use_plan(dataclasses.replace(plan, backend="torch"))
+    pinned.infer(Window(0, views(walk[1][:3]), 1))
+    assert pinned.status().backend == "torch"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mixed_precision": "int8"}, "does not support mixed_precision int8"),
+    ],
+)
+def test_what_openvino_cannot_do_is_refused_only_if_asked_for(values, words):
+    with pytest.raises(DeviceError, match=words):
+        session_of("openvino", **values)
+    assert session_of("auto", **values).loaded.preferred_backend == "torch"
+
+
+def test_without_openvino_auto_warns_and_runs_torch(monkeypatch, caplog):
+    def missing():
+        raise OpenVinoMissingError("OpenVINO cannot be imported: `pip install openvino`")
+
+    monkeypatch.setattr(factory, "openvino", missing)
+    assert session_of("auto").loaded.preferred_backend == "torch"
+    assert "at half the speed: OpenVINO cannot be imported" in caplog.text
+    with pytest.raises(DeviceError, match="pip install openvino"):
+        session_of("openvino")
+
+
+def test_an_engine_with_other_results_is_refused(tmp_path):
+    network = shortened("da3-giant").eval().requires_grad_(False)
+    initialize_randomly(network)
+    drop_rays(network)
+    build_engine(network, (42, 56), tmp_path, {})
+    golden = dict(np.load(tmp_path / GOLDEN))
+    for name, wrong in (("tokens", 1.01), ("depth", 1.01), ("extrinsics", 1.01)):
+        np.savez(tmp_path / GOLDEN, **(golden | {name: golden[name] * np.float32(wrong)}))
+        with pytest.raises(EngineError, match=r"differs by 0\.0"):
+            open_checked(network, tmp_path, torch.float32, 1)

@@ -131,7 +131,7 @@ def test_the_pipeline_is_short_and_so_is_every_class():
     assert [c.name for c in classes if c.end_lineno - c.lineno >= 300] == []
 
 
-@pytest.mark.parametrize("file", (PACKAGE / "pipeline").glob("*.py"), ids=lambda f: f.name)
+@pytest.mark.parametrize("file", sorted((PACKAGE / "pipeline").glob("*.py")), ids=lambda f: f.name)
 def test_no_object_of_the_pipeline_sets_anothers_attribute(file):
     foreign = []
     for node in ast.walk(tree_of(file)):
