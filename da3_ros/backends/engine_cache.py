@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 8 * 2**30  # of all engines; those used longest ago go first
 AUTO = "auto"  # as parameter `cache_dir`: the user's cache folder
 UNFINISHED = "building-"
+OURS = re.compile(rf"[0-9a-f]{{32}}|{UNFINISHED}\w{{8}}")  # names of engines
+SUFFIXES = (".xml", ".bin", ".npz", ".json")  # of all files in an engine
 ABANDONED_S = 3600.0  # age of an unfinished engine whose builder was killed
 
 
@@ -106,18 +109,25 @@ class EngineCache:
         sizes: dict[Path, int] = {}
         oldest = time.time() - ABANDONED_S
         with _ignoring_errors():
-            for path in sorted(self.folder.iterdir(), key=lambda p: p.stat().st_mtime):
-                if path.name.startswith(UNFINISHED):
-                    if path.stat().st_mtime < oldest:
-                        _discard(path)
-                elif path.is_dir():
+            ours = [path for path in self.folder.iterdir() if _is_ours(path)]
+            for path in sorted(ours, key=lambda p: p.stat().st_mtime):
+                if not path.name.startswith(UNFINISHED):
                     sizes[path] = sum(f.stat().st_size for f in path.iterdir())
+                elif path.stat().st_mtime < oldest:
+                    _discard(path)
         for path in list(sizes):
             if sum(sizes.values()) <= self._most_bytes:
                 return
             if path != newest:
                 del sizes[path]
                 _discard(path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder of the cache is an engine: users may keep their own files there."""
+    if path.is_symlink() or not path.is_dir() or not OURS.fullmatch(path.name):
+        return False
+    return all(f.suffix in SUFFIXES and f.is_file() for f in path.iterdir())
 
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from da3_ros.backends.openvino_import import OpenVinoMissingError
 log = logging.getLogger(__name__)
 
 MOST_SIZES = 4  # image sizes with an engine in memory; the one used longest ago is dropped
+END_S = 10.0  # longest wait for an engine that is being loaded
 BUILDER = "da3_ros.backends.engine_builder"
 
 
@@ -55,9 +56,7 @@ class EngineStore:
         if len(self._jobs) >= MOST_SIZES:
             self._jobs.popitem(last=False)
         job = self._jobs[size] = _Job()
-        threading.Thread(
-            target=_work, args=(self._source, size, job), name="engine", daemon=True
-        ).start()
+        self._source.start(lambda source: _work(source, size, job))
 
     def get(self, size: tuple[int, int]) -> Backend | None:
         """The backend for images of ``size``; None: not prepared, not ready, or failed."""
@@ -93,6 +92,13 @@ class EngineSource:
         self._checkpoint, self._facts = checkpoint, dict(facts)
         self._cache, self._open = cache, open_engine
         self._children: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[EngineSource], None]) -> None:
+        """Run ``work`` in a thread."""
+        thread = threading.Thread(target=work, args=(self,), name="engine", daemon=True)
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
 
     def open(self, size: tuple[int, int]) -> Backend:
         """The backend for images of ``size`` (H, W). Raises EngineError or OSError."""
@@ -106,10 +112,16 @@ class EngineSource:
         return self._build(size, facts)
 
     def end(self) -> None:
-        """Stop building: nobody needs the result any more."""
+        """Stop building: nobody needs the result any more.
+
+        Waits for an engine that is just being loaded: a process that ends meanwhile would abort.
+        """
         self.ended = True
         for child in list(self._children):
             child.kill()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(END_S)
 
     def _build(self, size: tuple[int, int], facts: dict[str, Any]) -> Backend:
         begun, kept = time.monotonic(), self._cache.folder is not None

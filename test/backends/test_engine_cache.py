@@ -89,6 +89,20 @@ def test_engines_used_longest_ago_go_first(tmp_path):
     assert sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file()) <= 3500
 
 
+def test_what_is_no_engine_stays(tmp_path):
+    cache = EngineCache(tmp_path, most_bytes=10)
+    for name in ("my_bag", "building-plans", "building-abcd1234", "a" * 32):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.mcap").write_bytes(bytes(1000))
+        os.utime(tmp_path / name, (1e9, 1e9))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    kept(cache)
+    kept(cache, {**FACTS, "size": [14, 14]})
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names >= {"my_bag", "building-plans", "building-abcd1234", "a" * 32, "link"}
+    assert len(names) == 6  # the newest engine alone, and the user's own
+
+
 def test_an_engine_larger_than_the_bound_is_used_once(tmp_path):
     cache = EngineCache(tmp_path, most_bytes=10)
     assert kept(cache).is_dir()
