@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from da3_ros.backends.engine_folder import FORMAT, MANIFEST, sha256
+from da3_ros.backends.engine_folder import FORMAT, GOLDEN, MANIFEST, sha256
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ MOST_BYTES = 8 * 2**30  # of all engines; those used longest ago go first
 AUTO = "auto"  # as parameter `cache_dir`: the user's cache folder
 UNFINISHED = "building-"
 OURS = re.compile(rf"[0-9a-f]{{32}}|{UNFINISHED}\w{{8}}")  # names of engines
+PARTS = {"encode", "window", "head", "image"}  # see network_parts
 SUFFIXES = (".xml", ".bin", ".npz", ".json")  # of all files in an engine
 ABANDONED_S = 3600.0  # age of an unfinished engine whose builder was killed
 
@@ -79,13 +80,15 @@ class EngineCache:
     def new_folder(self) -> Iterator[Path]:
         """An empty folder for a new engine; removed at the end unless ``keep`` has moved it."""
         root = self.folder
-        if root is not None:
-            try:
+        try:
+            if root is not None:
                 root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                log.warning("cache_dir %s: %s; engines are not kept", root, error)
-                root = None
-        path = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
+            path = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
+        except OSError as error:
+            if root is None:
+                raise
+            log.warning("cache_dir %s: %s; engines are not kept", root, error)
+            path = Path(tempfile.mkdtemp(prefix=UNFINISHED))
         try:
             yield path
         finally:
@@ -98,8 +101,8 @@ class EngineCache:
         target = self.folder / engine_key(facts)
         try:
             path.rename(target)
-        except OSError:  # another process was faster
-            return target if target.is_dir() else path
+        except OSError:  # another process was faster, or a damaged engine cannot be removed
+            return path if _fault(target, facts) else target
         self._make_room(target)
         return target
 
@@ -137,6 +140,10 @@ def _fault(path: Path, facts: Mapping[str, Any]) -> str:
         if manifest["format"] != FORMAT or any(manifest[k] != v for k, v in facts.items()):
             return "is of another version"
         files = {str(name): str(digest) for name, digest in manifest["files"].items()}
+        parts = set(manifest["parts"])
+        expected = {GOLDEN} | {f"{part}{end}" for part in parts for end in (".xml", ".bin")}
+        if not parts <= PARTS or set(files) != expected:
+            return "holds other files than an engine"
         damaged = [n for n, digest in files.items() if sha256(path / Path(n).name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"cannot be read ({type(error).__name__})"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 FORMAT = 1  # of the folder; another one is built again
 MANIFEST = "manifest.json"
+GOLDEN = "golden.npz"
 RANDOM = "random"  # as parameter `checkpoint`: weights without meaning, for tests
 
 

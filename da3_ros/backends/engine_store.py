@@ -24,7 +24,11 @@ log = logging.getLogger(__name__)
 
 MOST_SIZES = 4  # image sizes with an engine in memory; the one used longest ago is dropped
 END_S = 10.0  # longest wait for an engine that is being loaded
-BUILDER = "da3_ros.backends.engine_builder"
+# `sys` is built in: nothing is imported before the path is set.
+START = """import sys
+sys.path[:] = sys.argv.pop(1).split(chr(10))
+from da3_ros.backends.engine_builder import main
+raise SystemExit(main())"""
 
 
 @dataclass
@@ -112,7 +116,7 @@ class EngineSource:
         return self._build(size, facts)
 
     def end(self) -> None:
-        """Stop building: nobody needs the result any more.
+        """Stop building, at the end of the session.
 
         Waits for an engine that is just being loaded: a process that ends meanwhile would abort.
         """
@@ -137,7 +141,8 @@ class EngineSource:
 
     def _run_builder(self, size: tuple[int, int], folder: Path, facts: dict[str, Any]) -> None:
         arguments = [self.model, self._checkpoint, *map(str, size), str(folder)]
-        command = [sys.executable, "-m", BUILDER, *arguments, json.dumps(facts)]
+        path = "\n".join(sys.path)  # ours alone: `-m` would import from the working directory
+        command = [sys.executable, "-c", START, path, *arguments, json.dumps(facts)]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True,

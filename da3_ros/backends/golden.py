@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from da3_ros.backends.compiled import difference
+from da3_ros.backends.engine_folder import GOLDEN
 from da3_ros.backends.self_check import pose_fault
 from da3_ros.network import Network
 from da3_ros.network.build import parts
 from da3_ros.network.model import Chunks, DepthAnything3, Output
 from da3_ros.types import Array
 
-GOLDEN = "golden.npz"
 VIEWS = 2
 # Largest difference from fp32, of the norm. In fp32 only the order of sums differs.
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from da3_ros.backends.compiled import Compiler
+from da3_ros.backends.compiled import Compiler, first_line
 from da3_ros.backends.engine_cache import cache_folder
 from da3_ros.backends.engine_store import EngineStore
 from da3_ros.backends.factory import open_store
@@ -61,6 +62,7 @@ class LoadedNetwork:
         self._torch = TorchBackend(self.module, self.precision, self.compiler)
         self.backend: Backend = self._torch  # of the newest window, whose images have ``_size``
         self._size = (0, 0)
+        self._engine_failed = False  # whether an engine failed while it ran
         self._use_engines = self._warned = False  # whether the plan in force does; of memory
         self.backend_since: int | None = None  # id of the first window on it
         self._engines = self._open_engines(wait=wait_for_engine)
@@ -144,7 +146,8 @@ class LoadedNetwork:
 
     def encode(self, images: Tensor) -> Any:
         """As ``Backend.encode``."""
-        return self._current((images.shape[-2], images.shape[-1])).encode(images)
+        size = (images.shape[-2], images.shape[-1])
+        return self._run(size, lambda backend: backend.encode(images))
 
     def decode(
         self,
@@ -154,7 +157,22 @@ class LoadedNetwork:
         frames: Tensor | None,
     ) -> Output:
         """As ``Backend.decode``."""
-        return self._current(size).decode(prefix, size, camera_tokens, frames)
+        out: Output = self._run(
+            size, lambda backend: backend.decode(prefix, size, camera_tokens, frames)
+        )
+        return out
+
+    def _run(self, size: tuple[int, int], work: Callable[[Backend], Any]) -> Any:
+        """Run ``work`` on the current backend; on torch from now on if an engine fails."""
+        backend = self._current(size)
+        try:
+            return work(backend)
+        except Exception as error:  # of any kind: torch runs instead, and no window is lost
+            if backend is self._torch or self.hardware.is_out_of_memory(error):
+                raise
+            log.warning("%s failed, running on torch: %s", backend.name, first_line(error))
+        self._engine_failed, self.backend = True, self._torch
+        return work(self._torch)
 
     def _current(self, size: tuple[int, int]) -> Backend:
         """The backend of the newest window: an engine that becomes ready waits for the next."""
@@ -162,7 +180,7 @@ class LoadedNetwork:
 
     def _backend(self, size: tuple[int, int]) -> Backend:
         short = not self._torch.may_compile  # memory ran out: engines take more than torch
-        if self._engines is None or not self._use_engines or short:
+        if self._engines is None or not self._use_engines or self._engine_failed or short:
             return self._torch
         return self._engines.get(size) or self._torch
 

@@ -17,7 +17,9 @@ FACTS = {"format": FORMAT, "model": "da3-tiny", "weights": "abc", "size": [42, 5
 def written(folder, facts=FACTS, size=100):
     """An engine's files without meaning."""
     (folder / "window.bin").write_bytes(os.urandom(size))
-    files = {"window.bin": sha256(folder / "window.bin")}
+    for name in ("window.xml", "golden.npz"):
+        (folder / name).write_bytes(b"")
+    files = {f.name: sha256(f) for f in folder.iterdir()}
     (folder / MANIFEST).write_text(json.dumps({**facts, "parts": ["window"], "files": files}))
 
 

@@ -57,7 +57,7 @@ def test_an_engine_is_built_once_per_size(tmp_path, monkeypatch):
     for size in (SIZE, SIZE, (56, 42)):
         store.prepare(size)
         assert store.get(size) == "engine"
-    assert [command[5:7] for command in builder.started] == [["42", "56"], ["56", "42"]]
+    assert [command[6:8] for command in builder.started] == [["42", "56"], ["56", "42"]]
     for n in range(MOST_SIZES):
         store.prepare((14, 14 * (n + 1)))
         store.get((14, 14 * (n + 1)))

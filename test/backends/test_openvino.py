@@ -198,6 +198,22 @@ def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):
     assert "memory ran out" in session.status().degraded[0]
 
 
+def test_an_engine_that_fails_costs_no_window(walk, monkeypatch, caplog):
+    _, frames = walk
+    session = session_of("auto")
+    window = Window(0, views(frames[:3]), 1)
+    expected = session.infer(window)
+
+    def broken(*inputs, **options):
+        raise RuntimeError("could not execute a primitive")
+
+    monkeypatch.setitem(session.loaded.backend._engine._programs, "window", broken)
+    for _ in range(2):
+        assert_equal(session.infer(window), expected)
+        assert session.status().backend == "torch"
+    assert caplog.text.count("running on torch: could not execute a primitive") == 1
+
+
 def test_a_plan_for_an_engine_needs_one(walk):
     plan = session_of("auto").fit(SIZE, 4, 1)
     assert plan.backend == "openvino"
