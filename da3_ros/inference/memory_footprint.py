@@ -162,19 +162,22 @@ class _CachedBlock:
     def __init__(self, block: Block) -> None:
         self._run, self._block = block.forward, block
 
-    def __call__(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, rope: RopeTable | None = None, rows: Tensor | None = None
+    ) -> Tensor:
         ledger = _Ledger.open
         if ledger is None:
-            return self._run(x, rope)
+            return self._run(x, rope, rows)
         rope_shape = None if rope is None else (*rope.cos.shape, rope.stride)
-        kind = (self._structure, self._block.mlp_tokens, rope_shape, x.shape, x.stride(), x.dtype)
+        shapes = (rope_shape, None if rows is None else rows.shape, x.shape, x.stride(), x.dtype)
+        kind = (self._structure, self._block.mlp_tokens, *shapes)
         if kind in ledger.known:
             noted, out = ledger.known[kind]
             ledger.repeat(noted, first=self not in ledger.seen)
             ledger.seen.add(self)
             return torch.empty_strided(*out[:2], dtype=out[2], device="meta")
         with ledger.measure_block() as noted:
-            result = self._run(x, rope)
+            result = self._run(x, rope, rows)
         ledger.seen.add(self)
         out = result.shape, result.stride(), result.dtype
         ledger.known[kind] = _BlockMemory(noted.peak, noted.retained - result.nbytes), out

@@ -81,13 +81,17 @@ class Attention(nn.Module):
         self.q_norm = HeadNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
         self.k_norm = HeadNorm(width // heads, eps=1e-5) if qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
-        """[S, L, D] -> [S, L, D]; attention is over L."""
+    def forward(
+        self, x: Tensor, rope: RopeTable | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """[S, L, D] -> [S, L, D]; attention is over L. With ``rows`` as in ``Block``."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # [S, L, 3, heads, d]
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [S, heads, L, d], L in strides
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
+        if rows is not None:
+            q = q.index_select(2, rows)
         out = F.scaled_dot_product_attention(q, k, v)
         return self.proj(out.transpose(1, 2).flatten(2))
 
@@ -148,9 +152,14 @@ class Block(nn.Module):
         self.mlp = mlp
         self.ls2 = LayerScale(width)
 
-    def forward(self, x: Tensor, rope: RopeTable | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: RopeTable | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """[S, L, D] -> [S, L, D]; with ``rows`` int64 [R] only these: [S, R, D]."""
         # Cast here: an argument lives until the call returns, and in fp32 it is twice as large.
-        x = x + self.ls1(self.attn(matching(self.norm1(x), self.attn.qkv), rope))
+        branch = self.ls1(self.attn(matching(self.norm1(x), self.attn.qkv), rope, rows))
+        x = branch + (x if rows is None else x.index_select(1, rows))
+        del branch
         if not self.mlp_tokens or torch.is_grad_enabled():
             return x + self.ls2(self.mlp(self.norm2(x)))
         for part in x.view(-1, x.shape[-1]).split(
@@ -277,10 +286,17 @@ class VisionTransformer(nn.Module):
         patches: list[Tensor] = []
         local = camera = x
         for i in range(self.spec.alt_start, self.spec.blocks):
+            if frames is not None and order is None and self._is_end(i):
+                x, slots = self._run_end(x, grid, frames)
+                camera = torch.cat((local[:, :, 0], slots), dim=-1)
+                patches.append(keep(len(patches), self._tap(_select(local, frames), x)))
+                break
             x = self._run(i, x, grid)
             local = local if self.is_global(i) else x
             if i in self.spec.taps:
-                tap, camera = self._tap(local, x, order, frames)
+                ours, all_views = _restore(local, order), _restore(x, order)
+                camera = torch.cat((ours[:, :, 0], all_views[:, :, 0]), dim=-1)
+                tap = self._tap(_select(ours, frames), _select(all_views, frames))
                 patches.append(keep(len(patches), tap))
         return Taps(patches, camera)
 
@@ -326,15 +342,25 @@ class VisionTransformer(nn.Module):
             part.copy_(block(part, rope))
         return x
 
-    def _tap(
-        self, local: Tensor, x: Tensor, order: Tensor | None, frames: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Patches [B, M, P, 2D], their global half normalised, and raw class slots [B, N, 2D]."""
-        local, x = _restore(local, order), _restore(x, order)
-        raw_slot = torch.cat((local[:, :, 0], x[:, :, 0]), dim=-1)
-        if frames is not None:
-            local, x = local.index_select(1, frames), x.index_select(1, frames)
-        return torch.cat((local[:, :, 1:], self.norm(x[:, :, 1:])), dim=-1), raw_slot
+    def _is_end(self, i: int) -> bool:
+        """Whether block ``i`` attends across frames, and its result is the last tap only."""
+        return self.is_global(i) and i == self.spec.blocks - 1 == self.spec.taps[-1]
+
+    def _run_end(self, x: Tensor, grid: tuple[int, int], frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the last block for the tokens that are used: most of its work is for others.
+
+        Returns the tokens of the wanted frames [B, M, T, D] and the class slots of all [B, N, D].
+        """
+        (N, T), M = x.shape[1:3], frames.shape[0]
+        tokens = frames[:, None] * T + torch.arange(T, device=x.device)
+        slots = torch.arange(N, device=x.device) * T
+        rows = torch.cat((tokens.flatten(), slots))
+        out = self.blocks[-1](x.flatten(1, 2), self._rope(*grid, x.device)[1], rows)
+        return out[:, : M * T].unflatten(1, (M, T)), out[:, M * T :]
+
+    def _tap(self, local: Tensor, x: Tensor) -> Tensor:
+        """Patches [B, M, P, 2D] of tokens [B, M, T, D]; their global half is normalised."""
+        return torch.cat((local[:, :, 1:], self.norm(x[:, :, 1:])), dim=-1)
 
     def _rope(self, h: int, w: int, device: torch.device) -> tuple[RopeTable, RopeTable]:
         key = (h, w, device)
@@ -368,6 +394,11 @@ def _reorder(x: Tensor, order: Tensor | None) -> Tensor:
     if order is None:
         return x
     return x[torch.arange(len(x), device=x.device)[:, None], order]
+
+
+def _select(x: Tensor, frames: Tensor | None) -> Tensor:
+    """The wanted frames of [B, N, ...]; None: all."""
+    return x if frames is None else x.index_select(1, frames)
 
 
 def _restore(x: Tensor, order: Tensor | None) -> Tensor:

@@ -65,6 +65,28 @@ def test_the_head_runs_on_the_frames_that_are_wanted(network, images):
     same(some, whole, frames)
 
 
+@pytest.mark.parametrize("chunks", [Chunks(), Chunks(1, 1, 50)])
+@pytest.mark.parametrize("frames", [[3], [4, 1], [0, 1, 2, 3, 4]])
+@torch.inference_mode()
+def test_the_last_block_runs_for_the_tokens_that_are_used(network, images, frames, chunks):
+    whole = network(images, ref_view="first")
+    rows, last = [], network.backbone.pretrained.blocks[-1]
+    hook = last.norm2.register_forward_hook(
+        lambda module, x, out: rows.append(out[..., 0].numel())
+    )
+    network.set_chunks(chunks)
+    try:
+        out = network.decode(
+            network.encode(images), SIZE, ref_view="first", frames=torch.tensor(frames)
+        )
+    finally:
+        network.set_chunks(Chunks())
+        hook.remove()
+    same(out, whole, frames)
+    tokens = 1 + 5 * 7
+    assert sum(rows) == len(frames) * tokens + 5  # and the class slots of all views
+
+
 @torch.inference_mode()
 def test_a_window_leaves_what_it_was_given_as_it_was(network, images):
     """CUDA graphs capture nothing that writes into its input."""
