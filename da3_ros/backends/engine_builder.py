@@ -8,10 +8,8 @@ priority; the caller only waits for the folder.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -29,7 +27,6 @@ from da3_ros.network import Network, empty_network, initialize_randomly, load_ch
 from da3_ros.network.precision import drop_rays
 
 MOST_VIEWS = 1024
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def build_engine(
@@ -104,10 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _stay_in_the_background() -> None:
-    """Leave the processor to the robot, and end with the process that waits for the engine."""
+    """Leave the processor to the robot."""
     torch.set_num_threads(1)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if hasattr(os, "nice"):
         os.nice(10)
 

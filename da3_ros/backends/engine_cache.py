@@ -20,28 +20,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 from da3_ros.backends.engine_folder import FORMAT, GOLDEN, MANIFEST, sha256
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 2**30  # of all engines; those used longest ago go first
 AUTO = "auto"  # as parameter `cache_dir`: the user's cache folder
-UNFINISHED = "building-"
-OURS = re.compile(rf"[0-9a-f]{{32}}|{UNFINISHED}\w{{8}}")  # names of engines
+UNFINISHED = "da3_ros-building-"
+ENGINE, UNFINISHED_ENGINE = re.compile("[0-9a-f]{32}"), re.compile(rf"{UNFINISHED}\w{{8}}")
 PARTS = {"encode", "window", "head", "image"}  # see network_parts
 SUFFIXES = (".xml", ".bin", ".npz", ".json")  # of all files in an engine
-ABANDONED_S = 3600.0  # age of an unfinished engine whose builder was killed
+# Least age of an unfinished engine that is removed because its process has ended; and where
+# that cannot be known.
+ABANDONED_S, ABANDONED_UNKNOWN_S = 60.0, 86400.0
 
 
 def cache_folder(cache_dir: str) -> Path | None:
     """The folder for parameter `cache_dir`: ``auto``, a path, or "" for none (None)."""
     if not cache_dir:
         return None
-    if cache_dir != AUTO:
-        return Path(cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "da3_ros" / "engines"
+    root = base if os.path.isabs(base) else "~/.cache"
+    path = Path(root, "da3_ros", "engines") if cache_dir == AUTO else Path(cache_dir)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # a service without HOME whose user is not in the user database
+        log.warning("no home folder: engines are not kept; set cache_dir to a folder")
+        return None
 
 
 def engine_key(facts: Mapping[str, Any]) -> str:
@@ -65,34 +75,33 @@ class EngineCache:
             return None
         fault = _fault(path, facts)
         if fault:
-            self.remove(path, fault)
+            log.warning("engine %s %s: it is built again", path, fault)
+            _discard(path)
             return None
         with _ignoring_errors():
             os.utime(path)  # used now
         return path
 
-    def remove(self, path: Path, why: str) -> None:
-        """Remove an engine of this cache that cannot be used, with one line in the log."""
-        log.warning("engine %s %s: it is built again", path, why)
-        _discard(path)
-
     @contextmanager
     def new_folder(self) -> Iterator[Path]:
         """An empty folder for a new engine; removed at the end unless ``keep`` has moved it."""
-        root = self.folder
-        try:
-            if root is not None:
-                root.mkdir(parents=True, exist_ok=True)
-            path = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
-        except OSError as error:
-            if root is None:
-                raise
-            log.warning("cache_dir %s: %s; engines are not kept", root, error)
-            path = Path(tempfile.mkdtemp(prefix=UNFINISHED))
-        try:
-            yield path
-        finally:
-            _discard(path)
+        path = self._make_folder()
+        _remove_abandoned(path.parent)
+        with _locked(path):
+            try:
+                yield path
+            finally:
+                _discard(path)
+
+    def _make_folder(self) -> Path:
+        if self.folder is not None:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.folder))
+            except OSError as error:
+                why = error.strerror or error
+                log.warning("cache_dir %s: %s; engines are not kept", self.folder, why)
+        return Path(tempfile.mkdtemp(prefix=UNFINISHED))
 
     def keep(self, path: Path, facts: Mapping[str, Any]) -> Path:
         """Move a new engine into the cache; returns where it is now."""
@@ -107,17 +116,14 @@ class EngineCache:
         return target
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the engines that were used longest ago, and what dead processes left."""
+        """Remove the engines that were used longest ago."""
         assert self.folder is not None
         sizes: dict[Path, int] = {}
-        oldest = time.time() - ABANDONED_S
         with _ignoring_errors():
-            ours = [path for path in self.folder.iterdir() if _is_ours(path)]
+            engines = [path for path in self.folder.iterdir() if ENGINE.fullmatch(path.name)]
+            ours = [path for path in engines if _is_ours(path)]
             for path in sorted(ours, key=lambda p: p.stat().st_mtime):
-                if not path.name.startswith(UNFINISHED):
-                    sizes[path] = sum(f.stat().st_size for f in path.iterdir())
-                elif path.stat().st_mtime < oldest:
-                    _discard(path)
+                sizes[path] = sum(f.stat().st_size for f in path.iterdir())
         for path in list(sizes):
             if sum(sizes.values()) <= self._most_bytes:
                 return
@@ -127,10 +133,58 @@ class EngineCache:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder of the cache is an engine: users may keep their own files there."""
-    if path.is_symlink() or not path.is_dir() or not OURS.fullmatch(path.name):
+    """Whether a folder holds nothing but an engine: users may keep their own files there."""
+    if path.is_symlink() or not path.is_dir():
         return False
     return all(f.suffix in SUFFIXES and f.is_file() for f in path.iterdir())
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the unfinished engines of killed processes."""
+    with _ignoring_errors():
+        for path in folder.glob(f"{UNFINISHED}*"):
+            ours = UNFINISHED_ENGINE.fullmatch(path.name) and _is_ours(path)
+            if ours and _is_abandoned(path):
+                _discard(path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process that built this engine has ended."""
+    age = time.time() - path.stat().st_mtime
+    if age < ABANDONED_S:  # perhaps not locked yet
+        return False
+    try:
+        with _locked(path) as known:
+            return known or age > ABANDONED_UNKNOWN_S
+    except BlockingIOError:
+        return False
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Lock a folder for this process; the system unlocks it however the process ends.
+
+    Yields False if this file system has no locks. Raises BlockingIOError if it is locked.
+    """
+    if fcntl is None:
+        yield False
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        yield _lock(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        log.debug("no locks here: %s", error)
+        return False
+    return True
 
 
 def _fault(path: Path, facts: Mapping[str, Any]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from da3_ros.backends.openvino_import import OpenVinoMissingError
 
 log = logging.getLogger(__name__)
 
-MOST_SIZES = 4  # image sizes with an engine in memory; the one used longest ago is dropped
 END_S = 10.0  # longest wait for an engine that is being loaded
+# A builder that takes longer hangs; da3-giant on a small computer takes minutes.
+BUILD_S, POLL_S = 3600.0, 0.2
 # `sys` is built in: nothing is imported before the path is set.
 START = """import sys
 sys.path[:] = sys.argv.pop(1).split(chr(10))
+from da3_ros.backends.child_process import end_with
+end_with(int(sys.argv.pop(1)))
 from da3_ros.backends.engine_builder import main
 raise SystemExit(main())"""
 
@@ -35,6 +39,8 @@ raise SystemExit(main())"""
 class _Job:
     """The engine of one image size; ``done`` is set when ``backend`` or ``fault`` is."""
 
+    build: bool  # if it is not in the cache
+    wanted: bool = True
     done: threading.Event = field(default_factory=threading.Event)
     backend: Backend | None = None
     fault: str = ""
@@ -43,24 +49,44 @@ class _Job:
 class EngineStore:
     """Owns the engines of a network, by image size. One thread calls it.
 
-    Each engine is prepared by a thread. ``wait``: ``get`` blocks until the engine is there;
-    otherwise it returns None meanwhile.
+    Each engine is prepared by a thread, one after another. ``wait``: ``get`` blocks until the
+    engine is there; otherwise it returns None meanwhile. ``most_sizes``: number of engines in
+    memory; the one used longest ago is dropped.
     """
 
-    def __init__(self, source: EngineSource, *, wait: bool) -> None:
-        self._source, self._wait = source, wait
+    def __init__(self, source: EngineSource, *, wait: bool, most_sizes: int = 1) -> None:
+        self._source, self._wait, self._most_sizes = source, wait, most_sizes
         self._jobs: OrderedDict[tuple[int, int], _Job] = OrderedDict()
         weakref.finalize(self, source.end)  # threads hold the source, and not the store
 
-    def prepare(self, size: tuple[int, int]) -> None:
-        """Start preparing the engine for images of ``size`` (H, W), if that has not begun."""
-        if size in self._jobs:
+    @property
+    def preparing(self) -> bool:
+        """Whether an engine is being prepared."""
+        return not all(job.done.is_set() for job in self._jobs.values())
+
+    def prepare(self, size: tuple[int, int], *, build: bool = True) -> None:
+        """Start preparing the engine for images of ``size`` (H, W), if that has not begun.
+
+        build: False takes it from the cache only.
+        """
+        job = self._jobs.get(size)
+        if job is not None:
             self._jobs.move_to_end(size)
-            return
-        if len(self._jobs) >= MOST_SIZES:
-            self._jobs.popitem(last=False)
-        job = self._jobs[size] = _Job()
+            missing = job.done.is_set() and not (job.backend or job.fault or job.build)
+            job.build |= build
+            if not (missing and build):
+                return
+        elif len(self._jobs) >= self._most_sizes:
+            self._drop(next(iter(self._jobs)))
+        job = self._jobs[size] = _Job(build)
         self._source.start(lambda source: _work(source, size, job))
+
+    def keep_only(self, sizes: Collection[tuple[int, int]]) -> bool:
+        """Drop the engines of all other sizes; returns whether there were any."""
+        others = [size for size in self._jobs if size not in sizes]
+        for size in others:
+            self._drop(size)
+        return bool(others)
 
     def get(self, size: tuple[int, int]) -> Backend | None:
         """The backend for images of ``size``; None: not prepared, not ready, or failed."""
@@ -75,6 +101,9 @@ class EngineStore:
         """Why there is no engine for this size; "" if there is one, or none was prepared."""
         job = self._jobs.get(size)
         return job.fault if job is not None else ""
+
+    def _drop(self, size: tuple[int, int]) -> None:
+        self._jobs.pop(size).wanted = False
 
 
 class EngineSource:
@@ -95,8 +124,9 @@ class EngineSource:
         self.model, self.ended = model, False
         self._checkpoint, self._facts = checkpoint, dict(facts)
         self._cache, self._open = cache, open_engine
-        self._children: list[subprocess.Popen[str]] = []
+        self._child: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
+        self._turn = threading.Lock()  # one engine at a time: each takes memory and a processor
 
     def start(self, work: Callable[[EngineSource], None]) -> None:
         """Run ``work`` in a thread."""
@@ -104,16 +134,25 @@ class EngineSource:
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
 
-    def open(self, size: tuple[int, int]) -> Backend:
-        """The backend for images of ``size`` (H, W). Raises EngineError or OSError."""
-        facts = self._facts | {"size": list(size)}
-        path = self._cache.find(facts)
-        if path is not None:
+    def open(
+        self, size: tuple[int, int], build: Callable[[], bool], wanted: Callable[[], bool]
+    ) -> Backend | None:
+        """The backend for images of ``size`` (H, W); None: not in the cache, and not to build.
+
+        An engine in the cache whose files are intact is never built again: building has the same
+        result. ``wanted`` False ends the work. Raises EngineError or OSError.
+        """
+        with self._turn:
+            if self.ended or not wanted():
+                return None
+            facts = self._facts | {"size": list(size)}
+            path = self._cache.find(facts)
+            if path is None:
+                return self._build(size, facts, wanted) if build() else None
             try:
                 return self._open(path)
             except EngineError as error:
-                self._cache.remove(path, f"cannot be used ({error})")
-        return self._build(size, facts)
+                raise EngineError(f"{error}; delete {path} to build it again") from error
 
     def end(self) -> None:
         """Stop building, at the end of the session.
@@ -121,52 +160,72 @@ class EngineSource:
         Waits for an engine that is just being loaded: a process that ends meanwhile would abort.
         """
         self.ended = True
-        for child in list(self._children):
+        child = self._child
+        if child is not None:
             child.kill()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(END_S)
 
-    def _build(self, size: tuple[int, int], facts: dict[str, Any]) -> Backend:
+    def _build(
+        self, size: tuple[int, int], facts: dict[str, Any], wanted: Callable[[], bool]
+    ) -> Backend:
         begun, kept = time.monotonic(), self._cache.folder is not None
         log.info(
             "building the OpenVINO engine of %s for %d x %d pixels, %s", self.model,
             size[1], size[0], "once" if kept else "at every start: cache_dir is empty",
         )  # fmt: skip
         with self._cache.new_folder() as folder:
-            self._run_builder(size, folder, facts)
+            self._run_builder(size, folder, facts, wanted)
             backend = self._open(self._cache.keep(folder, facts))
         log.info("the engine is ready after %.0f s", time.monotonic() - begun)
         return backend
 
-    def _run_builder(self, size: tuple[int, int], folder: Path, facts: dict[str, Any]) -> None:
+    def _run_builder(
+        self,
+        size: tuple[int, int],
+        folder: Path,
+        facts: dict[str, Any],
+        wanted: Callable[[], bool],
+    ) -> None:
         arguments = [self.model, self._checkpoint, *map(str, size), str(folder)]
         path = "\n".join(sys.path)  # ours alone: `-m` would import from the working directory
-        command = [sys.executable, "-c", START, path, *arguments, json.dumps(facts)]
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True,
+        command = [sys.executable, "-c", START, path, str(os.getpid()), *arguments]
+        child = self._child = subprocess.Popen(
+            [*command, json.dumps(facts)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._children.append(child)
-        if self.ended:
-            child.kill()
-        _, errors = child.communicate()
-        self._children.remove(child)
+        errors, fault = self._wait(child, wanted)
+        self._child = None
         if child.returncode:
             lines = errors.strip().splitlines() or [f"exit code {child.returncode}"]
-            raise EngineError(f"the engine cannot be built ({lines[-1]})")
+            raise EngineError(f"the engine cannot be built ({fault or lines[-1]})")
+
+    def _wait(self, child: subprocess.Popen[str], wanted: Callable[[], bool]) -> tuple[str, str]:
+        """What the builder wrote to stderr, and why it was ended before its time, or ""."""
+        deadline, fault = time.monotonic() + BUILD_S, ""
+        while True:
+            try:
+                return child.communicate(timeout=POLL_S)[1], fault
+            except subprocess.TimeoutExpired:
+                if self.ended or not wanted():
+                    fault = "it is not needed any more"
+                elif time.monotonic() > deadline:
+                    fault = f"its process did not end within {BUILD_S:.0f} s"
+                if fault:
+                    child.kill()
 
 
 def _work(source: EngineSource, size: tuple[int, int], job: _Job) -> None:
     """Thread: prepare one engine."""
     try:
-        job.backend = source.open(size)
+        job.backend = source.open(size, lambda: job.build, lambda: job.wanted)
     except (EngineError, OpenVinoMissingError, OSError) as error:
         job.fault = " ".join(str(error).split())
     except Exception as error:  # of any kind: torch runs instead
         job.fault = f"{type(error).__name__}: {error}"
         log.debug("preparing an engine failed", exc_info=True)
     finally:
-        if job.fault and not source.ended:
+        if job.fault and job.wanted and not source.ended:
             log.warning("%s runs on torch: %s", source.model, job.fault)
         job.done.set()

@@ -64,8 +64,12 @@ def open_store(
     cache: Path | None,
     *,
     wait: bool,
+    most_sizes: int = 1,
 ) -> EngineStore:
-    """The engines of ``module``, whose weights came from ``checkpoint`` (as the parameter)."""
+    """The engines of ``module``, whose weights came from ``checkpoint`` (as the parameter).
+
+    wait, most_sizes: as in ``EngineStore``.
+    """
     source, weights = RANDOM, RANDOM
     if checkpoint != RANDOM:
         folder = find_checkpoint(module.spec, checkpoint)
@@ -84,7 +88,7 @@ def open_store(
         return open_checked(module, folder, precision, threads)
 
     engines = EngineSource(module.spec.name, source, facts, EngineCache(cache), open_engine)
-    return EngineStore(engines, wait=wait)
+    return EngineStore(engines, wait=wait, most_sizes=most_sizes)
 
 
 def open_checked(

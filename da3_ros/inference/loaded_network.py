@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,9 +63,11 @@ class LoadedNetwork:
         self.backend: Backend = self._torch  # of the newest window, whose images have ``_size``
         self._size = (0, 0)
         self._engine_failed = False  # whether an engine failed while it ran
-        self._use_engines = self._warned = False  # whether the plan in force does; of memory
+        self._use_engines = self._build = False  # whether the plan in force does; may build them
+        self._warned = False  # that engines need more memory
         self.backend_since: int | None = None  # id of the first window on it
-        self._engines = self._open_engines(wait=wait_for_engine)
+        self._streams = streams
+        self._engines = self._open_engines()
         self.attention = hardware.attention(self.precision)
         self.preferred_precision = self.precision  # plans deviate only if memory is short
         self._lower_precision_valid = self.precision == requested  # the self-check passed
@@ -73,8 +75,11 @@ class LoadedNetwork:
 
     @property
     def compiling(self) -> bool:
-        """Whether a program was compiled since ``begin_window``."""
-        return self._torch.compiling
+        """Whether a program was compiled since ``begin_window``, or an engine is being prepared.
+
+        Both take memory that windows do not.
+        """
+        return self._torch.compiling or (self._engines is not None and self._engines.preparing)
 
     @property
     def compile_mode(self) -> str:
@@ -105,7 +110,7 @@ class LoadedNetwork:
         self.attention = self.hardware.attention(self.precision)
         self.compiler.forget()
         self._torch = TorchBackend(self.module, self.precision, self.compiler)
-        self._engines = self._open_engines(wait=self._wait)
+        self._engines = self._open_engines()
         return self.precision == dtype
 
     def set_chunks(self, chunks: Chunks, *, may_compile: bool) -> None:
@@ -119,11 +124,15 @@ class LoadedNetwork:
         """The backend for plans with enough memory."""
         return "torch" if self._engines is None else OpenVinoBackend.name
 
-    def use_backend(self, backend: str, wanted: str, size: tuple[int, int]) -> None:
-        """Use a plan's backend for images of ``size`` (H, W); its engine is prepared beside us.
+    def use_backend(
+        self, backend: str, wanted: str, sizes: Sequence[tuple[int, int]], *, build: bool = True
+    ) -> bool:
+        """Use a plan's backend, with engines for images of ``sizes`` (H, W), the plan's own first.
 
-        Meanwhile, and for other sizes, torch runs. Warns once if the plan, for want of memory,
-        is for another backend than ``wanted``. Raises DeviceError if the backend cannot run here.
+        Engines are prepared beside us; meanwhile torch runs. Those of other sizes, and all if the
+        plan is for torch, are dropped; returns whether there were any. build: False takes engines
+        from the cache only. Warns once if the plan, for want of memory, is for another backend
+        than ``wanted``. Raises DeviceError if the backend cannot run here.
         """
         if backend != "torch" and self._engines is None:
             raise DeviceError(
@@ -133,9 +142,15 @@ class LoadedNetwork:
         if backend != wanted and wanted != "torch" and not self._warned:
             self._warned = True
             log.warning("memory_budget_gb is too small for an engine of %s: using torch", wanted)
-        self._use_engines = backend != "torch"
-        if self._engines is not None and self._use_engines:
-            self._engines.prepare(size)
+        self._use_engines, self._build = backend != "torch", build
+        if self._engines is None:
+            return False
+        dropped = self._engines.keep_only(sizes if self._use_engines else ())
+        if dropped and self.backend is not self._torch:
+            self.backend = self._torch  # which holds no engine: its memory is free now
+        if self._use_engines:
+            self._engines.prepare(sizes[0], build=build)
+        return dropped
 
     def begin_window(self, size: tuple[int, int], window: int) -> None:
         """Select the backend of a window (its id) with images of ``size``; reset ``compiling``."""
@@ -182,6 +197,7 @@ class LoadedNetwork:
         short = not self._torch.may_compile  # memory ran out: engines take more than torch
         if self._engines is None or not self._use_engines or self._engine_failed or short:
             return self._torch
+        self._engines.prepare(size, build=self._build)
         return self._engines.get(size) or self._torch
 
     def release(self) -> None:
@@ -203,14 +219,14 @@ class LoadedNetwork:
             raise DeviceError("torch.compile does not support int8 here: set compile to off")
         return mode
 
-    def _open_engines(self, *, wait: bool) -> EngineStore | None:
+    def _open_engines(self) -> EngineStore | None:
         """The engines of this network; None if it runs on torch alone."""
         config = self._config
         if self._wanted_backend == "torch" or self.precision not in PRECISIONS:
             return None
         return open_store(
             self.module, config.checkpoint, self.precision, torch.get_num_threads(),
-            cache_folder(config.cache_dir), wait=wait,
+            cache_folder(config.cache_dir), wait=self._wait, most_sizes=self._streams,
         )  # fmt: skip
 
     def _load(self) -> Network:

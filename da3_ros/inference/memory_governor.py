@@ -23,6 +23,7 @@ from da3_ros.inference.planner import (
     least_memory,
     make_plan,
     needs_lower_precision,
+    network_size,
 )
 from da3_ros.inference.prefix_cache import CachePolicy, PrefixCache
 from da3_ros.inference.requested_plans import RequestedPlans
@@ -60,8 +61,8 @@ class MemoryGovernor:
         self._pinned = False  # whether the plan comes from ``use_plan`` and must not change
         self.over_budget = ""  # why no new plan was made after a window exceeded the budget
         self.factor = UNMEASURED  # ratio of measured to predicted activations
-        self.measured = False
-        self._rehearsing = False
+        self._measured_on: set[str] = set()  # backends
+        self._rehearsing = self._guess = False
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -73,12 +74,18 @@ class MemoryGovernor:
         over = (self.over_budget,) if self.over_budget else ()
         return (*plan.reduced, *below, *over)
 
+    @property
+    def measured(self) -> bool:
+        """Whether a window was measured on the backend in use."""
+        return self._network.backend.name in self._measured_on
+
     # Plans ---------------------------------------------------------------------------------------
 
-    def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
+    def fit(self, image: tuple[int, int], window: int, new: int, *, guess: bool = False) -> Plan:
         """Plan for camera images of (width, height) and windows of ``window`` views, ``new`` new.
 
-        Raises BudgetError if nothing fits.
+        guess: no camera has sent such an image yet, so no engine is built for it. Raises
+        BudgetError if nothing fits.
         """
         if self._pinned and self.plan is not None:
             return self.plan
@@ -86,13 +93,18 @@ class MemoryGovernor:
             self._base_request,
             lower_precision=self._network.lower_precision, image=image, window=window, new=new,
         )  # fmt: skip
+        sizes = self._sizes()
         gone = self.requests.note(request)
+        if request.backend != "torch" and self._sizes() != sizes:
+            self.requests.plans.clear()  # an engine more or fewer in the budget
+        self._guess = guess
         if gone and self._network.precision != self._network.preferred_precision:
             self.requests.plans.clear()  # the camera that needed the lower precision may be gone
         known = self.requests.plans.get(request)
         if known is not None and known.dtype == self._network.precision:
             if known is not self.plan:  # alternating cameras: keep the cache of the other one
                 self.plan = known
+                self._use_backend(known)
                 self._set_chunks()
             return known
         plan = self._adopt(self._make(request, self.budget))
@@ -130,6 +142,9 @@ class MemoryGovernor:
         others = (r for r in self.requests.active if r != request)
         needed = any(needs_lower_precision(self._hardware, r, budget, self.factor) for r in others)
         lower = request.lower_precision if needed else None
+        if request.backend != "torch":
+            own = network_size(request)
+            request = replace(request, other_sizes=tuple(s for s in self._sizes() if s != own))
         return make_plan(self._hardware, request, budget, self.factor, lower)
 
     def _take(self, plan: Plan) -> None:
@@ -156,12 +171,24 @@ class MemoryGovernor:
         if before is not None and before.repeatable() != plan.repeatable():
             self._network.compiler.release()
         self.over_budget = ""
-        wanted = "torch" if self._pinned else self._base_request.backend
-        self._network.use_backend(plan.backend, wanted, (plan.height, plan.width))
+        self._use_backend(plan)
         self._set_chunks()
         self.meter.release_cached()
         self._hardware.cap(self.budget)
         return plan
+
+    def _use_backend(self, plan: Plan) -> None:
+        """Use the plan's backend; engines of images that no camera sends any more are dropped."""
+        wanted = "torch" if self._pinned else self._base_request.backend
+        own = (plan.height, plan.width)
+        sizes = (own, *(size for size in self._sizes() if size != own))
+        build = self._pinned or not self._guess
+        if self._network.use_backend(plan.backend, wanted, sizes, build=build):
+            self.meter.forget_kept()
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Sizes (H, W) of the cameras' images in the network, each once, in a fixed order."""
+        return sorted({network_size(request) for request in self.requests.active})
 
     def _adopt_without_lower_precision(self, plan: Plan) -> Plan:
         if self._pinned or self.requests.newest is None:
@@ -306,7 +333,7 @@ class MemoryGovernor:
 
     def _replan(self, plan: Plan, taken: int) -> None:
         """Plan again with the measured memory of a window, in bytes."""
-        self.measured = True
+        self._measured_on.add(self._network.backend.name)
         activations = max(1, taken - (plan.predicted - plan.activations))
         self.factor = min(4.0, max(1.0, self.factor * activations / plan.activations))
         request = self.requests.newest

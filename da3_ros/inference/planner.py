@@ -62,6 +62,8 @@ class Request:
     streams: int = 1  # number of cameras whose windows alternate
     companion: CompanionModel | None = None
     backend: str = "torch"  # the preferred one; torch if its memory does not fit
+    # Sizes (H, W) of other cameras' images in the network: each needs an engine of its own.
+    other_sizes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,17 +170,32 @@ def _with_engine(
     choice = dataclasses.replace(first, backend=request.backend)
     plan = _plan(device, request, choice, budget, factor)
     without = _plan(device, request, first, budget, factor)
-    building = without.weights + without.fixed + _engine(request, choice).build
+    engine = _engine(request, choice)
+    building = without.weights + without.fixed + engine.build
+    if request.other_sizes:
+        building += engine.weights  # of those that are built already
     return plan if max(plan.predicted, building) <= budget else None
 
 
+def network_size(request: Request) -> tuple[int, int]:
+    """The size (H, W) of the request's images in the network, if memory admits it."""
+    width, height = fit_size(*request.image, request.process_res)[-1]
+    return height, width
+
+
 def _engine(request: Request, choice: _Settings) -> EngineMemory:
-    """Predicted memory of an engine for these settings."""
-    width, height = fit_size(*request.image, choice.process_res)[-1]
-    size = (height, width)
-    exact = predict(request, choice.window, size, torch.float32, choice.chunks)
-    return engine_memory(
-        MODELS[request.model], exact.weights, choice.window, size, choice.precision
+    """Predicted memory of the engines for all sizes of images, at full size."""
+    own = network_size(request)
+    exact = predict(request, choice.window, own, torch.float32, choice.chunks)
+    spec = MODELS[request.model]
+    found = [
+        engine_memory(spec, exact.weights, choice.window, size, choice.precision)
+        for size in (own, *request.other_sizes)
+    ]
+    return EngineMemory(
+        weights=sum(e.weights for e in found),
+        activations=sum(e.activations for e in found),
+        build=max(e.build for e in found),
     )
 
 

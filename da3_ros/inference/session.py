@@ -33,6 +33,8 @@ from da3_ros.types import Image, Prediction, Window
 
 log = logging.getLogger(__name__)
 
+GUESS = (4, 3)  # width and height of a camera's images before the first
+
 
 class InferenceSession(Session):
     """Runs windows through one loaded network. Not thread-safe: one worker owns it.
@@ -189,15 +191,16 @@ class InferenceSession(Session):
         window: int,
         new: int,
         *,
-        image: tuple[int, int] = (4, 3),
+        image: tuple[int, int] | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[Window, Prediction] | None:
         """Plan for images with the aspect ratio of ``image`` and run that plan's usual window.
 
-        The default of ``image`` is a guess, used before a camera's first image. Returns and
-        raises as ``Session.warm_up``.
+        None: no camera has sent an image yet; 4:3 is a guess, for which no engine is built.
+        Returns and raises as ``Session.warm_up``.
         """
-        given = usual_window(self.fit(image, window, new), poses=self.takes_poses)
+        plan = self.memory.fit(image or GUESS, window, new, guess=image is None)
+        given = usual_window(plan, poses=self.takes_poses)
         done = None
         for _ in range(CHECKS.get(self.compile_mode, 1)):
             if stopping():

@@ -4,11 +4,14 @@ import contextlib
 import json
 import logging
 import os
+import tempfile
 import threading
+import time
 
 import pytest
 
-from da3_ros.backends.engine_cache import EngineCache, cache_folder, engine_key
+from da3_ros.backends import engine_cache as module
+from da3_ros.backends.engine_cache import UNFINISHED, EngineCache, cache_folder, engine_key
 from da3_ros.backends.engine_folder import FORMAT, MANIFEST, sha256
 
 FACTS = {"format": FORMAT, "model": "da3-tiny", "weights": "abc", "size": [42, 56]}
@@ -37,6 +40,25 @@ def test_an_engine_is_found_by_all_that_it_depends_on(tmp_path):
     for name, value in (("weights", "abd"), ("size", [42, 70]), ("model", "da3-small")):
         assert cache.find({**FACTS, name: value}) is None
     assert [p.name for p in tmp_path.iterdir()] == [engine_key(FACTS)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {}},
+        {"files": {}, "parts": []},
+        {"files": []},
+        {"parts": ["window", "other"]},
+        {"parts": "window"},
+        {"files": {"window.xml": "0" * 64}},
+    ],
+)
+def test_a_manifest_must_list_the_files_of_an_engine(tmp_path, change, caplog):
+    cache = EngineCache(tmp_path)
+    manifest = kept(cache) / MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    assert cache.find(FACTS) is None
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +115,7 @@ def test_engines_used_longest_ago_go_first(tmp_path):
 
 def test_what_is_no_engine_stays(tmp_path):
     cache = EngineCache(tmp_path, most_bytes=10)
-    for name in ("my_bag", "building-plans", "building-abcd1234", "a" * 32):
+    for name in ("my_bag", "building-plans", f"{UNFINISHED}abcd1234", "a" * 32):
         (tmp_path / name).mkdir()
         (tmp_path / name / "data.mcap").write_bytes(bytes(1000))
         os.utime(tmp_path / name, (1e9, 1e9))
@@ -101,7 +123,7 @@ def test_what_is_no_engine_stays(tmp_path):
     kept(cache)
     kept(cache, {**FACTS, "size": [14, 14]})
     names = {p.name for p in tmp_path.iterdir()}
-    assert names >= {"my_bag", "building-plans", "building-abcd1234", "a" * 32, "link"}
+    assert names >= {"my_bag", "building-plans", f"{UNFINISHED}abcd1234", "a" * 32, "link"}
     assert len(names) == 6  # the newest engine alone, and the user's own
 
 
@@ -137,6 +159,37 @@ def test_an_interrupted_build_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def unfinished(root, name, age):
+    """What a killed process leaves."""
+    folder = root / f"{UNFINISHED}{name}"
+    folder.mkdir()
+    (folder / "window.bin").write_bytes(bytes(10))
+    os.utime(folder, (time.time() - age,) * 2)
+    return folder
+
+
+@pytest.mark.skipif(module.fcntl is None, reason="needs POSIX locks")
+def test_what_killed_builders_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for cache in (EngineCache(tmp_path), EngineCache(None)):
+        left, young = unfinished(tmp_path, "abcd1234", 100), unfinished(tmp_path, "abcd5678", 1)
+        with cache.new_folder() as folder:
+            os.utime(folder, (time.time() - 1e6,) * 2)  # old, but its process is at work
+            with cache.new_folder():
+                assert folder.is_dir()
+            assert not left.exists()
+            assert young.is_dir()
+        young.joinpath("window.bin").unlink()
+        young.rmdir()
+
+
+def test_without_locks_only_very_old_folders_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "fcntl", None)
+    old, newer = unfinished(tmp_path, "abcd1234", 1e6), unfinished(tmp_path, "abcd5678", 1000)
+    kept(EngineCache(tmp_path))
+    assert (old.exists(), newer.exists()) == (False, True)
+
+
 def test_without_a_cache_an_engine_lasts_as_long_as_its_folder(tmp_path):
     cache = EngineCache(None)
     with cache.new_folder() as folder:
@@ -156,7 +209,29 @@ def test_an_unwritable_cache_is_reported_and_not_needed(tmp_path, caplog):
     assert "engines are not kept" in caplog.text
 
 
-def test_the_folder_follows_the_parameter_and_xdg(monkeypatch, tmp_path):
+def test_a_cache_that_became_read_only_still_gives_its_engines(tmp_path, monkeypatch, caplog):
+    cache = EngineCache(tmp_path)
+    path, made = kept(cache), tempfile.mkdtemp
+
+    def read_only(*, prefix, dir=None):
+        if dir is not None:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return made(prefix=prefix)
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", read_only)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.find(FACTS) == path
+    other = {**FACTS, "size": [14, 14]}
+    with cache.new_folder() as folder:
+        written(folder, other)
+        assert cache.keep(folder, other) == folder
+    assert "Permission denied; engines are not kept" in caplog.text
+
+
+def test_the_folder_follows_the_parameter_and_xdg(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder("auto") == tmp_path / "da3_ros" / "engines"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the specification
@@ -164,3 +239,6 @@ def test_the_folder_follows_the_parameter_and_xdg(monkeypatch, tmp_path):
     assert str(cache_folder("auto")) == "/home/me/.cache/da3_ros/engines"
     assert cache_folder("") is None
     assert str(cache_folder("~/engines")) == "/home/me/engines"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no home folder
+    assert cache_folder("auto") is None
+    assert "set cache_dir to a folder" in caplog.text

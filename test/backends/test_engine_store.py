@@ -9,7 +9,7 @@ import pytest
 
 from da3_ros.backends import engine_store as module
 from da3_ros.backends.engine_cache import EngineCache
-from da3_ros.backends.engine_store import MOST_SIZES, EngineSource, EngineStore
+from da3_ros.backends.engine_store import EngineSource, EngineStore
 from da3_ros.backends.openvino_engine import EngineError
 
 SIZE = (42, 56)
@@ -53,15 +53,91 @@ def test_a_store_waits_for_its_engine_or_not(tmp_path, monkeypatch):
 
 def test_an_engine_is_built_once_per_size(tmp_path, monkeypatch):
     builder = Builder(monkeypatch)
-    store = store_of(tmp_path)
-    for size in (SIZE, SIZE, (56, 42)):
+    store = store_of(tmp_path, most_sizes=2)
+    for size in (SIZE, SIZE, (56, 42), SIZE):
         store.prepare(size)
         assert store.get(size) == "engine"
-    assert [command[6:8] for command in builder.started] == [["42", "56"], ["56", "42"]]
-    for n in range(MOST_SIZES):
-        store.prepare((14, 14 * (n + 1)))
-        store.get((14, 14 * (n + 1)))
-    assert store.get(SIZE) is None  # its memory was freed
+    assert [command[7:9] for command in builder.started] == [["42", "56"], ["56", "42"]]
+    store.prepare((14, 14))
+    assert store.get((14, 14)) == "engine"
+    assert store.get((56, 42)) is None  # used longest ago
+    assert store.get(SIZE) == "engine"
+
+
+def test_engines_are_prepared_one_after_another(tmp_path, monkeypatch):
+    Builder(monkeypatch)
+    active, most = [], []
+
+    def opened(path):
+        active.append(path)
+        most.append(len(active))
+        time.sleep(0.05)
+        active.remove(path)
+        return "engine"
+
+    store = store_of(tmp_path, opened, wait=False, most_sizes=4)
+    sizes = [(14, 14 * n) for n in range(1, 5)]
+    for size in sizes:
+        store.prepare(size)
+    assert store.preparing
+    for size in sizes:
+        store._jobs[size].done.wait(20)
+    assert not store.preparing
+    assert most == [1, 1, 1, 1]
+    assert [store.get(size) for size in sizes] == ["engine"] * 4
+
+
+def test_what_is_not_needed_any_more_is_not_built(tmp_path, monkeypatch, caplog):
+    Builder(monkeypatch, "import time; time.sleep(60)")
+    store = store_of(tmp_path, wait=False, most_sizes=3)
+    for n in (1, 2):
+        store.prepare((14, 14 * n))
+    jobs = list(store._jobs.values())
+    time.sleep(0.3)
+    assert store.keep_only([(28, 28)])
+    assert not store.keep_only([(28, 28)])
+    for job in jobs:
+        assert job.done.wait(10)
+    assert (store.get((14, 14)), jobs[0].backend, jobs[1].backend) == (None, None, None)
+    assert caplog.text == ""
+
+
+def test_for_a_guessed_size_the_cache_is_asked_and_nothing_built(tmp_path, monkeypatch):
+    builder = Builder(monkeypatch)
+    store = store_of(tmp_path)
+    store.prepare(SIZE, build=False)
+    assert store.get(SIZE) is None
+    assert (builder.started, store.fault(SIZE)) == ([], "")
+    store.prepare(SIZE)
+    assert store.get(SIZE) == "engine"
+    assert len(builder.started) == 1
+
+
+def test_a_builder_that_hangs_is_ended(tmp_path, monkeypatch, caplog):
+    Builder(monkeypatch, "import time; time.sleep(60)")
+    monkeypatch.setattr(module, "BUILD_S", 0.5)
+    store = store_of(tmp_path)
+    store.prepare(SIZE)
+    assert store.get(SIZE) is None
+    assert "its process did not end within" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_intact_engine_that_fails_its_check_is_not_built_again(tmp_path, monkeypatch, caplog):
+    builder = Builder(monkeypatch)
+
+    def refuse(path):
+        raise EngineError("its results are not PyTorch's: result 0 differs by 0.5 of its norm")
+
+    (tmp_path / "engine").mkdir()
+    monkeypatch.setattr(EngineCache, "find", lambda self, facts: tmp_path / "engine")
+    store = store_of(tmp_path, refuse)
+    for build in (False, True, True):
+        store.prepare(SIZE, build=build)
+        assert store.get(SIZE) is None
+    assert builder.started == []
+    assert len(caplog.records) == 1
+    assert f"delete {tmp_path / 'engine'} to build it again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,10 +185,10 @@ def test_a_builder_ends_with_its_session(tmp_path, monkeypatch, caplog):
     store = store_of(tmp_path, wait=False)
     store.prepare(SIZE)
     end = time.monotonic() + 10
-    children = store._source._children
-    while not children and time.monotonic() < end:
+    source = store._source
+    while source._child is None and time.monotonic() < end:
         time.sleep(0.01)
-    (child,) = children
+    child = source._child
     with caplog.at_level(logging.WARNING):
         del store
         gc.collect()

@@ -1,7 +1,10 @@
 """Sessions on OpenVINO: PyTorch's numbers in every situation of a stream."""
 
 import dataclasses
+import gc
 import logging
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
 from da3_ros.config import config_from_parameters
 from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession
+from da3_ros.inference.memory_footprint import weight_bytes
 from da3_ros.network import MODELS, initialize_randomly
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import shipped_folder
@@ -178,6 +182,65 @@ def test_a_budget_without_room_for_an_engine_runs_torch_and_warns(walk, caplog):
     session.set_budget(0.3)
     session.infer(Window(4, views(frames[:3]), 1))
     assert session.status().backend == "torch"
+
+
+def test_engines_leave_memory_when_the_budget_forces_torch(walk):
+    _, frames = walk
+    session = session_of("auto")
+    window = Window(0, views(frames[:3]), 1)
+    session.infer(window)
+    engine = weakref.ref(session.loaded.backend)
+    assert session.memory.meter._kept > 0
+    session.set_budget(0.3)
+    gc.collect()
+    assert engine() is None
+    assert session.memory.meter._kept == 0
+    session.infer(window)
+    assert session.status().backend == "torch"
+
+
+def test_each_image_size_in_use_has_its_engine_and_its_memory_in_the_plan(walk):
+    frames = walk[1]
+    wide = [dataclasses.replace(f, image=f.image[:28].copy()) for f in frames[:3]]
+    one = session_of("auto").fit(SIZE, 4, 1)
+    session = InferenceSession(
+        InferenceConfig(**TINY, checkpoint=WEIGHTS, backend="auto"), poses=False, streams=2
+    )
+    for n in range(4):
+        given = (frames[:3], wide)[n % 2]
+        session.fit(given[0].image.shape[1::-1], 4, 1)
+        session.infer(Window(n, views(given), 1))
+        assert session.status().backend == "openvino"
+    assert set(session.loaded._engines._jobs) == {(42, 56), (28, 56)}
+    both = session.fit(SIZE, 4, 1)
+    assert both.weights - one.weights > 0.9 * (one.weights - weight_bytes(session.network))
+    alone = session_of("auto")
+    for n, given in enumerate((frames[:3], wide)):  # one camera whose size changes
+        alone.fit(given[0].image.shape[1::-1], 4, 1)
+        alone.infer(Window(n, views(given), 1))
+        assert alone.status().backend == "openvino"
+        assert len(alone.loaded._engines._jobs) == 1
+
+
+def test_a_session_that_does_not_wait_measures_the_engine_too(walk):
+    _, frames = walk
+    session = InferenceSession(
+        InferenceConfig(**TINY, checkpoint=WEIGHTS, backend="auto"),
+        poses=False, wait_for_engine=False,
+    )  # fmt: skip
+    assert session.warm_up(4, 1) is not None
+    assert session.status().backend == "torch"
+    first = session.fit(SIZE, 4, 1)
+    end, used = time.monotonic() + 60, []
+    while used.count("openvino") < 4:
+        assert time.monotonic() < end
+        session.infer(Window(len(used), views(frames[:4]), 1))
+        used.append(session.status().backend)
+        assert session.memory._measured_on <= set(used)
+    assert used[0] == "torch"
+    assert session.memory.measured
+    assert session.status().backend_since == used.index("openvino")
+    assert first.backend == session.plan.backend == "openvino"
 
 
 def test_out_of_memory_in_an_engine_runs_the_window_on_torch(walk, monkeypatch):

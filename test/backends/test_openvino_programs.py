@@ -1,15 +1,20 @@
 """OpenVINO in whole programs: replays, the live node, and what it may not do."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
 from support import programs
+from support.processes import PATIENCE_S, processes_with
 
+from da3_ros.backends.engine_cache import EngineCache
+from da3_ros.backends.engine_store import EngineSource
 from da3_ros.cli import main
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -81,3 +86,65 @@ def test_nothing_is_sent(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "CONNECT" not in done.stdout
     assert done.stdout.strip().endswith("12.0")
+
+
+SESSION = """
+import sys
+from da3_ros.inference import InferenceConfig, InferenceSession
+config = InferenceConfig(
+    "da3-tiny", "random", "cpu", "openvino", sys.argv[1], mixed_precision="off", process_res=56
+)
+session = InferenceSession(config, poses=False, wait_for_engine=sys.argv[2] == "wait")
+session.fit((56, 42), 4, 1)
+print("begun", flush=True)
+while sys.argv[2] == "stay":
+    pass
+"""
+
+
+def command(cache, mode, more=""):
+    """A process of its own, not a forked one: those end without Python's clean-up."""
+    return [sys.executable, "-c", SESSION + more, str(cache), mode]
+
+
+def test_a_process_may_end_while_it_loads_an_engine(tmp_path):
+    """Ending while OpenVINO compiles aborted the process."""
+    built = "assert session.loaded._engines.get((42, 56)) is not None"
+    done = subprocess.run(command(tmp_path, "wait", built), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command(tmp_path, "live"), capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "begun"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+def test_a_builder_ends_when_its_process_is_killed(tmp_path):
+    parent = subprocess.Popen(command(tmp_path, "stay"), stderr=subprocess.DEVNULL)
+    try:
+        (left,) = until(lambda: list(tmp_path.iterdir()))
+        until(lambda: processes_with(left))
+    finally:
+        parent.kill()
+        parent.wait()
+    until(lambda: not processes_with(left))
+    os.utime(left, (1e9, 1e9))
+    with EngineCache(tmp_path).new_folder():
+        assert not left.exists()
+
+
+def until(condition):
+    """The first true value of ``condition()``."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def test_the_builder_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    """A user starts programs in a folder of strangers' files."""
+    for name in ("torch", "openvino", "json", "numpy", "da3_ros", "argparse"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'a').write(__name__)")
+    monkeypatch.chdir(tmp_path)
+    source = EngineSource("da3-tiny", "random", {"a": 1}, EngineCache(None), lambda path: path)
+    assert source.open((42, 56), lambda: True, lambda: True) is not None
+    assert not (tmp_path / "imported").exists()

@@ -235,7 +235,7 @@ def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
         session.network, "encode", lambda x: encoded.append(x.shape[1]) or encode(x)
     )
     monkeypatch.setattr(session.hardware, "release", lambda: released.append(1))
-    monkeypatch.setattr(session.memory, "measured", True)
+    session.memory._measured_on.add("torch")
     held = {(640, 480): [], (1280, 720): []}
     for k in range(6):
         for image, some in held.items():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,7 @@ pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
 from support.live_node import DEPTH
 from support.node_process import Rig, camera_frames, values_of
+from support.processes import processes_with
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -61,17 +61,4 @@ def test_a_node_that_ends_leaves_no_builder(tmp_path):
         rig.until(lambda: "building the OpenVINO engine" in rig.process.output())
         (unfinished,) = tmp_path.iterdir()
         rig.process.stop()
-    assert builders_of(unfinished) == []
-
-
-def builders_of(folder):
-    """Processes with this folder among their arguments."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            arguments = file.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if str(folder) in arguments:
-            found.append(arguments)
-    return found
+    assert processes_with(unfinished) == []
