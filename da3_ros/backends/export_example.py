@@ -159,6 +159,9 @@ def sha256(file: Path) -> str:
 
 def main() -> int:
     """Print the differences; returns the exit code."""
+    if sys.argv[1:] not in ([], ["onnxruntime"], ["openvino"]):
+        print(__doc__)
+        return 2
     network = ExportedNetwork(Path(__file__).parent, *sys.argv[1:2])
     changed, wrong = network.changed_files(), []
     for name, value, bound in network.differences():

@@ -28,6 +28,7 @@ from da3_ros.backends.export_manifest import file_digests, manifest, weights_fac
 from da3_ros.backends.export_parts import export_parts
 from da3_ros.backends.golden import golden_run
 from da3_ros.backends.network_parts import Part
+from da3_ros.backends.openvino_engine import first_line
 from da3_ros.backends.openvino_import import OpenVinoMissingError, openvino
 from da3_ros.network import MODELS
 from da3_ros.network.precision import KEPT
@@ -43,6 +44,8 @@ EXACT = "fp32/"
 SCOPES = "pkg.torch.onnx.name_scopes"  # property of a node: the modules that it comes from
 
 Say = Callable[[str], None]
+
+log = logging.getLogger(__name__)
 
 
 class NetworkExportError(RuntimeError):
@@ -95,15 +98,24 @@ def export_network(request: ExportRequest, folder: Path, say: Say) -> list[str]:
     files = {}
     for name, part in parts.items():
         say(f"exporting {name}")
-        files[name] = _write(part, folder / name, request.form)
+        files[name] = _written(part, folder / name, request.form)
     shutil.copyfile(export_example.__file__, folder / EXAMPLE)
     facts = manifest(spec, request.size, parts, files, file_digests(folder.iterdir()))
-    facts |= (
-        {"weights": weights, "opset": OPSET} if request.form == "onnx" else {"weights": weights}
-    )
+    facts["weights"] = weights
+    facts |= {"opset": OPSET} if request.form == "onnx" else {}
     facts["versions"] |= _versions(request.form)
     (folder / MANIFEST).write_text(json.dumps(facts, indent=1) + "\n")
     return _checked(folder, request.form, say)
+
+
+def _written(part: Part, path: Path, form: str) -> str:
+    """``_write``, with any error of the libraries as NetworkExportError."""
+    try:
+        return _write(part, path, form)
+    except (RuntimeError, TypeError, ValueError) as error:
+        log.debug("exporting %s", path.name, exc_info=error)
+        text = f"{path.name} cannot be exported: {first_line(error)}"
+        raise NetworkExportError(text) from error
 
 
 def _write(part: Part, path: Path, form: str) -> str:

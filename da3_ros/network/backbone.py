@@ -235,7 +235,7 @@ class VisionTransformer(nn.Module):
             for slot, patch in ((slots.cos, 1.0), (slots.sin, 0.0))
         )
         self._tables[h, w, device] = (local, RopeTable(cos, sin))
-        self._fixed_position = self.position_embedding(h, w)
+        self._fixed_position = self.position_embedding(h, w).detach()  # no parameter of its own
 
     def is_global(self, i: int) -> bool:
         """Whether block ``i`` attends across all frames (5.10)."""

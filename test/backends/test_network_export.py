@@ -191,6 +191,7 @@ def test_the_example_runs_anywhere_and_agrees(exported):
         done = run_example(exported, runtime)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "the results are PyTorch's"
+    assert run_example(exported, "tensorrt").returncode == 2
 
 
 @pytest.mark.process

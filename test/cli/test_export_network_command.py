@@ -94,6 +94,16 @@ def test_missing_onnx_is_one_line(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_errors_of_the_libraries_are_one_line(tmp_path, capsys, monkeypatch):
+    def fails(part, path, form):
+        raise RuntimeError("\nno such operator\nand much more")
+
+    monkeypatch.setattr(network_export, "_write", fails)
+    assert export(tmp_path / "out", *SMALL, *CHECKPOINT, "--format", "openvino") == 1
+    assert complaint(capsys) == "da3_ros: encode cannot be exported: no such operator"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_leaves_nothing(tmp_path, capsys, monkeypatch):
     def interrupted(part, path, form):
         path.with_suffix(".onnx").write_bytes(b"half")
