@@ -30,7 +30,7 @@ from da3_ros.inference.preprocess import normalize
 from da3_ros.network import metric
 from da3_ros.network.checkpoint import WEIGHTS, shipped_folder
 from da3_ros.network.reference_view import STRATEGIES, select_reference
-from da3_ros.network.specs import MODELS
+from da3_ros.network.specs import MODELS, PATCH
 
 pytestmark = [pytest.mark.openvino, pytest.mark.slow]
 
@@ -106,6 +106,20 @@ def test_windows_equal_the_packages_for_every_strategy(exported, tiny, pictures,
         for name in ("confidence", "extrinsics", "intrinsics"):
             theirs = getattr(expected, name)[0].numpy()
             np.testing.assert_allclose(found[name], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_fixed_tables_change_no_result(tiny, pictures):
+    images = normalize(torch.from_numpy(pictures))[None]
+    vit = tiny.backbone.pretrained
+    with torch.inference_mode():
+        expected = tiny(images, ref_view="first")
+        vit.fix_tables(SIZE[0] // PATCH, SIZE[1] // PATCH, VIEWS)
+        found = tiny(images, ref_view="first")
+        vit.forget_tables()
+        again = tiny(images[:, :2], ref_view="first")  # another number of views works again
+    assert again.depth.shape[1] == 2
+    for a, b in zip(found[:4], expected[:4], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
 def test_images_are_normalized_as_in_the_package(exported, pictures):
