@@ -245,6 +245,8 @@ def test_nested_networks_have_a_part_for_metres_and_large_files(tmp_path, monkey
     assert (facts["views"], facts["commercial_use"]) == (VIEWS, False)
     assert {"decode.onnx", "decode.onnx.data"} < set(facts["files"])
     assert (tmp_path / "decode.onnx").stat().st_size < 1_000_000
+    graphs = [onnx.load(tmp_path / f"{name}.onnx").graph for name in facts["parts"]]
+    assert {node.op_type for graph in graphs for node in graph.node} <= TENSORRT  # SwiGLU too
 
 
 def test_files_that_differ_from_pytorch_are_refused(copied):
