@@ -39,7 +39,7 @@ def build_engine(
     """
     golden: dict[str, Any] = dict(golden_run(network, size))
     np.savez(folder / GOLDEN, **golden)
-    programs = {name: _convert(part) for name, part in network_parts(network, size).items()}
+    programs = {name: convert(part) for name, part in network_parts(network, size).items()}
     for name, program in programs.items():
         # Full precision: the device's own precision is chosen when the file is compiled.
         openvino().save_model(program, str(folder / f"{name}.xml"), compress_to_fp16=False)
@@ -48,7 +48,7 @@ def build_engine(
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def _convert(part: Part) -> Any:
+def convert(part: Part) -> Any:
     """The OpenVINO model of a part, with names and shapes of its inputs and outputs."""
     ov = openvino()
     names = list(part.inputs)
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _stay_in_the_background()
-        network = _load(options.model, options.checkpoint)
+        network = load_network(options.model, options.checkpoint)
         size = (options.height, options.width)
         build_engine(network, size, options.folder, options.facts)
     except Exception as error:  # any: the caller shows the line
@@ -107,7 +107,11 @@ def _stay_in_the_background() -> None:
         os.nice(10)
 
 
-def _load(model: str, checkpoint: str) -> Network:
+def load_network(model: str, checkpoint: str) -> Network:
+    """A network of MODELS in fp32 on the host, without what an export leaves out.
+
+    checkpoint: as parameter `checkpoint`. Raises CheckpointError.
+    """
     network = empty_network(model)
     if checkpoint == RANDOM:
         initialize_randomly(network)

@@ -28,14 +28,15 @@ BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 
 
 @torch.inference_mode()
-def golden_run(network: Network, size: tuple[int, int]) -> dict[str, Array]:
+def golden_run(network: Network, size: tuple[int, int], views: int = VIEWS) -> dict[str, Array]:
     """Inputs and fp32 results of ``network`` (fp32, on the host) for images of ``size`` (H, W).
 
-    Keys: ``images`` [2, 3, H, W]; of a multi-view part ``tokens`` [2, T, D], ``depth`` and
-    ``confidence`` [2, H, W], ``extrinsics`` and ``intrinsics``; of a single-image part
-    ``image.depth`` and ``image.sky`` [2, H, W].
+    Keys: ``images`` [N, 3, H, W] of N ``views``; of a multi-view part ``tokens`` [N, T, D],
+    ``descriptor`` [N, D], ``depth`` and ``confidence`` [N, H, W], ``extrinsics`` [N, 3, 4] and
+    ``intrinsics`` [N, 3, 3], the first view being the reference; of a single-image part
+    ``image.depth`` and ``image.sky`` [N, H, W].
     """
-    images = smooth_images(VIEWS, size)
+    images = smooth_images(views, size)
     found = {"images": images}
     for part in parts(network):
         part.set_chunks(Chunks(1, 1, 0))
@@ -44,7 +45,7 @@ def golden_run(network: Network, size: tuple[int, int]) -> dict[str, Array]:
             found |= {f"image.{name}": x[0].numpy() for name, x in prefix._asdict().items()}
             continue
         out = part.decode(prefix, size, ref_view="first")
-        found["tokens"] = prefix.tokens[0].numpy()
+        found |= {name: x[0].numpy() for name, x in prefix._asdict().items()}
         found |= {name: x[0].numpy() for name, x in zip(out._fields[:4], out[:4], strict=True)}
     return found
 

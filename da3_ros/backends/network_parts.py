@@ -38,7 +38,7 @@ class Part:
     wanted: tuple[str, ...] = ()
 
 
-class _Encode(nn.Module):
+class EncodePart(nn.Module):
     def __init__(self, network: DepthAnything3) -> None:
         super().__init__()
         self.vit = network.backbone.pretrained
@@ -82,7 +82,7 @@ class _Head(nn.Module):
         return dense.depth, dense.confidence
 
 
-class _Image(nn.Module):
+class ImagePart(nn.Module):
     def __init__(self, network: MonocularDepth) -> None:
         super().__init__()
         self.network = network
@@ -109,12 +109,12 @@ def network_parts(network: Network, size: tuple[int, int]) -> dict[str, Part]:
 
 def _image(network: MonocularDepth, size: tuple[int, int]) -> dict[str, Part]:
     images = torch.zeros(1, 3, *size)
-    return {"image": Part(_Image(network), {"images": images}, ("depth", "sky"))}
+    return {"image": Part(ImagePart(network), {"images": images}, ("depth", "sky"))}
 
 
 def _multi_view(network: DepthAnything3, size: tuple[int, int]) -> dict[str, Part]:
     vit = network.backbone.pretrained
-    encode, window, head = _Encode(network), _Window(network, size), _Head(network, size)
+    encode, window, head = EncodePart(network), _Window(network, size), _Head(network, size)
     image = torch.zeros(1, 3, *size)
     tokens = vit.prefix(image).tokens.expand(EXAMPLE_VIEWS, -1, -1).contiguous()
     slots = vit.role_tokens(1, EXAMPLE_VIEWS)[0].contiguous()

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from da3_ros.geometry.projection import resize_K
-from da3_ros.network.specs import PATCH
+from da3_ros.network.specs import MEAN, PATCH, STD
 from da3_ros.types import Array, Image
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 MAX_ASPECT = 20.0
 
 

@@ -216,6 +216,7 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(D, eps=1e-5)
         self.local_frames = 0  # chunk size of frame-local blocks in inference, in frames; 0: all
         self._tables: dict[tuple[int, int, torch.device], tuple[RopeTable, RopeTable]] = {}
+        self._fixed_position: Tensor | None = None  # see fix_tables
 
     def set_chunks(self, local_frames: int, mlp_tokens: int) -> None:
         """Set chunk sizes for inference (0: all); results change by rounding only."""
@@ -225,8 +226,25 @@ class VisionTransformer(nn.Module):
             block.mlp_tokens = mlp_tokens
 
     def forget_tables(self) -> None:
-        """Drop all cached rotary tables."""
+        """Drop all cached rotary tables, and those of ``fix_tables``."""
         self._tables.clear()
+        self._fixed_position = None
+
+    def fix_tables(self, h: int, w: int, views: int) -> None:
+        """Make all position tables constants for one grid and number of views, for an export.
+
+        Across frames every token is then rotated, patches by nothing: results are the same, and
+        the strided write, which other runtimes have only as a slow scatter, is gone.
+        """
+        self.forget_tables()
+        device = self.pos_embed.device
+        local, slots = self._rope(h, w, device)
+        cos, sin = (
+            torch.cat((slot, torch.full_like(slot, patch).repeat(h * w, 1, 1))).repeat(views, 1, 1)
+            for slot, patch in ((slots.cos, 1.0), (slots.sin, 0.0))
+        )
+        self._tables[h, w, device] = (local, RopeTable(cos, sin))
+        self._fixed_position = self.position_embedding(h, w).detach()  # no parameter of its own
 
     def is_global(self, i: int) -> bool:
         """Whether block ``i`` attends across all frames (5.10)."""
@@ -306,6 +324,8 @@ class VisionTransformer(nn.Module):
         Resizes by a scale factor with the 0.1 offset, not by size, as in training: PyTorch
         computes other sample positions from a size.
         """
+        if self._fixed_position is not None:
+            return self._fixed_position
         if h == w == POS_GRID:
             return self.pos_embed
         grid = self.pos_embed[:, 1:].float().unflatten(1, (POS_GRID, POS_GRID)).permute(0, 3, 1, 2)

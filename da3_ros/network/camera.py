@@ -120,7 +120,8 @@ class CameraDecoder(nn.Module):
         H, W = size
         possible = (fov > NARROWEST) & (fov < torch.pi)
         f = torch.where(possible, (fov / 2).tan().reciprocal(), torch.nan)  # vertical, horizontal
-        K = torch.zeros(*fov.shape[:-1], 3, 3, device=fov.device, dtype=fov.dtype)
-        K[..., 0, 0], K[..., 1, 1] = W / 2 * f[..., 1], H / 2 * f[..., 0]
-        K[..., 0, 2], K[..., 1, 2], K[..., 2, 2] = W / 2, H / 2, 1
-        return K
+        x, y = W / 2 * f[..., 1], H / 2 * f[..., 0]
+        zero, one = torch.zeros_like(x), torch.ones_like(x)
+        # Stacked, not written into a matrix: exported, every write would become a scatter.
+        rows = ((x, zero, one * (W / 2)), (zero, y, one * (H / 2)), (zero, zero, one))
+        return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 PATCH = 14
+MEAN = (0.485, 0.456, 0.406)  # of RGB in [0, 1]: images are normalised by these (ImageNet)
+STD = (0.229, 0.224, 0.225)
 POS_GRID = 37  # the stored positional embedding covers 37 x 37 patches (518 pixels)
 
 

@@ -13,7 +13,10 @@ PACKAGE = Path(__file__).parents[2] / "da3_ros"
 SHARED = {"config", "parameter_schema", "types"}
 # A room, and the rooms that it may import; all may import what is shared.
 ROOMS = {
-    "cli": {"drawing", "export", "inference", "network", "recordings", "replay", "synthetic"},
+    "cli": {
+        "backends", "drawing", "export", "inference", "network", "recordings", "replay",
+        "synthetic",
+    },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
         "sensors", "synthetic",
