@@ -6,8 +6,9 @@
 
 Each row is a session with random weights (the same in all), with known earlier views: one new view
 per window, the rest from kept prefixes. ``reference``: the reference package's network in fp32 on
-the whole window. All variants of a model and size run in turns in one process; the table gives the
-minimum and the median. Ratios compare medians. Build times are those of an empty cache.
+the whole window. All variants of a model and size run in turns in one process, each twice in a
+row, of which the second is timed; the table gives minimum and median. Ratios compare medians.
+Build times are those of an empty cache.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def measure(model: str, image: tuple[int, int], options: argparse.Namespace) -> 
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(options.repeats):
         for name, run in runs.items():
+            run()  # a stream's windows follow each other; after a pause memory and caches are cold
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)

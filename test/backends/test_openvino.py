@@ -41,7 +41,7 @@ WEIGHTS = "" if shipped_folder("da3-tiny") else "random"
 
 @pytest.fixture(scope="module")
 def walk():
-    camera = SyntheticCamera(3, SIZE, walk="loop", frames=20, rate_hz=5.0)
+    camera = SyntheticCamera(3, SIZE, walk="loop", frames=60, rate_hz=5.0)
     return camera, list(camera)
 
 
@@ -87,29 +87,58 @@ def test_windows_of_all_sizes_equal_torch(walk, checkpoint, poses):
         assert ours.status().backend == "openvino"
 
 
-def test_a_stream_runs_on_openvino_from_its_first_window(walk):
-    camera, frames = walk
-    settings = {**TINY, "checkpoint": WEIGHTS, "window.size": 5, "loop.every": 1}
-    results = {}
+def streamed(values, instants):
+    """Results on OpenVINO and on PyTorch, and the backends and view counts of all windows."""
+    results, used, counts = [], [], []
     for backend in ("auto", "torch"):
-        config = config_from_parameters(settings | {"backend": backend})
+        config = config_from_parameters(
+            {**TINY, "checkpoint": WEIGHTS, "backend": backend, "loop.every": 1} | values
+        )
         session = InferenceSession(config.inference, poses=False)
-        used = []
-        real = session.loaded.begin_window
-        session.loaded.begin_window = lambda *a, r=real, u=used, s=session: (
-            r(*a), u.append(s.loaded.backend.name),
-        )  # fmt: skip
+
+        def noted(window, real=session.infer, session=session):
+            prediction = real(window)
+            used.append(session.status().backend)
+            counts.append((len(window.views), window.new))
+            return prediction
+
+        session.infer = noted
         pipeline = Pipeline(config, session)
-        results[backend] = [
-            frame
-            for f in frames
-            for frame in pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
-        ]
-        assert set(used) == {"openvino" if backend == "auto" else "torch"}
-        assert session.status().backend_since == 0
-    for found, expected in zip(*results.values(), strict=True):
-        a, b = found.T_world_camera, expected.T_world_camera
-        np.testing.assert_allclose(a, b, atol=1e-3)
+        results.append([frame for instant in instants for frame in pipeline.push(*instant)])
+    return results, used, counts
+
+
+def assert_same_places(results):
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found.T_world_camera, expected.T_world_camera, atol=1e-3)
+
+
+def test_a_walk_of_sixty_frames_runs_on_openvino(walk):
+    """Growing windows, keyframes, loops: every window, from the first."""
+    camera, frames = walk
+    instants = [(Frame(f.stamp_ns, f.image, calibration=camera.calibration),) for f in frames]
+    results, used, counts = streamed({"window.size": 5}, instants)
+    assert len(results[0]) == 60
+    half = len(used) // 2
+    assert used == ["openvino"] * half + ["torch"] * half
+    assert {count for count, _ in counts} >= {2, 3, 4, 5}
+    assert_same_places(results)
+
+
+def test_a_rig_with_joint_windows_runs_on_openvino(walk):
+    camera, frames = walk
+    names = ("front", "left")
+    mounts = {"front": np.eye(4), "left": np.eye(4)}
+    mounts["left"][0, 3] = 0.2
+    instants = [
+        [Frame(f.stamp_ns, g.image, f"{name}_optical", name, camera.calibration,
+               T_rig_camera=mounts[name]) for name, g in zip(names, (f, later), strict=True)]
+        for f, later in zip(frames[:8], frames[3:], strict=False)
+    ]  # fmt: skip
+    results, used, counts = streamed({"window.size": 6, "cameras": list(names)}, instants)
+    assert set(used[: len(used) // 2]) == {"openvino"}
+    assert {new for _, new in counts} == {2}
+    assert_same_places(results)
 
 
 @pytest.mark.skipif(
@@ -142,7 +171,7 @@ def shortened(model):
     if not spec.multi_view:
         return network_of(dataclasses.replace(spec, **mono))
     branch = spec.metric_branch and dataclasses.replace(spec.metric_branch, **mono)
-    multi = {**small, "blocks": 5, "alt_start": 1, "taps": (1, 2, 3, 4)}
+    multi = {**small, "blocks": 6, "alt_start": 1, "taps": (1, 2, 3, 5)}
     return network_of(dataclasses.replace(spec, **multi, metric_branch=branch))
 
 
