@@ -37,6 +37,7 @@ class Listener(Node):
         super().__init__("bench")
         library = RclpyLibrary()
         self.windows, self.arrivals, self.status, self.stages = [], {}, None, {}
+        self.backend = None  # of the newest window
         for camera in cameras or [""]:
             base = f"/da3/{camera}/" if camera else "/da3/"
             for topic, kind in FRAME_TOPICS.items():
@@ -65,6 +66,7 @@ class Listener(Node):
 
     def _on_diagnostics(self, message):
         values = {v.key: v.value for v in message.status[0].values}
+        self.backend = values.get("backend")
         self.stages = {
             k: float(v) for k, v in values.items() if k.endswith(("_median_s", "_p95_s"))
         }
@@ -73,10 +75,11 @@ class Listener(Node):
         self.status = message
 
 
-def measure(seconds, parameters, count, rate_hz):
+def measure(seconds, parameters, count, rate_hz, backend):
     """Runs camera and node for ``seconds``, and returns the results (see ``figures``).
 
-    count: number of cameras; rate_hz: of each.
+    count: number of cameras; rate_hz: of each. The time begins when the node runs on ``backend``
+    ("": any).
     """
     names = [f"c{n}" for n in range(count)] if count > 1 else []
     listed = [f"cameras:=[{','.join(names)}]"] if names else []
@@ -88,7 +91,7 @@ def measure(seconds, parameters, count, rate_hz):
     node = start("da3_ros.ros.node", remaps, [*parameters, *listed])
     listener = Listener(names)
     try:
-        while len(listener.arrivals) < 5:
+        while len(listener.arrivals) < 5 or backend not in ("", listener.backend):
             rclpy.spin_once(listener, timeout_sec=0.1)
         listener.windows.clear()
         listener.arrivals.clear()
@@ -119,6 +122,7 @@ def figures(listener, seconds):
         **{f"stage_{name}": value for name, value in listener.stages.items()},
         "input_hz": status.input_hz,
         "device": status.device,
+        "backend": listener.backend,
         "drops": {cause: int(count) for cause, count in drops.items()},
         "received": int(status.frames_received),
     }
@@ -130,6 +134,9 @@ def main():
     parser.add_argument("--cameras", type=int, default=1)
     parser.add_argument("--rate", type=float, default=30.0, help="of each camera, Hz")
     parser.add_argument("-p", "--param", action="append", default=[], metavar="NAME:=VALUE")
+    parser.add_argument(
+        "--backend", default="", help="measure from when the node runs on this one"
+    )
     parser.add_argument("--out", type=Path, help="write JSON")
     options = parser.parse_args()
     parameters = options.param or [
@@ -137,7 +144,7 @@ def main():
         f"window.size:={max(4, 2 * options.cameras)}",
     ]  # fmt: skip
     rclpy.init(args=[])
-    result = measure(options.seconds, parameters, options.cameras, options.rate)
+    result = measure(options.seconds, parameters, options.cameras, options.rate, options.backend)
     rclpy.try_shutdown()
     for name, value in result.items():
         shown = f"{value:.4f}" if isinstance(value, float) else value
