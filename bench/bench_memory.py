@@ -6,7 +6,8 @@
 
 Each row is a process of its own: it opens a session with random weights, runs its first window,
 resets the peak and runs three more. ``measured``: growth of the peak of anonymous memory over that
-of the imports. Engines come from a cache, which the first process of a size fills.
+of the imports, with those that PyTorch makes at its first tensor without data. Engines come from a
+cache, which the first process of a size fills.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 import results_file
+import torch
 
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.random_windows import random_windows
@@ -52,6 +54,7 @@ def measure(model: str, image: tuple[int, int], views: int, backend: str, precis
         from da3_ros.backends.openvino_import import openvino
 
         openvino()
+    torch.empty(1, device="meta").add(1)
     before = anonymous()
     session = InferenceSession(config, poses=False)
     plan = session.fit(image, views, 1)
@@ -89,7 +92,8 @@ def main() -> None:
     parser.add_argument("--row", help=argparse.SUPPRESS)  # one row as JSON, in a process
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(measure(*json.loads(options.row))))
+        model, image, *others = json.loads(options.row)
+        print(json.dumps(measure(model, tuple(image), *others)))
         return
     rows = []
     with tempfile.TemporaryDirectory() as cache:

@@ -191,6 +191,10 @@ class Cpu(Device):
         except OSError:  # not Linux, or not allowed: the peak is then since the process started
             log.debug("the memory peak cannot be reset on this system")
 
+    def release(self) -> None:
+        """Return what was freed, as of fp32 weights after their conversion, to the system."""
+        trim_heap()
+
     def name(self) -> str:
         return f"cpu, {torch.get_num_threads()} threads"
 
@@ -470,7 +474,11 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    # glibc keeps freed memory in its own lists; other C libraries have no such call.
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system: glibc keeps it. Other C libraries have no such call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
