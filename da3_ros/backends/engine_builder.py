@@ -1,8 +1,8 @@
 """Builds the files of an engine: a network's parts as OpenVINO models, and a golden run.
 
 Exporting runs PyTorch's tracer for many seconds and needs the memory of a second network, so the
-command ``python -m da3_ros.backends.engine_builder`` does it in a process of its own, with low
-priority; the caller only waits for the folder.
+command ``main`` does it in a process of its own, with low priority; the caller (engine_store) only
+waits for the folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +28,10 @@ from da3_ros.network import Network, empty_network, initialize_randomly, load_ch
 from da3_ros.network.precision import drop_rays
 
 MOST_VIEWS = 1024
+FULL_DISK = 2**20  # bytes left
+# Weaker than the stream, but not so weak that a camera faster than the network starves it: at 10
+# an engine of ten seconds was not ready after 150.
+NICENESS = 5
 
 
 def build_engine(
@@ -95,7 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         size = (options.height, options.width)
         build_engine(network, size, options.folder, options.facts)
     except Exception as error:  # any: the caller shows the line
-        print(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", file=sys.stderr)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if shutil.disk_usage(options.folder).free < FULL_DISK:
+            text = f"the disk of {options.folder.parent} is full"
+        print(text, file=sys.stderr)
         return 1
     return 0
 
@@ -104,7 +112,7 @@ def _stay_in_the_background() -> None:
     """Leave the processor to the robot."""
     torch.set_num_threads(1)
     if hasattr(os, "nice"):
-        os.nice(10)
+        os.nice(NICENESS)
 
 
 def load_network(model: str, checkpoint: str) -> Network:
@@ -120,7 +128,3 @@ def load_network(model: str, checkpoint: str) -> Network:
     network.requires_grad_(False)
     drop_rays(network)
     return network
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -199,7 +199,7 @@ def _fault(path: Path, facts: Mapping[str, Any]) -> str:
         if not parts <= PARTS or set(files) != expected:
             return "holds other files than an engine"
         damaged = [n for n, digest in files.items() if sha256(path / Path(n).name) != digest]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # of any kind, as of JSON nested without end
         return f"cannot be read ({type(error).__name__})"
     return f"is damaged ({damaged[0]})" if damaged else ""
 

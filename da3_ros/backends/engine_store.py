@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 END_S = 10.0  # longest wait for an engine that is being loaded
 # A builder that takes longer hangs; da3-giant on a small computer takes minutes.
 BUILD_S, POLL_S = 3600.0, 0.2
+REMIND_S = 60.0  # between lines in the log while an engine is built
 # `sys` is built in: nothing is imported before the path is set.
 START = """import sys
 sys.path[:] = sys.argv.pop(1).split(chr(10))
@@ -203,17 +204,21 @@ class EngineSource:
 
     def _wait(self, child: subprocess.Popen[str], wanted: Callable[[], bool]) -> tuple[str, str]:
         """What the builder wrote to stderr, and why it was ended before its time, or ""."""
-        deadline, fault = time.monotonic() + BUILD_S, ""
+        begun, fault = time.monotonic(), ""
+        remind = begun + REMIND_S
         while True:
             try:
                 return child.communicate(timeout=POLL_S)[1], fault
             except subprocess.TimeoutExpired:
                 if self.ended or not wanted():
                     fault = "it is not needed any more"
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > begun + BUILD_S:
                     fault = f"its process did not end within {BUILD_S:.0f} s"
                 if fault:
                     child.kill()
+                elif time.monotonic() > remind:
+                    remind += REMIND_S
+                    log.info("still building the engine after %.0f s", time.monotonic() - begun)
 
 
 def _work(source: EngineSource, size: tuple[int, int], job: _Job) -> None:

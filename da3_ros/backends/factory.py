@@ -17,7 +17,12 @@ from da3_ros.backends.engine_folder import FORMAT, MANIFEST, RANDOM, sha256
 from da3_ros.backends.engine_store import EngineSource, EngineStore
 from da3_ros.backends.golden import golden_fault
 from da3_ros.backends.openvino_backend import OpenVinoBackend
-from da3_ros.backends.openvino_engine import PRECISIONS, EngineError, OpenVinoEngine
+from da3_ros.backends.openvino_engine import (
+    PRECISIONS,
+    EngineError,
+    OpenVinoEngine,
+    has_precision,
+)
 from da3_ros.backends.openvino_import import OpenVinoMissingError, openvino
 from da3_ros.network import Network
 from da3_ros.network.checkpoint import WEIGHTS, find_checkpoint
@@ -41,7 +46,7 @@ def preferred_backend(wanted: str, device: str, precision: torch.dtype) -> str:
     if device != "cpu":
         fault = f"it runs on CPUs only, and device is {device}"
     elif precision not in PRECISIONS:
-        fault = f"it does not support mixed_precision {str(precision).removeprefix('torch.')}"
+        fault = f"it does not support mixed_precision {_name(precision)}"
     if wanted == "torch" or (wanted == "auto" and fault):
         return "torch"
     if fault:
@@ -53,7 +58,17 @@ def preferred_backend(wanted: str, device: str, precision: torch.dtype) -> str:
             raise BackendError(str(error)) from error
         log.warning("running on torch, at half the speed: %s", error)
         return "torch"
-    return OpenVinoBackend.name
+    if has_precision(precision):
+        return OpenVinoBackend.name
+    fault = f"on this CPU it has no {_name(precision)}"
+    if wanted == OpenVinoBackend.name:
+        raise BackendError(f"backend openvino: {fault}; set mixed_precision to auto")
+    log.warning("running on torch: backend openvino: %s", fault)
+    return "torch"
+
+
+def _name(precision: torch.dtype) -> str:
+    return str(precision).removeprefix("torch.")
 
 
 def open_store(

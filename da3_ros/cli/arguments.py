@@ -91,6 +91,7 @@ def parameter_help() -> str:
 def size_argument(text: str) -> tuple[int, int]:
     """Returns width and height of WIDTHxHEIGHT. Raises ConfigError."""
     width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+    numbers = text.isascii() and width.isdecimal() and height.isdecimal()
+    if not (numbers and int(width) and int(height)):
         raise ConfigError(f"--size {text!r}: write WIDTHxHEIGHT")
     return int(width), int(height)

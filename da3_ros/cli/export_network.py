@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from da3_ros.cli.arguments import FAILED, size_argument
 from da3_ros.parameter_schema import ConfigError
 
+log = logging.getLogger(__name__)
+
+LARGEST_SIDE = 4200  # pixels
 EXAMPLE = """example:
   da3_ros export-network da3-small --format onnx --views 8 --size 504x378 --output da3-small-onnx
   python da3-small-onnx/example.py
@@ -46,7 +50,9 @@ def add_export_network(commands: Any) -> None:
 
 
 def _run_export_network(options: argparse.Namespace) -> int:
+    from da3_ros.backends.engine_builder import MOST_VIEWS
     from da3_ros.backends.network_export import ExportRequest, NetworkExportError, export_network
+    from da3_ros.backends.openvino_engine import first_line
     from da3_ros.export.atomic_files import atomic_folder
     from da3_ros.export.selection import ExportError
     from da3_ros.network import MODELS, CheckpointError
@@ -56,6 +62,8 @@ def _run_export_network(options: argparse.Namespace) -> int:
     spec = MODELS[options.model]
     if spec.multi_view and options.views < 2:
         raise ConfigError(f"--views {options.views}: {spec.name} needs at least 2")
+    if options.views > MOST_VIEWS:
+        raise ConfigError(f"--views {options.views}: at most {MOST_VIEWS}")
     views = options.views if spec.multi_view else 2  # images of the golden run
     size = _network_size(options.size)
     if options.output.exists() and not options.output.is_dir():
@@ -66,6 +74,10 @@ def _run_export_network(options: argparse.Namespace) -> int:
             lines = export_network(request, folder, _say)
     except (CheckpointError, ExportError, NetworkExportError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:  # too little memory or disk
+        log.debug("exporting failed", exc_info=True)
+        sys.stderr.write(f"da3_ros: {spec.name} cannot be exported: {first_line(error)}\n")
         return FAILED
     licence = spec.license + ("" if spec.commercial else ": no commercial use")
     lines.append(f"{options.output}: {spec.name}, weights under {licence}")
@@ -83,6 +95,8 @@ def _network_size(text: str) -> tuple[int, int]:
         raise ConfigError(
             f"--size {text}: sides must be multiples of {PATCH}; the nearest: {near[0]}x{near[1]}"
         )
+    if max(near) > LARGEST_SIDE:
+        raise ConfigError(f"--size {text}: sides are at most {LARGEST_SIDE} pixels")
     return height, width
 
 

@@ -187,6 +187,8 @@ class LoadedNetwork:
                 raise
             log.warning("%s failed, running on torch: %s", backend.name, first_line(error))
         self._engine_failed, self.backend = True, self._torch
+        if self._engines is not None:
+            self._engines.keep_only(())  # their memory is for torch now
         return work(self._torch)
 
     def _current(self, size: tuple[int, int]) -> Backend:

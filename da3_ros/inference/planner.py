@@ -171,7 +171,7 @@ def _with_engine(
     plan = _plan(device, request, choice, budget, factor)
     without = _plan(device, request, first, budget, factor)
     engine = _engine(request, choice)
-    building = without.weights + without.fixed + engine.build
+    building = without.predicted + engine.build  # live, windows run on torch meanwhile
     if request.other_sizes:
         building += engine.weights  # of those that are built already
     return plan if max(plan.predicted, building) <= budget else None

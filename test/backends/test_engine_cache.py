@@ -62,7 +62,7 @@ def test_a_manifest_must_list_the_files_of_an_engine(tmp_path, change, caplog):
 
 
 @pytest.mark.parametrize(
-    "damage", ["flipped", "missing", "no manifest", "cut manifest", "foreign"]
+    "damage", ["flipped", "missing", "no manifest", "cut manifest", "endless manifest", "foreign"]
 )
 def test_a_damaged_engine_is_removed_with_one_line(tmp_path, caplog, damage):
     cache = EngineCache(tmp_path)
@@ -76,6 +76,8 @@ def test_a_damaged_engine_is_removed_with_one_line(tmp_path, caplog, damage):
         data.unlink()
     elif damage == "no manifest":
         manifest.unlink()
+    elif damage == "endless manifest":
+        manifest.write_text("[" * 200_000)
     elif damage == "cut manifest":
         manifest.write_text(manifest.read_text()[:-5])
     else:

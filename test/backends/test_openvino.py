@@ -330,6 +330,27 @@ def test_what_openvino_cannot_do_is_refused_only_if_asked_for(values, words):
     assert session_of("auto", **values).loaded.preferred_backend == "torch"
 
 
+def test_a_type_that_the_cpu_lacks_is_not_replaced_by_another(monkeypatch, caplog):
+    """OpenVINO would compute in bfloat16 where it has no float16, without a word."""
+    monkeypatch.setattr(factory, "has_precision", lambda precision: precision == torch.float32)
+    with pytest.raises(DeviceError, match=r"on this CPU it has no float16; set mixed_precision"):
+        session_of("openvino", mixed_precision="float16")
+    assert session_of("auto", mixed_precision="float16").loaded.preferred_backend == "torch"
+    assert "on this CPU it has no float16" in caplog.text
+
+
+def test_an_engine_computes_in_the_type_and_threads_of_the_session(walk):
+    for name, hint in (("off", "f32"), ("bfloat16", "bf16"), ("float16", "f16")):
+        session = session_of("auto", mixed_precision=name)
+        session.infer(Window(0, views(walk[1][:2]), 1))
+        if session.status().backend == "torch":
+            continue  # this CPU does not have the type
+        for program in session.loaded.backend._engine._programs.values():
+            used = program.get_property("INFERENCE_PRECISION_HINT")
+            assert used.get_type_name() == hint
+            assert program.get_property("INFERENCE_NUM_THREADS") == torch.get_num_threads()
+
+
 def test_without_openvino_auto_warns_and_runs_torch(monkeypatch, caplog):
     def missing():
         raise OpenVinoMissingError("OpenVINO cannot be imported: `pip install openvino`")

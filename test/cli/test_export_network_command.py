@@ -61,6 +61,9 @@ def test_a_folder_with_manifest_and_example_appears(tmp_path, capsys, monkeypatc
         ),
         (("--size", "5x3"), "the nearest: 14x14"),
         (("--size", "504"), "--size '504': write WIDTHxHEIGHT"),
+        (("--size", "1400000x14"), "sides are at most 4200 pixels"),
+        (("--size", "٥٦x56"), "write WIDTHxHEIGHT"),
+        (("--views", "100000"), "--views 100000: at most 1024"),
         (("--views", "1"), "--views 1: da3-tiny needs at least 2"),
     ],
 )
