@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from da3_ros.inference.devices import DeviceError
+from da3_ros.inference.devices import Device, DeviceError
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.oom_fallback import FallbackLevel
 from da3_ros.inference.peak_meter import PeakMeter
@@ -54,7 +54,9 @@ class MemoryGovernor:
         """
         self._network, self._prefix_cache, self._base_request = network, kept, base_request
         self._hardware, self._free_at_start = network.hardware, free
-        self.budget = self._bytes(memory_budget_gb, warn=True)
+        self.budget = _budget_bytes(
+            memory_budget_gb, self._hardware, self._free_at_start, warn=True
+        )
         self.requests = RequestedPlans(base_request.streams)
         self.fallback, self.meter = FallbackLevel(), PeakMeter(network.hardware)
         self.plan: Plan | None = None
@@ -93,9 +95,9 @@ class MemoryGovernor:
             self._base_request,
             lower_precision=self._network.lower_precision, image=image, window=window, new=new,
         )  # fmt: skip
-        sizes = self._sizes()
+        sizes = self.requests.sizes
         gone = self.requests.note(request)
-        if request.backend != "torch" and self._sizes() != sizes:
+        if request.backend != "torch" and self.requests.sizes != sizes:
             self.requests.plans.clear()  # an engine more or fewer in the budget
         self._guess = guess
         if gone and self._network.precision != self._network.preferred_precision:
@@ -144,7 +146,9 @@ class MemoryGovernor:
         lower = request.lower_precision if needed else None
         if request.backend != "torch":
             own = network_size(request)
-            request = replace(request, other_sizes=tuple(s for s in self._sizes() if s != own))
+            request = replace(
+                request, other_sizes=tuple(s for s in self.requests.sizes if s != own)
+            )
         return make_plan(self._hardware, request, budget, self.factor, lower)
 
     def _take(self, plan: Plan) -> None:
@@ -181,14 +185,10 @@ class MemoryGovernor:
         """Use the plan's backend; engines of images that no camera sends any more are dropped."""
         wanted = "torch" if self._pinned else self._base_request.backend
         own = (plan.height, plan.width)
-        sizes = (own, *(size for size in self._sizes() if size != own))
+        sizes = (own, *(size for size in self.requests.sizes if size != own))
         build = self._pinned or not self._guess
         if self._network.use_backend(plan.backend, wanted, sizes, build=build):
             self.meter.forget_kept()
-
-    def _sizes(self) -> list[tuple[int, int]]:
-        """Sizes (H, W) of the cameras' images in the network, each once, in a fixed order."""
-        return sorted({network_size(request) for request in self.requests.active})
 
     def _adopt_without_lower_precision(self, plan: Plan) -> Plan:
         if self._pinned or self.requests.newest is None:
@@ -211,7 +211,7 @@ class MemoryGovernor:
         Raises BudgetError, and changes nothing, if the budget is too small for any camera's
         images.
         """
-        budget = self._bytes(memory_budget_gb, warn=True)
+        budget = _budget_bytes(memory_budget_gb, self._hardware, self._free_at_start, warn=True)
         self._check(budget)
         plan, request = self.plan, self.requests.newest
         if request is not None and not self._pinned:
@@ -227,7 +227,7 @@ class MemoryGovernor:
 
         Any thread may call it, even during a window. Fast: it makes no plan.
         """
-        self._check(self._bytes(memory_budget_gb))
+        self._check(_budget_bytes(memory_budget_gb, self._hardware, self._free_at_start))
 
     @contextmanager
     def undone_if_refused(self) -> Iterator[None]:
@@ -249,19 +249,6 @@ class MemoryGovernor:
         if requests and not self._pinned:
             most = max(requests, key=lambda r: least_memory(self._hardware, r, factor))
             check_fits(self._hardware, most, budget, factor)
-
-    def _bytes(self, gigabytes: float, *, warn: bool = False) -> int:
-        if not gigabytes:
-            return int(FREE_SHARE * self._free_at_start)
-        budget = int(gigabytes * GIB)
-        if warn and budget > self._free_at_start:
-            log.warning(
-                "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
-                gigabytes,
-                self._free_at_start / GIB,
-                self._hardware.name(),
-            )
-        return budget
 
     # Windows -------------------------------------------------------------------------------------
 
@@ -344,3 +331,16 @@ class MemoryGovernor:
         except BudgetError as error:  # the window succeeded, and the next one may as well
             self.over_budget = f"{error}; the old plan stays"
             log.warning("%s", self.over_budget)
+
+
+def _budget_bytes(gigabytes: float, hardware: Device, free: int, *, warn: bool = False) -> int:
+    """The budget of parameter `memory_budget_gb`; 0: a share of the ``free`` bytes."""
+    if not gigabytes:
+        return int(FREE_SHARE * free)
+    budget = int(gigabytes * GIB)
+    if warn and budget > free:
+        log.warning(
+            "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
+            gigabytes, free / GIB, hardware.name(),
+        )  # fmt: skip
+    return budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from da3_ros.inference.planner import Plan, Request
+from da3_ros.inference.planner import Plan, Request, network_size
 
 MAX_PLANS = 16  # cached plans; cameras with different image shapes need one each
 
@@ -26,6 +26,11 @@ class RequestedPlans:
     def newest(self) -> Request | None:
         """The newest request; None before the first."""
         return self.active[0] if self.active else None
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Sizes (H, W) of the cameras' images in the network, each once, in a fixed order."""
+        return sorted({network_size(request) for request in self.active})
 
     def note(self, request: Request) -> bool:
         """Add a camera's request and drop earlier requests with other settings.
