@@ -109,6 +109,8 @@ class EngineCache:
             return path
         target = self.folder / engine_key(facts)
         try:
+            # Temporary folders are for one user; a cache may be shared, as in a container's image.
+            path.chmod(self.folder.stat().st_mode & 0o777)
             path.rename(target)
         except OSError:  # another process was faster, or a damaged engine cannot be removed
             return path if _fault(target, facts) else target

@@ -134,6 +134,14 @@ def test_an_engine_larger_than_the_bound_is_used_once(tmp_path):
     assert kept(cache).is_dir()
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_whoever_may_read_the_cache_may_read_its_engines(tmp_path, mode):
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert kept(EngineCache(folder)).stat().st_mode & 0o777 == mode
+
+
 def test_two_builders_of_one_engine_share_the_first(tmp_path):
     cache, barrier, found = EngineCache(tmp_path), threading.Barrier(4), []
 
