@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "test"))
 
 import results_file  # noqa: E402
+from arguments import size  # noqa: E402
 from bench_network import networks  # noqa: E402
 
 from da3_ros.inference import InferenceConfig, InferenceSession  # noqa: E402
@@ -106,12 +107,6 @@ def measure(model: str, image: tuple[int, int], options: argparse.Namespace) -> 
         rows.append(row)
         print("  ".join(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     return rows
-
-
-def size(text: str) -> tuple[int, int]:
-    """Parses ``WxH``."""
-    width, height = text.split("x")
-    return int(width), int(height)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import results_file
 import torch
+from arguments import size
 
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference.random_windows import random_windows
@@ -70,12 +71,6 @@ def measure(model: str, image: tuple[int, int], views: int, backend: str, precis
         "predicted_mib": plan.predicted / MIB, "measured_mib": measured / MIB,
         "predicted_to_measured": plan.predicted / measured,
     }  # fmt: skip
-
-
-def size(text: str) -> tuple[int, int]:
-    """Parses ``WxH``."""
-    width, height = text.split("x")
-    return int(width), int(height)
 
 
 def main() -> None:
