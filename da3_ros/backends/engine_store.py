@@ -58,6 +58,7 @@ class EngineStore:
     def __init__(self, source: EngineSource, *, wait: bool, most_sizes: int = 1) -> None:
         self._source, self._wait, self._most_sizes = source, wait, most_sizes
         self._jobs: OrderedDict[tuple[int, int], _Job] = OrderedDict()
+        self._given_up = False  # whether an engine was dropped before it was ready: warned once
         weakref.finalize(self, source.end)  # threads hold the source, and not the store
 
     @property
@@ -104,7 +105,14 @@ class EngineStore:
         return job.fault if job is not None else ""
 
     def _drop(self, size: tuple[int, int]) -> None:
-        self._jobs.pop(size).wanted = False
+        job = self._jobs.pop(size)
+        job.wanted = False
+        if not self._given_up and not job.done.is_set():
+            self._given_up = True
+            log.warning(
+                "the engine for %d x %d pixels is given up before it is ready: images have other "
+                "sizes now, or memory_budget_gb is too small", size[1], size[0],
+            )  # fmt: skip
 
 
 class EngineSource:
