@@ -265,6 +265,11 @@ class PipelineConfig:
         "names of several cameras, which prefix their topics; empty: one camera without a prefix",
         items=str,
     )
+    mask: str = option(
+        "",
+        "image file whose black pixels show the robot itself and get no depth; `{camera}` stands "
+        "for the camera's name; empty: none",
+    )
     window: WindowConfig = group(WindowConfig, "window.")
     rig: RigConfig = group(RigConfig, "rig.")
     keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")
@@ -289,6 +294,7 @@ class PipelineConfig:
                 f"({self.window.size}): windows are aligned by the views they share"
             )
         _check_cameras(self)
+        _check_mask(self)
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(
@@ -329,6 +335,21 @@ def _check_cameras(config: PipelineConfig) -> None:
     if config.scale.source == "rig" and (len(names) < 2 or window.mode != "joint"):
         raise ConfigError(
             "scale.source is rig: this needs two or more `cameras` and window.mode joint"
+        )
+
+
+def _check_mask(config: PipelineConfig) -> None:
+    """Raise ConfigError for a placeholder in ``mask`` that stands for nothing."""
+    found = re.findall(r"\{[^{}]*\}?", config.mask)
+    other = [text for text in found if text != "{camera}"]
+    if other:
+        raise ConfigError(
+            f"mask is {config.mask!r}: {other[0]} has no meaning, only {{camera}} has"
+        )
+    if found and not config.cameras:
+        raise ConfigError(
+            f"mask is {config.mask!r}, but `cameras` is empty: {{camera}} stands for their names; "
+            "write the file's name"
         )
 
 

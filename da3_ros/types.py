@@ -63,7 +63,10 @@ class Ready:
     image: Image  # [h, w, 3] RGB, rectified, h and w multiples of 14
     full: Image  # [H, W, 3] rectified, at the camera's size; the frame's array if unchanged
     K: Array | None  # [3, 3] corner rule, pixels of ``image``; None: the network's own is used
-    valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera's image; None: all
+    # [h, w] pixels that have a source in the camera's image and do not show the robot itself
+    # (parameter `mask`); None: all
+    valid: NDArray[np.bool_] | None
+    full_valid: NDArray[np.bool_] | None = None  # [H, W] the same for ``full``
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,7 @@ class View:
     T_prior_camera: Array | None = None  # [4, 4] as in Frame
     T_rig_camera: Array | None = None  # [4, 4] as in Frame
     instant: int = -1  # equal for views that several cameras took at one instant
+    valid: NDArray[np.bool_] | None = None  # [h, w] as in Ready
 
 
 @dataclass(frozen=True)

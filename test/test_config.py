@@ -67,6 +67,10 @@ def test_an_empty_list_may_come_as_ros_hands_it_over():
         ({"cameras": ["a"], "rig.poses": [0, 0, 0]}, "rig.poses has 3 numbers"),
         ({"cameras": ["a"], "rig.poses": [0] * 7}, "zero quaternion"),
         ({"cameras": ["a"], "rig.poses": [float("inf")] + [0, 0, 0, 0, 0, 1]}, "non-finite"),
+        ({"mask": "m/{camara}.png", "cameras": ["a"]}, "{camara} has no meaning, only {camera}"),
+        ({"mask": "m/{camera.png", "cameras": ["a"]}, "{camera.png has no meaning"),
+        ({"mask": "m/{camera}.png"}, "mask is 'm/{camera}.png', but `cameras` is empty"),
+        ({"mask": 3}, "mask is 3: must be a str"),
         ({"scale.source": "rig"}, "needs two or more `cameras`"),
     ],
 )

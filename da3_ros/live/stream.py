@@ -171,8 +171,8 @@ class Stream:
         if not budget:
             config = dataclasses.replace(config, inference=before)
         self.config = dataclasses.replace(self.config, pipeline=config)
-        for scene_stream in self.scene_streams.values():
-            scene_stream.reconfigure(alone(config))
+        for name, scene_stream in self.scene_streams.items():
+            scene_stream.reconfigure(alone(config, name))
         if config.inference.memory_budget_gb == before.memory_budget_gb:
             return
         try:
@@ -182,8 +182,8 @@ class Stream:
         except BudgetError as error:
             kept = dataclasses.replace(config, inference=before)
             self.config = dataclasses.replace(self.config, pipeline=kept)
-            for scene_stream in self.scene_streams.values():
-                scene_stream.reconfigure(alone(kept))
+            for name, scene_stream in self.scene_streams.items():
+                scene_stream.reconfigure(alone(kept, name))
             raise BudgetError(f"memory_budget_gb: {error}; the old plan stays") from error
 
     def snapshots(self) -> dict[str, Snapshot]:

@@ -55,8 +55,8 @@ class Cut:
         same = shared_view.view.image.shape[1::-1] == self.old
         return same and shared_view.kept * self.share >= MIN_KEPT
 
-    def full(self, image: Image) -> Image:
-        """Returns the same cut of an image [H, W, 3] of the camera's own size."""
+    def full(self, image: Array) -> Array:
+        """Returns the same cut of an image or mask [H, W, ...] of the camera's own size."""
         height, width = image.shape[:2]
         x, y = width / self.old[0], height / self.old[1]
         left, top = round(self.left * x), round(self.top * y)
@@ -84,7 +84,8 @@ class Cut:
     def view(self, view: View) -> View:
         """Returns the view with the new image and its intrinsics."""
         K = None if view.K is None else self.K(view.K)
-        return replace(view, image=self.image(view.image), K=K)
+        valid = None if view.valid is None else self.mask(view.valid)
+        return replace(view, image=self.image(view.image), K=K, valid=valid)
 
     def shared_view(self, shared_view: SharedView) -> SharedView:
         """Returns the shared view with the new image; of samples in one new pixel the first

@@ -73,7 +73,7 @@ def segment_frame(
         frame_id=view.frame_id,
         camera=view.camera,
         image=view.image,
-        depth=filter_depth(depth, trusted, config, prepared.valid, sky),
+        depth=filter_depth(depth, trusted, config, view.valid, sky),
         confidence=confidence,
         K=prediction.K[index] if view.K is None else view.K,
         T_segment_camera=T_segment_window.pose(prediction.T_window_camera[index]),

@@ -9,21 +9,30 @@ import dataclasses
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import resize_K
 from da3_ros.pipeline.depth_filter import STEP
 from da3_ros.types import Array, FloatImage, Image, TrackedFrame
 
 
-def at_size_of(frame: TrackedFrame, image: Image) -> TrackedFrame:
-    """Returns the frame with depth, confidence and K at the size of its rectified ``image``."""
+def at_size_of(
+    frame: TrackedFrame, image: Image, valid: NDArray[np.bool_] | None = None
+) -> TrackedFrame:
+    """Returns the frame with depth, confidence and K at the size of its rectified ``image``.
+
+    ``valid`` [H, W]: pixels of ``image`` that may have depth; None: all.
+    """
     shape, size = frame.depth_m.shape, (image.shape[1], image.shape[0])
     if shape == image.shape[:2]:
         return dataclasses.replace(frame, image=image)
+    depth_m = resize_depth(frame.depth_m, size)
+    if valid is not None:
+        depth_m[~valid] = np.nan
     return dataclasses.replace(
         frame,
         image=image,
-        depth_m=resize_depth(frame.depth_m, size),
+        depth_m=depth_m,
         confidence=_nearest(frame.confidence, size),
         K=resize_K(frame.K, (shape[1], shape[0]), size),
     )

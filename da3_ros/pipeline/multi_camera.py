@@ -8,6 +8,7 @@ from da3_ros.config import PipelineConfig
 from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.sensors.ego_mask import CAMERA
 
 
 def open_pipelines(
@@ -26,7 +27,7 @@ def open_pipelines(
         session, metric_model = open_networks(config, wait_for_engine=wait_for_engine)
     if not is_independent(config):
         return {"": Pipeline(config, session, metric_model)}
-    return {name: Pipeline(alone(config), session, metric_model) for name in config.cameras}
+    return {name: Pipeline(alone(config, name), session, metric_model) for name in config.cameras}
 
 
 def is_independent(config: PipelineConfig) -> bool:
@@ -34,9 +35,10 @@ def is_independent(config: PipelineConfig) -> bool:
     return config.window.mode == "independent" and len(config.cameras) > 1
 
 
-def alone(config: PipelineConfig) -> PipelineConfig:
-    """Returns the configuration of a pipeline for one of several cameras."""
+def alone(config: PipelineConfig, camera: str) -> PipelineConfig:
+    """Returns the configuration of the pipeline for one of several cameras."""
     if not is_independent(config):
         return config
     rig = dataclasses.replace(config.rig, poses=())
-    return dataclasses.replace(config, cameras=(), rig=rig)
+    mask = config.mask.replace(CAMERA, camera)
+    return dataclasses.replace(config, cameras=(), rig=rig, mask=mask)

@@ -26,8 +26,8 @@ class PreparedView:
     """A view with the data that its delivery needs."""
 
     view: View
-    valid: NDArray[np.bool_] | None  # [h, w] pixels with a source in the camera image
     full: Image | None = None  # the rectified image at camera resolution, if it is published
+    full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready, if ``full`` is published
     leads: bool = True  # whether it is the first camera's view of its instant
 
 
@@ -49,7 +49,7 @@ class WindowBuilder:
     def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
         self.config, self.counters = config, counters
         self.image_format: ImageFormat | None = None
-        self._prepare = FramePreparation(len(config.cameras))
+        self._prepare = FramePreparation(config)
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
         self._pending: list[list[PreparedView]] = []  # waiting views, per instant
         self._next_view = 0
@@ -189,11 +189,12 @@ class WindowBuilder:
             return None
         view = View(
             self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
-            frame.T_prior_camera, frame.T_rig_camera, self._next_instant,
+            frame.T_prior_camera, frame.T_rig_camera, self._next_instant, ready.valid,
         )  # fmt: skip
         self._next_view += 1
-        full = ready.full if self.config.depth.size == "input" else None
-        return PreparedView(view, ready.valid, full)
+        if self.config.depth.size != "input":
+            return PreparedView(view)
+        return PreparedView(view, ready.full, ready.full_valid)
 
     def _has_format(self, view: View) -> bool:
         assert self.image_format is not None
@@ -211,6 +212,6 @@ class WindowBuilder:
 
 
 def _resized(p: PreparedView, cut: Cut) -> PreparedView:
-    valid = None if p.valid is None else cut.mask(p.valid)
     full = None if p.full is None else cut.full(p.full)
-    return dataclasses.replace(p, view=cut.view(p.view), valid=valid, full=full)
+    full_valid = None if p.full_valid is None else cut.full(p.full_valid)
+    return dataclasses.replace(p, view=cut.view(p.view), full=full, full_valid=full_valid)

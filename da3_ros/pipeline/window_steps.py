@@ -113,7 +113,7 @@ class WindowSteps:
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        return out if prepared.full is None else at_size_of(out, prepared.full)
+        return _at_published_size(out, prepared)
 
     def _deliver_unposed(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
@@ -131,7 +131,7 @@ class WindowSteps:
             )
             self.counters["processed"] += 1
             out = self.scene_map.published_unposed(frame)
-            yield out if prepared.full is None else at_size_of(out, prepared.full)
+            yield _at_published_size(out, prepared)
 
     def _close_loop(self) -> bool:
         """Applies a loop closure to scene and odometry, if there is one; returns whether."""
@@ -176,3 +176,10 @@ class WindowSteps:
         self.counters["poses_held"] += 1
         self.builder.forget_format()
         self.start_segment(self.odometry.newest)
+
+
+def _at_published_size(frame: TrackedFrame, prepared: PreparedView) -> TrackedFrame:
+    """Returns the frame at the size of the camera's image, if that is published."""
+    if prepared.full is None:
+        return frame
+    return at_size_of(frame, prepared.full, prepared.full_valid)

@@ -113,7 +113,7 @@ class Rectifier:
         return Rectified(image, recipe.K.copy(), recipe.valid)
 
     def _find(self, c: Calibration, size: Size, rectified: bool) -> _Recipe:
-        key = (*_key(c), size, rectified)
+        key = (*calibration_key(c), size, rectified)
         recipe = self._recipes.get(key)
         if recipe is None:
             recipe = self._recipes[key] = _recipe(c, size, rectified)
@@ -123,7 +123,8 @@ class Rectifier:
         return recipe
 
 
-def _key(c: Calibration) -> tuple[object, ...]:
+def calibration_key(c: Calibration) -> tuple[object, ...]:
+    """Returns the value of a calibration, to be compared and hashed."""
     arrays = (np.asarray(a, np.float64).tobytes() for a in (c.K, c.D, c.R))
     P = b"" if c.P is None else np.asarray(c.P, np.float64).tobytes()
     cut = (c.binning_x, c.binning_y, c.roi_x, c.roi_y, c.roi_width, c.roi_height)

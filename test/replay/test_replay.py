@@ -282,6 +282,33 @@ def test_results_of_an_earlier_run_survive_a_failed_one(bag, tmp_path):
     assert (tmp_path / "scene.glb").read_text() == "earlier"
 
 
+@pytest.mark.process
+def test_a_mask_keeps_pixels_out_of_all_files(bag, tmp_path):
+    drawn = np.full(SIZE[::-1], 255, np.uint8)
+    drawn[:80] = 0
+    cv2.imwrite(str(tmp_path / "mask.png"), drawn)
+    output, mask = tmp_path / "out", f"mask:={tmp_path}/mask.png"
+    done = run_cli("replay", bag, "--output", output, "--every", "3", *QUICK, "-p", mask)
+    assert done.returncode == 0, done.stderr
+    depths = messages(output, "/da3/depth/image")
+    clouds = messages(output, "/da3/points")
+    assert len(depths) == len(clouds) == 3
+    for depth, cloud in zip(depths, clouds, strict=True):
+        metres = np.frombuffer(bytes(depth.data), "<f4").reshape(SIZE[::-1])
+        assert np.isnan(metres[:80]).all()
+        assert not np.isnan(metres[80:]).all()
+        assert np.isnan(cloud_points(cloud)[:80]).all()
+
+
+def test_a_replay_without_its_mask_ends_in_one_line(bag, tmp_path, capsys):
+    mask = f"mask:={tmp_path}/none.png"
+    code = main(["replay", str(bag), "--output", str(tmp_path / "out"), *QUICK, "-p", mask])
+    assert code == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith(f"da3_ros: mask is '{tmp_path}/none.png': No such file")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_wrong_parameter_is_a_usage_error_that_names_it(bag, tmp_path, capsys):
     code = main(["replay", str(bag), "--output", str(tmp_path / "out"), "-p", "window.sise:=2"])
     assert code == 2

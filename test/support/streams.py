@@ -36,10 +36,10 @@ class Host:
         return False
 
 
-def stream_of(**changes):
+def stream_of(session=None, **changes):
     host = Host(RosbagsLibrary())
     config = config_from_parameters({**VALUES, "tf.publish": "none", **changes}, NodeConfig)
-    return Stream(config, host.lib, host, TransformTree()), host
+    return Stream(config, host.lib, host, TransformTree(), session), host
 
 
 def as_messages(camera, lib):
