@@ -132,6 +132,23 @@ class WindowInference:
         return given
 
 
+def without_invalid_depth(window: Window, prediction: Prediction) -> Prediction:
+    """Returns the prediction with NaN for the depth of pixels that are not valid (see Ready).
+
+    For estimates: depth that moves with the camera would distort scale and alignment. Published
+    depth is filtered from the network's whole depth, because to the filter of depth edges the
+    border of such pixels would be an edge.
+    """
+    masks = [view.valid for view in window.views]
+    if all(valid is None for valid in masks):
+        return prediction
+    depth = prediction.depth.copy()
+    for one, valid in zip(depth, masks, strict=True):
+        if valid is not None:
+            one[~valid] = np.nan
+    return dataclasses.replace(prediction, depth=depth)
+
+
 def _fault(prediction: Prediction, window: Window) -> str:
     """Returns why a prediction is unusable, or an empty text."""
     if not prediction.posed:

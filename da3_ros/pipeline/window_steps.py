@@ -21,7 +21,7 @@ from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
-from da3_ros.pipeline.window_inference import WindowInference
+from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
@@ -64,6 +64,8 @@ class WindowSteps:
         if not prediction.posed:
             yield from self._deliver_unposed(new, window, prediction, start)
             return
+        network_depth = prediction.depth
+        prediction = without_invalid_depth(window, prediction)
         due = self.scene_map.scale.wants_measurement(window.id)
         prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
         prediction = self.odometry.with_prior(window, prediction)
@@ -76,6 +78,7 @@ class WindowSteps:
             window, prediction, placed, scale, segment=self.odometry.segment,
             loop_closed=closed, total_s=time.perf_counter() - start,
         )  # fmt: skip
+        prediction = dataclasses.replace(prediction, depth=network_depth)
         for index, prepared in enumerate(new, len(shared)):
             frame = segment_frame(
                 prepared, index, prediction, placed.T_ref_window, report, self.config.depth
@@ -92,7 +95,7 @@ class WindowSteps:
             self.scene_map.try_close_loop(
                 window.id,
                 self.builder.window_size,
-                self.inference.session.infer,
+                lambda pair: without_invalid_depth(pair, self.inference.session.infer(pair)),
                 self.odometry.aligner,
             )
 

@@ -116,6 +116,25 @@ def test_a_speck_is_masked_at_the_cameras_size_alone(walk, tmp_path):
     assert np.argwhere(np.isnan(out.depth_m)).tolist() == [[601, 607]]
 
 
+def test_estimates_of_the_scale_do_not_see_the_robot(walk, mask):
+    class Spy:
+        """A metric model that keeps what it gets."""
+
+        seen = ()
+
+        def measure(self, window, prediction):
+            self.seen = (*self.seen, prediction.depth)
+            return prediction
+
+    spy = Spy()
+    values = {"scale.source": "metric_model", "scale.metric_every": 1, "mask": mask}
+    run(walk, metric_model=spy, **values)
+    assert len(spy.seen) == 6
+    for depth in spy.seen:
+        assert np.isnan(depth[:, BONNET:]).all()
+        assert np.isfinite(depth[-1, :BONNET]).all()
+
+
 def test_a_mask_is_rectified_as_its_image(tmp_path):
     """A drawing of what the raw image shows hides the same in the rectified image."""
     size = (160, 120)
