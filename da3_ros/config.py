@@ -256,6 +256,16 @@ class LoopConfig:
 
 
 @dataclass(frozen=True)
+class RefinementConfig:
+    """Refinement of windows by feature tracks (bundle adjustment)."""
+
+    enabled: bool = option(
+        True, "whether poses and depth are refined by features that are tracked through the images"
+    )
+    max_features: int = option(400, "most features per image", low=50, high=4000)
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     """All parameters of the pipeline."""
 
@@ -278,6 +288,7 @@ class PipelineConfig:
     depth: DepthConfig = group(DepthConfig, "depth.")
     map: MapConfig = group(MapConfig, "map.")
     loop: LoopConfig = group(LoopConfig, "loop.")
+    refinement: RefinementConfig = group(RefinementConfig, "refinement.")
     max_late_s: float = option(
         0.5,
         "a frame up to this much older than the newest is dropped as late; an older one is a time "

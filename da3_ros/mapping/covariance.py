@@ -36,6 +36,8 @@ LAYERS = KINDS + 1  # covariance per unit of each kind of noise, and one of know
 # without a measured error.
 UNMEASURED = MotionError(rotation=0.35, distance=0.5, least=0.05)
 EXACT = MotionError()
+# Of refined views: calibration, and tracks with a common error.
+REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +123,42 @@ class JointCovariance:
         A = L @ gain
         A[:shared] += np.diag(stay)
         self._write(window.ids, A, ids, own)
+
+    def add_refined(
+        self,
+        ids: Sequence[int],
+        held: Sequence[int],
+        poses: Mapping[int, Array],
+        covariance: Array,
+    ) -> None:
+        """Sets the errors of refined views: the mean error of the held views, and their own.
+
+        covariance: as in ``PoseUncertainty.add_refined``. Does nothing if the error of no held
+        view is known.
+        """
+        self._assign_newest_error(held, np.array([poses[i][:3, 3] for i in held]).reshape(-1, 3))
+        known = [i for i in held if i in self._slots]
+        if not known:
+            return
+        A = np.concatenate(
+            [
+                np.concatenate(
+                    list(error_transport(centre - np.array([poses[h][:3, 3] for h in known]))),
+                    axis=1,
+                )
+                / len(known)
+                for centre in (poses[i][:3, 3] for i in ids)
+            ]
+        )
+        rows = self._rows(known)
+        own = A @ self._P[:, rows[:, None], rows] @ A.T
+        axes = np.zeros((SIZE * len(ids), SIZE * len(ids)))
+        for k, id in enumerate(ids):
+            block = axes[SIZE * k : SIZE * (k + 1), SIZE * k : SIZE * (k + 1)]
+            block[0, 6], block[1:4, :3], block[4:, 3:6] = 1.0, poses[id][:3, :3], np.eye(3)
+        own[-1] += axes @ covariance @ axes.T
+        self._write(ids, A, known, own)
+        self._unknown -= set(ids)
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets all views but these, and the oldest of too many."""
@@ -228,12 +266,31 @@ class SystematicError:
         ``shared``."""
         depth = window.depth
         links = [
-            self._linked(self._errors[window.ids[i]], window.poses[i], window.poses[index], depth)
+            self._linked(
+                self._errors[window.ids[i]],
+                window.poses[i],
+                window.poses[index],
+                depth,
+                self.error,
+            )
             for i in shared
             if window.ids[i] in self._errors
         ]
         if links:
             self._errors[window.ids[index]] = min(links, key=lambda one: _size(one) @ [depth, 1.0])
+
+    def add_refined(
+        self, ids: Sequence[int], held: Sequence[int], poses: Mapping[int, Array], depth: float
+    ) -> None:
+        """Sets the errors of refined views by their motion from the held ones."""
+        known = [h for h in held if h in self._errors]
+        for id in ids:
+            links = [
+                self._linked(self._errors[h], poses[h], poses[id], depth, REFINED_ERROR)
+                for h in known
+            ]
+            if links:
+                self._errors[id] = min(links, key=lambda one: _size(one) @ [depth, 1.0])
 
     def of(self, id: int) -> Array:
         """Returns standard deviations [2] of the errors' lengths: rotation (rad), position.
@@ -247,13 +304,13 @@ class SystematicError:
         self._errors = {id: held for id, held in self._errors.items() if id in ids}
 
     def _linked(
-        self, held: tuple[Array, Array], T_known: Array, T: Array, depth: float
+        self, held: tuple[Array, Array], T_known: Array, T: Array, depth: float, error: MotionError
     ) -> tuple[Array, Array]:
         distance = float(np.linalg.norm(T[:3, 3] - T_known[:3, 3]))
         cosine = (np.einsum("ij,ij->", T[:3, :3], T_known[:3, :3]) - 1) / 2
-        grown = self.error.rotation * float(np.arccos(np.clip(cosine, -1, 1)))
-        grown += self.error.distance * distance / depth
-        least = self.error.least
+        grown = error.rotation * float(np.arccos(np.clip(cosine, -1, 1)))
+        grown += error.distance * distance / depth
+        least = error.least
         place = grown * depth + _size(held)[0] * distance
         return held[0] + [grown, place], held[1] + np.square([least, least * depth])
 
@@ -299,6 +356,23 @@ class PoseUncertainty:
             joint.add_window(window, self.noise if learns and joint is self._odometry[0] else None)
             for index in range(len(shared), len(window.ids)):
                 systematic.add(window, index, shared)
+
+    def add_refined(
+        self,
+        ids: Sequence[int],
+        held: Sequence[int],
+        poses: Mapping[int, Array],
+        depth: float,
+        covariance: Array,
+    ) -> None:
+        """Sets the errors of views that were refined against held ones.
+
+        poses: [4, 4] of all these views. covariance: [7 N, 7 N] of the errors of ``ids`` relative
+        to the held views: rotation about the view's axes, position, log scale.
+        """
+        for joint, systematic in self._trackers():
+            joint.add_refined(ids, held, poses, covariance)
+            systematic.add_refined(ids, held, poses, depth)
 
     def _moved(self, window: WindowObservation) -> bool:
         """True if the camera has moved since noise was last learned; then notes the pose.

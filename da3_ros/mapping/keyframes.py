@@ -115,6 +115,25 @@ class KeyframeSelector:
             for k in self._keyframes
         ]
 
+    def adjust(self, moved: Mapping[int, tuple[Array, float]]) -> None:
+        """Sets refined poses [4, 4] of views by id, and multiplies their depth by a factor."""
+
+        def one(a: SharedView) -> SharedView:
+            if a.view.id not in moved:
+                return a
+            T, factor = moved[a.view.id]
+            return replace(
+                a, T_ref_camera=T, depth=a.depth * factor, observations=MAX_OBSERVATIONS
+            )
+
+        self._newest = deque(map(one, self._newest), maxlen=self._newest.maxlen)
+        self._keyframes = [replace(k, shared_view=one(k.shared_view)) for k in self._keyframes]
+
+    @property
+    def newest_views(self) -> list[SharedView]:
+        """The newest views, oldest first."""
+        return list(self._newest)
+
     def all(self) -> list[SharedView]:
         """Returns every held view once."""
         held = {a.view.id: a for a in [*(k.shared_view for k in self._keyframes), *self._newest]}

@@ -14,6 +14,7 @@ from collections import deque
 import numpy as np
 
 from da3_ros.config import ScaleConfig
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
@@ -335,6 +336,14 @@ class SceneScale:
         """
         return self._odom_correction.add(T_vo_camera, self.scene_scale if metric else None, leads)
 
+    def keep_odometry(self, before: Array, after: Array) -> None:
+        """Keeps odometry where it was although the newest pose [4, 4] in the segment was
+        refined."""
+        poses = [scaled_pose(T, self._factor) for T in (before, after)]
+        for T in poses:
+            T[:3, 3] += self._place(np.zeros(3))
+        self._odom_correction.refined(*poses)
+
     def _add_measurements(
         self, window: Window, prediction: Prediction, T_segment_window: Similarity
     ) -> None:
@@ -378,16 +387,24 @@ class OdomCorrection:
         lost, all lengths change their unit, and odometry starts anew. leads: whether the frame is
         of the first camera, whose motion is continuous.
         """
-        if scene_scale is None or self._scene_scale is None:
+        if (scene_scale is None) != (self._scene_scale is None):
             self.T_odom_vo = np.eye(4)
-        elif scene_scale != self._scene_scale:
+        elif scene_scale is not None and self._scene_scale is not None:
             T = self.T_odom_vo.copy()
-            T[:3, 3] += (self._scene_scale - scene_scale) * self._last
+            T[:3, 3] += (self._scene_scale - scene_scale) * T[:3, :3] @ self._last
             self.T_odom_vo = T
         self._scene_scale = scene_scale
         if leads:
             self._last = T_vo_camera[:3, 3]
         return self.T_odom_vo
+
+    def refined(self, before: Array, after: Array) -> None:
+        """Takes over that the last camera's pose [4, 4], scene units, was refined; odometry
+        stays."""
+        unit = 1.0 if self._scene_scale is None else self._scene_scale
+        moved = scaled_pose(before, unit) @ invert_pose(scaled_pose(after, unit))
+        self.T_odom_vo = self.T_odom_vo @ moved
+        self._last = after[:3, 3]
 
 
 def scaled_depth(depth: FloatImage, factor: float) -> FloatImage:

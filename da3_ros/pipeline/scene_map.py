@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class SceneMap:
         self.scale = SceneScale(config.scale)
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
+        self._newest_leading = -1  # id of the newest published frame of the first camera
         self._reset_map_place()
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -145,11 +146,22 @@ class SceneMap:
             self.loops.add_keyframe(dataclasses.replace(in_vo, submap=submap), descriptor)
         return submap
 
+    def keep_odometry(self, moved: Mapping[int, tuple[Array, Array, float]]) -> None:
+        """Keeps odometry where it was although earlier poses in the segment were refined.
+
+        moved: by id, poses before and after [4, 4] in the segment, and a factor on depth.
+        """
+        if self._newest_leading in moved:
+            before, after, _ = moved[self._newest_leading]
+            self.scale.keep_odometry(before, after)
+
     def published(self, frame: SegmentFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
         """Returns the frame to publish: in the world, in metres if its scale is known.
 
         A frame without a place in the scene keeps its segment coordinates. Call once per frame.
         """
+        if frame.leads:
+            self._newest_leading = frame.id
         metric = frame.scale.metric
         unit = self.scale.scene_scale if metric else 1.0  # published units per scene unit
         T_vo_camera = self.scale.T_vo_camera(frame)

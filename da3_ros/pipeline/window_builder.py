@@ -26,8 +26,8 @@ class PreparedView:
     """A view with the data that its delivery needs."""
 
     view: View
-    full: Image | None = None  # the rectified image at camera resolution, if it is published
-    full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready, if ``full`` is published
+    full: Image  # the rectified image at camera resolution
+    full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready
     leads: bool = True  # whether it is the first camera's view of its instant
 
 
@@ -192,8 +192,6 @@ class WindowBuilder:
             frame.T_prior_camera, frame.T_rig_camera, self._next_instant, ready.valid,
         )  # fmt: skip
         self._next_view += 1
-        if self.config.depth.size != "input":
-            return PreparedView(view)
         return PreparedView(view, ready.full, ready.full_valid)
 
     def _has_format(self, view: View) -> bool:
@@ -212,6 +210,6 @@ class WindowBuilder:
 
 
 def _resized(p: PreparedView, cut: Cut) -> PreparedView:
-    full = None if p.full is None else cut.full(p.full)
+    full = cut.full(p.full)
     full_valid = None if p.full_valid is None else cut.full(p.full_valid)
     return dataclasses.replace(p, view=cut.view(p.view), full=full, full_valid=full_valid)

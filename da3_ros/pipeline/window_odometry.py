@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,17 +18,19 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import MotionError, PoseUncertainty, WindowObservation
 from da3_ros.mapping.frames import SegmentFrame
-from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
+from da3_ros.mapping.keyframes import MAX_OBSERVATIONS, KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.loop_scheduler import conjugated
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
+REFINED = MAX_OBSERVATIONS  # observations that a refined view counts for
 REFUSALS = 5  # consecutive refused windows after which a new segment begins
 
 
@@ -41,6 +44,8 @@ class WindowOdometry:
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
         self.segment = -1
+        self._refined = False  # whether the newest window is refined
+        self._refusal = ""  # why the newest window does not fit
         self.unit = 1.0  # segment units per network unit of the newest window
         self._clear_shared_views()
 
@@ -118,6 +123,7 @@ class WindowOdometry:
 
         unit: segment units per network unit and its relative sigma; None if not measured.
         """
+        self._refined, self._refusal = False, ""
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
@@ -130,7 +136,10 @@ class WindowOdometry:
         None for a frame of a refused window: its depth is wrong, even if a prior gives its pose.
         """
         self.newest[view.camera] = frame.T_segment_camera
-        return SharedView.of(view, frame) if self.fits else None
+        if not self.fits:
+            return None
+        shared_view = SharedView.of(view, frame)
+        return replace(shared_view, observations=REFINED) if self._refined else shared_view
 
     def is_keyframe(self, shared_view: SharedView) -> bool:
         """True if a view is far enough from all keyframes to become one."""
@@ -141,9 +150,46 @@ class WindowOdometry:
         self.shared_views.add(shared_view, keyframe)
         self.uncertainty.enter_submap(shared_view.submap, shared_view.view.id)
 
-    def apply_correction(self, correction: Correction, T_vo_segment: Similarity) -> None:
-        """Moves the shared views, and updates their covariance, after a loop closure."""
-        self.shared_views.move(conjugated(correction.moves, T_vo_segment))
+    def apply_refinement(self, refined: RefinedWindow) -> None:
+        """Takes over the poses of a refined window; it fits, even if alignment refused it."""
+        self.refused = self._unfit = 0
+        self._refined, self._unit_guessed, self._refusal = True, False, ""
+        self.unit = refined.T_ref_window.scale
+        self.shared_views.adjust(
+            {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
+        )
+        for shared_view in self.shared_views.newest_views:
+            self.newest[shared_view.view.camera] = shared_view.T_ref_camera
+        if refined.views.covariance is not None:
+            self.uncertainty.add_refined(
+                refined.views.ids, refined.views.held, refined.views.poses, refined.views.depth,
+                refined.views.covariance,
+            )  # fmt: skip
+
+    def report_refusal(self, window: Window) -> None:
+        """Logs and counts a window that does not fit the scene, if the newest one does not."""
+        if self._refusal:
+            log.warning("window %d does not fit the scene: %s", window.id, self._refusal)
+            self.counters["windows_refused"] += 1
+
+    def apply_correction(
+        self, correction: Correction, T_vo_segment: Similarity
+    ) -> dict[int, Similarity]:
+        """Moves the shared views, and updates their covariance, after a loop closure.
+
+        Returns the moves of views in the segment, by id.
+        """
+        by_submap = conjugated(correction.moves, T_vo_segment)
+        moves = {
+            a.view.id: by_submap[a.submap]
+            for a in self.shared_views.all()
+            if a.submap in by_submap
+        }
+        self.shared_views.move(by_submap)
+        self._move_uncertainty(correction, T_vo_segment)
+        return moves
+
+    def _move_uncertainty(self, correction: Correction, T_vo_segment: Similarity) -> None:
         newest = self.shared_views.newest
         if correction.covariance is None or newest is None:
             return
@@ -190,8 +236,7 @@ class WindowOdometry:
             shared[-1].T_ref_camera, newest, self.unit if measured is None else measured[0]
         )
         reason = "the shared views have no depth" if fit is None else fit.reason
-        log.warning("window %d does not fit the scene: %s", window.id, reason)
-        self.counters["windows_refused"] += 1
+        self._refusal = reason
         if self.prior.leads(window):  # the pose is known even if the depth is wrong
             self.refused = 0
             self._unfit += 1

@@ -23,6 +23,7 @@ from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
+from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,15 @@ class WindowSteps:
         self.inference = inference
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters)
+        self.refinement = WindowRefinement(config, counters)
         self.scene_map = SceneMap(config)
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         self.config = config
-        for part in (self.builder, self.inference, self.odometry, self.scene_map):
+        for part in (
+            self.builder, self.inference, self.odometry, self.refinement, self.scene_map
+        ):  # fmt: skip
             part.reconfigure(config)
 
     def run(self) -> Iterator[TrackedFrame]:
@@ -71,6 +75,13 @@ class WindowSteps:
         prediction = self.odometry.with_prior(window, prediction)
         unit = self.scene_map.scale.unit_of(prediction)
         prediction, placed = self.odometry.place(window, shared, prediction, unit)
+        prediction, placed, refined = self.refinement.run(
+            window, new, prediction, placed, self.odometry
+        )
+        if refined is not None:
+            network_depth = refined.scaled(network_depth)
+            self.scene_map.keep_odometry(refined.moved)
+        self.odometry.report_refusal(window)
         fits = placed.accepted or not shared
         scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
         self.scene_map.add_drift(window, prediction, placed)
@@ -86,6 +97,7 @@ class WindowSteps:
             descriptor = prediction.descriptor
             yield self._deliver(prepared, frame, None if descriptor is None else descriptor[index])
         self.odometry.finish_window()
+        self.refinement.keep(self.odometry.shared_views)
         if self.odometry.is_lost:
             log.warning(
                 "%d windows in a row do not fit: a new segment begins", self.odometry.refused
@@ -116,7 +128,7 @@ class WindowSteps:
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        return _at_published_size(out, prepared)
+        return self._at_published_size(out, prepared)
 
     def _deliver_unposed(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
@@ -134,14 +146,20 @@ class WindowSteps:
             )
             self.counters["processed"] += 1
             out = self.scene_map.published_unposed(frame)
-            yield _at_published_size(out, prepared)
+            yield self._at_published_size(out, prepared)
+
+    def _at_published_size(self, frame: TrackedFrame, prepared: PreparedView) -> TrackedFrame:
+        if self.config.depth.size != "input":
+            return frame
+        return at_size_of(frame, prepared.full, prepared.full_valid)
 
     def _close_loop(self) -> bool:
         """Applies a loop closure to scene and odometry, if there is one; returns whether."""
         correction = self.scene_map.close_loop()
         if correction is None:
             return False
-        self.odometry.apply_correction(correction, self.scene_map.scale.T_vo_segment)
+        moves = self.odometry.apply_correction(correction, self.scene_map.scale.T_vo_segment)
+        self.refinement.move(moves)
         return True
 
     def start_at_origin(self) -> None:
@@ -161,6 +179,7 @@ class WindowSteps:
         """
         self.scene_map.start_segment(newest)
         self.odometry.start_segment(newest)
+        self.refinement.restart()
 
     def resize(self, new: ImageFormat) -> bool:
         """Brings all views to a new image size; returns False if too little would remain."""
@@ -179,10 +198,3 @@ class WindowSteps:
         self.counters["poses_held"] += 1
         self.builder.forget_format()
         self.start_segment(self.odometry.newest)
-
-
-def _at_published_size(frame: TrackedFrame, prepared: PreparedView) -> TrackedFrame:
-    """Returns the frame at the size of the camera's image, if that is published."""
-    if prepared.full is None:
-        return frame
-    return at_size_of(frame, prepared.full, prepared.full_valid)

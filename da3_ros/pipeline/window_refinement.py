@@ -1,0 +1,73 @@
+"""Refines placed windows by feature tracks, and says how well tracks support them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from da3_ros.config import PipelineConfig
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.keyframes import KeyframeSelector
+from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.pipeline.window_odometry import WindowOdometry
+from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
+from da3_ros.types import Prediction, Window
+
+log = logging.getLogger(__name__)
+
+
+class WindowRefinement:
+    """Owns the refiner; applies its results to odometry."""
+
+    def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
+        self.config, self.counters = config, counters
+        self.refiner = WindowRefiner(config.refinement.max_features, MAX_STEPS)
+
+    def reconfigure(self, config: PipelineConfig) -> None:
+        """Sets the parameters that may change between windows."""
+        self.config = config
+
+    def run(
+        self,
+        window: Window,
+        new: Sequence[PreparedView],
+        prediction: Prediction,
+        placed: Alignment,
+        odometry: WindowOdometry,
+    ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
+        """Returns prediction and alignment of a placed window, refined if tracks support it.
+
+        A window that alignment refused is accepted if tracks support its poses and its depth.
+        """
+        if not self.config.refinement.enabled or odometry.prior.replaces_poses:
+            self.refiner.restart()
+            return prediction, placed, None
+        images = [CameraImage(p.full, p.full_valid) for p in new]
+        refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
+        if refined is None:
+            self.counters["windows_few_tracks"] += len(window.views) > 1
+            return prediction, placed, None
+        self.counters["windows_refined"] += 1
+        if not placed.accepted:
+            placed = dataclasses.replace(placed, accepted=True, reason="")
+        placed = dataclasses.replace(placed, T_ref_window=refined.T_ref_window)
+        odometry.apply_refinement(refined)
+        return refined.prediction, placed, refined
+
+    def restart(self) -> None:
+        """Begins a new segment."""
+        self.refiner.restart()
+
+    def keep(self, shared_views: KeyframeSelector) -> None:
+        """Forgets views that no later window can share."""
+        self.refiner.keep({a.view.id for a in shared_views.all()})
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Moves tracked views, by id, as a loop closure moved the shared views."""
+        self.refiner.move(moves)
+
+
+MAX_STEPS = 8

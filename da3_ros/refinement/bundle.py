@@ -1,0 +1,415 @@
+"""Bundle adjustment: poses, points and a depth scale per view, from observations and priors.
+
+Levenberg-Marquardt in float64. Points are eliminated (Schur complement), so that each step solves
+for the views only. Robust weights by Huber for image positions and relative poses, by Cauchy for
+depths. Works on arrays; no network, no images.
+
+``ref`` is the coordinate frame of poses and points. A view's error vector is (rotation, rad, about
+its own axes; position in ref; log scale of its depth).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+from scipy.spatial.transform import Rotation
+
+from da3_ros.types import Array
+
+SIZE = 7  # components of a view's error: rotation, position, log scale
+ROTATION, PLACE, SCALE = slice(0, 3), slice(3, 6), 6
+HUBER = 2.0  # standard deviations of an image position beyond which Huber's weights limit it
+CAUCHY = 2.0  # the same for depths, by Cauchy's weights
+START_DAMPING, MAX_DAMPING = 1e-4, 1e6
+CONVERGED = 1e-4  # relative decrease of the cost that ends the iteration
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Image positions of points, and the depths that the network predicted there. O rows, sorted
+    by point."""
+
+    view: Array  # [O] index of the view, int
+    point: Array  # [O] index of the point, int
+    pixel: Array  # [O, 2] column and row, corner rule
+    sigma: Array  # [O] standard deviation of a position, pixels
+    log_depth: Array  # [O] logarithm of the predicted depth, units of ref; NaN: unknown
+    depth_sigma: Array  # [O] its standard deviation
+
+
+@dataclass(frozen=True, eq=False)
+class PosePriors:
+    """Measured relative poses of pairs of views. P rows."""
+
+    first: Array  # [P] index of a view, int
+    second: Array  # [P] index of another view, int
+    T_first_second: Array  # [P, 4, 4], units of ref
+    rotation_sigma: Array  # [P] rad
+    place_sigma: Array  # [P] units of ref; inf: unknown
+    learned: Array  # [P] bool; whether the standard deviations are learned from the residuals
+
+    @staticmethod
+    def none() -> PosePriors:
+        """Returns an empty set."""
+        i, x = np.zeros(0, int), np.zeros(0)
+        return PosePriors(i, i, np.zeros((0, 4, 4)), x, x, np.zeros(0, bool))
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """V views, N points, their observations, and priors."""
+
+    T_ref_camera: Array  # [V, 4, 4]
+    log_scale: Array  # [V] log of true over predicted depth
+    K: Array  # [V, 3, 3] corner rule
+    points: Array  # [N, 3] in ref
+    free: Array  # [V] bool; poses and scales of other views are held
+    observations: Observations
+    scale_prior: Array  # [V] expected log_scale
+    scale_sigma: Array  # [V] its standard deviation
+    poses: PosePriors = field(default_factory=PosePriors.none)
+    # Number of each view's camera if its focal length is unknown; -1: known.
+    focal: Array | None = None
+    focal_sigma: float = 0.05  # standard deviation of the logarithms of unknown focal lengths
+
+    def typical_log_depth(self) -> Array:
+        """Returns the logarithms [O] of the points' depths in the views that see them."""
+        o = self.observations
+        T = self.T_ref_camera[o.view]
+        z = np.einsum("oi,oi->o", self.points[o.point] - T[:, :3, 3], T[:, :3, 2])
+        return np.asarray(np.log(np.maximum(z, 1e-9)))
+
+
+@dataclass(frozen=True, eq=False)
+class Adjusted:
+    """A solved bundle."""
+
+    bundle: Bundle
+    reprojection: Array  # [O] distances to the observed positions, pixels; inf: behind the camera
+    depth_residual: Array  # [O] log depth less the view's scaled prediction; NaN: no depth
+    information: Array  # [D, D] of the free views' errors and focal lengths, points eliminated
+    cost: float
+    steps: int
+    focal: Array  # [G] factors on the unknown focal lengths
+
+    def depth_sigma(self) -> float:
+        """Returns the robust standard deviation of the depth residuals; NaN with few of them."""
+        known = np.abs(self.depth_residual[np.isfinite(self.depth_residual)])
+        return 1.4826 * float(np.median(known)) if len(known) >= 20 else float("nan")
+
+    def covariance(self) -> Array | None:
+        """Returns the covariance [7 F, 7 F] of the free views' errors, with the held ones exact;
+        None if the observations do not determine them."""
+        size = SIZE * int(self.bundle.free.sum())
+        try:
+            inverse = cho_solve(cho_factor(self.information), np.eye(len(self.information)))
+        except (np.linalg.LinAlgError, ValueError):
+            return None
+        return np.asarray(inverse[:size, :size])
+
+
+def adjust(bundle: Bundle, max_steps: int) -> Adjusted:
+    """Minimises the robust cost in at most ``max_steps`` steps."""
+    solver = _Solver(bundle)
+    state = _State.of(bundle)
+    terms = solver.linearize(state)
+    damping, steps = START_DAMPING, 0
+    for steps in range(1, max_steps + 1):  # noqa: B007
+        step = solver.step(terms, damping)
+        moved = None if step is None else state.moved(step, solver)
+        after = None if moved is None else solver.linearize(moved)
+        if moved is None or after is None or not after.cost < terms.cost:
+            damping *= 10
+            if damping > MAX_DAMPING:
+                break
+            continue
+        decrease = terms.cost - after.cost
+        state, terms = moved, after
+        damping = max(damping / 5, 1e-9)
+        if decrease < CONVERGED * terms.cost:
+            break
+    return solver.result(state, terms, steps)
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    R: Array  # [V, 3, 3] ref from camera
+    c: Array  # [V, 3]
+    s: Array  # [V]
+    X: Array  # [N, 3]
+    f: Array  # [G] factors on unknown focal lengths, logarithms
+
+    @staticmethod
+    def of(b: Bundle) -> _State:
+        groups = 0 if b.focal is None else int(b.focal.max(initial=-1)) + 1
+        T = b.T_ref_camera
+        return _State(T[:, :3, :3], T[:, :3, 3], b.log_scale, b.points, np.zeros(groups))
+
+    def moved(self, step: tuple[Array, Array, Array], solver: _Solver) -> _State:
+        views, points, focal = step
+        R, c, s = self.R.copy(), self.c.copy(), self.s.copy()
+        at = solver.free
+        R[at] = R[at] @ Rotation.from_rotvec(views[:, ROTATION]).as_matrix()
+        c[at] += views[:, PLACE]
+        s[at] += views[:, SCALE]
+        return _State(R, c, s, self.X + points, self.f + focal)
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Normal equations and residuals of a state."""
+
+    cost: float
+    Hv: Array  # [F, 7, 7] blocks of the views' own observations
+    H: Array  # [D, D] of priors; D = 7 F + G
+    g: Array  # [D]
+    Hp: Array  # [N, 3, 3]
+    gp: Array  # [N, 3]
+    W: Array  # [D, N, 3]
+    distance: Array  # [O]
+    depth_residual: Array  # [O]
+
+
+class _Solver:
+    """The parts of a bundle that do not change from step to step."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.b = bundle
+        o = bundle.observations
+        self.free = np.flatnonzero(bundle.free)
+        self.slot = np.full(len(bundle.free), -1)
+        self.slot[self.free] = np.arange(len(self.free))
+        self.starts = np.flatnonzero(np.diff(o.point, prepend=-1))
+        self.seen = o.point[self.starts]
+        row = self.slot[o.view]
+        self.mine = np.flatnonzero(row >= 0)  # observations of free views
+        order = np.argsort(row[self.mine], kind="stable")
+        self.by_view = self.mine[order]
+        rows = row[self.by_view]
+        self.view_starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        self.view_rows = rows[self.view_starts]
+        self.groups = 0 if bundle.focal is None else int(bundle.focal.max(initial=-1)) + 1
+        self.size = SIZE * len(self.free) + self.groups
+
+    # Residuals -----------------------------------------------------------------------------------
+
+    def linearize(self, state: _State) -> _Terms:
+        b, o = self.b, self.b.observations
+        R, K = state.R[o.view], b.K[o.view]
+        x = np.einsum("oji,oj->oi", R, state.X[o.point] - state.c[o.view])
+        front = x[:, 2] > 1e-6
+        z = np.where(front, x[:, 2], 1.0)
+        fx, fy = K[:, 0, 0], K[:, 1, 1]
+        if self.groups:
+            assert b.focal is not None
+            group = b.focal[o.view]
+            factor = np.where(group >= 0, np.exp(state.f)[np.maximum(group, 0)], 1.0)
+            fx, fy = fx * factor, fy * factor
+        a = x[:, :2] / z[:, None]
+        offset = np.stack((fx * a[:, 0] + K[:, 0, 2], fy * a[:, 1] + K[:, 1, 2]), 1) - o.pixel
+        distance = np.where(front, np.linalg.norm(offset, axis=1), np.inf)
+        white = np.where(front, distance, 0.0) / o.sigma
+        weight = np.where(front, np.minimum(1.0, HUBER / np.maximum(white, 1e-12)), 0.0)
+        cost = float(
+            np.where(
+                front,
+                np.where(white < HUBER, white**2, 2 * HUBER * white - HUBER**2),
+                BEHIND,
+            ).sum()
+        )
+        deep = np.isfinite(o.log_depth) & front
+        depth_residual = np.where(deep, np.log(z) - o.log_depth - state.s[o.view], np.nan)
+        d = np.where(deep, depth_residual, 0.0) / o.depth_sigma
+        cost += float((CAUCHY**2 * np.log1p((d / CAUCHY) ** 2)).sum())
+        depth_weight = np.where(deep, 1 / (1 + (d / CAUCHY) ** 2), 0.0)
+        # Whitened residuals [O, 3], and derivatives by the camera's coordinates of the point.
+        root, depth_root = np.sqrt(weight) / o.sigma, np.sqrt(depth_weight) / o.depth_sigma
+        r = np.empty((len(z), 3))
+        r[:, :2] = offset * root[:, None]
+        r[:, 2] = d * np.sqrt(depth_weight)
+        Jx = np.zeros((len(z), 3, 3))
+        Jx[:, 0, 0] = root * fx / z
+        Jx[:, 1, 1] = root * fy / z
+        Jx[:, 0, 2] = -root * fx * a[:, 0] / z
+        Jx[:, 1, 2] = -root * fy * a[:, 1] / z
+        Jx[:, 2, 2] = depth_root / z
+        JX = Jx @ R.transpose(0, 2, 1)
+        return self._normal_equations(
+            state, x, r, Jx, JX, depth_root, root, (fx, fy, a), cost, distance, depth_residual
+        )
+
+    def _normal_equations(
+        self, state, x, r, Jx, JX, depth_root, root, focal, cost, distance, depth_residual
+    ) -> _Terms:  # type: ignore[no-untyped-def]
+        o, count = self.b.observations, len(self.b.points)
+        N = len(self.free)
+        Hp, gp = np.zeros((count, 3, 3)), np.zeros((count, 3))
+        Hp[self.seen] = np.add.reduceat(JX.transpose(0, 2, 1) @ JX, self.starts)
+        gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", JX, r), self.starts)
+        at = self.by_view
+        Jv = np.zeros((len(at), 3, SIZE))
+        Jv[:, :, ROTATION] = Jx[at] @ _cross(x[at])
+        Jv[:, :, PLACE] = -JX[at]
+        Jv[:, 2, SCALE] = -depth_root[at]
+        Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
+        W = np.zeros((count, self.size, 3))
+        if len(at):
+            JvT = Jv.transpose(0, 2, 1)
+            Hv[self.view_rows] = np.add.reduceat(JvT @ Jv, self.view_starts)
+            gv[self.view_rows] = np.add.reduceat((JvT @ r[at, :, None])[..., 0], self.view_starts)
+            columns = self.slot[o.view[at]][:, None] * SIZE + np.arange(SIZE)
+            W[o.point[at][:, None], columns] = JvT @ JX[at]
+        H, g = np.zeros((self.size, self.size)), np.zeros(self.size)
+        for i in range(N):
+            part = slice(SIZE * i, SIZE * (i + 1))
+            H[part, part] = Hv[i]
+        g[: SIZE * N] = gv.ravel()
+        if self.groups:
+            self._add_focal(state, r, root, focal, JX, Jv, H, g, W)
+        cost += self._add_scale_priors(state, H, g)
+        cost += self._add_pose_priors(state, H, g)
+        return _Terms(cost, Hv, H, g, Hp, gp, W, distance, depth_residual)
+
+    def _add_focal(self, state, r, root, focal, JX, Jv, H, g, W) -> None:  # type: ignore[no-untyped-def]
+        b, o = self.b, self.b.observations
+        assert b.focal is not None
+        fx, fy, a = focal
+        group = b.focal[o.view]
+        Jf = np.zeros((len(group), 3))
+        Jf[:, 0], Jf[:, 1] = root * fx * a[:, 0], root * fy * a[:, 1]
+        at = self.by_view
+        for k in range(self.groups):
+            row = SIZE * len(self.free) + k
+            J = np.where((group == k)[:, None], Jf, 0.0)
+            H[row, row] += (J**2).sum() + 1 / b.focal_sigma**2
+            g[row] += (J * r).sum() + state.f[k] / b.focal_sigma**2
+            W[self.seen, row] = np.add.reduceat(np.einsum("oij,oi->oj", JX, J), self.starts)
+            cross = np.einsum("oij,oi->oj", Jv, J[at])
+            if len(at):
+                sums = np.add.reduceat(cross, self.view_starts)
+                columns = (self.view_rows[:, None] * SIZE + np.arange(SIZE)).ravel()
+                H[row, columns] += sums.ravel()
+                H[columns, row] += sums.ravel()
+
+    def _add_scale_priors(self, state: _State, H: Array, g: Array) -> float:
+        b = self.b
+        residual = (state.s - b.scale_prior)[self.free] / b.scale_sigma[self.free]
+        weight = 1 / (1 + (residual / CAUCHY) ** 2)
+        rows = SIZE * np.arange(len(self.free)) + SCALE
+        H[rows, rows] += weight / b.scale_sigma[self.free] ** 2
+        g[rows] += weight * residual / b.scale_sigma[self.free]
+        cost = float((CAUCHY**2 * np.log1p((residual / CAUCHY) ** 2)).sum())
+        if self.groups:
+            cost += float((state.f / b.focal_sigma) @ (state.f / b.focal_sigma))
+        return cost
+
+    def _add_pose_priors(self, state: _State, H: Array, g: Array) -> float:
+        p = self.b.poses
+        if not len(p.first):
+            return 0.0
+        r, Ji, Jj = pose_prior_terms(
+            state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second],
+            p.T_first_second,
+        )  # fmt: skip
+        sigma = np.repeat(np.stack((p.rotation_sigma, p.place_sigma), 1), 3, axis=1)
+        r, Ji, Jj = r / sigma, Ji / sigma[..., None], Jj / sigma[..., None]
+        length = np.linalg.norm(r.reshape(-1, 2, 3), axis=2)
+        weight = np.minimum(1.0, HUBER / np.maximum(length, 1e-12))
+        cost = np.where(length < HUBER, length**2, 2 * HUBER * length - HUBER**2).sum()
+        root = np.repeat(np.sqrt(weight), 3, axis=1)
+        r, Ji, Jj = r * root, Ji * root[..., None], Jj * root[..., None]
+        for k, (i, j) in enumerate(zip(self.slot[p.first], self.slot[p.second], strict=True)):
+            ends = [(at, J[k]) for at, J in ((i, Ji), (j, Jj)) if at >= 0]
+            for at, J in ends:
+                rows = slice(SIZE * at, SIZE * at + 6)
+                g[rows] += J.T @ r[k]
+                for other, J2 in ends:
+                    H[rows, SIZE * other : SIZE * other + 6] += J.T @ J2
+        return float(cost)
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def reduced(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array, Array]:
+        """Returns the reduced matrix [D, D] and gradient [D], inverse point blocks, and W times
+        them."""
+        Hp = terms.Hp.copy()
+        diagonal = np.einsum("nii->ni", Hp)
+        diagonal += damping * diagonal + 1e-12
+        inverse = np.linalg.inv(Hp)
+        Y = terms.W @ inverse  # [N, D, 3]
+        flatY = Y.transpose(1, 0, 2).reshape(self.size, -1)
+        flatW = terms.W.transpose(1, 0, 2).reshape(self.size, -1)
+        H = terms.H.copy()
+        H[np.diag_indices(self.size)] *= 1 + damping
+        return H - flatY @ flatW.T, terms.g - flatY @ terms.gp.ravel(), inverse, flatW
+
+    def step(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array] | None:
+        """Returns the steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
+        S, g, inverse, flatW = self.reduced(terms, damping)
+        try:
+            dv = cho_solve(cho_factor(S), -g)
+        except (np.linalg.LinAlgError, ValueError):
+            return None
+        back = terms.gp + (dv @ flatW).reshape(-1, 3)
+        dX = -np.einsum("nij,nj->ni", inverse, back)
+        N = SIZE * len(self.free)
+        return dv[:N].reshape(-1, SIZE), dX, dv[N:]
+
+    def result(self, state: _State, terms: _Terms, steps: int) -> Adjusted:
+        b = self.b
+        T = np.tile(np.eye(4), (len(b.free), 1, 1))
+        T[:, :3, :3], T[:, :3, 3] = state.R, state.c
+        K = b.K
+        if self.groups:
+            assert b.focal is not None
+            K = K.copy()
+            factor = np.where(b.focal >= 0, np.exp(state.f)[np.maximum(b.focal, 0)], 1.0)
+            K[:, 0, 0] *= factor
+            K[:, 1, 1] *= factor
+        S, *_ = self.reduced(terms, 0.0)
+        done = replace(b, T_ref_camera=T, log_scale=state.s, points=state.X, K=K)
+        return Adjusted(
+            done, terms.distance, terms.depth_residual, S, terms.cost, steps, np.exp(state.f)
+        )
+
+
+BEHIND = 100.0  # cost of a point behind its camera
+
+
+def pose_prior_terms(
+    Ri: Array, ci: Array, Rj: Array, cj: Array, T_ij: Array
+) -> tuple[Array, Array, Array]:
+    """Returns residuals [P, 6] (rotation, place) of relative poses, and their derivatives
+    [P, 6, 6] by (rotation, place) of the first and of the second view."""
+    count = len(ci)
+    RiT = Ri.transpose(0, 2, 1)
+    Rij = RiT @ Rj
+    rotation = Rotation.from_matrix(T_ij[:, :3, :3].transpose(0, 2, 1) @ Rij).as_rotvec()
+    place = np.einsum("pij,pj->pi", RiT, cj - ci)
+    r = np.concatenate((rotation, place - T_ij[:, :3, 3]), axis=1)
+    Jr = _inverse_right_jacobian(rotation)
+    Ji, Jj = np.zeros((count, 6, 6)), np.zeros((count, 6, 6))
+    Jj[:, :3, :3], Ji[:, :3, :3] = Jr, -Jr @ Rij.transpose(0, 2, 1)
+    Ji[:, 3:, :3] = _cross(place)
+    Ji[:, 3:, 3:], Jj[:, 3:, 3:] = -RiT, RiT
+    return r, Ji, Jj
+
+
+def _inverse_right_jacobian(v: Array) -> Array:
+    """Returns the inverse right Jacobians [P, 3, 3] of SO(3) at rotation vectors [P, 3]."""
+    angle = np.linalg.norm(v, axis=1)
+    small = angle < 1e-4
+    a = np.where(small, 1.0, angle)
+    k = np.where(small, 1 / 12, 1 / a**2 - (1 + np.cos(a)) / (2 * a * np.sin(a) + 1e-300))
+    S = _cross(v)
+    return np.asarray(np.eye(3) + S / 2 + k[:, None, None] * (S @ S))
+
+
+def _cross(v: Array) -> Array:
+    """Returns the matrices [M, 3, 3] of the cross products with vectors [M, 3]."""
+    out = np.zeros((len(v), 3, 3))
+    out[:, 0, 1], out[:, 0, 2], out[:, 1, 2] = -v[:, 2], v[:, 1], -v[:, 0]
+    out[:, 1, 0], out[:, 2, 0], out[:, 2, 1] = v[:, 2], -v[:, 1], v[:, 0]
+    return out

@@ -1,0 +1,85 @@
+"""Features of one image: positions, their standard deviations, and descriptors."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.types import Array, Image
+
+CELLS = 8  # cells along the longer side of an image; each keeps its share of the features
+SURPLUS = 2  # features that are detected per one that is kept, to choose from in each cell
+CONTRAST = 0.01  # lower than OpenCV's: bare walls have weak features
+BORDER = 4  # pixels between a feature and what no feature may lie on
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of an image."""
+
+    shape: tuple[int, int]  # (height, width) of the image, pixels
+    pixel: Array  # [M, 2] column and row, corner rule
+    size: Array  # [M] diameter of the neighbourhood, pixels
+    descriptor: NDArray[np.uint8]  # [M, 128] SIFT
+
+    @functools.cached_property
+    def unit(self) -> NDArray[np.float32]:
+        """RootSIFT descriptors [M, 128]: roots of L1-normalised ones, which have unit length."""
+        d = self.descriptor.astype(np.float32)
+        return np.asarray(np.sqrt(d / np.maximum(d.sum(1, keepdims=True), 1.0)))
+
+    def __len__(self) -> int:
+        return len(self.pixel)
+
+
+class FeatureDetector:
+    """Detects SIFT features, spread over the image. Not thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._sift = cv2.SIFT_create(SURPLUS * most, contrastThreshold=CONTRAST)
+
+    def __call__(self, image: Image, usable: NDArray[np.bool_] | None = None) -> Features:
+        """Returns at most ``most`` features of an image [H, W, 3].
+
+        usable: [H, W] pixels that may carry a feature; None: all.
+        """
+        grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        shape = (grey.shape[0], grey.shape[1])
+        found, descriptors = self._sift.detectAndCompute(grey, _mask(usable))
+        if not found:
+            return Features(shape, np.zeros((0, 2)), np.zeros(0), np.zeros((0, 128), np.uint8))
+        pixel = np.array([k.pt for k in found]) + 0.5
+        size = np.array([k.size for k in found])
+        strength = np.array([k.response for k in found])
+        kept = spread(pixel, strength, grey.shape, self.most)
+        return Features(shape, pixel[kept], size[kept], descriptors[kept].astype(np.uint8))
+
+
+def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> Array:
+    """Returns indices of at most ``most`` features [M], spread over an image of ``shape``.
+
+    Each cell of a grid gives its strongest feature, then its second one, and so on. Duplicates
+    (one place in several orientations) are left out.
+    """
+    edge = max(shape) / CELLS
+    cell = (pixel[:, 1] // edge).astype(int) * (CELLS + 1) + (pixel[:, 0] // edge).astype(int)
+    order = np.lexsort((pixel[:, 0], pixel[:, 1], -strength))
+    _, first = np.unique(pixel[order], axis=0, return_index=True)
+    order = order[np.sort(first)]
+    by_cell = order[np.argsort(cell[order], kind="stable")]
+    counts = np.unique(cell[by_cell], return_counts=True)[1]
+    rank = np.arange(len(by_cell)) - np.repeat(np.cumsum(counts) - counts, counts)
+    best = np.lexsort((-strength[by_cell], rank))[:most]
+    return np.asarray(by_cell[best])
+
+
+def _mask(usable: NDArray[np.bool_] | None) -> NDArray[np.uint8] | None:
+    if usable is None or usable.all():
+        return None
+    kernel = np.ones((2 * BORDER + 1, 2 * BORDER + 1), np.uint8)
+    return np.asarray(cv2.erode(usable.astype(np.uint8), kernel, borderValue=1))

@@ -1,0 +1,171 @@
+"""Refines the windows of a segment: features, tracks, bundle adjustment, depth correction.
+
+``ref`` is the segment. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry.projection import resize_K
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.refinement.bundle import PosePriors
+from da3_ros.refinement.depth_correction import TrackResiduals, correction
+from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
+from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.types import Array, FloatImage, Image, Prediction, Window
+
+MIN_DEPTH_AGREEMENT = 0.5  # robust deviation of log depth from tracks; beyond, depth is wrong
+
+
+@dataclass(frozen=True, eq=False)
+class CameraImage:
+    """The rectified image of a new view, at the camera's size."""
+
+    image: Image  # [H, W, 3]
+    usable: NDArray[np.bool_] | None  # [H, W] pixels that may carry a feature; None: all
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedWindow:
+    """A refined window, in the window's own world and unit, as the network's prediction was."""
+
+    prediction: Prediction
+    T_ref_window: Similarity
+    views: RefinedViews
+    # Of views of earlier windows: pose before and after [4, 4] in ref, and factor on their depth.
+    moved: dict[int, tuple[Array, Array, float]]
+    factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
+
+    def scaled(self, depth: FloatImage) -> FloatImage:
+        """Returns depth [N, h, w] of the window with the factors on its new views."""
+        out = depth.copy()
+        out[len(out) - len(self.factors) :] *= self.factors
+        return out
+
+
+class WindowRefiner:
+    """Refines windows; owns the sliding graph of the current segment."""
+
+    def __init__(self, max_features: int, max_steps: int) -> None:
+        self.detector = FeatureDetector(max_features)
+        self.graph = SlidingGraph(max_steps)
+        self.tracks = 0  # of the newest window
+        self.reprojection_px = float("nan")
+
+    def restart(self) -> None:
+        """Begins a new segment."""
+        self.graph.restart()
+
+    def keep(self, ids: Collection[int]) -> None:
+        """Forgets views that no later window can share."""
+        self.graph.keep(ids)
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Moves views by id, as a loop closure did."""
+        self.graph.move(moves)
+
+    def refine(
+        self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity
+    ) -> RefinedWindow | None:
+        """Refines a window that ``S`` places in ref; None: too few tracks, nothing is changed.
+
+        images: of the new views.
+        """
+        count = len(window.views) - window.new
+        ids = [view.id for view in window.views]
+        before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
+        own_K = {v.camera: v.K for v in self.graph.views.values() if v.own_K}
+        self.tracks, self.reprojection_px = 0, float("nan")
+        for k, image in enumerate(images, count):
+            self.tracks += self.graph.add(
+                self._view(window, k, image, prediction, S, own_K), ids[:k]
+            )
+        done = self.graph.refine(ids[count:], self._network_poses(ids, prediction, S))
+        if done is None:
+            return None
+        self.tracks, self.reprojection_px = done.tracks, done.reprojection_px
+        moved = {}
+        for i, (T, s) in before.items():
+            view = self.graph.views[i]
+            if view.T_ref_camera is not T:
+                moved[i] = T, view.T_ref_camera, float(np.exp(view.log_scale - s))
+        scale = float(np.median([self.graph.views[i].log_scale for i in ids[count:]]))
+        S = Similarity(S.scale * float(np.exp(scale)), S.R, S.t)
+        factors = np.stack([
+            self._factors(i, prediction.depth[k], S.scale, scale)
+            for k, i in enumerate(ids[count:], count)
+        ])  # fmt: skip
+        refined = self._refined(window, prediction, S, factors)
+        return RefinedWindow(refined, S, done, moved, factors)
+
+    def _view(
+        self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity,
+        own_K: dict[str, Array],
+    ) -> TrackedView:  # fmt: skip
+        view, depth = window.views[k], prediction.depth[k]
+        features = self.detector(image.image, image.usable)
+        small, full = (depth.shape[1], depth.shape[0]), image.image.shape[1::-1]
+        at = (features.pixel * small / full).astype(int)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            log_depth = np.log(S.scale * depth[at[:, 1], at[:, 0]].astype(np.float64))
+        log_depth[~np.isfinite(log_depth)] = np.nan
+        K = resize_K(prediction.K[k] if view.K is None else view.K, small, full)
+        if view.K is None:
+            K = own_K.get(view.camera, K)
+        T = S.pose(prediction.T_window_camera[k])
+        return TrackedView(view.id, view.camera, features, K, T, log_depth, view.K is None)
+
+    def _network_poses(self, ids: list[int], prediction: Prediction, S: Similarity) -> PosePriors:
+        """Returns the network's motions from view to view, in the order of views' ids."""
+        order = np.argsort(ids)
+        T = np.array([S.pose(prediction.T_window_camera[k]) for k in order])
+        pairs = len(ids) - 1
+        step = np.linalg.inv(T[:-1]) @ T[1:] if pairs else np.zeros((0, 4, 4))
+        known = prediction.depth[np.isfinite(prediction.depth)]
+        depth = S.scale * float(np.median(known)) if len(known) else 1.0
+        noise = self.graph.noise
+        return PosePriors(
+            np.array(ids)[order[:-1]], np.array(ids)[order[1:]], step,
+            np.full(pairs, noise.rotation), np.full(pairs, noise.place * depth),
+            np.ones(pairs, bool),
+        )  # fmt: skip
+
+    def _refined(
+        self, window: Window, prediction: Prediction, S: Similarity, factors: FloatImage
+    ) -> Prediction:
+        """Returns the prediction with the graph's poses, and with corrected depth of new views."""
+        back = S.inverse()
+        poses, depth = prediction.T_window_camera.copy(), prediction.depth.copy()
+        for k, view in enumerate(window.views):
+            if view.id in self.graph.views:
+                poses[k] = back.pose(self.graph.views[view.id].T_ref_camera)
+        depth[len(depth) - len(factors) :] *= factors
+        return replace(prediction, T_window_camera=poses, depth=depth)
+
+    def _factors(self, id: int, depth: FloatImage, unit: float, log_scale: float) -> FloatImage:
+        """Returns the factors [h, w] on a new view's depth: its scale, corrected between tracks.
+
+        log_scale: the part of the scale that ``unit`` contains.
+        """
+        view = self.graph.views[id]
+        index, residual, sigma = self.graph.residuals(id)
+        tracks = TrackResiduals(
+            view.features.pixel[index] * self._shrink(view, depth),
+            view.log_depth[index],
+            residual,
+            sigma,
+        )
+        aligned = depth * np.float32(unit * np.exp(-log_scale))
+        log = correction(tracks, aligned)
+        own = np.float32(view.log_scale - log_scale)
+        return np.asarray(np.exp(np.full(depth.shape, own) if log is None else own + log))
+
+    def _shrink(self, view: TrackedView, depth: FloatImage) -> Array:
+        height, width = view.features.shape
+        return np.array([depth.shape[1] / width, depth.shape[0] / height])

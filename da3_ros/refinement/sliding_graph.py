@@ -1,0 +1,291 @@
+"""A sliding graph of views that share tracks: refines the newest views against older ones.
+
+Tracks live across windows. The newest views are free; older ones are held, so that the frame of
+reference and its unit stay. Lengths are in the unit of ref.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, PosePriors, adjust
+from da3_ros.refinement.matching import Matches, extend_tracks, match
+from da3_ros.refinement.starts import start_pose
+from da3_ros.refinement.track_noise import TrackNoise
+from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+from da3_ros.types import Array
+
+FREE, HELD = 8, 8  # most views that are adjusted, and most older ones that hold them
+FEWEST_TRACKS = 12  # of a view that is adjusted
+PATCHES = 15.0  # independent measurements in the predicted depths of all views together
+RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track begins
+MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
+LAST_STEPS = 4  # after outliers are removed
+CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedViews:
+    """Result of one window."""
+
+    ids: list[int]  # [F] the views that were adjusted, oldest first
+    held: list[int]  # the views that held them
+    poses: dict[int, Array]  # [4, 4] in ref of all these views
+    depth: float  # typical depth, units of ref
+    covariance: Array | None  # [7 F, 7 F] of their errors relative to the held views (``bundle``)
+    tracks: int
+    reprojection_px: float  # root mean square over the observations
+
+
+class SlidingGraph:
+    """The views of a segment that share tracks."""
+
+    def __init__(self, max_steps: int) -> None:
+        self.max_steps = max_steps
+        self.views: dict[int, TrackedView] = {}  # oldest first
+        self.points = TrackPoints()
+        self.noise = TrackNoise()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return self.points.nbytes + sum(v.nbytes for v in self.views.values())
+
+    def restart(self) -> None:
+        """Forgets views and tracks; keeps what is known about noise."""
+        self.views, self.points = {}, TrackPoints()
+
+    def keep(self, ids: Collection[int]) -> None:
+        """Forgets all views but these."""
+        self.views = {i: v for i, v in self.views.items() if i in ids}
+        self.points.keep(self.views.values())
+
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Moves views in ref from outside. The points of tracks are found again from the views."""
+        for id, move in moves.items():
+            if id in self.views:
+                view = self.views[id]
+                view.T_ref_camera = move.pose(view.T_ref_camera)
+                view.log_depth = view.log_depth + np.log(move.scale)
+        self.points = self.points.without_positions()
+
+    def add(self, view: TrackedView, shared: Sequence[int]) -> int:
+        """Adds a view: matches it to ``shared`` ones, sets its start pose, extends tracks.
+
+        Returns the number of its features with a track.
+        """
+        known = [self.views[i] for i in shared if i in self.views]
+        found = [Matches(v, match(view.features, v.features)) for v in known]
+        found = [m for m in found if len(m.pairs)]
+        if found:
+            good = start_pose(view, found, self.points)
+            extend_tracks(view, found, good, self.points)
+        self.views[view.id] = view
+        return int((view.track >= 0).sum())
+
+    def refine(self, new: Sequence[int], priors: PosePriors) -> RefinedViews | None:
+        """Adjusts the newest views; None, and nothing is changed, if a view of ``new`` has too
+        few tracks.
+
+        priors: relative poses by view id.
+        """
+        used, free = self._chosen(new)
+        views = [self.views[i] for i in used]
+        gathered = _gather(views, free)
+        if gathered is None:
+            return None
+        ids, observations = gathered
+        seen = np.bincount(observations.view, minlength=len(views))
+        free &= seen >= FEWEST_TRACKS
+        if not all(free[used.index(i)] for i in new if i != used[0]) or not free.any():
+            return None
+        bundle = self._bundle(views, free, ids, observations, _indexed(priors, used))
+        done, bad = self._solve(bundle)
+        self._apply(views, ids, observations, done, bad)
+        self.noise.add(done, seen, [used.index(i) for i in new if i in used])
+        return RefinedViews(
+            [i for i, f in zip(used, done.bundle.free, strict=True) if f],
+            [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
+            {i: self.views[i].T_ref_camera for i in used},
+            float(np.exp(np.median(done.bundle.typical_log_depth()))),
+            done.covariance(),
+            len(ids),
+            float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
+        )
+
+    def residuals(self, id: int) -> tuple[Array, Array, Array]:
+        """Returns of a view's features with a point: indices [M], the logarithm of the point's
+        depth less that of the scaled prediction [M], and its standard deviation [M]."""
+        view = self.views[id]
+        index = np.flatnonzero(view.track >= 0)
+        points = self.points.of(view.track[index])
+        T = view.T_ref_camera
+        z = ((points - T[:3, 3]) @ T[:3, :3])[:, 2]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            residual = np.where(z > 0, np.log(z), np.nan) - view.log_depth[index] - view.log_scale
+        known = np.isfinite(residual)
+        index, points = index[known], points[known]
+        parallax = self._parallax(view, view.track[index], points)
+        pixel = self.noise.pixel / view.K[0, 0]
+        return index, residual[known], np.hypot(pixel / np.maximum(parallax, 1e-4), 0.01)
+
+    def _parallax(self, view: TrackedView, tracks: Array, points: Array) -> Array:
+        """Returns the largest angles [M] between a view's rays to points and those of others."""
+        own = points - view.T_ref_camera[:3, 3]
+        own /= np.linalg.norm(own, axis=1, keepdims=True)
+        largest = np.zeros(len(tracks))
+        for other in self.views.values():
+            seen = np.isin(tracks, other.track)
+            ray = points[seen] - other.T_ref_camera[:3, 3]
+            ray /= np.linalg.norm(ray, axis=1, keepdims=True) + 1e-300
+            sine = np.linalg.norm(np.cross(own[seen], ray), axis=1)
+            largest[seen] = np.maximum(largest[seen], sine)
+        return largest
+
+    def _chosen(self, new: Sequence[int]) -> tuple[list[int], Array]:
+        """Returns the views to adjust and to hold, oldest first, and the mask of the former."""
+        ids = list(self.views)
+        free = set(ids[1:][-FREE:]) | (set(new) - {ids[0]})
+        tracks = np.concatenate([np.zeros(0, int), *(self.views[i].track for i in free)])
+        tracks = np.unique(tracks[tracks >= 0])
+        held = [i for i in ids if i not in free]
+        common = {i: int(np.isin(self.views[i].track, tracks).sum()) for i in held}
+        best = sorted(held, key=lambda i: (-common[i], i))[:HELD]
+        best = [i for i in best if common[i] >= FEWEST_TRACKS] or held[-1:]
+        used = [i for i in ids if i in free or i in best]
+        return used, np.array([i in free for i in used])
+
+    def _bundle(
+        self, views: list[TrackedView], free: Array, ids: Array, o: Observations, poses: PosePriors
+    ) -> Bundle:
+        T = np.array([v.T_ref_camera for v in views])
+        K = np.array([v.K for v in views])
+        s = np.array([v.log_scale for v in views])
+        cameras = _own_cameras(views)
+        focal = [cameras.index(v.camera) if v.own_K else -1 for v in views] if cameras else None
+        return Bundle(
+            T, s, K, self._start_points(ids, o, T, K, s), free, o,
+            np.zeros(len(views)), np.full(len(views), self.noise.scale), poses,
+            None if focal is None else np.array(focal),
+        )  # fmt: skip
+
+    def _start_points(self, ids: Array, o: Observations, T: Array, K: Array, s: Array) -> Array:
+        """Returns start positions [N, 3] of tracks: the known ones, else where rays meet, near
+        the predicted depths."""
+        ray = np.column_stack((o.pixel, np.ones(len(o.view))))
+        ray = np.einsum("oij,ojk,ok->oi", T[o.view, :3, :3], np.linalg.inv(K)[o.view], ray)
+        known = np.isfinite(o.log_depth)
+        typical = float(np.median((o.log_depth + s[o.view])[known])) if known.any() else 0.0
+        depth = np.exp(np.where(known, o.log_depth + s[o.view], typical))
+        centre = T[o.view, :3, 3]
+        unit = ray / np.linalg.norm(ray, axis=1, keepdims=True)
+        far = np.linalg.norm(depth[:, None] * ray, axis=1)
+        across = (1 / (RAY_SIGMA * far) ** 2)[:, None, None] * (
+            np.eye(3) - unit[:, :, None] * unit[:, None, :]
+        )
+        weight = 1 / (self.noise.depth * far) ** 2
+        A = across + weight[:, None, None] * np.eye(3)
+        b = np.einsum("oij,oj->oi", across, centre)
+        b += weight[:, None] * (centre + depth[:, None] * ray)
+        starts = np.flatnonzero(np.diff(o.point, prepend=-1))
+        met = np.linalg.solve(np.add.reduceat(A, starts), np.add.reduceat(b, starts)[..., None])
+        before = self.points.of(ids)
+        return np.where(np.isfinite(before), before, met[..., 0])
+
+    def _solve(self, bundle: Bundle) -> tuple[Adjusted, Array]:
+        """Returns the solution without outliers, and the mask [O] of outliers.
+
+        If predicted depths contradict the tracks, they are weighed by that, and all is solved
+        again.
+        """
+        done = adjust(self._weighted(bundle, self.noise.depth), self.max_steps)
+        found = done.depth_sigma()
+        if found > CONTRADICTION * self.noise.depth:
+            self.noise.depth = found
+            done = adjust(self._weighted(done.bundle, found), self.max_steps)
+        bad = ~(done.reprojection < max(MIN_OUTLIER_PX, OUTLIER * self.noise.pixel))
+        o = done.bundle.observations
+        enough = np.bincount(o.point[~bad], minlength=len(bundle.points)) >= 2
+        kept = ~bad & enough[o.point]
+        if bad.any() and kept.sum() > 2 * FEWEST_TRACKS:
+            fields = {f.name: getattr(o, f.name)[kept] for f in dataclasses.fields(o)}
+            seen = np.bincount(fields["view"], minlength=len(bundle.free)) >= FEWEST_TRACKS // 2
+            rest = replace(
+                done.bundle, observations=Observations(**fields), free=bundle.free & seen
+            )
+            done = adjust(rest, LAST_STEPS)
+        return done, bad
+
+    def _weighted(self, bundle: Bundle, depth_sigma: float) -> Bundle:
+        """Returns the bundle with standard deviations.
+
+        The errors of a view's depths are one smooth function, and are alike in all views.
+        """
+        o = bundle.observations
+        per_view = np.bincount(o.view, minlength=len(bundle.free))[o.view]
+        factor = np.sqrt(np.maximum(1.0, per_view * len(bundle.free) / PATCHES))
+        pixel = np.full(len(o.view), self.noise.pixel)
+        o = replace(o, sigma=pixel, depth_sigma=depth_sigma * factor)
+        return replace(bundle, observations=o)
+
+    def _apply(
+        self, views: list[TrackedView], ids: Array, o: Observations, done: Adjusted, bad: Array
+    ) -> None:
+        """Takes over the solution; outliers leave their tracks."""
+        b = done.bundle
+        for k in np.flatnonzero(bad):
+            track = views[o.view[k]].track
+            track[track == ids[o.point[k]]] = -1
+        for k, view in enumerate(views):
+            view.T_ref_camera, view.log_scale = b.T_ref_camera[k], float(b.log_scale[k])
+        self.points.set(ids, b.points)
+        for camera, factor in zip(_own_cameras(views), done.focal.tolist(), strict=True):
+            for view in self.views.values():
+                if view.own_K and view.camera == camera:
+                    view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
+
+
+def _own_cameras(views: list[TrackedView]) -> list[str]:
+    """Returns the names of cameras without a calibration; their order numbers focal lengths."""
+    return sorted({v.camera for v in views if v.own_K})
+
+
+def _gather(views: list[TrackedView], free: Array) -> tuple[Array, Observations] | None:
+    """Returns the ids [N], ascending, of tracks that a free view and another view see, and their
+    observations; None: too few."""
+    view = np.concatenate([np.full(len(v.track), k) for k, v in enumerate(views)])
+    track = np.concatenate([v.track for v in views])
+    some = np.flatnonzero(track >= 0)
+    if not len(some):
+        return None
+    _, point, count = np.unique(track[some], return_inverse=True, return_counts=True)
+    moves = np.bincount(point, weights=free[view[some]]) > 0
+    some = some[(count[point] >= 2) & moves[point]]
+    ids, point = np.unique(track[some], return_inverse=True)
+    if len(ids) < FEWEST_TRACKS:
+        return None
+    order = np.lexsort((view[some], point))
+    some, point = some[order], point[order]
+    pixel = np.concatenate([v.features.pixel for v in views])[some]
+    log_depth = np.concatenate([v.log_depth for v in views])[some]
+    ones = np.ones(len(some))
+    return ids, Observations(view[some], point, pixel, ones, log_depth, ones)
+
+
+def _indexed(priors: PosePriors, used: list[int]) -> PosePriors:
+    """Returns the priors between used views, by their indices in place of their ids."""
+    at = {id: k for k, id in enumerate(used)}
+    ends = zip(priors.first.tolist(), priors.second.tolist(), strict=True)
+    kept = np.array([a in at and b in at for a, b in ends], bool)
+    first, second = (
+        np.array([at[i] for i in ids[kept].tolist()], int) for ids in (priors.first, priors.second)
+    )
+    return PosePriors(
+        first, second, priors.T_first_second[kept], priors.rotation_sigma[kept],
+        priors.place_sigma[kept], priors.learned[kept],
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Noise of tracks, depths and poses, learned from the residuals of each window of a stream."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from da3_ros.refinement.bundle import Adjusted, pose_prior_terms
+from da3_ros.types import Array
+
+RATE = 0.2  # weight of a window
+NORMAL = 1.4826  # standard deviation over the median absolute deviation
+RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
+CHI3 = 1.5382  # the same in space
+FEWEST = 30  # tracks of a view whose residuals measure the noise
+
+
+class TrackNoise:
+    """Standard deviations, as medians over a window's residuals, slowly averaged."""
+
+    def __init__(self) -> None:
+        self.pixel = 0.7  # of a feature's position, pixels
+        self.depth = 0.1  # of the logarithm of predicted depth
+        self.scale = 0.05  # of the logarithm of a view's scale
+        self.rotation = 0.03  # of the network's motion from view to view, rad
+        self.place = 0.05  # the same for position, over depth
+
+    def add(self, done: Adjusted, seen: Array, new: list[int]) -> None:
+        """Learns from a solved bundle.
+
+        seen: number [V] of each view's tracks. new: indices of the window's new views.
+        """
+        known = [k for k in new if seen[k] >= FEWEST]
+        if not known or not len(done.reprojection):
+            return
+        b, o = done.bundle, done.bundle.observations
+        free = 2 * len(o.view) - 3 * len(b.points) - 6 * int(b.free.sum())
+        share = max(free, 1) / (2 * len(o.view))
+        pixel = float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(share)
+        self.pixel = _moved(self.pixel, pixel, 0.2, 3.0)
+        self.depth = _moved(self.depth, done.depth_sigma(), 0.02, 2.0)
+        self.scale = _moved(self.scale, float(np.abs(b.log_scale[known]).max()), 0.02, 1.0)
+        self._add_poses(done, set(known))
+
+    def _add_poses(self, done: Adjusted, known: set[int]) -> None:
+        b, p = done.bundle, done.bundle.poses
+        some = np.array([int(i) in known for i in p.second], bool) & p.learned
+        if not some.any():
+            return
+        T = b.T_ref_camera
+        first, second = p.first[some], p.second[some]
+        r, *_ = pose_prior_terms(
+            T[first, :3, :3], T[first, :3, 3], T[second, :3, :3], T[second, :3, 3],
+            p.T_first_second[some],
+        )  # fmt: skip
+        depth = float(np.exp(np.median(b.typical_log_depth())))
+        rotation, place = (
+            float(np.median(np.linalg.norm(r[:, k : k + 3], axis=1))) for k in (0, 3)
+        )
+        self.rotation = _moved(self.rotation, rotation / CHI3, 0.001, 1.0)
+        self.place = _moved(self.place, place / CHI3 / depth, 0.001, 1.0)
+
+
+def _moved(value: float, found: float, low: float, high: float) -> float:
+    """Returns the logarithmic mean of the old and the found value, within limits."""
+    if not math.isfinite(found):
+        return value
+    found = min(max(found, low), high)
+    return math.exp((1 - RATE) * math.log(value) + RATE * math.log(found))

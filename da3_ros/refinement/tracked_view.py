@@ -1,0 +1,97 @@
+"""Views with their features, and the points of the tracks that features belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from da3_ros.refinement.features import Features
+from da3_ros.types import Array
+
+
+@dataclass(eq=False)
+class TrackedView:
+    """A view in the sliding graph. Pose, scale, K and tracks change with later windows."""
+
+    id: int
+    camera: str
+    features: Features
+    K: Array  # [3, 3] corner rule, pixels of the rectified camera image
+    T_ref_camera: Array  # [4, 4]
+    log_depth: Array  # [M] logarithm of the predicted depth at the features; NaN: unknown
+    own_K: bool = False  # whether K is the network's, not a calibration
+    log_scale: float = 0.0  # of true over predicted depth
+    track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
+
+    def __post_init__(self) -> None:
+        self.track = np.full(len(self.features), -1)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        f = self.features
+        return sum(a.nbytes for a in (f.pixel, f.descriptor, f.unit, self.log_depth, self.track))
+
+    def rays(self, index: Array) -> Array:
+        """Returns the rays [P, 3] of features, z = 1, camera axes."""
+        pixel = self.features.pixel[index]
+        return np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(self.K).T
+
+    def points(self, index: Array) -> Array:
+        """Returns the points [P, 3] in ref of features by their predicted depth; NaN: unknown."""
+        depth = np.exp(self.log_depth[index] + self.log_scale)
+        T = self.T_ref_camera
+        return np.asarray(depth[:, None] * self.rays(index) @ T[:3, :3].T + T[:3, 3])
+
+
+class TrackPoints:
+    """Positions of tracks in ref."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, int)
+        self._points = np.zeros((0, 3))
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def new_ids(self, count: int) -> Array:
+        """Returns ids that no track has had."""
+        self._next += count
+        return np.arange(self._next - count, self._next)
+
+    def of(self, ids: Array) -> Array:
+        """Returns points [P, 3]; NaN for an id without a point."""
+        out = np.full((len(ids), 3), np.nan)
+        if len(self._ids):
+            at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+            known = self._ids[at] == ids
+            out[known] = self._points[at[known]]
+        return out
+
+    def set(self, ids: Array, points: Array) -> None:
+        """Sets the points [P, 3] of tracks; ids ascending."""
+        old = ~np.isin(self._ids, ids)
+        ids = np.concatenate((self._ids[old], ids))
+        points = np.concatenate((self._points[old], points))
+        order = np.argsort(ids)
+        self._ids, self._points = ids[order], points[order]
+
+    def without_positions(self) -> TrackPoints:
+        """Returns no points, with ids that go on."""
+        out = TrackPoints()
+        out._next = self._next
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return self._ids.nbytes + self._points.nbytes
+
+    def keep(self, views: Iterable[TrackedView]) -> None:
+        """Forgets tracks that none of these views sees."""
+        seen = np.concatenate([np.zeros(0, int), *(v.track for v in views)])
+        held = np.isin(self._ids, seen)
+        self._ids, self._points = self._ids[held], self._points[held]
