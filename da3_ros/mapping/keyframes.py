@@ -122,9 +122,7 @@ class KeyframeSelector:
             if a.view.id not in moved:
                 return a
             T, factor = moved[a.view.id]
-            return replace(
-                a, T_ref_camera=T, depth=a.depth * factor, observations=MAX_OBSERVATIONS
-            )
+            return replace(a, T_ref_camera=T, depth=a.depth * factor, refined=True)
 
         self._newest = deque(map(one, self._newest), maxlen=self._newest.maxlen)
         self._keyframes = [replace(k, shared_view=one(k.shared_view)) for k in self._keyframes]
@@ -283,20 +281,25 @@ def update_weights(shared: Sequence[SharedView], prediction: Prediction) -> Arra
     seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
     out = np.tile(share.reshape(-1, 1), (1, 7))
     out[~np.array(seen, bool), 0] = 0.0
+    out[[a.refined for a in shared], 1:] = 0.0
     return out
 
 
 def updated_view(
     shared_view: SharedView, prediction: Prediction, index: int, placed: Alignment
 ) -> SharedView:
-    """Returns the view with one more window's pose, and depth if there is any, averaged in."""
+    """Returns the view with one more window's pose, and depth if there is any, averaged in.
+
+    The pose of a refined view stays: tracks have determined it better than a network does.
+    """
     count = min(shared_view.observations, MAX_OBSERVATIONS)
     weight = 1 / (count + 1)
     there = placed.T_ref_window.pose(prediction.T_window_camera[index])
     T = shared_view.T_ref_camera.copy()
-    rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
-    T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
-    T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
+    if not shared_view.refined:
+        rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
+        T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
+        T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
     depth = _mean_depth(shared_view, prediction.depth[index], placed.T_ref_window.scale, weight)
     return replace(
         shared_view, T_ref_camera=T, depth=depth, observations=count + 1, keyframe=False

@@ -30,6 +30,7 @@ class SharedView:
     observations: float = 1.0  # number of windows that are averaged
     keyframe: bool = False  # shared as a keyframe, not as one of the newest views
     submap: int = -1  # its submap's id; -1: none
+    refined: bool = False  # whether feature tracks determine its pose
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
     def moved(self, move: Similarity) -> SharedView:

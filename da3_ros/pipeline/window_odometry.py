@@ -18,7 +18,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import MotionError, PoseUncertainty, WindowObservation
 from da3_ros.mapping.frames import SegmentFrame
-from da3_ros.mapping.keyframes import MAX_OBSERVATIONS, KeyframeSelector, update_weights
+from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
@@ -30,7 +30,6 @@ from da3_ros.types import Array, Prediction, View, Window
 
 log = logging.getLogger(__name__)
 
-REFINED = MAX_OBSERVATIONS  # observations that a refined view counts for
 REFUSALS = 5  # consecutive refused windows after which a new segment begins
 
 
@@ -139,7 +138,7 @@ class WindowOdometry:
         if not self.fits:
             return None
         shared_view = SharedView.of(view, frame)
-        return replace(shared_view, observations=REFINED) if self._refined else shared_view
+        return replace(shared_view, refined=self._refined)
 
     def is_keyframe(self, shared_view: SharedView) -> bool:
         """True if a view is far enough from all keyframes to become one."""

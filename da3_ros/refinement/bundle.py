@@ -158,12 +158,23 @@ class _State:
 
 
 @dataclass(frozen=True, eq=False)
+class _Rows:
+    """Whitened residuals of all observations (column, row, log depth), and derivatives."""
+
+    x: Array  # [O, 3] points in the axes of the cameras
+    r: Array  # [O, 3]
+    Jx: Array  # [O, 3, 3] by x
+    JX: Array  # [O, 3, 3] by the point in ref
+    depth_root: Array  # [O] root of the weight of the depth
+    Jf: Array  # [O, 2] of column and row, by the logarithm of the focal length
+
+
+@dataclass(frozen=True, eq=False)
 class _Terms:
     """Normal equations and residuals of a state."""
 
     cost: float
-    Hv: Array  # [F, 7, 7] blocks of the views' own observations
-    H: Array  # [D, D] of priors; D = 7 F + G
+    H: Array  # [D, D] of views and focal lengths; D = 7 F + G
     g: Array  # [D]
     Hp: Array  # [N, 3, 3]
     gp: Array  # [N, 3]
@@ -235,63 +246,68 @@ class _Solver:
         Jx[:, 0, 2] = -root * fx * a[:, 0] / z
         Jx[:, 1, 2] = -root * fy * a[:, 1] / z
         Jx[:, 2, 2] = depth_root / z
-        JX = Jx @ R.transpose(0, 2, 1)
-        return self._normal_equations(
-            state, x, r, Jx, JX, depth_root, root, (fx, fy, a), cost, distance, depth_residual
-        )
+        row = _Rows(
+            x, r, Jx, Jx @ R.transpose(0, 2, 1), depth_root,
+            root[:, None] * np.stack((fx * a[:, 0], fy * a[:, 1]), 1),
+        )  # fmt: skip
+        return self._normal_equations(state, row, cost, distance, depth_residual)
 
     def _normal_equations(
-        self, state, x, r, Jx, JX, depth_root, root, focal, cost, distance, depth_residual
-    ) -> _Terms:  # type: ignore[no-untyped-def]
+        self, state: _State, row: _Rows, cost: float, distance: Array, depth_residual: Array
+    ) -> _Terms:
         o, count = self.b.observations, len(self.b.points)
         N = len(self.free)
         Hp, gp = np.zeros((count, 3, 3)), np.zeros((count, 3))
-        Hp[self.seen] = np.add.reduceat(JX.transpose(0, 2, 1) @ JX, self.starts)
-        gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", JX, r), self.starts)
+        Hp[self.seen] = np.add.reduceat(row.JX.transpose(0, 2, 1) @ row.JX, self.starts)
+        gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", row.JX, row.r), self.starts)
         at = self.by_view
         Jv = np.zeros((len(at), 3, SIZE))
-        Jv[:, :, ROTATION] = Jx[at] @ _cross(x[at])
-        Jv[:, :, PLACE] = -JX[at]
-        Jv[:, 2, SCALE] = -depth_root[at]
+        Jv[:, :, ROTATION] = row.Jx[at] @ _cross(row.x[at])
+        Jv[:, :, PLACE] = -row.JX[at]
+        Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
         W = np.zeros((count, self.size, 3))
         if len(at):
             JvT = Jv.transpose(0, 2, 1)
             Hv[self.view_rows] = np.add.reduceat(JvT @ Jv, self.view_starts)
-            gv[self.view_rows] = np.add.reduceat((JvT @ r[at, :, None])[..., 0], self.view_starts)
+            gv[self.view_rows] = np.add.reduceat(
+                (JvT @ row.r[at, :, None])[..., 0], self.view_starts
+            )
             columns = self.slot[o.view[at]][:, None] * SIZE + np.arange(SIZE)
-            W[o.point[at][:, None], columns] = JvT @ JX[at]
+            W[o.point[at][:, None], columns] = JvT @ row.JX[at]
         H, g = np.zeros((self.size, self.size)), np.zeros(self.size)
         for i in range(N):
             part = slice(SIZE * i, SIZE * (i + 1))
             H[part, part] = Hv[i]
         g[: SIZE * N] = gv.ravel()
         if self.groups:
-            self._add_focal(state, r, root, focal, JX, Jv, H, g, W)
+            self._add_focal(state, row, Jv, H, g, W)
         cost += self._add_scale_priors(state, H, g)
         cost += self._add_pose_priors(state, H, g)
-        return _Terms(cost, Hv, H, g, Hp, gp, W, distance, depth_residual)
+        return _Terms(cost, H, g, Hp, gp, W, distance, depth_residual)
 
-    def _add_focal(self, state, r, root, focal, JX, Jv, H, g, W) -> None:  # type: ignore[no-untyped-def]
+    def _add_focal(
+        self, state: _State, row: _Rows, Jv: Array, H: Array, g: Array, W: Array
+    ) -> None:
+        """Adds the unknown focal lengths to the equations, in place."""
         b, o = self.b, self.b.observations
         assert b.focal is not None
-        fx, fy, a = focal
         group = b.focal[o.view]
-        Jf = np.zeros((len(group), 3))
-        Jf[:, 0], Jf[:, 1] = root * fx * a[:, 0], root * fy * a[:, 1]
+        Jf = np.column_stack((row.Jf, np.zeros(len(group))))
         at = self.by_view
         for k in range(self.groups):
-            row = SIZE * len(self.free) + k
+            at_row = SIZE * len(self.free) + k
             J = np.where((group == k)[:, None], Jf, 0.0)
-            H[row, row] += (J**2).sum() + 1 / b.focal_sigma**2
-            g[row] += (J * r).sum() + state.f[k] / b.focal_sigma**2
-            W[self.seen, row] = np.add.reduceat(np.einsum("oij,oi->oj", JX, J), self.starts)
-            cross = np.einsum("oij,oi->oj", Jv, J[at])
+            H[at_row, at_row] += (J**2).sum() + 1 / b.focal_sigma**2
+            g[at_row] += (J * row.r).sum() + state.f[k] / b.focal_sigma**2
+            by_point = np.einsum("oij,oi->oj", row.JX, J)
+            W[self.seen, at_row] = np.add.reduceat(by_point, self.starts)
             if len(at):
-                sums = np.add.reduceat(cross, self.view_starts)
+                cross = np.einsum("oij,oi->oj", Jv, J[at])
+                sums = np.add.reduceat(cross, self.view_starts).ravel()
                 columns = (self.view_rows[:, None] * SIZE + np.arange(SIZE)).ravel()
-                H[row, columns] += sums.ravel()
-                H[columns, row] += sums.ravel()
+                H[at_row, columns] += sums
+                H[columns, at_row] += sums
 
     def _add_scale_priors(self, state: _State, H: Array, g: Array) -> float:
         b = self.b
@@ -346,7 +362,7 @@ class _Solver:
         return H - flatY @ flatW.T, terms.g - flatY @ terms.gp.ravel(), inverse, flatW
 
     def step(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array] | None:
-        """Returns the steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
+        """Returns steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
         S, g, inverse, flatW = self.reduced(terms, damping)
         try:
             dv = cho_solve(cho_factor(S), -g)

@@ -34,6 +34,7 @@ class TrackResiduals:
     log_depth: Array  # [M] logarithm of the predicted depth
     residual: Array  # [M] logarithm of the track's depth less the scaled prediction's
     sigma: Array  # [M] its standard deviation
+    depth_sigma: float  # that of predicted depth
 
 
 def correction(tracks: TrackResiduals, depth: FloatImage) -> FloatImage | None:
@@ -45,18 +46,21 @@ def correction(tracks: TrackResiduals, depth: FloatImage) -> FloatImage | None:
     if known.sum() < FEWEST:
         return None
     at = _coordinates(tracks, depth.shape)[known]
-    residual, weight = tracks.residual[known], 1 / (tracks.sigma[known] ** 2)
-    weight = np.minimum(weight / np.median(weight), 2.0)  # no track decides alone
+    residual = tracks.residual[known]
+    # A track that knows its depth no better than the network does adds little.
+    weight = 1 / (1 + (tracks.sigma[known] / tracks.depth_sigma) ** 2)
     near = _kernel(at, at)
     np.fill_diagonal(near, 0.0)
     good = _inliers(near, residual, weight)
     if good.sum() < FEWEST:
         return None
     at, residual, weight, near = at[good], residual[good], weight[good], near[np.ix_(good, good)]
+    common = float(weight @ residual) / (float(weight.sum()) + SUPPORT)
+    residual = residual - common
     share = _supported_share(near, residual, weight)
     if share <= 0:
-        return None
-    return _on_image(at, residual, weight, share, depth)
+        return np.full(depth.shape, common, np.float32)
+    return _on_image(at, residual, weight, share, depth) + np.float32(common)
 
 
 def _coordinates(tracks: TrackResiduals, shape: tuple[int, ...]) -> Array:

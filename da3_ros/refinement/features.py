@@ -41,7 +41,7 @@ class FeatureDetector:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._sift = cv2.SIFT_create(SURPLUS * most, contrastThreshold=CONTRAST)
+        self._sift = cv2.SIFT.create(SURPLUS * most, contrastThreshold=CONTRAST)
 
     def __call__(self, image: Image, usable: NDArray[np.bool_] | None = None) -> Features:
         """Returns at most ``most`` features of an image [H, W, 3].

@@ -160,6 +160,7 @@ class WindowRefiner:
             view.log_depth[index],
             residual,
             sigma,
+            self.graph.noise.depth,
         )
         aligned = depth * np.float32(unit * np.exp(-log_scale))
         log = correction(tracks, aligned)

@@ -7,6 +7,7 @@ reference and its unit stay. Lengths are in the unit of ref.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,8 @@ FEWEST_TRACKS = 12  # of a view that is adjusted
 PATCHES = 15.0  # independent measurements in the predicted depths of all views together
 RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track begins
 MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
+MIN_PARALLAX = 0.02  # rad; a view with less, at its upper quartile, gets no depth from tracks
+PLACE_SIGMA = 0.001  # standard deviation of a camera's position, over depth
 LAST_STEPS = 4  # after outliers are removed
 CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
 
@@ -120,7 +123,10 @@ class SlidingGraph:
 
     def residuals(self, id: int) -> tuple[Array, Array, Array]:
         """Returns of a view's features with a point: indices [M], the logarithm of the point's
-        depth less that of the scaled prediction [M], and its standard deviation [M]."""
+        depth less that of the scaled prediction [M], and its standard deviation [M].
+
+        None of a view that others see from nearly the same place: noise would be its baseline.
+        """
         view = self.views[id]
         index = np.flatnonzero(view.track >= 0)
         points = self.points.of(view.track[index])
@@ -131,8 +137,10 @@ class SlidingGraph:
         known = np.isfinite(residual)
         index, points = index[known], points[known]
         parallax = self._parallax(view, view.track[index], points)
-        pixel = self.noise.pixel / view.K[0, 0]
-        return index, residual[known], np.hypot(pixel / np.maximum(parallax, 1e-4), 0.01)
+        if not len(parallax) or np.quantile(parallax, 0.75) < MIN_PARALLAX:
+            return index[:0], residual[:0], parallax[:0]
+        angle = math.hypot(self.noise.pixel / view.K[0, 0], PLACE_SIGMA)
+        return index, residual[known], np.hypot(angle / np.maximum(parallax, 1e-4), 0.01)
 
     def _parallax(self, view: TrackedView, tracks: Array, points: Array) -> Array:
         """Returns the largest angles [M] between a view's rays to points and those of others."""
@@ -238,9 +246,9 @@ class SlidingGraph:
     ) -> None:
         """Takes over the solution; outliers leave their tracks."""
         b = done.bundle
-        for k in np.flatnonzero(bad):
-            track = views[o.view[k]].track
-            track[track == ids[o.point[k]]] = -1
+        for at in np.flatnonzero(bad):
+            track = views[o.view[at]].track
+            track[track == ids[o.point[at]]] = -1
         for k, view in enumerate(views):
             view.T_ref_camera, view.log_scale = b.T_ref_camera[k], float(b.log_scale[k])
         self.points.set(ids, b.points)

@@ -22,7 +22,7 @@ class TrackNoise:
     def __init__(self) -> None:
         self.pixel = 0.7  # of a feature's position, pixels
         self.depth = 0.1  # of the logarithm of predicted depth
-        self.scale = 0.05  # of the logarithm of a view's scale
+        self.scale = 0.02  # of the logarithm of a view's scale, not learned
         self.rotation = 0.03  # of the network's motion from view to view, rad
         self.place = 0.05  # the same for position, over depth
 
@@ -40,7 +40,6 @@ class TrackNoise:
         pixel = float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(share)
         self.pixel = _moved(self.pixel, pixel, 0.2, 3.0)
         self.depth = _moved(self.depth, done.depth_sigma(), 0.02, 2.0)
-        self.scale = _moved(self.scale, float(np.abs(b.log_scale[known]).max()), 0.02, 1.0)
         self._add_poses(done, set(known))
 
     def _add_poses(self, done: Adjusted, known: set[int]) -> None:

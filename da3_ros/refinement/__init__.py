@@ -1,0 +1,1 @@
+"""Refines windows by features that are tracked through the images. No network, no ROS."""

@@ -1,0 +1,161 @@
+"""Bundle adjustment: derivatives against finite differences, solutions against truth and gtsam."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.refinement import bundle as module
+from da3_ros.refinement.bundle import PosePriors, adjust
+
+
+def cost_at(solver, state, views, points, focal):
+    return solver.linearize(state.moved((views, points, focal), solver)).cost
+
+
+@pytest.mark.parametrize("unknown", (False, True), ids=("calibrated", "unknown focal length"))
+def test_derivatives_equal_finite_differences(made, unknown):
+    """Of views, scales, focal length and points, with all priors and robust weights at work."""
+    bundle, _, _ = made(start=0.05, views=4, points=30)
+    if unknown:
+        bundle = dataclasses.replace(bundle, focal=np.zeros(4, int), K=bundle.K * 1.0)
+    solver, state = module._Solver(bundle), module._State.of(bundle)
+    terms = solver.linearize(state)
+    frees, groups, step = 3, int(unknown), 1e-6
+    views, points, focal = np.zeros((frees, 7)), np.zeros_like(bundle.points), np.zeros(groups)
+    for array, found in (
+        (views, terms.g[: 7 * frees]), (focal, terms.g[7 * frees :]), (points, terms.gp),
+    ):  # fmt: skip
+        for at in np.ndindex(array.shape):
+            array[at] = step
+            after = cost_at(solver, state, views, points, focal)
+            array[at] = -step
+            before = cost_at(solver, state, views, points, focal)
+            array[at] = 0.0
+            slope = (after - before) / (4 * step)  # the gradient is that of half the cost
+            assert found.reshape(array.shape)[at] == pytest.approx(slope, rel=1e-4, abs=2e-2)
+
+
+def test_exact_observations_give_the_true_poses(made):
+    bundle, T, X = made(pixel=0.0, depth=0.0)
+    done = adjust(bundle, 30)
+    assert np.abs(done.bundle.T_ref_camera - T).max() < 1e-6
+    assert np.abs(done.bundle.points - X).max() < 1e-5
+    assert done.reprojection.max() < 1e-4
+
+
+def test_held_views_stay_to_the_bit(made):
+    bundle, _, _ = made()
+    free = bundle.free.copy()
+    free[[1, 3]] = False
+    done = adjust(dataclasses.replace(bundle, free=free), 10)
+    for at in (0, 1, 3):
+        assert np.array_equal(done.bundle.T_ref_camera[at], bundle.T_ref_camera[at])
+    assert not np.array_equal(done.bundle.T_ref_camera[2], bundle.T_ref_camera[2])
+
+
+def test_wrong_matches_do_not_move_the_cameras(made):
+    bundle, T, _ = made(points=200)
+    clean = adjust(bundle, 20)
+    o = bundle.observations
+    pixel = o.pixel.copy()
+    wrong = np.random.default_rng(1).random(len(pixel)) < 0.1
+    pixel[wrong] += np.random.default_rng(2).normal(0, 60, (int(wrong.sum()), 2))
+    bad = dataclasses.replace(bundle, observations=dataclasses.replace(o, pixel=pixel))
+
+    def error(done):
+        return np.abs(done.bundle.T_ref_camera[:, :3, 3] - T[:, :3, 3]).max()
+
+    done = adjust(bad, 20)
+    assert error(done) < 3 * error(clean) + 0.01
+    assert np.median(done.reprojection[wrong]) > 10 * np.median(done.reprojection[~wrong])
+
+
+def test_a_views_wrong_scale_is_found(made):
+    bundle, _, _ = made(depth=0.02, points=150)
+    o = bundle.observations
+    log_depth = o.log_depth + np.where(o.view == 3, -0.3, 0.0)
+    wrong = dataclasses.replace(
+        bundle, observations=dataclasses.replace(o, log_depth=log_depth),
+        scale_sigma=np.full(6, 1.0),
+    )  # fmt: skip
+    scale = adjust(wrong, 20).bundle.log_scale
+    assert scale[3] == pytest.approx(0.3, abs=0.03)
+    assert np.abs(np.delete(scale, 3)).max() < 0.05
+
+
+def test_a_wrong_focal_length_is_found(made):
+    bundle, _, _ = made(views=8, points=200, pixel=0.1, depth=0.02)
+    K = bundle.K * np.array([[1.1, 1, 1], [1, 1.1, 1], [1, 1, 1]])
+    done = adjust(dataclasses.replace(bundle, K=K, focal=np.zeros(8, int)), 40)
+    assert done.bundle.K[:, 0, 0] == pytest.approx(500, rel=0.02)
+
+
+def test_views_without_observations_keep_their_motion(made):
+    """Only the priors hold them."""
+    bundle, T, _ = made(views=4)
+    o = bundle.observations
+    kept = np.isin(o.view, (0, 1))
+    ids, point = np.unique(o.point[kept], return_inverse=True)
+    fields = {f.name: getattr(o, f.name)[kept] for f in dataclasses.fields(o)}
+    fields["point"] = point
+    sparse = dataclasses.replace(
+        bundle, points=bundle.points[ids], observations=dataclasses.replace(o, **fields)
+    )
+    done = adjust(sparse, 20).bundle.T_ref_camera
+    step = np.linalg.inv(done[2]) @ done[3]
+    assert np.abs(step - np.linalg.inv(T[2]) @ T[3]).max() < 1e-3
+
+
+def test_covariance_is_that_of_repeated_noise(made):
+    """The spread over 60 draws of the noise agrees with the stated standard deviations."""
+    errors, stated = [], []
+    for seed in range(60):
+        bundle, T, _ = made(
+            seed=seed, views=4, points=60, pixel=0.5, depth=0.3, poses=PosePriors.none()
+        )
+        sigma = dataclasses.replace(
+            bundle.observations, sigma=np.full(len(bundle.observations.view), 0.5)
+        )
+        done = adjust(dataclasses.replace(bundle, observations=sigma), 15)
+        found = done.bundle.T_ref_camera[3]
+        turn = Rotation.from_matrix(T[3, :3, :3].T @ found[:3, :3]).as_rotvec()
+        error = np.concatenate((turn, found[:3, 3] - T[3, :3, 3]))
+        P = done.covariance()[14:20, 14:20]
+        errors.append(error @ np.linalg.solve(P, error) / 6)
+        stated.append(np.sqrt(np.diag(P)))
+    assert 0.6 < np.mean(errors) < 1.6  # 0.86 to 1.15 for exact Gaussian noise
+
+
+def test_gtsam_finds_the_same_poses(made):
+    """Without robust weights, depths and scales, which gtsam's projection factor does not know."""
+    gtsam = pytest.importorskip("gtsam")
+    bundle, _, _ = made(pixel=0.2, start=0.003, points=40)
+    o = dataclasses.replace(
+        bundle.observations, log_depth=np.full(len(bundle.observations.view), np.nan),
+        sigma=np.full(len(bundle.observations.view), 1.0),
+    )  # fmt: skip
+    free = bundle.free.copy()
+    free[-1] = False  # fixes the unit
+    bundle = dataclasses.replace(bundle, observations=o, free=free, poses=PosePriors.none())
+    graph, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
+    camera = gtsam.Cal3_S2(500, 500, 0, 320, 240)
+    noise = gtsam.noiseModel.Isotropic.Sigma(2, 1.0)
+    for v, T in enumerate(bundle.T_ref_camera):
+        values.insert(gtsam.symbol("c", v), gtsam.Pose3(T))
+        if not free[v]:
+            graph.add(gtsam.NonlinearEqualityPose3(gtsam.symbol("c", v), gtsam.Pose3(T)))
+    for n, X in enumerate(bundle.points):
+        values.insert(gtsam.symbol("p", n), X)
+    for v, n, pixel in zip(o.view, o.point, o.pixel, strict=True):
+        graph.add(
+            gtsam.GenericProjectionFactorCal3_S2(
+                pixel, noise, gtsam.symbol("c", int(v)), gtsam.symbol("p", int(n)), camera
+            )
+        )
+    theirs = gtsam.LevenbergMarquardtOptimizer(graph, values).optimize()
+    done = adjust(bundle, 60)
+    for v in range(len(free)):
+        expected = theirs.atPose3(gtsam.symbol("c", v)).matrix()
+        assert np.abs(done.bundle.T_ref_camera[v] - expected).max() < 2e-4
