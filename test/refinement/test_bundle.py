@@ -14,7 +14,7 @@ def cost_at(solver, state, views, points, focal):
     return solver.linearize(state.moved((views, points, focal), solver)).cost
 
 
-@pytest.mark.parametrize("unknown", (False, True), ids=("calibrated", "unknown focal length"))
+@pytest.mark.parametrize("unknown", [False, True], ids=("calibrated", "unknown focal length"))
 def test_derivatives_equal_finite_differences(made, unknown):
     """Of views, scales, focal length and points, with all priors and robust weights at work."""
     bundle, _, _ = made(start=0.05, views=4, points=30)
