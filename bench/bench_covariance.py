@@ -45,7 +45,10 @@ SETTLED = 5  # frames until the noise model has converged
 
 def settings(**values: Any):
     """Returns a configuration without map and loops, which covariances do not need."""
-    base = {"model": "da3-tiny", "loop.enabled": False, "map.enabled": False}
+    base = {
+        "model": "da3-tiny", "loop.enabled": False, "map.enabled": False,
+        "refinement.enabled": False,
+    }  # fmt: skip
     return config_from_parameters(base | values)
 
 

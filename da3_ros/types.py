@@ -187,6 +187,9 @@ class WindowReport:
     loop_closed: bool = False
     segment: int = 0  # windows of a segment are aligned; the pose between segments is guessed
     focal_ratio: float = float("nan")  # the network's focal length over the calibrated one
+    refined: bool = False  # whether feature tracks determine the new poses
+    tracks: int = 0  # feature tracks of the refinement, or those found if they were too few
+    reprojection_px: float = float("nan")  # RMS error of the tracks, pixels of the camera image
     inference_s: float = 0.0
     total_s: float = 0.0
 

@@ -32,6 +32,11 @@ def matrix_from_quaternion(q: Array) -> Array:
     return np.asarray(Rotation.from_quat(q).as_matrix())
 
 
+def nearest_rotation(R: Array) -> Array:
+    """The rotation [3, 3] nearest to a matrix that is one but for rounding."""
+    return np.asarray(Rotation.from_matrix(R).as_matrix())
+
+
 def interpolate(a: Array, b: Array, share: float) -> Array:
     """Interpolate between poses ``a`` (share 0) and ``b`` (share 1), [4, 4]: linear and slerp."""
     out = np.eye(4)

@@ -36,6 +36,8 @@ LAYERS = KINDS + 1  # covariance per unit of each kind of noise, and one of know
 # without a measured error.
 UNMEASURED = MotionError(rotation=0.35, distance=0.5, least=0.05)
 EXACT = MotionError()
+# Factor on the covariance of a bundle, whose tracks have errors in common.
+REFINED_CORRELATION = 1.0
 # Of refined views: calibration, and tracks with a common error.
 REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
 
@@ -131,32 +133,20 @@ class JointCovariance:
         poses: Mapping[int, Array],
         covariance: Array,
     ) -> None:
-        """Sets the errors of refined views: the mean error of the held views, and their own.
+        """Sets the errors of refined views: that of the newest held view, and their own.
 
-        covariance: as in ``PoseUncertainty.add_refined``. Does nothing if the error of no held
-        view is known.
+        Older held views have less error, but they see less of the same tracks. covariance: as in
+        ``PoseUncertainty.add_refined``. Does nothing if the error of no held view is known.
         """
         self._assign_newest_error(held, np.array([poses[i][:3, 3] for i in held]).reshape(-1, 3))
-        known = [i for i in held if i in self._slots]
+        known = [i for i in held if i in self._slots][-1:]
         if not known:
             return
-        A = np.concatenate(
-            [
-                np.concatenate(
-                    list(error_transport(centre - np.array([poses[h][:3, 3] for h in known]))),
-                    axis=1,
-                )
-                / len(known)
-                for centre in (poses[i][:3, 3] for i in ids)
-            ]
-        )
+        base = poses[known[0]][:3, 3]
+        A = np.concatenate(list(error_transport(np.array([poses[i][:3, 3] for i in ids]) - base)))
         rows = self._rows(known)
         own = A @ self._P[:, rows[:, None], rows] @ A.T
-        axes = np.zeros((SIZE * len(ids), SIZE * len(ids)))
-        for k, id in enumerate(ids):
-            block = axes[SIZE * k : SIZE * (k + 1), SIZE * k : SIZE * (k + 1)]
-            block[0, 6], block[1:4, :3], block[4:, 3:6] = 1.0, poses[id][:3, :3], np.eye(3)
-        own[-1] += axes @ covariance @ axes.T
+        own[-1] += REFINED_CORRELATION * covariance
         self._write(ids, A, known, own)
         self._unknown -= set(ids)
 
@@ -368,7 +358,7 @@ class PoseUncertainty:
         """Sets the errors of views that were refined against held ones.
 
         poses: [4, 4] of all these views. covariance: [7 N, 7 N] of the errors of ``ids`` relative
-        to the held views: rotation about the view's axes, position, log scale.
+        to the held views.
         """
         for joint, systematic in self._trackers():
             joint.add_refined(ids, held, poses, covariance)

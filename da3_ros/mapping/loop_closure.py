@@ -287,15 +287,18 @@ class LoopClosure:
         most = math.radians(MAX_ROTATION_DEG)
         return near and rotation - SIGMAS * math.sqrt(3) * drift[1] < most
 
-    def window(self, old: LoopKeyframe, id: int, each: int) -> tuple[Window, list[LoopKeyframe]]:
-        """Returns a window of both keyframes and their neighbours, and its views' keyframes.
+    def window(
+        self, old: LoopKeyframe, id: int, each: int
+    ) -> tuple[Window, list[LoopKeyframe], int]:
+        """Returns a window of both keyframes and their neighbours, its views' keyframes, and the
+        index of the first one of the new side.
 
         each: most views per side.
         """
-        new = self._keyframes[-1]
-        keyframes = self._neighbours(old, each) + self._neighbours(new, each)
+        first = self._neighbours(old, each)
+        keyframes = first + self._neighbours(self._keyframes[-1], each)
         views = tuple(p.shared_view.view for p in keyframes)
-        return Window(id, views, 0), keyframes
+        return Window(id, views, 0), keyframes, len(first)
 
     def _neighbours(self, keyframe: LoopKeyframe, most: int) -> list[LoopKeyframe]:
         """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``."""
@@ -320,10 +323,10 @@ class LoopClosure:
         self,
         old: LoopKeyframe,
         keyframes: Sequence[LoopKeyframe],
-        prediction: Prediction,
+        prediction: Prediction | None,
         aligner: WindowAligner,
     ) -> bool:
-        """Verifies a candidate by the prediction of its window of ``keyframes``.
+        """Verifies a candidate by the prediction of its window of ``keyframes``; None: refused.
 
         Returns True if two loops agree, so that the graph should be solved now.
 
@@ -331,7 +334,9 @@ class LoopClosure:
         """
         new = self._keyframes[-1]
         split = keyframes.index(new)
-        loop = self._align_both_sides(old, new, keyframes, split, prediction, aligner)
+        loop = None
+        if prediction is not None:
+            loop = self._align_both_sides(old, new, keyframes, split, prediction, aligner)
         if loop is None or not self._within_drift(loop):
             self.refused += 1
             return False
@@ -367,19 +372,8 @@ class LoopClosure:
         if not see_same_surface(prediction, split, 0):
             return None
         drift = fits[0].T_ref_window @ fits[1].T_ref_window.inverse()
-        variance = NOISE_FACTOR**2 * sum(self._variance(f, prediction, split) for f in fits)
+        variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
         return Loop(old, new, drift, np.asarray(variance))
-
-    @staticmethod
-    def _variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
-        """Returns the variance [3] of an alignment at the camera of view ``index``."""
-        assert fit.covariance is not None
-        assert fit.pivot is not None
-        spread = np.diag(fit.covariance)
-        arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
-        model = DriftModel()
-        model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
-        return model.variance_at(fit.T_ref_window.scale * arm)
 
     def _within_drift(self, loop: Loop) -> bool:
         """True if the drift that a loop measures is possible."""
@@ -431,6 +425,17 @@ class LoopClosure:
         ]
         self._unconfirmed.clear()
         self._searching = bool(self._keyframes)
+
+
+def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
+    """Returns the variance [3] of an alignment at the camera of view ``index``."""
+    assert fit.covariance is not None
+    assert fit.pivot is not None
+    spread = np.diag(fit.covariance)
+    arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
+    model = DriftModel()
+    model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
+    return model.variance_at(fit.T_ref_window.scale * arm)
 
 
 def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:

@@ -10,6 +10,7 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.pipeline.depth_filter import filter_depth, sky_mask
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.refinement.refiner import NO_TRACKS, Tracks
 from da3_ros.types import (
     Array,
     FloatImage,
@@ -33,6 +34,7 @@ def report_of(
     segment: int,
     loop_closed: bool,
     total_s: float,
+    tracks: Tracks = NO_TRACKS,
 ) -> WindowReport:
     """Returns the report of a window."""
     return WindowReport(
@@ -48,6 +50,9 @@ def report_of(
         loop_closed=loop_closed,
         segment=segment,
         focal_ratio=_focal_ratio(window, prediction),
+        refined=tracks.refined,
+        tracks=tracks.count,
+        reprojection_px=tracks.reprojection_px,
         inference_s=prediction.inference_s,
         total_s=total_s,
     )

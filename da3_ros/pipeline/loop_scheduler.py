@@ -104,11 +104,14 @@ class LoopScheduler:
         infer: Callable[[Window], Prediction],
         aligner: WindowAligner,
         metric: bool,
+        refine: Callable[[Window, int, Prediction], Prediction | None] | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows.
 
         Starts the solver when two loops agree. views: most views of a window. metric: the scale is
-        known, so that the graph does not change it.
+        known, so that the graph does not change it. refine: returns the prediction of a window
+        with poses by tracks, or None if too few tracks connect its parts before and after an
+        index; not given: the network's poses count.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
@@ -118,12 +121,14 @@ class LoopScheduler:
         if old is None:
             return
         self._last_try = window_id
-        window, keyframes = self._closure.window(old, window_id, views // 2)
+        window, keyframes, split = self._closure.window(old, window_id, views // 2)
         try:
-            prediction = infer(window)
+            prediction: Prediction | None = infer(window)
         except WindowTooLargeError as error:
             log.warning("loop-closure check skipped (out of memory): %s", error)
             return
+        if refine is not None and prediction is not None:
+            prediction = refine(window, split, prediction)
         if self._closure.verify(old, keyframes, prediction, aligner):
             self._solve(metric)
 

@@ -24,6 +24,7 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame
 from da3_ros.pipeline.depth_filter import without_smears
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
@@ -118,12 +119,18 @@ class SceneMap:
             self.submaps.regrid()
         return scale
 
-    def add_drift(self, window: Window, prediction: Prediction, placed: Alignment) -> None:
+    def add_drift(
+        self, window: Window, prediction: Prediction, placed: Alignment,
+        refined: RefinedWindow | None,
+    ) -> None:  # fmt: skip
         """Adds the covariance of an accepted window to the drift of ``vo``."""
-        if not placed.accepted or placed.covariance is None:
-            return
         ids = [view.id for view in window.views]
         lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
+        if refined is not None:  # relative to the held views
+            placed = dataclasses.replace(placed, covariance=refined.views.newest_covariance)
+            lag = len(refined.views.ids) / window.new
+        if not placed.accepted or placed.covariance is None:
+            return
         T_vo_segment = self.scale.T_vo_segment
         units = np.array([1, 1, 1, 1, *[T_vo_segment.scale] * 3])
         in_vo = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
@@ -195,10 +202,11 @@ class SceneMap:
         views: int,
         infer: Callable[[Window], Prediction],
         aligner: WindowAligner,
+        refine: Callable[[Window, int, Prediction], Prediction | None] | None,
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``."""
         self.loops.try_close_loop(
-            window_id, self.config.loop, views, infer, aligner, self.scale.known
+            window_id, self.config.loop, views, infer, aligner, self.scale.known, refine
         )
 
     def _in_scene(self, frame: SegmentFrame) -> SceneFrame:

@@ -7,13 +7,17 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import cv2
+import numpy as np
+
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.keyframes import KeyframeSelector
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
-from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
+from da3_ros.refinement.loop_check import refined_loop
+from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
 from da3_ros.types import Prediction, Window
 
 log = logging.getLogger(__name__)
@@ -46,7 +50,14 @@ class WindowRefinement:
             self.refiner.restart()
             return prediction, placed, None
         images = [CameraImage(p.full, p.full_valid) for p in new]
-        refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
+        try:
+            refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
+        except (np.linalg.LinAlgError, ValueError, cv2.error) as error:
+            # The window is as good as without; frames must not be lost for its refinement.
+            log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
+            self.counters["refinements_failed"] += 1
+            self.refiner.restart()
+            return prediction, placed, None
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
             return prediction, placed, None
@@ -56,6 +67,16 @@ class WindowRefinement:
         placed = dataclasses.replace(placed, T_ref_window=refined.T_ref_window)
         odometry.apply_refinement(refined)
         return refined.prediction, placed, refined
+
+    @property
+    def tracks(self) -> Tracks:
+        """The tracks of the newest window."""
+        return self.refiner.tracks if self.config.refinement.enabled else NO_TRACKS
+
+    def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
+        """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
+        most = self.config.refinement.max_features
+        return refined_loop(window, split, prediction, most, MAX_STEPS)
 
     def restart(self) -> None:
         """Begins a new segment."""

@@ -84,10 +84,11 @@ class WindowSteps:
         self.odometry.report_refusal(window)
         fits = placed.accepted or not shared
         scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
-        self.scene_map.add_drift(window, prediction, placed)
+        self.scene_map.add_drift(window, prediction, placed, refined)
         report = report_of(
             window, prediction, placed, scale, segment=self.odometry.segment,
             loop_closed=closed, total_s=time.perf_counter() - start,
+            tracks=self.refinement.tracks,
         )  # fmt: skip
         prediction = dataclasses.replace(prediction, depth=network_depth)
         for index, prepared in enumerate(new, len(shared)):
@@ -109,6 +110,7 @@ class WindowSteps:
                 self.builder.window_size,
                 lambda pair: without_invalid_depth(pair, self.inference.session.infer(pair)),
                 self.odometry.aligner,
+                self.refinement.loop if self.config.refinement.enabled else None,
             )
 
     def _deliver(

@@ -10,6 +10,7 @@ its own axes; position in ref; log scale of its depth).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -102,12 +103,26 @@ class Adjusted:
     def covariance(self) -> Array | None:
         """Returns the covariance [7 F, 7 F] of the free views' errors, with the held ones exact;
         None if the observations do not determine them."""
+        inverse = self._inverse
         size = SIZE * int(self.bundle.free.sum())
+        return None if inverse is None else np.asarray(inverse[:size, :size])
+
+    def focal_sigma(self) -> Array:
+        """Returns the standard deviations [G] of the logarithms of unknown focal lengths; inf if
+        not determined."""
+        count = len(self.focal)
+        if self._inverse is None:
+            return np.full(count, np.inf)
+        return np.sqrt(np.diag(self._inverse)[len(self.information) - count :])
+
+    @functools.cached_property
+    def _inverse(self) -> Array | None:
         try:
-            inverse = cho_solve(cho_factor(self.information), np.eye(len(self.information)))
+            return np.asarray(
+                cho_solve(cho_factor(self.information), np.eye(len(self.information)))
+            )
         except (np.linalg.LinAlgError, ValueError):
             return None
-        return np.asarray(inverse[:size, :size])
 
 
 def adjust(bundle: Bundle, max_steps: int) -> Adjusted:

@@ -14,6 +14,9 @@ from da3_ros.types import Array, Image
 CELLS = 8  # cells along the longer side of an image; each keeps its share of the features
 SURPLUS = 2  # features that are detected per one that is kept, to choose from in each cell
 CONTRAST = 0.01  # lower than OpenCV's: bare walls have weak features
+# From OpenCV's SIFT to the corner rule: half a pixel, less the quarter of a pixel by which the
+# doubled image, in which SIFT begins, is off (``enable_precise_upscale`` is not in OpenCV 4.5).
+CORNER = 0.5 - 0.25
 BORDER = 4  # pixels between a feature and what no feature may lie on
 
 
@@ -23,7 +26,6 @@ class Features:
 
     shape: tuple[int, int]  # (height, width) of the image, pixels
     pixel: Array  # [M, 2] column and row, corner rule
-    size: Array  # [M] diameter of the neighbourhood, pixels
     descriptor: NDArray[np.uint8]  # [M, 128] SIFT
 
     @functools.cached_property
@@ -52,12 +54,11 @@ class FeatureDetector:
         shape = (grey.shape[0], grey.shape[1])
         found, descriptors = self._sift.detectAndCompute(grey, _mask(usable))
         if not found:
-            return Features(shape, np.zeros((0, 2)), np.zeros(0), np.zeros((0, 128), np.uint8))
-        pixel = np.array([k.pt for k in found]) + 0.5
-        size = np.array([k.size for k in found])
+            return Features(shape, np.zeros((0, 2)), np.zeros((0, 128), np.uint8))
+        pixel = np.array([k.pt for k in found]) + CORNER
         strength = np.array([k.response for k in found])
         kept = spread(pixel, strength, grey.shape, self.most)
-        return Features(shape, pixel[kept], size[kept], descriptors[kept].astype(np.uint8))
+        return Features(shape, pixel[kept], descriptors[kept].astype(np.uint8))
 
 
 def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> Array:

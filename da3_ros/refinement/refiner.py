@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import PosePriors
@@ -49,14 +50,25 @@ class RefinedWindow:
         return out
 
 
+@dataclass(frozen=True)
+class Tracks:
+    """The tracks of a window."""
+
+    count: int
+    refined: bool  # whether they were enough
+    reprojection_px: float  # RMS error, pixels of the camera image; NaN if not refined
+
+
+NO_TRACKS = Tracks(0, False, float("nan"))
+
+
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current segment."""
 
     def __init__(self, max_features: int, max_steps: int) -> None:
         self.detector = FeatureDetector(max_features)
         self.graph = SlidingGraph(max_steps)
-        self.tracks = 0  # of the newest window
-        self.reprojection_px = float("nan")
+        self.tracks = NO_TRACKS  # of the newest window
 
     def restart(self) -> None:
         """Begins a new segment."""
@@ -79,17 +91,22 @@ class WindowRefiner:
         """
         count = len(window.views) - window.new
         ids = [view.id for view in window.views]
+        # Rounding of single precision must not multiply from window to window.
+        S = Similarity(S.scale, nearest_rotation(S.R), S.t)
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
         own_K = {v.camera: v.K for v in self.graph.views.values() if v.own_K}
-        self.tracks, self.reprojection_px = 0, float("nan")
+        found = 0
         for k, image in enumerate(images, count):
-            self.tracks += self.graph.add(
-                self._view(window, k, image, prediction, S, own_K), ids[:k]
-            )
+            view = self._view(window, k, image, prediction, S, own_K)
+            found += self.graph.add(view, ids[:k])
         done = self.graph.refine(ids[count:], self._network_poses(ids, prediction, S))
         if done is None:
+            self.tracks = Tracks(found, False, float("nan"))
+            for k, id in enumerate(ids[count:], count):  # as they are published
+                self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
+                self.graph.views[id].log_scale = 0.0
             return None
-        self.tracks, self.reprojection_px = done.tracks, done.reprojection_px
+        self.tracks = Tracks(done.tracks, True, done.reprojection_px)
         moved = {}
         for i, (T, s) in before.items():
             view = self.graph.views[i]
@@ -119,6 +136,7 @@ class WindowRefiner:
         if view.K is None:
             K = own_K.get(view.camera, K)
         T = S.pose(prediction.T_window_camera[k])
+        T[:3, :3] = nearest_rotation(T[:3, :3])
         return TrackedView(view.id, view.camera, features, K, T, log_depth, view.K is None)
 
     def _network_poses(self, ids: list[int], prediction: Prediction, S: Similarity) -> PosePriors:
@@ -142,11 +160,15 @@ class WindowRefiner:
         """Returns the prediction with the graph's poses, and with corrected depth of new views."""
         back = S.inverse()
         poses, depth = prediction.T_window_camera.copy(), prediction.depth.copy()
+        K = prediction.K.copy()
         for k, view in enumerate(window.views):
             if view.id in self.graph.views:
-                poses[k] = back.pose(self.graph.views[view.id].T_ref_camera)
+                known = self.graph.views[view.id]
+                poses[k] = back.pose(known.T_ref_camera)
+                if known.own_K and known.camera in self.graph.focal_known:
+                    K[k] = resize_K(known.K, known.features.shape[::-1], view.image.shape[1::-1])
         depth[len(depth) - len(factors) :] *= factors
-        return replace(prediction, T_window_camera=poses, depth=depth)
+        return replace(prediction, T_window_camera=poses, depth=depth, K=K)
 
     def _factors(self, id: int, depth: FloatImage, unit: float, log_scale: float) -> FloatImage:
         """Returns the factors [h, w] on a new view's depth: its scale, corrected between tracks.

@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, PosePriors, adjust
+from da3_ros.refinement.bundle import (
+    PLACE,
+    ROTATION,
+    SCALE,
+    SIZE,
+    Adjusted,
+    Bundle,
+    Observations,
+    PosePriors,
+    adjust,
+)
 from da3_ros.refinement.matching import Matches, extend_tracks, match
 from da3_ros.refinement.starts import start_pose
 from da3_ros.refinement.track_noise import TrackNoise
@@ -28,6 +38,9 @@ RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track beg
 MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
 MIN_PARALLAX = 0.02  # rad; a view with less, at its upper quartile, gets no depth from tracks
 PLACE_SIGMA = 0.001  # standard deviation of a camera's position, over depth
+FOCAL_SIGMA = 0.02  # of the logarithm of a focal length that counts as determined
+MAX_LOG_SCALE = 3.0  # of a view; more is a fault
+MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
 CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
 
@@ -40,9 +53,16 @@ class RefinedViews:
     held: list[int]  # the views that held them
     poses: dict[int, Array]  # [4, 4] in ref of all these views
     depth: float  # typical depth, units of ref
-    covariance: Array | None  # [7 F, 7 F] of their errors relative to the held views (``bundle``)
+    # [7 F, 7 F] of their errors relative to the held views: log scale; rotation, rad, and position
+    # in the axes of ref. None: not determined.
+    covariance: Array | None
     tracks: int
     reprojection_px: float  # root mean square over the observations
+
+    @property
+    def newest_covariance(self) -> Array | None:
+        """The part [7, 7] of the newest view."""
+        return None if self.covariance is None else self.covariance[-SIZE:, -SIZE:]
 
 
 class SlidingGraph:
@@ -53,6 +73,7 @@ class SlidingGraph:
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
+        self.focal_known: set[str] = set()  # cameras whose focal length tracks have determined
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +130,8 @@ class SlidingGraph:
             return None
         bundle = self._bundle(views, free, ids, observations, _indexed(priors, used))
         done, bad = self._solve(bundle)
+        if not is_sane(done.bundle):
+            return None
         self._apply(views, ids, observations, done, bad)
         self.noise.add(done, seen, [used.index(i) for i in new if i in used])
         return RefinedViews(
@@ -116,7 +139,7 @@ class SlidingGraph:
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
             {i: self.views[i].T_ref_camera for i in used},
             float(np.exp(np.median(done.bundle.typical_log_depth()))),
-            done.covariance(),
+            _in_ref(done),
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
         )
@@ -252,15 +275,44 @@ class SlidingGraph:
         for k, view in enumerate(views):
             view.T_ref_camera, view.log_scale = b.T_ref_camera[k], float(b.log_scale[k])
         self.points.set(ids, b.points)
-        for camera, factor in zip(_own_cameras(views), done.focal.tolist(), strict=True):
+        cameras = _own_cameras(views)
+        sigmas = done.focal_sigma().tolist()
+        self.focal_known |= {c for c, s in zip(cameras, sigmas, strict=True) if s < FOCAL_SIGMA}
+        for camera, factor in zip(cameras, done.focal.tolist(), strict=True):
             for view in self.views.values():
                 if view.own_K and view.camera == camera:
                     view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
 
 
+def _in_ref(done: Adjusted) -> Array | None:
+    """Returns the covariance of the free views' errors in the order and axes of
+    ``RefinedViews``."""
+    covariance = done.covariance()
+    if covariance is None:
+        return None
+    R = done.bundle.T_ref_camera[done.bundle.free, :3, :3]
+    axes = np.zeros((len(R), SIZE, len(R), SIZE))
+    for k in range(len(R)):
+        axes[k, 0, k, SCALE] = 1.0
+        axes[k, 1:4, k, ROTATION] = R[k]
+        axes[k, 4:, k, PLACE] = np.eye(3)
+    both = axes.reshape(SIZE * len(R), SIZE * len(R))
+    return np.asarray(both @ covariance @ both.T)
+
+
 def _own_cameras(views: list[TrackedView]) -> list[str]:
     """Returns the names of cameras without a calibration; their order numbers focal lengths."""
     return sorted({v.camera for v in views if v.own_K})
+
+
+def is_sane(bundle: Bundle) -> bool:
+    """True if all poses and scales are numbers, and no camera has left its scene."""
+    T, s = bundle.T_ref_camera, bundle.log_scale
+    if not (np.isfinite(T).all() and np.isfinite(s).all() and np.abs(s).max() < MAX_LOG_SCALE):
+        return False
+    reach = float(np.exp(np.median(bundle.typical_log_depth())))
+    extent = np.abs(T[:, :3, 3] - T[0, :3, 3]).max()
+    return bool(extent < MAX_EXTENT * reach)
 
 
 def _gather(views: list[TrackedView], free: Array) -> tuple[Array, Observations] | None:

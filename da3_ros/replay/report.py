@@ -62,6 +62,7 @@ def write_report(
         "plan": _plan(pipeline),
         "counts": dict(sorted(counts.items())),
         "stopped_at": recording.stopped_at,
+        "refinement": _refinement(scenes),
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
         "metric": pipeline.scale.known or pipeline.scale.scale.metric,
@@ -79,6 +80,18 @@ def _scale(scale: Scale) -> dict[str, Any]:
     return {"source": scale.source} | {
         name: value if np.isfinite(value) else None for name, value in numbers.items()
     }
+
+
+def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
+    """Returns the number of refined windows, and means over them; null without any."""
+    results = [scene.results for scene in scenes.values()]
+    windows = sum(one.refined for one in results)
+    sums = {
+        "tracks": sum(one.tracks for one in results),
+        "reprojection_px": sum(one.reprojection_px for one in results),
+    }
+    means = {name: value / windows if windows else None for name, value in sums.items()}
+    return {"windows": windows} | means
 
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:

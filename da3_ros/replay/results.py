@@ -165,6 +165,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             camera=camera, additional=additional, prior=annotator.prior is not None, timings=False,
         )  # fmt: skip
         self.windows, self.inference_s = 0, 0.0
+        self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
 
     @property
@@ -177,6 +178,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if frame.id == frame.window.view_ids[-1]:
             self.windows += 1
             self.inference_s += frame.window.inference_s
+            if frame.window.refined:
+                self.refined += 1
+                self.tracks += frame.window.tracks
+                self.reprojection_px += frame.window.reprojection_px
         for published in self.output.messages.frame(frame):
             self.bag.write(published, frame.stamp_ns)
         if frame.camera not in self._leading:

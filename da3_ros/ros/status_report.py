@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from da3_ros.messages import build
 from da3_ros.messages.library import MessageLibrary
 from da3_ros.network import MODELS
 from da3_ros.ros.camera_subscriber import ImageFacts
+from da3_ros.types import WindowReport
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,22 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         "alignment_inliers": report.alignment_inliers,
         "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
         "loops_closed": stream.pipeline.loops.closed,
+    } | _refinement(stream, report)
+
+
+def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
+    """Returns the feature tracks of the newest window, and the windows that had too few."""
+    if not stream.config.pipeline.refinement.enabled:
+        return {"refined": "off"}
+    count = Counter[str]()
+    for pipeline in stream.pipelines:
+        count.update(pipeline.counters)
+    return {
+        "refined": "yes" if report.refined else "no: too few feature tracks",
+        "tracks": report.tracks,
+        "reprojection_px": report.reprojection_px,
+        "windows_refined": count["windows_refined"],
+        "windows_few_tracks": count["windows_few_tracks"],
     }
 
 

@@ -35,7 +35,12 @@ from da3_ros.types import Frame, View, Window
 pytestmark = [pytest.mark.openvino, pytest.mark.slow]
 
 SIZE = (56, 42)
-TINY = {"model": "da3-tiny", "device": "cpu", "process_res": 56, "mixed_precision": "off"}
+TINY = {
+    "model": "da3-tiny",
+    "device": "cpu",
+    "process_res": 56,
+    "mixed_precision": "off",
+}
 WEIGHTS = "" if shipped_folder("da3-tiny") else "random"
 
 
@@ -92,7 +97,14 @@ def streamed(values, instants):
     results, used, counts = [], [], []
     for backend in ("auto", "torch"):
         config = config_from_parameters(
-            {**TINY, "checkpoint": WEIGHTS, "backend": backend, "loop.every": 1} | values
+            {
+                **TINY,
+                "checkpoint": WEIGHTS,
+                "backend": backend,
+                "loop.every": 1,
+                "refinement.enabled": False,
+            }
+            | values
         )
         session = InferenceSession(config.inference, poses=False)
 

@@ -19,7 +19,9 @@ from da3_ros.synthetic.truth import Noise, TruthSession
 pytest.importorskip("evo")
 TOOL = Path(__file__).parents[2] / "bench" / "accuracy.py"
 SIZE = (140, 112)
-CONFIG = config_from_parameters({"process_res": 140, "window.size": 5, "map.voxel_m": 0.02})
+CONFIG = config_from_parameters(
+    {"process_res": 140, "window.size": 5, "map.voxel_m": 0.02, "refinement.enabled": False}
+)
 WRITERS = {"tum": write_tum, "7-scenes": write_seven_scenes, "euroc": write_euroc}
 
 

@@ -60,7 +60,13 @@ def recorded(depths, K, poses):
 def mapped(frames, K, **values):
     """What our mapping makes of the recording, in the recording's world and metres."""
     height, width = frames[0].depth.shape
-    settings = {"process_res": 280, "depth.edge_filter": False, "map.enabled": False, **values}
+    settings = {
+        "process_res": 280,
+        "depth.edge_filter": False,
+        "map.enabled": False,
+        "refinement.enabled": False,
+        **values,
+    }
     small = at_size(frames, (280, 210))
     pipeline = Pipeline(config_from_parameters(settings), TruthSession(small))
     lens = Calibration(width, height, K)

@@ -22,6 +22,7 @@ def settings(**values):
         "process_res": 140,
         "model": "da3-tiny",
         "checkpoint": "random",
+        "refinement.enabled": False,
         "window.size": 6,
         "pose_prior.source": "odometry",
     }

@@ -31,6 +31,7 @@ def settings(**values):
         "process_res": 140,
         "model": "da3-tiny",
         "checkpoint": "random",
+        "refinement.enabled": False,
         "window.size": 8,
         "cameras": list(NAMES),
     }

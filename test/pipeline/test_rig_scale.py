@@ -32,7 +32,7 @@ def rig():
 def settings(**values):
     base = {
         "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 8,
-        "cameras": list(NAMES), "scale.source": "rig",
+        "cameras": list(NAMES), "scale.source": "rig", "refinement.enabled": False,
     }  # fmt: skip
     return config_from_parameters({**base, **values})
 

@@ -52,7 +52,7 @@ def true_run(camera, bag, tmp_path_factory):
     """A replay with exact windows instead of a network: the files can be held against the room."""
     output = tmp_path_factory.mktemp("replay") / "out"
     assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
-    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03", "refinement.enabled:=false"])
     summary = replay(ReplayOptions(bag, output), settings, TruthSession(camera))
     return output, summary
 
@@ -374,7 +374,7 @@ def test_peak_memory_does_not_grow_with_the_recording(tmp_path):
 @pytest.mark.slow
 def test_a_recording_in_two_parts_is_one_scene(camera, bag, tmp_path):
     assignments = [QUICK[i] for i in range(1, len(QUICK), 2)]
-    settings = load_config(None, [*assignments, "map.voxel_m:=0.03"])
+    settings = load_config(None, [*assignments, "map.voxel_m:=0.03", "refinement.enabled:=false"])
     first = ReplayOptions(bag, tmp_path / "one", end_s=0.45)
     replay(first, settings, TruthSession(camera))
     second = ReplayOptions(bag, tmp_path / "two", start_s=0.45, resume=tmp_path / "one")

@@ -13,7 +13,11 @@ SIZE = (140, 112)
 
 
 def settings(**values):
-    base = {"process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5}
+    """Of pipelines that only align windows: exact ones come together exactly."""
+    base = {
+        "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
+        "refinement.enabled": False,
+    }  # fmt: skip
     return config_from_parameters({**base, **values})
 
 

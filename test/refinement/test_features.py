@@ -1,0 +1,79 @@
+"""Features, matches and tracks on images that are made from one another."""
+
+import cv2
+import numpy as np
+
+from da3_ros.refinement.features import FeatureDetector, spread
+from da3_ros.refinement.matching import Matches, extend_tracks, match
+from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+
+
+def texture(seed=0, size=(240, 180)):
+    noise = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3)).astype(np.uint8)
+    return cv2.GaussianBlur(noise, (0, 0), 2.5)
+
+
+def view_of(id, features):
+    unknown = np.full(len(features), np.nan)
+    return TrackedView(id, "", features, np.eye(3), np.eye(4), unknown)
+
+
+def test_a_shifted_image_has_the_same_features():
+    detect, image = FeatureDetector(150), texture(size=(300, 200))
+    first, second = detect(image[:, :240]), detect(image[:, 40:280])
+    pairs = match(first, second)
+    off = first.pixel[pairs[:, 0]] - second.pixel[pairs[:, 1]] - [40, 0]
+    assert len(pairs) > 40
+    assert np.median(np.abs(off)) < 0.05
+
+
+def test_positions_follow_the_corner_rule():
+    """A symmetric spot around the middle of the image lies at half the size."""
+    image = np.zeros((61, 81, 3), np.uint8)
+    cv2.circle(image, (40, 30), 8, (255, 255, 255), -1, cv2.LINE_AA)
+    image = cv2.GaussianBlur(image, (0, 0), 2)
+    found = FeatureDetector(10)(image).pixel
+    nearest = found[np.argmin(np.linalg.norm(found - [40.5, 30.5], axis=1))]
+    assert np.abs(nearest - [40.5, 30.5]).max() < 0.05
+
+
+def test_a_bare_image_has_none():
+    assert len(FeatureDetector(100)(np.full((90, 120, 3), 128, np.uint8))) == 0
+
+
+def test_no_feature_lies_on_the_robot():
+    usable = np.ones((180, 240), bool)
+    usable[100:, :150] = False
+    found = FeatureDetector(300)(texture(), usable).pixel
+    assert len(found) > 50
+    rows, columns = found[:, 1].astype(int), found[:, 0].astype(int)
+    assert usable[rows, columns].all()
+
+
+def test_features_are_spread_over_the_image():
+    """Strong features of one corner do not displace weak ones elsewhere."""
+    rng = np.random.default_rng(0)
+    dense, sparse = rng.uniform(0, 40, (500, 2)), rng.uniform(0, 320, (100, 2))
+    strength = np.concatenate((np.full(500, 9.0), np.full(100, 1.0)))
+    kept = spread(np.concatenate((dense, sparse)), strength, (320, 320), 120)
+    assert len(kept) == 120
+    assert (kept >= 500).sum() > 80
+
+
+def test_tracks_go_on_from_view_to_view():
+    detect, image = FeatureDetector(150), texture(size=(320, 200))
+    points, views = TrackPoints(), []
+    for k in range(4):
+        view = view_of(k, detect(image[:, 20 * k : 20 * k + 240]))
+        found = [Matches(v, match(view.features, v.features)) for v in views]
+        if found:
+            extend_tracks(view, found, [np.ones(len(m.pairs), bool) for m in found], points)
+        views.append(view)
+    long = set.intersection(*({int(t) for t in v.track if t >= 0} for v in views))
+    assert len(long) > 30
+    for view in views:
+        used = view.track[view.track >= 0]
+        assert len(np.unique(used)) == len(used)
+    for track in long:
+        columns = [v.features.pixel[v.track == track][0, 0] + 20 * v.id for v in views]
+        assert np.ptp(columns) < 3
