@@ -9,10 +9,11 @@ import numpy as np
 from da3_ros.refinement.bundle import Adjusted, pose_prior_terms
 from da3_ros.types import Array
 
-RATE = 0.2  # weight of a window
+RATE = 0.2  # weight of a window; the first ones weigh more
 NORMAL = 1.4826  # standard deviation over the median absolute deviation
 RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
 CHI3 = 1.5382  # the same in space
+MIN_SCALE, SCALE_SHARE = 0.02, 0.3  # noise of a view's scale; the latter over that of its depth
 FEWEST = 30  # tracks of a view whose residuals measure the noise
 
 
@@ -20,11 +21,16 @@ class TrackNoise:
     """Standard deviations, as medians over a window's residuals, slowly averaged."""
 
     def __init__(self) -> None:
+        self._windows = 0
         self.pixel = 0.7  # of a feature's position, pixels
         self.depth = 0.1  # of the logarithm of predicted depth
-        self.scale = 0.02  # of the logarithm of a view's scale, not learned
         self.rotation = 0.03  # of the network's motion from view to view, rad
         self.place = 0.05  # the same for position, over depth
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation of the logarithm of a view's scale."""
+        return max(MIN_SCALE, SCALE_SHARE * self.depth)
 
     def add(self, done: Adjusted, seen: Array, new: list[int]) -> None:
         """Learns from a solved bundle.
@@ -38,8 +44,9 @@ class TrackNoise:
         free = 2 * len(o.view) - 3 * len(b.points) - 6 * int(b.free.sum())
         share = max(free, 1) / (2 * len(o.view))
         pixel = float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(share)
-        self.pixel = _moved(self.pixel, pixel, 0.2, 3.0)
-        self.depth = _moved(self.depth, done.depth_sigma(), 0.02, 2.0)
+        self._windows += 1
+        self.pixel = self._moved(self.pixel, pixel, 0.2, 3.0)
+        self.depth = self._moved(self.depth, done.depth_sigma(), 0.02, 2.0)
         self._add_poses(done, set(known))
 
     def _add_poses(self, done: Adjusted, known: set[int]) -> None:
@@ -57,13 +64,12 @@ class TrackNoise:
         rotation, place = (
             float(np.median(np.linalg.norm(r[:, k : k + 3], axis=1))) for k in (0, 3)
         )
-        self.rotation = _moved(self.rotation, rotation / CHI3, 0.001, 1.0)
-        self.place = _moved(self.place, place / CHI3 / depth, 0.001, 1.0)
+        self.rotation = self._moved(self.rotation, rotation / CHI3, 0.001, 1.0)
+        self.place = self._moved(self.place, place / CHI3 / depth, 0.001, 1.0)
 
-
-def _moved(value: float, found: float, low: float, high: float) -> float:
-    """Returns the logarithmic mean of the old and the found value, within limits."""
-    if not math.isfinite(found):
-        return value
-    found = min(max(found, low), high)
-    return math.exp((1 - RATE) * math.log(value) + RATE * math.log(found))
+    def _moved(self, value: float, found: float, low: float, high: float) -> float:
+        """Returns the logarithmic mean of the old and the found value, within limits."""
+        if not math.isfinite(found):
+            return value
+        found, rate = min(max(found, low), high), max(RATE, 1 / (self._windows + 1))
+        return math.exp((1 - rate) * math.log(value) + rate * math.log(found))
