@@ -7,6 +7,8 @@ DIR is a sequence in the format of TUM RGB-D (rgb.txt, groundtruth.txt, depth.tx
 pipeline that the live node and the replay run. K is read from camera_info.yaml in DIR if that file
 exists, else it is the known K of the data set; ``--every 5`` uses every fifth frame.
 
+``--refine off on`` gives two rows per sequence: without and with the refinement by feature tracks.
+
 The table has the ATE after a Sim(3) fit, the ATE after an SE(3) fit, and the fitted scale, because
 a Sim(3) fit hides a wrong scale. Depth is compared after one median scale, the point cloud after
 the Sim(3) fit of the trajectory. ``--out`` writes the same as JSON.
@@ -409,21 +411,31 @@ def main() -> None:
         "-p", dest="parameters", action="append", default=[], metavar="NAME:=VALUE"
     )
     parser.add_argument("--config", type=Path, help="YAML file of parameters")
+    parser.add_argument(
+        "--refine", nargs="+", choices=("off", "on"), default=[],
+        help="rows without and with the refinement by feature tracks",
+    )  # fmt: skip
     parser.add_argument("--every", type=int, default=1, help="use every n-th frame")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    config = load_config(options.config, options.parameters).pipeline
+    variants = [
+        [*options.parameters, f"refinement.enabled:={str(one == 'on').lower()}"]
+        for one in options.refine
+    ] or [options.parameters]
+    configs = [load_config(options.config, one).pipeline for one in variants]
     print("| " + " | ".join(COLUMNS.values()) + " |")
     print("|" + "---|" * len(COLUMNS))
     found = []
     for folder in options.folders:
-        try:
-            one = measure(open_sequence(folder), config, options.every)
-        except FormatError as error:
-            raise SystemExit(str(error)) from error
-        found.append({**asdict(one), "parameters": options.parameters})
-        print(row(one), flush=True)
-    results_file.write(options.out, {"rows": found}, open_device(config.inference.device).name())
+        for parameters, config in zip(variants, configs, strict=True):
+            try:
+                one = measure(open_sequence(folder), config, options.every)
+            except FormatError as error:
+                raise SystemExit(str(error)) from error
+            found.append({**asdict(one), "parameters": parameters})
+            print(row(one), flush=True)
+    device = open_device(configs[0].inference.device).name()
+    results_file.write(options.out, {"rows": found}, device)
 
 
 if __name__ == "__main__":
