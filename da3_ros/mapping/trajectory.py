@@ -16,6 +16,7 @@ from da3_ros.mapping.frames import SceneFrame
 from da3_ros.types import Array
 
 MAX_POSES = 100_000
+NEWEST = 1024  # poses that may still be corrected
 # K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
 ROW = np.dtype(
     [("stamp_ns", "<i8"), ("T", "<f8", (3, 4)), ("K", "<f8", (4,)), ("size", "<i4", (2,)),
@@ -136,6 +137,13 @@ class Trajectory:
         self._size += 1
         if self._size > self.max_poses:
             self._thin()
+
+    def correct(self, stamp_ns: int, camera: str, T_submap_camera: Array) -> None:
+        """Replaces the pose of one of the newest frames; a pose that was thinned out stays so."""
+        rows = self._rows[max(0, self._size - NEWEST) : self._size]
+        if camera in self._cameras:
+            same = rows["camera"] == self._cameras.index(camera)
+            rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
     def extend(self, poses: Poses) -> None:
         """Appends the poses of a saved scene, in the frames of their submaps."""

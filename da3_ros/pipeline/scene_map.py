@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -152,6 +152,16 @@ class SceneMap:
             in_vo = shared_view.moved(self.scale.T_vo_segment)
             self.loops.add_keyframe(dataclasses.replace(in_vo, submap=submap), descriptor)
         return submap
+
+    def correct_poses(self, shared_views: Iterable[SharedView], moved: Collection[int]) -> None:
+        """Takes over refined poses of shared views; ``moved``: their ids.
+
+        Points stay where they are: poses of the newest frames move by millimetres.
+        """
+        T_vo_segment = self.scale.T_vo_segment
+        for view in (a.moved(T_vo_segment) for a in shared_views if a.view.id in moved):
+            T = self.loops.T_scene_vo @ view.T_ref_camera
+            self.submaps.correct_pose(view.submap, view.view.stamp_ns, view.view.camera, T)
 
     def keep_odometry(self, moved: Mapping[int, tuple[Array, Array, float]]) -> None:
         """Keeps odometry where it was although earlier poses in the segment were refined.

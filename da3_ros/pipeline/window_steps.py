@@ -81,6 +81,7 @@ class WindowSteps:
         if refined is not None:
             network_depth = refined.scaled(network_depth)
             self.scene_map.keep_odometry(refined.moved)
+            self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)
         fits = placed.accepted or not shared
         scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)

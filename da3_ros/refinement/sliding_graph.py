@@ -31,7 +31,8 @@ from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
 from da3_ros.types import Array
 
-FREE, HELD = 8, 8  # most views that are adjusted, and most older ones that hold them
+FREE, HELD = 4, 8  # most views that are adjusted, and most older ones that hold them
+MAX_TRACKS = 300  # of a bundle; more cost time and add little
 FEWEST_TRACKS = 12  # of a view that is adjusted
 PATCHES = 15.0  # independent measurements in the predicted depths of all views together
 RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track begins
@@ -325,7 +326,13 @@ def _gather(views: list[TrackedView], free: Array) -> tuple[Array, Observations]
         return None
     _, point, count = np.unique(track[some], return_inverse=True, return_counts=True)
     moves = np.bincount(point, weights=free[view[some]]) > 0
-    some = some[(count[point] >= 2) & moves[point]]
+    useful = (count >= 2) & moves
+    if useful.sum() > MAX_TRACKS:  # those of the newest view first, then the longest ones
+        newest = np.bincount(point, weights=view[some] == len(views) - 1) > 0
+        best = np.lexsort((-count, ~newest, ~useful))[:MAX_TRACKS]
+        useful = np.zeros_like(useful)
+        useful[best] = True
+    some = some[useful[point]]
     ids, point = np.unique(track[some], return_inverse=True)
     if len(ids) < FEWEST_TRACKS:
         return None

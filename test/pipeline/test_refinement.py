@@ -1,0 +1,109 @@
+"""Windows with noisy poses and depth, refined by the features of rendered images."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from support.pipelines import to_frame
+
+from da3_ros.config import config_from_parameters
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.evaluation import trajectory_error
+from da3_ros.synthetic.truth import Noise, TruthSession
+
+NOISE = Noise(smooth=0.05, per_frame=0.02, rotation_deg=0.3, translation=0.01)
+SIZE, FRAMES = (224, 168), 14
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(42, SIZE, walk="strafe", frames=FRAMES, rate_hz=3)
+    return camera, list(camera)
+
+
+def run(walk, session=None, frames=None, **values):
+    camera, true = walk
+    settings = {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02, **values}
+    pipeline = Pipeline(
+        config_from_parameters(settings), session or TruthSession(true, noise=NOISE)
+    )
+    results = []
+    for f in frames or true:
+        results += pipeline.push(to_frame(camera, f))
+    return pipeline, results
+
+
+def odom_error(walk, results):
+    poses = np.array([r.T_odom_world @ r.T_world_camera for r in results])
+    return trajectory_error(poses, np.array([f.T_world_camera for f in walk[1]]))
+
+
+@pytest.fixture(scope="module")
+def refined(walk):
+    return run(walk)
+
+
+def test_tracks_take_the_noise_out_of_poses(walk, refined):
+    without = odom_error(walk, run(walk, **{"refinement.enabled": False})[1])
+    assert odom_error(walk, refined[1]) < without / 3
+
+
+def test_every_window_but_the_first_is_refined(refined):
+    pipeline, results = refined
+    assert [r.window.refined for r in results] == [False] + [True] * (FRAMES - 1)
+    assert pipeline.counters["windows_refined"] == FRAMES - 1
+    assert all(r.window.tracks >= 30 for r in results[1:])
+    assert all(0 < r.window.reprojection_px < 2 for r in results[1:])
+
+
+def test_the_same_frames_give_the_same_results(walk, refined):
+    for one, other in zip(refined[1], run(walk)[1], strict=True):
+        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
+
+
+def test_bare_images_pass_as_without(walk):
+    frames = [dataclasses.replace(f, image=np.full_like(f.image, 90)) for f in walk[1]]
+    pipeline, results = run(walk, frames=frames)
+    _, without = run(walk, frames=frames, **{"refinement.enabled": False})
+    for one, other in zip(results, without, strict=True):
+        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
+    assert pipeline.counters["windows_few_tracks"] == FRAMES - 1
+    assert results[-1].window.tracks == 0
+
+
+def test_frames_that_repeat_exactly_stand_still(walk):
+    still = [dataclasses.replace(f, image=walk[1][0].image) for f in walk[1]]
+    truth = [
+        dataclasses.replace(f, depth=walk[1][0].depth, T_world_camera=walk[1][0].T_world_camera)
+        for f in walk[1]
+    ]
+    _, results = run(walk, TruthSession(truth, noise=NOISE), still)
+    places = np.array([r.T_world_camera[:3, 3] for r in results])
+    depth = float(np.nanmedian(results[0].depth_m))
+    assert np.abs(places - places[0]).max() < 0.01 * depth
+
+
+def test_a_broken_refinement_costs_no_frame(walk, monkeypatch, caplog):
+    from da3_ros.refinement import refiner
+
+    def broken(*_):
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(refiner.SlidingGraph, "refine", broken)
+    pipeline, results = run(walk)
+    assert len(results) == FRAMES
+    assert pipeline.counters["refinements_failed"] == FRAMES
+    assert "window 3 is not refined: LinAlgError" in caplog.text
+
+
+def test_odometry_never_jumps_when_older_poses_are_refined(refined):
+    """The step between two published poses is the step of their refined ones."""
+    _, results = refined
+    odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    steps = np.array([np.linalg.norm(b[:3, 3] - a[:3, 3]) for a, b in itertools.pairwise(odom)])
+    assert steps.max() < 4 * np.median(steps)
+    assert any(not np.array_equal(r.T_odom_world, np.eye(4)) for r in results)
