@@ -44,7 +44,7 @@ class WindowOdometry:
         self.uncertainty = PoseUncertainty(motion_error)
         self.segment = -1
         self._refined = False  # whether the newest window is refined
-        self._refusal = ""  # why the newest window does not fit
+        self.refusal = ""  # why the newest window does not fit
         self.unit = 1.0  # segment units per network unit of the newest window
         self._clear_shared_views()
 
@@ -122,7 +122,7 @@ class WindowOdometry:
 
         unit: segment units per network unit and its relative sigma; None if not measured.
         """
-        self._refined, self._refusal = False, ""
+        self._refined, self.refusal = False, ""
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
@@ -152,7 +152,7 @@ class WindowOdometry:
     def apply_refinement(self, refined: RefinedWindow) -> None:
         """Takes over the poses of a refined window; it fits, even if alignment refused it."""
         self.refused = self._unfit = 0
-        self._refined, self._unit_guessed, self._refusal = True, False, ""
+        self._refined, self._unit_guessed, self.refusal = True, False, ""
         self.unit = refined.T_ref_window.scale
         self.shared_views.adjust(
             {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
@@ -167,8 +167,8 @@ class WindowOdometry:
 
     def report_refusal(self, window: Window) -> None:
         """Logs and counts a window that does not fit the scene, if the newest one does not."""
-        if self._refusal:
-            log.warning("window %d does not fit the scene: %s", window.id, self._refusal)
+        if self.refusal:
+            log.warning("window %d does not fit the scene: %s", window.id, self.refusal)
             self.counters["windows_refused"] += 1
 
     def apply_correction(
@@ -235,7 +235,7 @@ class WindowOdometry:
             shared[-1].T_ref_camera, newest, self.unit if measured is None else measured[0]
         )
         reason = "the shared views have no depth" if fit is None else fit.reason
-        self._refusal = reason
+        self.refusal = reason
         if self.prior.leads(window):  # the pose is known even if the depth is wrong
             self.refused = 0
             self._unfit += 1

@@ -61,8 +61,11 @@ class WindowRefinement:
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
             return prediction, placed, None
+        if odometry.refusal and not refined.depth_agrees:
+            self.refiner.restart()  # refused windows leave nothing behind
+            return prediction, placed, None
         self.counters["windows_refined"] += 1
-        if not placed.accepted:
+        if odometry.refusal:
             placed = dataclasses.replace(placed, accepted=True, reason="")
         placed = dataclasses.replace(placed, T_ref_window=refined.T_ref_window)
         odometry.apply_refinement(refined)

@@ -21,7 +21,7 @@ from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
-MIN_DEPTH_AGREEMENT = 0.5  # robust deviation of log depth from tracks; beyond, depth is wrong
+MAX_DEPTH_ERROR = 0.25  # of log depth against tracks, robust; with more, depth is wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,12 @@ class RefinedWindow:
     # Of views of earlier windows: pose before and after [4, 4] in ref, and factor on their depth.
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
+    depth_error: float  # robust deviation of the new views' log depth from their tracks
+
+    @property
+    def depth_agrees(self) -> bool:
+        """Whether the depth of the new views is that of their tracks."""
+        return self.depth_error < MAX_DEPTH_ERROR
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -119,7 +125,8 @@ class WindowRefiner:
             for k, i in enumerate(ids[count:], count)
         ])  # fmt: skip
         refined = self._refined(window, prediction, S, factors)
-        return RefinedWindow(refined, S, done, moved, factors)
+        error = self.graph.depth_error(ids[count:])
+        return RefinedWindow(refined, S, done, moved, factors, error)
 
     def _view(
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity,

@@ -152,6 +152,22 @@ class SlidingGraph:
         None of a view that others see from nearly the same place: noise would be its baseline.
         """
         view = self.views[id]
+        index, residual, points = self._depths(id)
+        parallax = self._parallax(view, view.track[index], points)
+        if not len(parallax) or np.quantile(parallax, 0.75) < MIN_PARALLAX:
+            return index[:0], residual[:0], parallax[:0]
+        angle = math.hypot(self.noise.pixel / view.K[0, 0], PLACE_SIGMA)
+        return index, residual, np.hypot(angle / np.maximum(parallax, 1e-4), 0.01)
+
+    def depth_error(self, ids: Sequence[int]) -> float:
+        """Returns the largest robust deviation of these views' scaled log depth from that of
+        their points."""
+        return max(1.4826 * float(np.median(np.abs(self._depths(i)[1]))) for i in ids)
+
+    def _depths(self, id: int) -> tuple[Array, Array, Array]:
+        """Returns of a view's features with a point and a predicted depth: indices [M], residual
+        log depths [M], and points [M, 3]; a NaN in place of no residual."""
+        view = self.views[id]
         index = np.flatnonzero(view.track >= 0)
         points = self.points.of(view.track[index])
         T = view.T_ref_camera
@@ -159,12 +175,9 @@ class SlidingGraph:
         with np.errstate(invalid="ignore", divide="ignore"):
             residual = np.where(z > 0, np.log(z), np.nan) - view.log_depth[index] - view.log_scale
         known = np.isfinite(residual)
-        index, points = index[known], points[known]
-        parallax = self._parallax(view, view.track[index], points)
-        if not len(parallax) or np.quantile(parallax, 0.75) < MIN_PARALLAX:
-            return index[:0], residual[:0], parallax[:0]
-        angle = math.hypot(self.noise.pixel / view.K[0, 0], PLACE_SIGMA)
-        return index, residual[known], np.hypot(angle / np.maximum(parallax, 1e-4), 0.01)
+        if not known.any():
+            return index[:0], np.full(1, np.nan), points[:0]
+        return index[known], residual[known], points[known]
 
     def _parallax(self, view: TrackedView, tracks: Array, points: Array) -> Array:
         """Returns the largest angles [M] between a view's rays to points and those of others."""

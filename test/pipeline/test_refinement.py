@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support.pipelines import to_frame
+from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
@@ -107,3 +107,32 @@ def test_odometry_never_jumps_when_older_poses_are_refined(refined):
     steps = np.array([np.linalg.norm(b[:3, 3] - a[:3, 3]) for a, b in itertools.pairwise(odom)])
     assert steps.max() < 4 * np.median(steps)
     assert any(not np.array_equal(r.T_odom_world, np.eye(4)) for r in results)
+
+
+class JumpingUnits(TruthSession):
+    """The new view of some windows has another unit than the rest of its window."""
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        if window.id not in (6, 9):
+            return prediction
+        depth = prediction.depth.copy()
+        depth[-1] *= 3.0 if window.id == 6 else 0.3
+        return dataclasses.replace(prediction, depth=depth)
+
+
+def test_tracks_bridge_a_view_in_another_unit(walk):
+    _, results = run(walk, JumpingUnits(walk[1], noise=NOISE))
+    unit = np.array(
+        [np.nanmedian(r.depth_m / f.depth) for r, f in zip(results, walk[1], strict=True)]
+    )
+    assert np.abs(np.log(unit[[6, 9]] / np.median(unit))).max() < 0.1
+    assert odom_error(walk, results) < 2 * odom_error(walk, run(walk)[1]) + 0.01
+
+
+def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
+    """Depth of the torn windows is noise: tracks may know the pose, but not that depth."""
+    pipeline, results = run(walk, LostSession(walk[1], {7, 8}))
+    assert [r.id for r in results if not r.window.aligned] == [7, 8]
+    assert pipeline.counters["windows_refused"] == 2
+    assert results[-1].window.refined
