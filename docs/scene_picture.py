@@ -1,7 +1,7 @@
 """Renders the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
 
-docs/images/reconstruction.png: the demo's room as da3-tiny reconstructs it, beside the map of the
-same frames from exact depth and poses. With --exact docs/images/scene.png instead: the map from
+docs/images/reconstruction.png: the demo's room as da3-tiny sees it without and with the refinement
+by feature tracks, beside the map of the same frames from exact depth and poses. With --exact docs/images/scene.png instead: the map from
 windows of exact poses and depth with 1 % noise.
 """
 
@@ -23,7 +23,7 @@ from da3_ros.types import Frame, Image
 
 IMAGES = Path(__file__).parent / "images"
 EXACT = {"window.size": 6, "window.new": 2, "map.voxel_m": 0.03, "keyframe.parallax": 0.03}
-PANEL, GAP = (720, 720), 12
+PANEL, GAP = (640, 640), 12
 
 
 def run(pipeline: Pipeline, camera: SyntheticCamera) -> list[FramePair]:
@@ -55,12 +55,19 @@ def exact() -> Image:
 
 
 def reconstruction(checkpoint: str) -> Image:
-    """Renders the demo's room from the network, beside that from exact windows of equal size."""
-    config = config_from_parameters({**PARAMETERS, "checkpoint": checkpoint})
+    """Renders the demo's room from the network, without and with refinement, beside that from
+    exact windows of equal size."""
+    off, on = (
+        config_from_parameters(
+            {**PARAMETERS, "checkpoint": checkpoint, "refinement.enabled": refine}
+        )
+        for refine in (False, True)
+    )
     small = demo_camera(size=NETWORK_SIZE)
-    left = _panel(Pipeline(config), demo_camera())
-    right = _panel(Pipeline(config, TruthSession(small)), small)
-    return np.hstack((left, np.full((PANEL[1], GAP, 3), 255, np.uint8), right))
+    panels = [_panel(Pipeline(one), demo_camera()) for one in (off, on)]
+    panels.append(_panel(Pipeline(off, TruthSession(small)), small))
+    gap = np.full((PANEL[1], GAP, 3), 255, np.uint8)
+    return np.hstack([panels[0], gap, panels[1], gap, panels[2]])
 
 
 def _panel(pipeline: Pipeline, camera: SyntheticCamera) -> Image:
