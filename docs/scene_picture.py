@@ -1,8 +1,8 @@
 """Renders the README's pictures: ``python docs/scene_picture.py [--exact] [--checkpoint DIR]``.
 
 docs/images/reconstruction.png: the demo's room as da3-tiny sees it without and with the refinement
-by feature tracks, beside the map of the same frames from exact depth and poses. With --exact docs/images/scene.png instead: the map from
-windows of exact poses and depth with 1 % noise.
+by feature tracks, beside the map of the same frames from exact depth and poses. With --exact
+docs/images/scene.png instead: the map from windows of exact poses and depth with 1 % noise.
 """
 
 from __future__ import annotations
