@@ -79,6 +79,7 @@ class WindowRefiner:
     def restart(self) -> None:
         """Begins a new segment."""
         self.graph.restart()
+        self.tracks = NO_TRACKS
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets views that no later window can share."""

@@ -76,11 +76,6 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self.focal_known: set[str] = set()  # cameras whose focal length tracks have determined
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        return self.points.nbytes + sum(v.nbytes for v in self.views.values())
-
     def restart(self) -> None:
         """Forgets views and tracks; keeps what is known about noise."""
         self.views, self.points = {}, TrackPoints()

@@ -28,12 +28,6 @@ class TrackedView:
     def __post_init__(self) -> None:
         self.track = np.full(len(self.features), -1)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        f = self.features
-        return sum(a.nbytes for a in (f.pixel, f.descriptor, f.unit, self.log_depth, self.track))
-
     def rays(self, index: Array) -> Array:
         """Returns the rays [P, 3] of features, z = 1, camera axes."""
         pixel = self.features.pixel[index]
@@ -84,11 +78,6 @@ class TrackPoints:
         out = TrackPoints()
         out._next = self._next
         return out
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        return self._ids.nbytes + self._points.nbytes
 
     def keep(self, views: Iterable[TrackedView]) -> None:
         """Forgets tracks that none of these views sees."""

@@ -141,7 +141,7 @@ def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
     for pipeline in stream.pipelines:
         count.update(pipeline.counters)
     return {
-        "refined": "yes" if report.refined else "no: too few feature tracks",
+        "refined": "yes" if report.refined else "no",
         "tracks": report.tracks,
         "reprojection_px": report.reprojection_px,
         "windows_refined": count["windows_refined"],

@@ -135,4 +135,6 @@ def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
     pipeline, results = run(walk, LostSession(walk[1], {7, 8}))
     assert [r.id for r in results if not r.window.aligned] == [7, 8]
     assert pipeline.counters["windows_refused"] == 2
+    assert not results[7].window.refined
+    assert results[7].window.tracks == 0
     assert results[-1].window.refined
