@@ -263,6 +263,13 @@ class RefinementConfig:
         True, "whether poses and depth are refined by features that are tracked through the images"
     )
     max_features: int = option(400, "most features per image", low=50, high=4000)
+    max_ms: float = option(
+        0.0,
+        "most time per window, ms: fewer features and steps are chosen for it at the start, and "
+        "live, windows pass as they are while it is exceeded; 0: no limit",
+        low=0.0,
+        high=10000.0,
+    )
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Stream:
         pipelines = open_pipelines(config.pipeline, session, wait_for_engine=False)
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
+            pipeline.refinement.skip_when_late()
         self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,

@@ -21,6 +21,7 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
+from da3_ros.refinement.effort import Effort
 from da3_ros.types import Frame, TrackedFrame
 
 log = logging.getLogger(__name__)
@@ -37,14 +38,17 @@ class Pipeline:
         config: PipelineConfig,
         session: Session | None = None,
         metric_model: MetricModel | None = None,
+        effort: Effort | None = None,
     ) -> None:
+        """effort: of the refinement, as an earlier run had it; None: chosen by the parameters."""
         if session is None:
             session, metric_model = open_networks(config)
         self.counters: Counter[str] = Counter()
         inference = WindowInference(config, session, metric_model, self.counters)
-        self._steps = WindowSteps(config, inference, self.counters)
+        self._steps = WindowSteps(config, inference, self.counters, effort)
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
+        self.refinement = self._steps.refinement
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
         self._steps.start_at_origin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,7 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.keyframes import KeyframeSelector
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
+from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
 from da3_ros.refinement.loop_check import refined_loop
 from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
 from da3_ros.types import Prediction, Window
@@ -26,9 +28,19 @@ log = logging.getLogger(__name__)
 class WindowRefinement:
     """Owns the refiner; applies its results to odometry."""
 
-    def __init__(self, config: PipelineConfig, counters: Counter[str]) -> None:
+    def __init__(
+        self, config: PipelineConfig, counters: Counter[str], effort: Effort | None = None
+    ) -> None:
+        """effort: None: chosen for ``refinement.max_ms``, by measurement."""
         self.config, self.counters = config, counters
-        self.refiner = WindowRefiner(config.refinement.max_features, MAX_STEPS)
+        self.effort = effort or chosen_effort(config)
+        self.refiner = WindowRefiner(self.effort)
+        self._limit = TimeLimit(0.0)
+
+    def skip_when_late(self) -> None:
+        """From now on, windows pass as they are while refinement takes more than
+        ``refinement.max_ms`` on average."""
+        self._limit = TimeLimit(self.config.refinement.max_ms)
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
@@ -49,6 +61,24 @@ class WindowRefinement:
         if not self.config.refinement.enabled or odometry.prior.replaces_poses:
             self.refiner.restart()
             return prediction, placed, None
+        if self._limit.skips():
+            self.refiner.skip()
+            self.counters["refinements_skipped"] += 1
+            return prediction, placed, None
+        start = time.perf_counter()
+        try:
+            return self._refine(window, new, prediction, placed, odometry)
+        finally:
+            self._limit.add(time.perf_counter() - start)
+
+    def _refine(
+        self,
+        window: Window,
+        new: Sequence[PreparedView],
+        prediction: Prediction,
+        placed: Alignment,
+        odometry: WindowOdometry,
+    ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
         try:
             refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
@@ -78,8 +108,7 @@ class WindowRefinement:
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
-        most = self.config.refinement.max_features
-        return refined_loop(window, split, prediction, most, MAX_STEPS)
+        return refined_loop(window, split, prediction, self.effort)
 
     def restart(self) -> None:
         """Begins a new segment."""
@@ -94,4 +123,7 @@ class WindowRefinement:
         self.refiner.move(moves)
 
 
-MAX_STEPS = 8
+def chosen_effort(config: PipelineConfig) -> Effort:
+    """Returns the effort that the parameters admit; measures if they limit time."""
+    refinement = config.refinement
+    return choose_effort(refinement.max_features, refinement.max_ms * refinement.enabled)

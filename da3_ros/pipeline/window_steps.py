@@ -24,6 +24,7 @@ from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBui
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
+from da3_ros.refinement.effort import Effort
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,19 @@ class WindowSteps:
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
 
     def __init__(
-        self, config: PipelineConfig, inference: WindowInference, counters: Counter[str]
+        self,
+        config: PipelineConfig,
+        inference: WindowInference,
+        counters: Counter[str],
+        effort: Effort | None = None,
     ) -> None:
+        """effort: of the refinement; None: chosen by the parameters."""
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters)
-        self.refinement = WindowRefinement(config, counters)
+        self.refinement = WindowRefinement(config, counters, effort)
         self.scene_map = SceneMap(config)
 
     def reconfigure(self, config: PipelineConfig) -> None:

@@ -1,9 +1,11 @@
-"""Features of one image: positions, their standard deviations, and descriptors."""
+"""Features of one image: positions and descriptors."""
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
@@ -24,8 +26,8 @@ BORDER = 4  # pixels between a feature and what no feature may lie on
 class Features:
     """Features of an image."""
 
-    shape: tuple[int, int]  # (height, width) of the image, pixels
-    pixel: Array  # [M, 2] column and row, corner rule
+    shape: tuple[int, int]  # (height, width) of the image they were detected in, pixels
+    pixel: Array  # [M, 2] column and row in that image, corner rule
     descriptor: NDArray[np.uint8]  # [M, 128] SIFT
 
     @functools.cached_property
@@ -39,10 +41,14 @@ class Features:
 
 
 class FeatureDetector:
-    """Detects SIFT features, spread over the image. Not thread-safe."""
+    """Detects SIFT features, spread over the image. Not thread-safe.
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    Time is proportional to the image's pixels: an image of more than ``most_pixels`` is shrunk by
+    a whole number.
+    """
+
+    def __init__(self, most: int, most_pixels: int) -> None:
+        self.most, self.most_pixels = most, most_pixels
         self._sift = cv2.SIFT.create(SURPLUS * most, contrastThreshold=CONTRAST)
 
     def __call__(self, image: Image, usable: NDArray[np.bool_] | None = None) -> Features:
@@ -50,7 +56,12 @@ class FeatureDetector:
 
         usable: [H, W] pixels that may carry a feature; None: all.
         """
-        grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        grey: Any = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        factor = math.ceil(math.sqrt(grey.size / self.most_pixels))
+        if factor > 1:
+            grey = _shrunk(grey, factor)
+            if usable is not None:
+                usable = _shrunk(np.where(usable, np.uint8(255), np.uint8(0)), factor) == 255
         shape = (grey.shape[0], grey.shape[1])
         found, descriptors = self._sift.detectAndCompute(grey, _mask(usable))
         if not found:
@@ -77,6 +88,11 @@ def spread(pixel: Array, strength: Array, shape: tuple[int, ...], most: int) -> 
     rank = np.arange(len(by_cell)) - np.repeat(np.cumsum(counts) - counts, counts)
     best = np.lexsort((-strength[by_cell], rank))[:most]
     return np.asarray(by_cell[best])
+
+
+def _shrunk(image: NDArray[Any], factor: int) -> NDArray[Any]:
+    size = image.shape[1] // factor, image.shape[0] // factor
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
 
 
 def _mask(usable: NDArray[np.bool_] | None) -> NDArray[np.uint8] | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.refiner import CameraImage, WindowRefiner
 from da3_ros.types import Prediction, Window
 
@@ -14,14 +15,14 @@ MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
 
 
 def refined_loop(
-    window: Window, split: int, prediction: Prediction, max_features: int, max_steps: int
+    window: Window, split: int, prediction: Prediction, effort: Effort
 ) -> Prediction | None:
     """Returns the prediction of a window of two visits with poses that tracks determine.
 
     split: index of the first view of the second visit. None if too few tracks connect both
     visits: then the network's word is not enough.
     """
-    refiner = WindowRefiner(max_features, max_steps)
+    refiner = WindowRefiner(effort)
     images = [CameraImage(view.image, view.valid) for view in window.views]
     refined = refiner.refine(replace(window, new=len(images)), images, prediction, IDENTITY)
     if refined is None:

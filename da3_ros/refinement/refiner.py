@@ -16,6 +16,7 @@ from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import PosePriors
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
+from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.tracked_view import TrackedView
@@ -71,14 +72,18 @@ NO_TRACKS = Tracks(0, False, float("nan"))
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current segment."""
 
-    def __init__(self, max_features: int, max_steps: int) -> None:
-        self.detector = FeatureDetector(max_features)
-        self.graph = SlidingGraph(max_steps)
+    def __init__(self, effort: Effort) -> None:
+        self.detector = FeatureDetector(effort.features, effort.pixels)
+        self.graph = SlidingGraph(effort.tracks, effort.steps)
         self.tracks = NO_TRACKS  # of the newest window
 
     def restart(self) -> None:
         """Begins a new segment."""
         self.graph.restart()
+        self.tracks = NO_TRACKS
+
+    def skip(self) -> None:
+        """Notes that a window passes as it is; its new views carry no tracks."""
         self.tracks = NO_TRACKS
 
     def keep(self, ids: Collection[int]) -> None:
@@ -101,7 +106,7 @@ class WindowRefiner:
         # Rounding of single precision must not multiply from window to window.
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
-        own_K = {v.camera: v.K for v in self.graph.views.values() if v.own_K}
+        own_K = {v.camera: v for v in self.graph.views.values() if v.own_K}
         found = 0
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S, own_K)
@@ -113,7 +118,8 @@ class WindowRefiner:
                 self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
-        self.tracks = Tracks(done.tracks, True, done.reprojection_px)
+        shrunk = images[-1].image.shape[1] / self.graph.views[ids[-1]].features.shape[1]
+        self.tracks = Tracks(done.tracks, True, shrunk * done.reprojection_px)
         moved = {}
         for i, (T, s) in before.items():
             view = self.graph.views[i]
@@ -131,18 +137,19 @@ class WindowRefiner:
 
     def _view(
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity,
-        own_K: dict[str, Array],
+        own_K: dict[str, TrackedView],
     ) -> TrackedView:  # fmt: skip
         view, depth = window.views[k], prediction.depth[k]
         features = self.detector(image.image, image.usable)
-        small, full = (depth.shape[1], depth.shape[0]), image.image.shape[1::-1]
-        at = (features.pixel * small / full).astype(int)
+        small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
+        at = (features.pixel * small / size).astype(int)
         with np.errstate(invalid="ignore", divide="ignore"):
             log_depth = np.log(S.scale * depth[at[:, 1], at[:, 0]].astype(np.float64))
         log_depth[~np.isfinite(log_depth)] = np.nan
-        K = resize_K(prediction.K[k] if view.K is None else view.K, small, full)
-        if view.K is None:
-            K = own_K.get(view.camera, K)
+        K = resize_K(prediction.K[k] if view.K is None else view.K, small, size)
+        known = own_K.get(view.camera)
+        if view.K is None and known is not None:
+            K = resize_K(known.K, known.features.shape[::-1], size)
         T = S.pose(prediction.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         return TrackedView(view.id, view.camera, features, K, T, log_depth, view.K is None)

@@ -32,7 +32,6 @@ from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
 from da3_ros.types import Array
 
 FREE, HELD = 4, 8  # most views that are adjusted, and most older ones that hold them
-MAX_TRACKS = 300  # of a bundle; more cost time and add little
 FEWEST_TRACKS = 12  # of a view that is adjusted
 PATCHES = 15.0  # independent measurements in the predicted depths of all views together
 RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track begins
@@ -58,7 +57,7 @@ class RefinedViews:
     # in the axes of ref. None: not determined.
     covariance: Array | None
     tracks: int
-    reprojection_px: float  # root mean square over the observations
+    reprojection_px: float  # root mean square over the observations, pixels of ``Features.shape``
 
     @property
     def newest_covariance(self) -> Array | None:
@@ -69,8 +68,9 @@ class RefinedViews:
 class SlidingGraph:
     """The views of a segment that share tracks."""
 
-    def __init__(self, max_steps: int) -> None:
-        self.max_steps = max_steps
+    def __init__(self, max_tracks: int, max_steps: int) -> None:
+        """max_tracks: of a bundle; more cost time and add little."""
+        self.max_tracks, self.max_steps = max_tracks, max_steps
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
@@ -116,7 +116,7 @@ class SlidingGraph:
         """
         used, free = self._chosen(new)
         views = [self.views[i] for i in used]
-        gathered = _gather(views, free)
+        gathered = _gather(views, free, self.max_tracks)
         if gathered is None:
             return None
         ids, observations = gathered
@@ -324,9 +324,9 @@ def is_sane(bundle: Bundle) -> bool:
     return bool(extent < MAX_EXTENT * reach)
 
 
-def _gather(views: list[TrackedView], free: Array) -> tuple[Array, Observations] | None:
-    """Returns the ids [N], ascending, of tracks that a free view and another view see, and their
-    observations; None: too few."""
+def _gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Observations] | None:
+    """Returns the ids [N], ascending, of at most ``most`` tracks that a free view and another view
+    see, and their observations; None: too few."""
     view = np.concatenate([np.full(len(v.track), k) for k, v in enumerate(views)])
     track = np.concatenate([v.track for v in views])
     some = np.flatnonzero(track >= 0)
@@ -335,9 +335,9 @@ def _gather(views: list[TrackedView], free: Array) -> tuple[Array, Observations]
     _, point, count = np.unique(track[some], return_inverse=True, return_counts=True)
     moves = np.bincount(point, weights=free[view[some]]) > 0
     useful = (count >= 2) & moves
-    if useful.sum() > MAX_TRACKS:  # those of the newest view first, then the longest ones
+    if useful.sum() > most:  # those of the newest view first, then the longest ones
         newest = np.bincount(point, weights=view[some] == len(views) - 1) > 0
-        best = np.lexsort((-count, ~newest, ~useful))[:MAX_TRACKS]
+        best = np.lexsort((-count, ~newest, ~useful))[:most]
         useful = np.zeros_like(useful)
         useful[best] = True
     some = some[useful[point]]

@@ -18,7 +18,7 @@ class TrackedView:
     id: int
     camera: str
     features: Features
-    K: Array  # [3, 3] corner rule, pixels of the rectified camera image
+    K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
     T_ref_camera: Array  # [4, 4]
     log_depth: Array  # [M] logarithm of the predicted depth at the features; NaN: unknown
     own_K: bool = False  # whether K is the network's, not a calibration

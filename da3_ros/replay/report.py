@@ -96,8 +96,10 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:
     """Returns the plan without budget and measurements, which differ from run to run."""
-    plan = pipeline.session.plan
-    return None if plan is None else plan.repeatable()
+    plan, effort = pipeline.session.plan, pipeline.refinement.effort
+    if plan is None:
+        return None
+    return plan.repeatable() | {"refinement": dataclasses.asdict(effort)}
 
 
 def measure_run(

@@ -38,6 +38,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
+from da3_ros.refinement.effort import Effort
 from da3_ros.replay.report import measure_run, write_json, write_report
 from da3_ros.replay.results import (
     ReplayError,
@@ -74,10 +75,9 @@ def replay(
             metric_model: MetricModel | None = None
             if session is None:
                 session, metric_model = open_networks(config)
-            if options.plan is not None:
-                _use_plan(session, options.plan)
+            effort = None if options.plan is None else _use_plan(session, options.plan)
             annotator = _annotator(recording, settings, options.odometry)
-            pipelines = open_pipelines(config, session, metric_model)
+            pipelines = open_pipelines(config, session, metric_model, effort=effort)
             if options.resume is not None:
                 _resume(pipelines, find_scene(options.resume))
             with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
@@ -116,16 +116,21 @@ def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None)
     return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
 
 
-def _use_plan(session: Session, path: Path) -> None:
-    """Use the plan in ``path``: report.json of an earlier replay, or a plan file."""
+def _use_plan(session: Session, path: Path) -> Effort | None:
+    """Use the plan in ``path``: report.json of an earlier replay, or a plan file.
+
+    Returns its effort of the refinement, if it has one.
+    """
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
     plan = values.get("plan", values) if isinstance(values, dict) else values
     try:
+        effort = plan.pop("refinement", None) if isinstance(plan, dict) else None
         session.use_plan(Plan.from_json(json.dumps(plan)))
-    except ValueError as error:
+        return None if effort is None else Effort.from_values(effort)
+    except (ValueError, TypeError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
 
 

@@ -23,12 +23,14 @@ def walk():
     return camera, list(camera)
 
 
-def run(walk, session=None, frames=None, **values):
+def run(walk, session=None, frames=None, live=False, **values):
     camera, true = walk
     settings = {"process_res": max(SIZE), "window.size": 5, "map.voxel_m": 0.02, **values}
     pipeline = Pipeline(
         config_from_parameters(settings), session or TruthSession(true, noise=NOISE)
     )
+    if live:
+        pipeline.refinement.skip_when_late()
     results = []
     for f in frames or true:
         results += pipeline.push(to_frame(camera, f))
@@ -138,3 +140,15 @@ def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
     assert not results[7].window.refined
     assert results[7].window.tracks == 0
     assert results[-1].window.refined
+
+
+def test_live_windows_pass_as_they_are_while_time_is_short(walk):
+    late = {"refinement.max_ms": 0.01}  # no machine keeps that
+    pipeline, results = run(walk, live=True, **late)
+    assert len(results) == FRAMES
+    assert all(np.isfinite(r.T_world_camera).all() for r in results)
+    count = pipeline.counters
+    assert count["refinements_skipped"] >= FRAMES // 2
+    assert count["refinements_skipped"] + count["windows_refined"] <= FRAMES
+    replayed, _ = run(walk, **late)
+    assert not replayed.counters["refinements_skipped"]

@@ -23,7 +23,7 @@ ROOMS = {
     },
     "replay": {
         "drawing", "export", "inference", "live", "mapping", "messages", "network", "pipeline",
-        "recordings", "sensors",
+        "recordings", "refinement", "sensors",
     },
     "live": {"geometry", "inference", "mapping", "messages", "pipeline", "sensors"},
     "recordings": {"geometry", "messages", "sensors", "synthetic"},

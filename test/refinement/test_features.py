@@ -19,7 +19,7 @@ def view_of(id, features):
 
 
 def test_a_shifted_image_has_the_same_features():
-    detect, image = FeatureDetector(150), texture(size=(300, 200))
+    detect, image = FeatureDetector(150, 800_000), texture(size=(300, 200))
     first, second = detect(image[:, :240]), detect(image[:, 40:280])
     pairs = match(first, second)
     off = first.pixel[pairs[:, 0]] - second.pixel[pairs[:, 1]] - [40, 0]
@@ -32,19 +32,19 @@ def test_positions_follow_the_corner_rule():
     image = np.zeros((61, 81, 3), np.uint8)
     cv2.circle(image, (40, 30), 8, (255, 255, 255), -1, cv2.LINE_AA)
     image = cv2.GaussianBlur(image, (0, 0), 2)
-    found = FeatureDetector(10)(image).pixel
+    found = FeatureDetector(10, 800_000)(image).pixel
     nearest = found[np.argmin(np.linalg.norm(found - [40.5, 30.5], axis=1))]
     assert np.abs(nearest - [40.5, 30.5]).max() < 0.05
 
 
 def test_a_bare_image_has_none():
-    assert len(FeatureDetector(100)(np.full((90, 120, 3), 128, np.uint8))) == 0
+    assert len(FeatureDetector(100, 800_000)(np.full((90, 120, 3), 128, np.uint8))) == 0
 
 
 def test_no_feature_lies_on_the_robot():
     usable = np.ones((180, 240), bool)
     usable[100:, :150] = False
-    found = FeatureDetector(300)(texture(), usable).pixel
+    found = FeatureDetector(300, 800_000)(texture(), usable).pixel
     assert len(found) > 50
     rows, columns = found[:, 1].astype(int), found[:, 0].astype(int)
     assert usable[rows, columns].all()
@@ -61,7 +61,7 @@ def test_features_are_spread_over_the_image():
 
 
 def test_tracks_go_on_from_view_to_view():
-    detect, image = FeatureDetector(150), texture(size=(320, 200))
+    detect, image = FeatureDetector(150, 800_000), texture(size=(320, 200))
     points, views = TrackPoints(), []
     for k in range(4):
         view = view_of(k, detect(image[:, 20 * k : 20 * k + 240]))

@@ -1,5 +1,6 @@
 """Replay from a recording to files, read back by others than those that wrote them."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -20,6 +21,7 @@ from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.refinement.effort import Effort
 from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
@@ -184,20 +186,26 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     assert refused.returncode == 1
     assert "raise memory_budget_gb" in refused.stderr
     plan = ("--plan", first / "report.json")
-    done = run_cli("replay", bag, "--output", again, *QUICK, *small, *plan)
+    fast = ("-p", "refinement.max_ms:=1.0")  # would choose the least effort
+    done = run_cli("replay", bag, "--output", again, *QUICK, *small, *fast, *plan)
     assert done.returncode == 0, done.stderr
     same_bytes(first, again, {"measured.json", "report.json"})
     plans = [json.loads((x / "report.json").read_text())["plan"] for x in (first, again)]
     assert plans[0] == plans[1]
+    assert plans[0]["refinement"] == dataclasses.asdict(Effort.full(400))
+    assert plans[0]["refinement"] == {
+        "features": 400, "pixels": 800_000, "tracks": 300, "steps": 8
+    }  # fmt: skip
 
 
 @pytest.mark.process
 def test_what_is_no_plan_is_refused_in_one_line(bag, tmp_path):
     wrong = tmp_path / "plan.json"
-    wrong.write_text("{}")
-    done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK, "--plan", wrong)
-    assert done.returncode == 1
-    assert "not a plan" in done.stderr.splitlines()[-1]
+    for text in ("{}", "[]", '{"plan": {"refinement": {"features": 1}}}'):
+        wrong.write_text(text)
+        done = run_cli("replay", bag, "--output", tmp_path / "out", *QUICK, "--plan", wrong)
+        assert done.returncode == 1
+        assert "not a plan" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.process

@@ -1,0 +1,99 @@
+"""Limits of the work and the time of a refinement."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+
+from da3_ros.refinement import effort
+from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
+from da3_ros.refinement.features import FeatureDetector
+
+
+def test_without_a_limit_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(effort, "measured_ms", lambda _: pytest.fail("measured"))
+    assert choose_effort(400, 0.0) == Effort(400, 800_000, 300, 8)
+
+
+def test_the_largest_effort_in_time_is_chosen(monkeypatch):
+    monkeypatch.setattr(effort, "measured_ms", lambda e: e.pixels / 4000)  # 200, 100, 50, 25
+    assert choose_effort(400, 200.0) == Effort.full(400)
+    assert choose_effort(400, 99.0) == Effort(200, 200_000, 150, 5)
+    assert choose_effort(60, 30.0) == Effort(50, 100_000, 105, 4)
+
+
+def test_too_little_time_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(effort, "measured_ms", lambda e: e.pixels / 4000)
+    with caplog.at_level(logging.WARNING):
+        assert choose_effort(400, 5.0) == Effort.full(400).levels()[-1]
+    assert "refinement.max_ms 5: the least effort takes about 25 ms" in caplog.text
+
+
+def test_less_effort_takes_less_time():
+    most, *_, least = Effort.full(400).levels()
+    assert 0 < effort.measured_ms(least) < effort.measured_ms(most)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1], {}, {"features": 5}, "x", None, {"features": 1, "pixels": 2, "tracks": 3, "steps": 0},
+     {"features": 1.5, "pixels": 2, "tracks": 3, "steps": 4}],
+)  # fmt: skip
+def test_values_that_are_no_effort_are_refused(values):
+    with pytest.raises(ValueError, match="refinement needs"):
+        Effort.from_values(values)
+
+
+def test_an_effort_is_read_back():
+    one = Effort(100, 1000, 50, 3)
+    assert Effort.from_values(dataclasses.asdict(one)) == one
+
+
+def test_work_is_skipped_until_the_mean_is_within_the_limit():
+    limit = TimeLimit(100.0)
+    took = []
+    for _ in range(100):
+        took.append(0.0 if limit.skips() else 0.25)
+        if took[-1]:
+            limit.add(0.25)
+    assert sum(took[:20]) <= 20 * 0.1 + 0.25
+    assert np.mean(took) == pytest.approx(0.1, abs=0.01)
+
+
+def test_work_within_the_limit_is_never_skipped():
+    limit = TimeLimit(100.0)
+    for _ in range(50):
+        assert not limit.skips()
+        limit.add(0.1)
+
+
+def test_one_interruption_costs_few_windows():
+    limit = TimeLimit(100.0)
+    limit.add(3600.0)
+    skipped = 0
+    while limit.skips():
+        skipped += 1
+    assert skipped == effort.MOST
+
+
+def test_no_limit_skips_nothing():
+    limit = TimeLimit(0.0)
+    limit.add(100.0)
+    assert not limit.skips()
+
+
+def test_features_of_a_shrunk_image_are_in_its_own_pixels():
+    rng = np.random.default_rng(1)
+    small = np.kron(rng.integers(0, 255, (20, 30)), np.ones((8, 8))).astype(np.uint8)
+    image = np.repeat(np.kron(small, np.ones((3, 3), np.uint8))[..., None], 3, axis=2)
+    usable = np.ones(image.shape[:2], bool)
+    usable[:, :300] = False
+    full = FeatureDetector(300, image[..., 0].size)(image)
+    shrunk = FeatureDetector(300, image[..., 0].size // 9)(image, usable)
+    assert full.shape == (480, 720)
+    assert shrunk.shape == (160, 240)
+    assert len(shrunk) > 20
+    assert shrunk.pixel[:, 0].min() > 100
+    distance = np.linalg.norm(3 * shrunk.pixel[:, None] - full.pixel, axis=2).min(1)
+    assert np.median(distance) < 1.0
