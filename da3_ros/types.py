@@ -81,6 +81,9 @@ class Frame:
     rectified: bool = False  # True: the image is already rectified, P holds and D is ignored
     # [4, 4] camera pose at this stamp from the robot, in the prior's world, metres; None: unknown
     T_prior_camera: Array | None = None
+    # [6] variances of that pose's position, m^2, and rotation, rad^2, in the axes of the prior's
+    # world, as the robot states them; None: unknown
+    prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
     ready: Ready | None = None  # the prepared image; None: not prepared yet
 
@@ -100,6 +103,7 @@ class View:
     T_rig_camera: Array | None = None  # [4, 4] as in Frame
     instant: int = -1  # equal for views that several cameras took at one instant
     valid: NDArray[np.bool_] | None = None  # [h, w] as in Ready
+    prior_variance: Array | None = None  # [6] as in Frame
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,15 @@ def add_odometry(prior: PosePrior, message: Any) -> None:
         T = rigid(message.pose.pose.position, message.pose.pose.orientation)
     except ValueError as error:
         raise PriorError(str(error)) from error
-    prior.add_odometry(message.child_frame_id, T, stamp_ns(message.header.stamp))
+    stamp, variance = stamp_ns(message.header.stamp), _variance(message.pose.covariance)
+    prior.add_odometry(message.child_frame_id, T, stamp, variance)
+
+
+def _variance(covariance: Any) -> Array | None:
+    """Returns the diagonal [6] of a pose's covariance; None if it is zero or broken: unknown."""
+    diagonal = np.asarray(covariance, np.float64)[::7]
+    known = len(diagonal) == 6 and np.isfinite(diagonal).all() and diagonal.any()
+    return diagonal if known else None
 
 
 def add_transforms(

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.transform import Rotation
 
+from da3_ros.refinement.relative_poses import PosePriors, cross_matrices, pose_prior_terms
 from da3_ros.types import Array
 
 SIZE = 7  # components of a view's error: rotation, position, log scale
@@ -38,24 +39,6 @@ class Observations:
     sigma: Array  # [O] standard deviation of a position, pixels
     log_depth: Array  # [O] logarithm of the predicted depth, units of ref; NaN: unknown
     depth_sigma: Array  # [O] its standard deviation
-
-
-@dataclass(frozen=True, eq=False)
-class PosePriors:
-    """Measured relative poses of pairs of views. P rows."""
-
-    first: Array  # [P] index of a view, int
-    second: Array  # [P] index of another view, int
-    T_first_second: Array  # [P, 4, 4], units of ref
-    rotation_sigma: Array  # [P] rad
-    place_sigma: Array  # [P] units of ref; inf: unknown
-    learned: Array  # [P] bool; whether the standard deviations are learned from the residuals
-
-    @staticmethod
-    def none() -> PosePriors:
-        """Returns an empty set."""
-        i, x = np.zeros(0, int), np.zeros(0)
-        return PosePriors(i, i, np.zeros((0, 4, 4)), x, x, np.zeros(0, bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +260,7 @@ class _Solver:
         gp[self.seen] = np.add.reduceat(np.einsum("oij,oi->oj", row.JX, row.r), self.starts)
         at = self.by_view
         Jv = np.zeros((len(at), 3, SIZE))
-        Jv[:, :, ROTATION] = row.Jx[at] @ _cross(row.x[at])
+        Jv[:, :, ROTATION] = row.Jx[at] @ cross_matrices(row.x[at])
         Jv[:, :, PLACE] = -row.JX[at]
         Jv[:, 2, SCALE] = -row.depth_root[at]
         Hv, gv = np.zeros((N, SIZE, SIZE)), np.zeros((N, SIZE))
@@ -344,8 +327,7 @@ class _Solver:
             state.R[p.first], state.c[p.first], state.R[p.second], state.c[p.second],
             p.T_first_second,
         )  # fmt: skip
-        sigma = np.repeat(np.stack((p.rotation_sigma, p.place_sigma), 1), 3, axis=1)
-        r, Ji, Jj = r / sigma, Ji / sigma[..., None], Jj / sigma[..., None]
+        r, Ji, Jj = (p.root @ r[..., None])[..., 0], p.root @ Ji, p.root @ Jj
         length = np.linalg.norm(r.reshape(-1, 2, 3), axis=2)
         weight = np.minimum(1.0, HUBER / np.maximum(length, 1e-12))
         cost = np.where(length < HUBER, length**2, 2 * HUBER * length - HUBER**2).sum()
@@ -407,40 +389,3 @@ class _Solver:
 
 
 BEHIND = 100.0  # cost of a point behind its camera
-
-
-def pose_prior_terms(
-    Ri: Array, ci: Array, Rj: Array, cj: Array, T_ij: Array
-) -> tuple[Array, Array, Array]:
-    """Returns residuals [P, 6] (rotation, place) of relative poses, and their derivatives
-    [P, 6, 6] by (rotation, place) of the first and of the second view."""
-    count = len(ci)
-    RiT = Ri.transpose(0, 2, 1)
-    Rij = RiT @ Rj
-    rotation = Rotation.from_matrix(T_ij[:, :3, :3].transpose(0, 2, 1) @ Rij).as_rotvec()
-    place = np.einsum("pij,pj->pi", RiT, cj - ci)
-    r = np.concatenate((rotation, place - T_ij[:, :3, 3]), axis=1)
-    Jr = _inverse_right_jacobian(rotation)
-    Ji, Jj = np.zeros((count, 6, 6)), np.zeros((count, 6, 6))
-    Jj[:, :3, :3], Ji[:, :3, :3] = Jr, -Jr @ Rij.transpose(0, 2, 1)
-    Ji[:, 3:, :3] = _cross(place)
-    Ji[:, 3:, 3:], Jj[:, 3:, 3:] = -RiT, RiT
-    return r, Ji, Jj
-
-
-def _inverse_right_jacobian(v: Array) -> Array:
-    """Returns the inverse right Jacobians [P, 3, 3] of SO(3) at rotation vectors [P, 3]."""
-    angle = np.linalg.norm(v, axis=1)
-    small = angle < 1e-4
-    a = np.where(small, 1.0, angle)
-    k = np.where(small, 1 / 12, 1 / a**2 - (1 + np.cos(a)) / (2 * a * np.sin(a) + 1e-300))
-    S = _cross(v)
-    return np.asarray(np.eye(3) + S / 2 + k[:, None, None] * (S @ S))
-
-
-def _cross(v: Array) -> Array:
-    """Returns the matrices [M, 3, 3] of the cross products with vectors [M, 3]."""
-    out = np.zeros((len(v), 3, 3))
-    out[:, 0, 1], out[:, 0, 2], out[:, 1, 2] = -v[:, 2], v[:, 1], -v[:, 0]
-    out[:, 1, 0], out[:, 2, 0], out[:, 2, 1] = v[:, 2], -v[:, 1], v[:, 0]
-    return out

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.refinement.bundle import PosePriors
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
+from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
-from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
+RECENT = 20  # views whose distances give the unit
 MAX_DEPTH_ERROR = 0.25  # of log depth against tracks, robust; with more, depth is wrong
 
 
@@ -111,7 +113,8 @@ class WindowRefiner:
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S, own_K)
             found += self.graph.add(view, ids[:k])
-        done = self.graph.refine(ids[count:], self._network_poses(ids, prediction, S))
+        priors = self._pose_priors(ids, len(images), prediction, S)
+        done = self.graph.refine(ids[count:], priors)
         if done is None:
             self.tracks = Tracks(found, False, float("nan"))
             for k, id in enumerate(ids[count:], count):  # as they are published
@@ -152,22 +155,37 @@ class WindowRefiner:
             K = resize_K(known.K, known.features.shape[::-1], size)
         T = S.pose(prediction.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
-        return TrackedView(view.id, view.camera, features, K, T, log_depth, view.K is None)
+        measured = MeasuredPose(
+            view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.instant
+        )
+        return TrackedView(
+            view.id, view.camera, features, K, T, log_depth, view.K is None, measured
+        )
 
-    def _network_poses(self, ids: list[int], prediction: Prediction, S: Similarity) -> PosePriors:
-        """Returns the network's motions from view to view, in the order of views' ids."""
+    def _pose_priors(
+        self, ids: list[int], new: int, prediction: Prediction, S: Similarity
+    ) -> PosePriors:
+        """Returns the motions from view to view, in the order of views' ids: by the network, and
+        by robot and rig if they know any.
+
+        ids: of the window's views, the last ``new`` of which were not refined before.
+        """
         order = np.argsort(ids)
         T = np.array([S.pose(prediction.T_window_camera[k]) for k in order])
         pairs = len(ids) - 1
         step = np.linalg.inv(T[:-1]) @ T[1:] if pairs else np.zeros((0, 4, 4))
         known = prediction.depth[np.isfinite(prediction.depth)]
         depth = S.scale * float(np.median(known)) if len(known) else 1.0
-        noise = self.graph.noise
-        return PosePriors(
+        noise = self.graph.noise.poses
+        rotation, place = noise[NETWORK].rotation, noise[NETWORK].place * depth
+        network = PosePriors.isotropic(
             np.array(ids)[order[:-1]], np.array(ids)[order[1:]], step,
-            np.full(pairs, noise.rotation), np.full(pairs, noise.place * depth),
-            np.ones(pairs, bool),
+            np.full(pairs, rotation), np.full(pairs, place), NETWORK,
         )  # fmt: skip
+        views = [self.graph.views[i] for i in ids if i in self.graph.views]
+        older = [v for i, v in self.graph.views.items() if i not in ids[len(ids) - new :]]
+        units = units_per_metre(older[-RECENT:])
+        return PosePriors.joined([network, measured_poses(views, units, noise[ROBOT], depth)])
 
     def _refined(
         self, window: Window, prediction: Prediction, S: Similarity, factors: FloatImage

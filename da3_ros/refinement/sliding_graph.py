@@ -22,10 +22,10 @@ from da3_ros.refinement.bundle import (
     Adjusted,
     Bundle,
     Observations,
-    PosePriors,
     adjust,
 )
 from da3_ros.refinement.matching import Matches, extend_tracks, match
+from da3_ros.refinement.relative_poses import PosePriors
 from da3_ros.refinement.starts import start_pose
 from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
@@ -124,7 +124,7 @@ class SlidingGraph:
         free &= seen >= FEWEST_TRACKS
         if not all(free[used.index(i)] for i in new if i != used[0]) or not free.any():
             return None
-        bundle = self._bundle(views, free, ids, observations, _indexed(priors, used))
+        bundle = self._bundle(views, free, ids, observations, priors.indexed(used))
         done, bad = self._solve(bundle)
         if not is_sane(done.bundle):
             return None
@@ -350,17 +350,3 @@ def _gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Ob
     log_depth = np.concatenate([v.log_depth for v in views])[some]
     ones = np.ones(len(some))
     return ids, Observations(view[some], point, pixel, ones, log_depth, ones)
-
-
-def _indexed(priors: PosePriors, used: list[int]) -> PosePriors:
-    """Returns the priors between used views, by their indices in place of their ids."""
-    at = {id: k for k, id in enumerate(used)}
-    ends = zip(priors.first.tolist(), priors.second.tolist(), strict=True)
-    kept = np.array([a in at and b in at for a, b in ends], bool)
-    first, second = (
-        np.array([at[i] for i in ids[kept].tolist()], int) for ids in (priors.first, priors.second)
-    )
-    return PosePriors(
-        first, second, priors.T_first_second[kept], priors.rotation_sigma[kept],
-        priors.place_sigma[kept], priors.learned[kept],
-    )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.refinement.bundle import Adjusted, pose_prior_terms
+from da3_ros.refinement.bundle import Adjusted
+from da3_ros.refinement.relative_poses import NETWORK, ROBOT, pose_prior_terms
 from da3_ros.types import Array
 
 RATE = 0.2  # weight of a window; the first ones weigh more
@@ -17,6 +19,14 @@ MIN_SCALE, SCALE_SHARE = 0.02, 0.3  # noise of a view's scale; the latter over t
 FEWEST = 30  # tracks of a view whose residuals measure the noise
 
 
+@dataclass(frozen=True)
+class PoseNoise:
+    """Standard deviations of one axis of relative poses."""
+
+    rotation: float  # rad
+    place: float  # of position, over depth
+
+
 class TrackNoise:
     """Standard deviations, as medians over a window's residuals, slowly averaged."""
 
@@ -24,8 +34,8 @@ class TrackNoise:
         self._windows = 0
         self.pixel = 0.7  # of a feature's position, pixels
         self.depth = 0.1  # of the logarithm of predicted depth
-        self.rotation = 0.03  # of the network's motion from view to view, rad
-        self.place = 0.05  # the same for position, over depth
+        # Of the relative poses by the network, and by the robot where it states no covariance.
+        self.poses = {NETWORK: PoseNoise(0.03, 0.05), ROBOT: PoseNoise(0.03, 0.05)}
 
     @property
     def scale(self) -> float:
@@ -47,13 +57,16 @@ class TrackNoise:
         self._windows += 1
         self.pixel = self._moved(self.pixel, pixel, 0.2, 3.0)
         self.depth = self._moved(self.depth, done.depth_sigma(), 0.02, 2.0)
-        self._add_poses(done, set(known))
+        for source, noise in self.poses.items():
+            self.poses[source] = self._learned(noise, done, set(known), source)
 
-    def _add_poses(self, done: Adjusted, known: set[int]) -> None:
+    def _learned(
+        self, noise: PoseNoise, done: Adjusted, known: set[int], source: int
+    ) -> PoseNoise:
         b, p = done.bundle, done.bundle.poses
-        some = np.array([int(i) in known for i in p.second], bool) & p.learned
+        some = np.array([int(i) in known for i in p.second], bool) & (p.source == source)
         if not some.any():
-            return
+            return noise
         T = b.T_ref_camera
         first, second = p.first[some], p.second[some]
         r, *_ = pose_prior_terms(
@@ -64,8 +77,11 @@ class TrackNoise:
         rotation, place = (
             float(np.median(np.linalg.norm(r[:, k : k + 3], axis=1))) for k in (0, 3)
         )
-        self.rotation = self._moved(self.rotation, rotation / CHI3, 0.001, 1.0)
-        self.place = self._moved(self.place, place / CHI3 / depth, 0.001, 1.0)
+        placed = p.root[some][:, 3:].any()  # else nobody knows the unit of the measured positions
+        return PoseNoise(
+            self._moved(noise.rotation, rotation / CHI3, 0.001, 1.0),
+            self._moved(noise.place, place / CHI3 / depth, 0.001, 1.0) if placed else noise.place,
+        )
 
     def _moved(self, value: float, found: float, low: float, high: float) -> float:
         """Returns the logarithmic mean of the old and the found value, within limits."""

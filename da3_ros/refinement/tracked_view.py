@@ -11,6 +11,20 @@ from da3_ros.refinement.features import Features
 from da3_ros.types import Array
 
 
+@dataclass(frozen=True, eq=False)
+class MeasuredPose:
+    """A view's pose by the robot and by its rig, metres."""
+
+    T_prior_camera: Array | None = None  # [4, 4]; None: unknown
+    # [6] of position, m^2, and rotation, rad^2, in the axes of the prior's world; NaN: unknown
+    prior_variance: Array | None = None
+    T_rig_camera: Array | None = None  # [4, 4]; None: unknown
+    instant: int = -1  # equal for views that were taken at one instant
+
+
+NOTHING_MEASURED = MeasuredPose()
+
+
 @dataclass(eq=False)
 class TrackedView:
     """A view in the sliding graph. Pose, scale, K and tracks change with later windows."""
@@ -22,6 +36,7 @@ class TrackedView:
     T_ref_camera: Array  # [4, 4]
     log_depth: Array  # [M] logarithm of the predicted depth at the features; NaN: unknown
     own_K: bool = False  # whether K is the network's, not a calibration
+    measured: MeasuredPose = NOTHING_MEASURED
     log_scale: float = 0.0  # of true over predicted depth
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
 

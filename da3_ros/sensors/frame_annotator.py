@@ -44,6 +44,7 @@ class FrameAnnotator:
             dataclasses.replace(
                 frame,
                 T_prior_camera=self._prior_of(frame),
+                prior_variance=self.prior.variance(frame.stamp_ns) if self.prior else None,
                 T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
             )
             for frame in frames

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 from da3_ros.geometry.poses import extrapolate, interpolate, is_pose
 from da3_ros.sensors.transform_tree import JUMP_S, TransformError, TransformTree
@@ -33,18 +33,26 @@ class PoseHistory:
         self.keep_ns = int(keep_s * 1e9) if live else 2**62
         self._jump_ns = int(JUMP_S * 1e9) if live else 2**62
         self._poses: list[tuple[int, Array]] = []
+        self._variances: dict[int, Array] = {}  # [6] by stamp
 
-    def add(self, stamp_ns: int, T: Array) -> None:
-        """Adds a pose [4, 4]. Raises PriorError if it is not a rigid motion."""
+    def add(self, stamp_ns: int, T: Array, variance: Array | None = None) -> None:
+        """Adds a pose [4, 4], and the variances [6] of position and rotation if they are known.
+
+        Raises PriorError if it is not a rigid motion.
+        """
         if not is_pose(T):
             raise PriorError("an odometry pose is not finite or not a rigid motion")
         if self._poses and stamp_ns < self._poses[-1][0] - self._jump_ns:
             self._poses.clear()  # they are in the future now
+            self._variances.clear()
         at = bisect_left(self._poses, stamp_ns, key=lambda item: item[0])
         repeated = at < len(self._poses) and self._poses[at][0] == stamp_ns
         self._poses[at : at + repeated] = [(stamp_ns, T)]  # a repeated stamp replaces
+        self._variances.pop(stamp_ns, None)
+        if variance is not None:
+            self._variances[stamp_ns] = variance
         while self._poses[0][0] < self._poses[-1][0] - self.keep_ns:
-            self._poses.pop(0)
+            self._variances.pop(self._poses.pop(0)[0], None)
 
     def at(self, stamp_ns: int, max_age_ns: int) -> Array:
         """Returns the pose [4, 4] at a stamp. Raises PriorError if none is near enough."""
@@ -61,6 +69,11 @@ class PoseHistory:
         if t1 - t0 > max_age_ns:
             raise PriorError(f"the odometry has a gap of {(t1 - t0) / 1e9:.2f} s here")
         return interpolate(T0, T1, (stamp_ns - t0) / (t1 - t0))
+
+    def variance(self, stamp_ns: int) -> Array | None:
+        """Returns the variances [6] of the newest pose up to a stamp; None: unknown."""
+        before = bisect_right(self._poses, stamp_ns, key=lambda item: item[0]) - 1
+        return self._variances.get(self._poses[before][0]) if before >= 0 else None
 
     def _carried(self, stamp_ns: int, max_age_ns: int) -> Array:
         newest, T = self._poses[-1]
@@ -93,11 +106,14 @@ class PosePrior:
         self._history = PoseHistory(keep_s)
         self._lock = threading.Lock()  # callbacks add while a worker reads
 
-    def add_odometry(self, base_frame: str, T_odom_base: Array, stamp_ns: int) -> None:
-        """Adds an odometry message. Raises PriorError if its pose is not a rigid motion."""
+    def add_odometry(
+        self, base_frame: str, T_odom_base: Array, stamp_ns: int, variance: Array | None = None
+    ) -> None:
+        """Adds an odometry message, with the variances [6] of position, m^2, and rotation, rad^2,
+        that it states. Raises PriorError if its pose is not a rigid motion."""
         with self._lock:
             self.base_frame = base_frame
-            self._history.add(stamp_ns, T_odom_base)
+            self._history.add(stamp_ns, T_odom_base, variance)
 
     def camera(self, frame_id: str, stamp_ns: int) -> Array:
         """Returns ``T_prior_camera`` [4, 4] of an optical frame at a stamp. Raises PriorError."""
@@ -110,6 +126,12 @@ class PosePrior:
         except TransformError as error:
             raise PriorError(str(error)) from error
         return T_odom_base @ mount
+
+    def variance(self, stamp_ns: int) -> Array | None:
+        """Returns the variances [6] of position, m^2, and rotation, rad^2, in the axes of the
+        odometry frame, that the robot states for a stamp; None: it states none."""
+        with self._lock:
+            return self._history.variance(stamp_ns)
 
     def _by_tf(self, frame_id: str, stamp_ns: int) -> Array:
         newest = self.transforms.newest(self.odom_frame, frame_id)

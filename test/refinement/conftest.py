@@ -7,7 +7,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.bundle import Bundle, Observations, PosePriors
+from da3_ros.refinement.bundle import Bundle, Observations
+from da3_ros.refinement.relative_poses import NETWORK, PosePriors
 
 K = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
 
@@ -45,9 +46,9 @@ def made(seed=0, views=6, points=80, pixel=0.3, depth=0.1, start=0.02, **values)
     moved[1:, :3, :3] = moved[1:, :3, :3] @ turn
     steps = np.array([invert_pose(a) @ b for a, b in itertools.pairwise(T)])
     pairs = views - 1
-    priors = PosePriors(
+    priors = PosePriors.isotropic(
         np.arange(pairs), np.arange(1, views), steps, np.full(pairs, 0.05), np.full(pairs, 0.1),
-        np.ones(pairs, bool),
+        NETWORK,
     )  # fmt: skip
     fields = {
         "T_ref_camera": moved, "log_scale": np.zeros(views), "K": np.tile(K, (views, 1, 1)),

@@ -7,7 +7,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import bundle as module
-from da3_ros.refinement.bundle import PosePriors, adjust
+from da3_ros.refinement.bundle import adjust
+from da3_ros.refinement.relative_poses import PosePriors
 
 
 def cost_at(solver, state, views, points, focal):

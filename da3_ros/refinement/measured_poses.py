@@ -1,0 +1,104 @@
+"""Relative poses that the robot or the rig measures, as priors of a bundle."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.refinement.relative_poses import RIG, ROBOT, PosePriors
+from da3_ros.refinement.track_noise import PoseNoise
+from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.types import Array
+
+SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
+FEWEST = 3  # distances that determine the unit
+# Least standard deviations of a robot's motion: time stamps and mounts are not exact.
+LEAST_ROTATION, LEAST_PLACE_M = 0.0005, 0.002
+UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
+RIG_ROTATION = 0.002  # rad; standard deviation of a known rig's rotations
+RIG_PLACE_M, RIG_PLACE = 0.003, 0.01  # of its positions: metres, and share of the distance
+
+
+def units_per_metre(views: Sequence[TrackedView]) -> float:
+    """Returns the unit of refined views by distances that robot and rig measure; NaN: unknown."""
+    ratios = []
+    for a, b in itertools.pairwise(views):
+        T = _motion(a, b)
+        if T is None:
+            continue
+        metres = float(np.linalg.norm(T[:3, 3]))
+        if metres > SHORTEST_M:
+            units = np.linalg.norm(b.T_ref_camera[:3, 3] - a.T_ref_camera[:3, 3])
+            ratios.append(float(units) / metres)
+    return float(np.median(ratios)) if len(ratios) >= FEWEST else float("nan")
+
+
+def measured_poses(
+    views: Sequence[TrackedView], units: float, noise: PoseNoise, depth: float
+) -> PosePriors:
+    """Returns the relative poses of a window's views, by view id.
+
+    units: of ref per metre; NaN: unknown, so that only rotations count. noise: of the robot's
+    motion where it states no variance. depth: typical one, units of ref.
+    """
+    out = [PosePriors.none()]
+    ordered = sorted(views, key=lambda v: v.id)
+    scale = units if np.isfinite(units) else 1.0
+    for a, b in itertools.pairwise(ordered):
+        T = _motion(a, b)
+        if T is None:
+            continue
+        if is_one_instant(a, b):
+            place = RIG_PLACE_M + RIG_PLACE * float(np.linalg.norm(T[:3, 3]))
+            root, source = np.diag(1 / np.repeat([RIG_ROTATION, scale * place], 3)), RIG
+        else:
+            root, source = _robot_root(a, b, scale, noise, depth), ROBOT
+        if not np.isfinite(units):
+            root[3:] = 0.0
+        T = T.copy()
+        T[:3, 3] *= scale
+        ends = np.array([a.id]), np.array([b.id])
+        out.append(PosePriors(*ends, T[None], root[None], np.array([source])))
+    return PosePriors.joined(out)
+
+
+def is_one_instant(a: TrackedView, b: TrackedView) -> bool:
+    """Whether two cameras of a rig took these views together."""
+    return a.measured.instant == b.measured.instant >= 0
+
+
+def _motion(a: TrackedView, b: TrackedView) -> Array | None:
+    """Returns ``T_a_b`` [4, 4], metres, by the rig or by the robot; None: not measured."""
+    if is_one_instant(a, b):
+        one, other = a.measured.T_rig_camera, b.measured.T_rig_camera
+    else:
+        one, other = a.measured.T_prior_camera, b.measured.T_prior_camera
+    return None if one is None or other is None else invert_pose(one) @ other
+
+
+def _robot_root(
+    a: TrackedView, b: TrackedView, units: float, noise: PoseNoise, depth: float
+) -> Array:
+    """Returns the root [6, 6] of the inverse covariance of the robot's motion from a to b.
+
+    A robot's odometry drifts: its variance grows, and the variance of a motion is the growth
+    between both ends. On an axis without growth it is unknown, as ``noise`` says.
+    """
+    place = np.full(3, (noise.place * depth / units) ** 2)
+    rotation = np.full(3, noise.rotation**2)
+    before, after = a.measured.prior_variance, b.measured.prior_variance
+    if before is not None and after is not None:
+        growth = np.where(after >= UNMEASURED, after, after - before)
+        known = np.isfinite(growth) & (growth > 0)
+        place = np.where(known[:3], np.maximum(growth[:3], LEAST_PLACE_M**2), place)
+        rotation = np.where(known[3:], np.maximum(growth[3:], LEAST_ROTATION**2), rotation)
+    assert a.measured.T_prior_camera is not None
+    assert b.measured.T_prior_camera is not None
+    first, second = a.measured.T_prior_camera[:3, :3], b.measured.T_prior_camera[:3, :3]
+    root = np.zeros((6, 6))
+    root[:3, :3] = np.diag(1 / np.sqrt(rotation)) @ second
+    root[3:, 3:] = np.diag(1 / np.sqrt(place)) @ first / units
+    return root
