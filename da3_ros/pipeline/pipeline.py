@@ -45,6 +45,7 @@ class Pipeline:
         self._steps = WindowSteps(config, inference, self.counters)
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
+        self.refinement = self._steps.refinement
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
         self._steps.start_at_origin()

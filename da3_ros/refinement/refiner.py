@@ -18,6 +18,7 @@ from da3_ros.refinement.bundle import PosePriors
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
+from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
@@ -88,6 +89,10 @@ class WindowRefiner:
     def move(self, moves: Mapping[int, Similarity]) -> None:
         """Moves views by id, as a loop closure did."""
         self.graph.move(moves)
+
+    def trails(self, id: int) -> Trails:
+        """Returns the trails of a view of the newest window. Raises KeyError if it has none."""
+        return trails_of(id, self.graph.views, self.graph.points)
 
     def refine(
         self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity

@@ -138,3 +138,28 @@ def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
     assert not results[7].window.refined
     assert results[7].window.tracks == 0
     assert results[-1].window.refined
+
+
+def test_trails_follow_the_surfaces_of_the_room(walk, refined):
+    """Where the true depth at a feature lies in the frame before, its trail was."""
+    camera, true = walk
+    K = camera.calibration.K
+    pipeline = Pipeline(refined[0].config, TruthSession(true, noise=NOISE))
+    errors = []
+    for f in true:
+        for result in pipeline.push(to_frame(camera, f)):
+            if not result.window.refined:
+                continue
+            trails = pipeline.refinement.trails(result.id)
+            before = true[result.id - 1]
+            pixel, was = (trails.position[:, -k] * SIZE for k in (1, 2))
+            assert np.isfinite(was).all(axis=1).sum() > 30
+            row, column = pixel.astype(int).T[::-1]
+            ray = np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(K).T
+            X = (f.depth[row, column, None] * ray) @ f.T_world_camera[:3, :3].T
+            X += f.T_world_camera[:3, 3] - before.T_world_camera[:3, 3]
+            x = X @ before.T_world_camera[:3, :3] @ K.T
+            errors.append(np.linalg.norm(x[:, :2] / x[:, 2:] - was, axis=1))
+            assert np.nanmedian(trails.error_px) < 1
+    assert len(errors) == FRAMES - 1
+    assert np.nanmedian(np.concatenate(errors)) < 0.5
