@@ -1,4 +1,4 @@
-"""`da3_ros view`: draws a picture of a saved scene."""
+"""`da3_ros view`: draws a picture of a saved scene, or of the feature tracks of a replay."""
 
 from __future__ import annotations
 
@@ -8,51 +8,75 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.cli.arguments import FAILED, size_argument
+from da3_ros.parameter_schema import ConfigError
+
+SCENE_SIZE, TRACKS_SIZE = "960x720", "480x360"
 
 
 def add_view(commands: Any) -> None:
     view = commands.add_parser(
         "view",
-        help="draw a picture of a scene (points, cameras and path) without a display",
+        help="draw a picture of a scene (points, cameras and path) or of a replay's feature "
+        "tracks, without a display",
         description="Draws a scene off-screen: a saved scene, a replay's output folder, a GLB or "
-        "a PLY. Ceilings and walls between the viewpoint and the room are left out.",
+        "a PLY. Ceilings and walls between the viewpoint and the room are left out. With --tracks "
+        "it draws frames of a replay with the feature tracks that refined their windows.",
     )
     view.add_argument("scene", type=Path, help="scene folder, replay's output folder, .glb, .ply")
     view.add_argument("--output", type=Path, required=True, help="PNG to write; replaced")
     view.add_argument(
-        "--from", dest="sides", nargs="+", default=["behind"], choices=_sides(),
+        "--from", dest="sides", nargs="+", choices=_sides(),
         help="viewpoint relative to the first camera (default: behind); several give pictures "
         "side by side",
     )  # fmt: skip
     view.add_argument(
-        "--size", default="960x720", metavar="WxH", help="size of each picture (default: 960x720)"
-    )
+        "--size", metavar="WxH",
+        help=f"size of each picture (default: {SCENE_SIZE}; with --tracks: {TRACKS_SIZE})",
+    )  # fmt: skip
     view.add_argument(
-        "--below", type=float, default=float("inf"), metavar="Z",
+        "--below", type=float, metavar="Z",
         help="draw only points below this height in the map; for a PLY, whose ceiling cannot "
         "be found without cameras",
+    )  # fmt: skip
+    view.add_argument(
+        "--tracks", action="store_true",
+        help="draw frames of a replay (its output folder, or a tracks.npz) with their feature "
+        "tracks: green to red by reprojection error (red: 2 pixels), grey without a point",
     )  # fmt: skip
     view.set_defaults(run=_run_view)
 
 
 def _run_view(options: argparse.Namespace) -> int:
-    from da3_ros.cli.scene_viewer import view
     from da3_ros.export.export import ExportError
     from da3_ros.export.scene_file import SceneFileError
 
     try:
-        text = view(
-            options.scene,
-            options.output,
-            options.sides,
-            size_argument(options.size),
-            options.below,
-        )
+        text = _tracks(options) if options.tracks else _scene(options)
     except (ExportError, SceneFileError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(text)
     return 0
+
+
+def _scene(options: argparse.Namespace) -> str:
+    from da3_ros.cli.scene_viewer import view
+
+    return view(
+        options.scene,
+        options.output,
+        options.sides or ["behind"],
+        size_argument(options.size or SCENE_SIZE),
+        float("inf") if options.below is None else options.below,
+    )
+
+
+def _tracks(options: argparse.Namespace) -> str:
+    from da3_ros.cli.track_viewer import view_tracks
+
+    if options.sides is not None or options.below is not None:
+        raise ConfigError("--tracks: --from and --below are for scenes")
+    return view_tracks(options.scene, options.output, size_argument(options.size or TRACKS_SIZE))
 
 
 def _sides() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
+from da3_ros.drawing.even_choice import EvenChoice
 from da3_ros.types import FloatImage, Image
 
 ROWS = 6
@@ -15,37 +16,25 @@ MARGIN = 4
 
 
 class ContactSheet:
-    """Keeps evenly spaced frames of a stream of unknown length.
-
-    When more than twice ROWS frames are kept, every second one is dropped and the spacing doubles.
-    """
+    """Keeps evenly spaced frames of a stream of unknown length."""
 
     def __init__(self, config: DepthConfig, metric: bool) -> None:
         self.config = config
         self.metric = metric
-        self._rows: list[Image] = []
-        self._count = 0
-        self._spacing = 1
+        self._rows: EvenChoice[Image] = EvenChoice(ROWS)
 
     def add(self, image: Image, depth: FloatImage, confidence: FloatImage) -> None:
         """Add the stream's next frame: RGB [h, w, 3], depth and confidence [h, w]."""
-        if self._count % self._spacing == 0:
-            self._rows.append(self._row(image, depth, confidence))
-        self._count += 1
-        if len(self._rows) > 2 * ROWS:
-            self._rows = self._rows[::2]
-            self._spacing *= 2
+        self._rows.add(lambda: self._row(image, depth, confidence))
 
     def picture(self) -> Image:
         """The sheet, RGB [H, W, 3], one row per frame; black if no frame was added."""
-        if not self._rows:
+        rows = self._rows.chosen()
+        if not rows:
             return np.zeros((MARGIN, CELL_WIDTH, 3), np.uint8)
-        chosen = (
-            np.linspace(0, len(self._rows) - 1, min(ROWS, len(self._rows))).round().astype(int)
-        )
-        height = max(row.shape[0] for row in self._rows)
-        width = max(row.shape[1] for row in self._rows)
-        return np.concatenate([_pad(self._rows[i], height, width) for i in chosen])
+        height = max(row.shape[0] for row in rows)
+        width = max(row.shape[1] for row in rows)
+        return np.concatenate([_pad(row, height, width) for row in rows])
 
     def _row(self, image: Image, depth: FloatImage, confidence: FloatImage) -> Image:
         cells = (

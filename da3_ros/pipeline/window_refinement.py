@@ -20,6 +20,7 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
 from da3_ros.refinement.loop_check import refined_loop
 from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
+from da3_ros.refinement.track_trails import Trails
 from da3_ros.types import Prediction, Window
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,11 @@ class WindowRefinement:
     def tracks(self) -> Tracks:
         """The tracks of the newest window."""
         return self.refiner.tracks if self.config.refinement.enabled else NO_TRACKS
+
+    def trails(self, id: int) -> Trails:
+        """Returns the trails of a frame of a refined window, while that window's frames are
+        delivered. Raises KeyError for any other frame."""
+        return self.refiner.trails(id)
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""

@@ -20,6 +20,7 @@ from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
+from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
@@ -95,6 +96,10 @@ class WindowRefiner:
     def move(self, moves: Mapping[int, Similarity]) -> None:
         """Moves views by id, as a loop closure did."""
         self.graph.move(moves)
+
+    def trails(self, id: int) -> Trails:
+        """Returns the trails of a view of the newest window. Raises KeyError if it has none."""
+        return trails_of(id, self.graph.views, self.graph.points)
 
     def refine(
         self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity

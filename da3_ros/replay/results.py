@@ -14,6 +14,8 @@ from pathlib import Path
 from da3_ros.config import NodeConfig
 from da3_ros.drawing.contact_sheet import ContactSheet
 from da3_ros.drawing.scene_picture import render_scene, write_png
+from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
+from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.atomic_files import replace_folder
 from da3_ros.export.scene_file import is_scene, save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
@@ -145,13 +147,14 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         settings: NodeConfig,
         annotator: FrameAnnotator,
         scene_map: SceneMap,
+        film: TrackFilm,
         camera: str,
         *,
         additional: bool,
         resumed: bool = False,
     ) -> None:
         """camera: name of the scene's only camera, part of the file names if ``additional``."""
-        self.folder, self.bag, self.resumed = folder, bag, resumed
+        self.folder, self.bag, self.resumed, self.film = folder, bag, resumed, film
         config = settings.pipeline
         self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
@@ -187,6 +190,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if frame.camera not in self._leading:
             return
         self._units.add(frame.scale.metric)
+        self.film.add(frame)
         if frame.posed:
             T_map_camera = self.output.messages.T_map_world @ frame.T_world_camera
             self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
@@ -198,6 +202,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         """Write the files that need the whole scene, if there is one, and the pictures."""
         if len(pipeline.map.trajectory):
             self._write_scene(pipeline)
+        self.film.write(self._path(TRACKS_NAME))
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
             write_png(self._path("cloud.png"), render_scene(pipeline.scene()))

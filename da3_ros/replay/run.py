@@ -19,6 +19,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import NodeConfig
+from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.export import ExportError
 from da3_ros.export.paths import path_for_camera
 from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
@@ -85,8 +86,8 @@ def replay(
                     name: ReplayScene(pipeline, stack.enter_context(
                         SceneResults(
                             folder, bag, options.pictures, settings, annotator,
-                            pipeline.scene_map, name, additional=i > 0,
-                            resumed=options.resume is not None,
+                            pipeline.scene_map, TrackFilm(pipeline.refinement.trails), name,
+                            additional=i > 0, resumed=options.resume is not None,
                         )
                     ))
                     for i, (name, pipeline) in enumerate(pipelines.items())

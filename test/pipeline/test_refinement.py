@@ -152,3 +152,28 @@ def test_live_windows_pass_as_they_are_while_time_is_short(walk):
     assert count["refinements_skipped"] + count["windows_refined"] <= FRAMES
     replayed, _ = run(walk, **late)
     assert not replayed.counters["refinements_skipped"]
+
+
+def test_trails_follow_the_surfaces_of_the_room(walk, refined):
+    """Where the true depth at a feature lies in the frame before, its trail was."""
+    camera, true = walk
+    K = camera.calibration.K
+    pipeline = Pipeline(refined[0].config, TruthSession(true, noise=NOISE))
+    errors = []
+    for f in true:
+        for result in pipeline.push(to_frame(camera, f)):
+            if not result.window.refined:
+                continue
+            trails = pipeline.refinement.trails(result.id)
+            before = true[result.id - 1]
+            pixel, was = (trails.position[:, -k] * SIZE for k in (1, 2))
+            assert np.isfinite(was).all(axis=1).sum() > 30
+            row, column = pixel.astype(int).T[::-1]
+            ray = np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(K).T
+            X = (f.depth[row, column, None] * ray) @ f.T_world_camera[:3, :3].T
+            X += f.T_world_camera[:3, 3] - before.T_world_camera[:3, 3]
+            x = X @ before.T_world_camera[:3, :3] @ K.T
+            errors.append(np.linalg.norm(x[:, :2] / x[:, 2:] - was, axis=1))
+            assert np.nanmedian(trails.error_px) < 1
+    assert len(errors) == FRAMES - 1
+    assert np.nanmedian(np.concatenate(errors)) < 0.5

@@ -28,7 +28,7 @@ ROOMS = {
     "live": {"geometry", "inference", "mapping", "messages", "pipeline", "sensors"},
     "recordings": {"geometry", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "sensors"},
-    "drawing": {"export", "mapping"},
+    "drawing": {"export", "mapping", "refinement"},
     "pipeline": {"export", "geometry", "inference", "mapping", "refinement", "sensors"},
     "export": {"geometry", "mapping"},
     "synthetic": {"geometry", "inference", "mapping", "sensors"},

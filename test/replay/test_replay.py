@@ -173,7 +173,7 @@ def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
         done = run_anew("replay", bag, "--output", tmp_path / name, "--pictures", *QUICK)
         assert done.returncode == 0, done.stderr
     names = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png"}
+    assert set(names) == RESULTS | {"cloud.png", "contact_sheet.png", "tracks.npz"}
     same_bytes(tmp_path / "a", tmp_path / "b", {"measured.json"})
 
 

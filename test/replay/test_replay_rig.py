@@ -98,9 +98,9 @@ def test_both_cameras_come_out_as_one_scene(rig, bag, tmp_path):
 def test_independent_cameras_have_files_and_topics_of_their_own(rig, bag, tmp_path):
     session = TruthSession(rig)
     summary = run(bag, tmp_path / "out", "window.mode:=independent", session=session)
-    assert {"scene.ply", "scene_left.ply", "trajectory.tum", "trajectory_left.tum"} <= set(
-        summary.files
-    )
+    pairs = (("scene", "ply"), ("trajectory", "tum"), ("tracks", "npz"))
+    for name, kind in pairs:
+        assert {f"{name}.{kind}", f"{name}_left.{kind}"} <= set(summary.files)
     assert summary.counts["processed"] == 2 * FRAMES
     for name in NAMES:
         windows = messages(tmp_path / "out", f"/da3/{name}/window")
