@@ -15,8 +15,6 @@ from da3_ros.types import Array
 
 SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
 FEWEST = 3  # distances that determine the unit
-# Least standard deviations of a robot's motion: time stamps and mounts are not exact.
-LEAST_ROTATION, LEAST_PLACE_M = 0.0005, 0.002
 UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
 RIG_ROTATION = 0.002  # rad; standard deviation of a known rig's rotations
 RIG_PLACE_M, RIG_PLACE = 0.003, 0.01  # of its positions: metres, and share of the distance
@@ -42,7 +40,7 @@ def measured_poses(
     """Returns the relative poses of a window's views, by view id.
 
     units: of ref per metre; NaN: unknown, so that only rotations count. noise: of the robot's
-    motion where it states no variance. depth: typical one, units of ref.
+    motion, as tracks have found it. depth: typical one, units of ref.
     """
     out = [PosePriors.none()]
     ordered = sorted(views, key=lambda v: v.id)
@@ -85,7 +83,8 @@ def _robot_root(
     """Returns the root [6, 6] of the inverse covariance of the robot's motion from a to b.
 
     A robot's odometry drifts: its variance grows, and the variance of a motion is the growth
-    between both ends. On an axis without growth it is unknown, as ``noise`` says.
+    between both ends; on an axis without growth it is unknown. It is never less than ``noise``,
+    which tracks have found: many robots state far too little.
     """
     place = np.full(3, (noise.place * depth / units) ** 2)
     rotation = np.full(3, noise.rotation**2)
@@ -93,8 +92,8 @@ def _robot_root(
     if before is not None and after is not None:
         growth = np.where(after >= UNMEASURED, after, after - before)
         known = np.isfinite(growth) & (growth > 0)
-        place = np.where(known[:3], np.maximum(growth[:3], LEAST_PLACE_M**2), place)
-        rotation = np.where(known[3:], np.maximum(growth[3:], LEAST_ROTATION**2), rotation)
+        place = np.where(known[:3], np.maximum(growth[:3], place), place)
+        rotation = np.where(known[3:], np.maximum(growth[3:], rotation), rotation)
     assert a.measured.T_prior_camera is not None
     assert b.measured.T_prior_camera is not None
     first, second = a.measured.T_prior_camera[:3, :3], b.measured.T_prior_camera[:3, :3]

@@ -34,7 +34,7 @@ class TrackNoise:
         self._windows = 0
         self.pixel = 0.7  # of a feature's position, pixels
         self.depth = 0.1  # of the logarithm of predicted depth
-        # Of the relative poses by the network, and by the robot where it states no covariance.
+        # Of the relative poses by the network and by the robot.
         self.poses = {NETWORK: PoseNoise(0.03, 0.05), ROBOT: PoseNoise(0.03, 0.05)}
 
     @property

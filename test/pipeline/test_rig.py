@@ -250,3 +250,20 @@ def ahead(x, yaw):
     T[:3, :3] = Rotation.from_euler("y", yaw, degrees=True).as_matrix()
     T[2, 3] = x
     return T
+
+
+def test_refinement_keeps_the_known_geometry_of_the_rig():
+    rig = Rig(mount(0.2, 40), size=(224, 168), frames=10)
+    noise = Noise(smooth=0.05, per_frame=0.02, rotation_deg=0.3, translation=0.01)
+
+    def turn_error_deg(**values):
+        session = TruthSession(rig.frames, noise=noise)
+        _, results = run(rig, settings(**{"process_res": 224, **values}), session=session)
+        turns = [
+            (invert_pose(a.T_world_camera) @ b.T_world_camera)[:3, :3]
+            for a, b in zip(results[::2], results[1::2], strict=True)
+        ]
+        error = Rotation.from_matrix(rig.mounts["left"][:3, :3].T @ np.array(turns))
+        return np.degrees(error.magnitude().mean())
+
+    assert turn_error_deg(**{"refinement.enabled": True}) < turn_error_deg() / 2.5

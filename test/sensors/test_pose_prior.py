@@ -1,20 +1,24 @@
 """Poses from the robot: at the right time, refused when bad, and the unit that they give."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import extrapolate
 from da3_ros.mapping.depth_consistency import fit_unit
+from da3_ros.messages.odometry_tf import add_odometry
 from da3_ros.pipeline.pose_conditioning import window_prior, with_prior_poses
+from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.pose_prior import PoseHistory, PosePrior, PriorError
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.odometry import DriftingOdometry
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import View, Window
+from da3_ros.types import Frame, View, Window
 
 S = 10**9
 AGE = S // 5
@@ -186,3 +190,48 @@ def test_the_priors_own_poses_in_the_windows_unit(walk):
     out = with_prior_poses(prediction, T, 2.0)
     np.testing.assert_allclose(out.T_window_camera[:, :3, 3] * 2, T[:, :3, 3])
     np.testing.assert_array_equal(out.T_window_camera[:, :3, :3], T[:, :3, :3])
+
+
+def test_the_variance_is_that_of_the_newest_pose_before():
+    h = PoseHistory()
+    for i in range(40):
+        h.add(i * S, pose(i), None if i == 37 else np.full(6, float(i)))
+    assert h.variance(36 * S + 5).tolist() == [36.0] * 6
+    assert h.variance(37 * S) is None
+    assert h.variance(5 * S) is None  # forgotten with its pose
+    h.add(38 * S, pose(38))  # a repeated stamp replaces
+    assert h.variance(38 * S) is None
+    h.add(S, pose(1), np.ones(6))  # the clock was set back
+    assert h.variance(39 * S).tolist() == [1.0] * 6
+
+
+def odometry(covariance):
+    stamp = SimpleNamespace(sec=1, nanosec=0)
+    at = SimpleNamespace(x=0.0, y=0.0, z=0.0)
+    pose = SimpleNamespace(position=at, orientation=SimpleNamespace(x=0.0, y=0.0, z=0.0, w=1.0))
+    return SimpleNamespace(
+        header=SimpleNamespace(stamp=stamp, frame_id="odom"),
+        child_frame_id="base_link",
+        pose=SimpleNamespace(pose=pose, covariance=covariance),
+    )
+
+
+@pytest.mark.parametrize(
+    ("covariance", "expected"),
+    [
+        (np.diag([1, 2, 3, 4, 5, 6.0]).ravel(), [1, 2, 3, 4, 5, 6]),
+        (np.zeros(36), None),
+        (np.full(36, np.nan), None),
+    ],
+)
+def test_frames_get_the_variance_of_the_odometry(covariance, expected):
+    tree = TransformTree()
+    tree.add("base_link", "camera_optical", np.eye(4), 0, static=True)
+    prior = PosePrior("odometry", 0.2, tree, "odom")
+    add_odometry(prior, odometry(covariance))
+    annotator = FrameAnnotator(PipelineConfig(), tree, prior, lambda *_, **__: None)
+    frame = Frame(S, np.zeros((2, 2, 3), np.uint8))
+    (annotated,) = annotator.annotate([frame])
+    assert annotated.T_prior_camera is not None
+    found = annotated.prior_variance
+    assert found is None if expected is None else found.tolist() == expected
