@@ -3,80 +3,87 @@
 
     python bench/bench_refinement.py rooms --rooms 13 --out FILE
     python bench/bench_refinement.py drift --frames 500 --out FILE
+    python bench/bench_refinement.py recordings --data DIR --runs 20 --out FILE
+    python bench/bench_refinement.py focal --data DIR --out FILE
+    python bench/bench_refinement.py faults --out FILE
+    python bench/bench_refinement.py detectors --data DIR --out FILE
     python bench/bench_refinement.py cost --out FILE
 
 rooms: da3-tiny in rendered rooms that it was not trained on, with the demo's settings. ATE after a
 Sim(3) fit, AbsRel after one scale, median distance of the cloud's points to the room's surfaces
 (aligned by the path), mean rotation error from frame to frame of ``~/odom``.
 drift: exact windows with noise that is common to neighbouring pixels and grows along each window.
+recordings: kitti_stereo_10 and redkitchen_24 in DIR, with their depth and poses plus noise as the
+network, and with da3-tiny.
+focal: without camera_info, errors of the focal length and whether tracks determine it.
+faults: images or matches with a fault; "worse" names errors that grow by more than 5 % and 5 mm,
+0.05 degrees or 0.005 of scale.
+detectors: right matches, their spread over the image, and milliseconds on one thread. In rooms a
+match is right within 2 pixels of the truth, in recordings within 1 pixel of an epipolar geometry.
 cost: milliseconds of features, matching and solving, and their share of a window of da3-small.
+
+Where means are compared, "ratio" is off over on: more than 1 is better with refinement.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import arguments
 import bench_covariance
 import numpy as np
+import refinement_detectors
+import refinement_faults
+import refinement_focal
+import refinement_recordings
 import results_file
+from refinement_runs import (
+    CORRELATED,
+    WALKS,
+    as_walk,
+    compared,
+    room_camera,
+    room_seeds,
+    rotation_error_deg,
+    tracked,
+)
 
 from da3_ros.config import config_from_parameters
-from da3_ros.geometry.poses import invert_pose
 from da3_ros.inference import open_networks
 from da3_ros.inference.random_windows import slide
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.demo_settings import FRAMES, PACE, PARAMETERS, RATE_HZ, SEED, SIZE
+from da3_ros.synthetic.demo_settings import FRAMES, PARAMETERS, SEED, SIZE
 from da3_ros.synthetic.evaluation import FramePair, measure, trajectory_error
-from da3_ros.synthetic.truth import Noise, TruthSession
-from da3_ros.types import Array, Frame, TrackedFrame
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Frame
 
-WALKS = ("loop", "strafe", "straight", "spot")
-FIRST_ROOM = 100  # rooms of smaller seeds than the training's are held out
-CORRELATED = Noise(
-    independent=0.01, smooth=0.05, per_frame=0.02, rotation_deg=0.2, translation=0.005,
-    bend_deg=0.5, bend=0.01,
-)  # fmt: skip
-
-
-def tracked(
-    values: dict[str, Any], camera: SyntheticCamera, frames: Sequence[Any], session: Any = None
-) -> tuple[Pipeline, list[TrackedFrame]]:
-    """Runs frames through a new pipeline; returns it and the tracked frames."""
-    config = config_from_parameters(values)
-    pipeline = Pipeline(config, *(open_networks(config) if session is None else (session,)))
-    out: list[TrackedFrame] = []
-    for f in frames:
-        out += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
-    return pipeline, out + list(pipeline.flush())
-
-
-def rotation_error_deg(poses: Array, true: Array) -> float:
-    """Returns the mean rotation error from frame to frame, degrees."""
-
-    def steps(T: Array) -> Array:
-        return np.array([(invert_pose(a) @ b)[:3, :3] for a, b in itertools.pairwise(T)])
-
-    cosine = (np.einsum("nij,nij->n", steps(poses), steps(true)) - 1) / 2
-    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))).mean())
+ROOM_ERRORS = ("ate_m", "abs_rel", "cloud_m", "cloud_by_depth_m", "rotation_deg")
+MOVING = WALKS[:3]
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "rooms": {"rooms": 13, "process_res": PARAMETERS["process_res"]},
+    "drift": {"frames": 500, "runs": 3, "size": (252, 196), "walks": MOVING},
+    "recordings": {"runs": 20},
+    "focal": {"rooms": 3},
+    "faults": {"rooms": 3, "walks": MOVING},
+    "detectors": {"rooms": 3, "frames": 12},
+    "cost": {},
+}
+USUAL: dict[str, Any] = {"frames": FRAMES, "size": SIZE, "walks": WALKS, "rooms": 1, "runs": 1}
 
 
 def room_row(walk: str, seed: int, refine: bool, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the errors in one room."""
-    camera = SyntheticCamera(
-        seed, options.size, walk=walk, frames=options.frames, rate_hz=RATE_HZ, pace=PACE
-    )
+    camera = room_camera(walk, seed, options.size, options.frames)
     frames = list(camera)
     values = PARAMETERS | {"backend": options.backend, "refinement.enabled": refine}
     values |= {"process_res": options.process_res}
-    pipeline, results = tracked(values, camera, frames)
+    pipeline, results = tracked(values, as_walk(walk, camera, frames).frames)
     true = {f.stamp_ns: f for f in frames}
     poses = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
     pairs = [
@@ -97,27 +104,16 @@ def room_row(walk: str, seed: int, refine: bool, options: argparse.Namespace) ->
 
 def room_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk, room, and refinement off and on."""
-    rooms = [SEED, *range(FIRST_ROOM, FIRST_ROOM + options.rooms - 1)]
     for walk in options.walks:
-        for seed in rooms:
+        for seed in room_seeds(options.rooms):
             for refine in (False, True):
                 yield room_row(walk, seed, refine, options)
 
 
 def room_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns means per walk, off and on, and over all walks with a way."""
-    table = []
-    keys = ("ate_m", "abs_rel", "cloud_m", "cloud_by_depth_m", "rotation_deg")
-    walks = list(dict.fromkeys(r["walk"] for r in rows))
-    moving = [w for w in walks if w != "spot"]
-    for name, some in [(w, [w]) for w in walks] + ([("moving", moving)] if moving else []):
-        for refine in (False, True):
-            chosen = [r for r in rows if r["walk"] in some and r["refined"] == refine]
-            means = {k: float(np.mean([r[k] for r in chosen])) for k in keys}
-            table.append({"walk": name, "refined": refine} | means)
-        off, on = table[-2:]
-        table.append({"walk": name, "refined": "ratio"} | {k: off[k] / on[k] for k in keys})
-    return table
+    moving = [r | {"walk": "moving"} for r in rows if r["walk"] != "spot"]
+    return compared(rows + moving, ("walk",), ROOM_ERRORS)
 
 
 def drift_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -133,7 +129,7 @@ def drift_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     "model": "da3-tiny", "loop.enabled": False, "map.enabled": False,
                     "refinement.enabled": refine, "process_res": max(options.size),
                 }  # fmt: skip
-                _, results = tracked(values, camera, frames, session)
+                _, results = tracked(values, as_walk(walk, camera, frames).frames, session)
                 scale = [
                     np.nanmedian(f.depth / r.depth_m) for r, f in zip(results, frames, strict=True)
                 ]
@@ -151,9 +147,7 @@ def drift_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields milliseconds of the refinement per new frame, and of a window of the network."""
-    camera = SyntheticCamera(
-        SEED, options.size, walk="loop", frames=options.frames, rate_hz=RATE_HZ, pace=PACE
-    )
+    camera = room_camera("loop", SEED, options.size, options.frames)
     frames = list(camera)
     values = PARAMETERS | {"backend": options.backend, "window.size": 8}
     pipeline = Pipeline(config_from_parameters(values), TruthSession(frames))
@@ -196,41 +190,70 @@ def cost_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
 
 
-def main() -> int:
-    """Prints the table, and writes JSON."""
+TABLES = {
+    "rooms": (room_rows, room_table),
+    "drift": (drift_rows, None),
+    "recordings": (refinement_recordings.rows, refinement_recordings.table),
+    "focal": (refinement_focal.rows, refinement_focal.table),
+    "faults": (refinement_faults.rows, refinement_faults.table),
+    "detectors": (refinement_detectors.rows, refinement_detectors.table),
+    "cost": (cost_rows, None),
+}
+
+
+def parsed() -> argparse.Namespace:
+    """Returns the options; each table has its own defaults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("table", choices=("rooms", "drift", "cost"))
-    parser.add_argument("--walks", nargs="+", choices=WALKS, default=None)
-    parser.add_argument("--rooms", type=int, default=13)
-    parser.add_argument("--frames", type=int, default=None)
-    parser.add_argument("--runs", type=int, default=3, help="seeds of noise (drift)")
-    parser.add_argument("--size", type=arguments.size, default=None, help="camera image, WxH")
-    parser.add_argument("--process-res", type=int, default=PARAMETERS["process_res"])
+    detectors = tuple(refinement_detectors.detectors(1))
+    faults = tuple(refinement_faults.FAULTS)
+    networks = ("truth", "da3-tiny")
+    parser.add_argument("table", choices=tuple(TABLES))
+    parser.add_argument("--walks", nargs="+", choices=WALKS)
+    parser.add_argument("--rooms", type=int)
+    parser.add_argument("--frames", type=int)
+    parser.add_argument("--runs", type=int, help="seeds of noise (drift, recordings, faults)")
+    parser.add_argument("--size", type=arguments.size, help="camera image, WxH")
+    parser.add_argument("--data", type=Path, help="folder with the real recordings")
+    parser.add_argument("--networks", nargs="+", choices=networks, default=networks)
+    parser.add_argument("--factors", nargs="+", type=float, default=(0.85, 0.93, 1.1, 1.2),
+                        help="errors of the predicted focal length (focal)")  # fmt: skip
+    parser.add_argument("--faults", nargs="+", choices=faults, default=faults)
+    parser.add_argument("--detectors", nargs="+", choices=detectors, default=detectors)
+    parser.add_argument("--features", type=int, default=400, help="per image (detectors)")
+    parser.add_argument("--process-res", type=int, help="size of the network's images")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--model", default="da3-small", help="network to compare with (cost)")
     parser.add_argument("--network-size", type=arguments.size, default=(504, 378))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.walks is None:
-        options.walks = list(WALKS if options.table == "rooms" else WALKS[:3])
-    if options.frames is None:
-        options.frames = 500 if options.table == "drift" else FRAMES
-    if options.size is None:
-        options.size = (252, 196) if options.table == "drift" else SIZE
+    for name, value in (USUAL | DEFAULTS[options.table]).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> int:
+    """Prints the table, and writes JSON."""
+    options = parsed()
+    make, summary = TABLES[options.table]
     rows = []
-    make = {"rooms": room_rows, "drift": drift_rows, "cost": cost_rows}[options.table]
     for row in make(options):
         rows.append(row)
-        print("  ".join(f"{k} {_text(v)}" for k, v in row.items()), flush=True)
+        _print(row)
     found: dict[str, Any] = {"rows": rows}
-    if options.table == "rooms":
-        found["table"] = room_table(rows)
+    if summary is not None:
+        print()
+        found["table"] = summary(rows)
         for row in found["table"]:
-            print("  ".join(f"{k} {_text(v)}" for k, v in row.items()))
+            _print(row)
     results_file.write(options.out, found, "cpu")
     return 0
+
+
+def _print(row: dict[str, Any]) -> None:
+    print("  ".join(f"{k} {_text(v)}" for k, v in row.items() if v != ""), flush=True)
 
 
 def _text(value: Any) -> str:

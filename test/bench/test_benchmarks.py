@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import programs
 
@@ -162,3 +163,76 @@ def test_what_the_map_and_its_exports_cost(tmp_path):
     assert [row["job"] for row in report["exports"]] == ["colmap", "ply:0.5"]
     assert all(row["file_mb"] > 0 for row in report["exports"])
     assert "last: ratio" in text
+
+
+TINY_ROOM = ("--rooms", "1", "--size", "112x84", "--process-res", "112", "--backend", "torch")
+
+
+def test_faults_do_not_spoil_what_refinement_gains(tmp_path):
+    report, _ = run(
+        "bench_refinement.py", "faults", "--walks", "strafe", "--frames", "8", "--networks",
+        "truth", "--faults", "none", "hand as noise", "mover", "10 % wrong matches", *TINY_ROOM,
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    table = {(row["fault"], row["refined"]): row for row in report["table"]}
+    for fault in ("none", "10 % wrong matches"):
+        assert table[fault, True]["rotation_deg"] < table[fault, False]["rotation_deg"] / 2
+        assert table[fault, True]["worse"] == ""
+        assert table[fault, "ratio"]["ate_m"] > 2
+    clean, hand, mixed = (
+        table[fault, True]["ate_m"] for fault in ("none", "hand as noise", "10 % wrong matches")
+    )
+    assert len({clean, hand, mixed}) == 3
+
+
+def test_focal_lengths_are_compared_with_the_truth(tmp_path):
+    report, _ = run(
+        "bench_refinement.py", "focal", "--walks", "strafe", "--frames", "6", "--networks",
+        "truth", "--factors", "1.1", *TINY_ROOM, tmp_path=tmp_path,
+    )  # fmt: skip
+    off, on = report["rows"]
+    assert off["focal_percent"] == pytest.approx(10)
+    assert not off["determined"]
+    assert on["windows_refined"] == 5
+    assert on["focal_percent"] == pytest.approx(10) or on["determined"]
+    assert report["table"][0]["off_percent"] == pytest.approx(10)
+
+
+def test_detectors_are_judged_by_true_depth(tmp_path):
+    report, _ = run(
+        "bench_refinement.py", "detectors", "--walks", "strafe", "--frames", "4", *TINY_ROOM,
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    found = {(r["detector"], r["matcher"], r["gap"]): r for r in report["table"]}
+    ours = found["SIFT, spread (ours)", "ours", 1]
+    assert ours["right_share"] > 0.7
+    assert ours["error_px"] < 0.5
+    assert ours["right_share"] > found["SIFT, spread (ours)", "cross check", 1]["right_share"]
+    assert {"ORB", "GFTT + KLT", "GFTT + SIFT"} <= {detector for detector, _, _ in found}
+
+
+def test_stereo_is_refined(recordings, tmp_path):
+    (tmp_path / "kitti_stereo_10").symlink_to(recordings / "kitti_stereo_10")
+    report, text = run(
+        "bench_refinement.py", "recordings", "--data", tmp_path, "--runs", "1", "--networks",
+        "truth", "--process-res", "224", "--backend", "torch", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert "redkitchen_24" not in text
+    off, on, ratio = report["table"]
+    assert off["windows_refined"] == 0
+    assert on["windows_refined"] == 9
+    assert ratio["rotation_deg"] > 1.5
+    assert ratio["ate_m"] > 1.5
+
+
+def test_depth_images_are_seen_through_the_colour_camera(recordings):
+    import refinement_recordings
+
+    walk = refinement_recordings.depth_camera(recordings / "redkitchen_24")
+    first = walk.truth[0]
+    assert len(walk.frames) == len(walk.truth) == 24
+    assert first.K[0, 0] == 525
+    assert first.depth.shape == walk.frames[0].image.shape[:2]
+    # The depth camera has the longer focal length: it does not see the border of the image.
+    assert np.isnan(first.depth[:20]).all()
+    assert np.isfinite(first.depth).mean() > 0.5
