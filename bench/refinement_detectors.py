@@ -22,6 +22,7 @@ from refinement_runs import (
 )
 
 from da3_ros.geometry.projection import corner_K
+from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import CONTRAST, CORNER, FeatureDetector, Features
 from da3_ros.refinement.matching import RATIO, match
 from da3_ros.types import Array, Frame, Image
@@ -69,7 +70,7 @@ def detectors(most: int) -> dict[str, Detector]:
     }
     root = by_norm[cv2.NORM_L2] | {"ours": match}
     found = {
-        "SIFT, spread (ours)": Detector(FeatureDetector(most), root),
+        "SIFT, spread (ours)": Detector(FeatureDetector(most, Effort.full(most).pixels), root),
         "SIFT": Detector(
             plain(cv2.SIFT.create(most, contrastThreshold=CONTRAST), CORNER), {"ours": match}
         ),
