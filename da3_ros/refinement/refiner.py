@@ -25,7 +25,8 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
 RECENT = 20  # views whose distances give the unit
-MAX_DEPTH_ERROR = 0.25  # of log depth against tracks, robust; with more, depth is wrong
+MAX_DEPTH_ERROR = 0.25  # of log depth against tracks, robust; with more, depth is wrong,
+USUAL = 3.0  # or with more than this factor on what is usual for the network
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +47,7 @@ class RefinedWindow:
     # Of views of earlier windows: pose before and after [4, 4] in ref, and factor on their depth.
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
-    depth_error: float  # robust deviation of the new views' log depth from their tracks
-
-    @property
-    def depth_agrees(self) -> bool:
-        """Whether the depth of the new views is that of their tracks."""
-        return self.depth_error < MAX_DEPTH_ERROR
+    depth_agrees: bool  # whether the depth of the new views is that of their tracks
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -114,7 +110,7 @@ class WindowRefiner:
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
         own_K = {v.camera: v for v in self.graph.views.values() if v.own_K}
-        found = 0
+        usual, found = self.graph.noise.depth, 0
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S, own_K)
             found += self.graph.add(view, ids[:k])
@@ -140,8 +136,8 @@ class WindowRefiner:
             for k, i in enumerate(ids[count:], count)
         ])  # fmt: skip
         refined = self._refined(window, prediction, S, factors)
-        error = self.graph.depth_error(ids[count:])
-        return RefinedWindow(refined, S, done, moved, factors, error)
+        agrees = self.graph.depth_error(ids[count:]) < max(MAX_DEPTH_ERROR, USUAL * usual)
+        return RefinedWindow(refined, S, done, moved, factors, agrees)
 
     def _view(
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity,

@@ -246,7 +246,6 @@ class SlidingGraph:
         done = adjust(self._weighted(bundle, self.noise.depth), self.max_steps)
         found = done.depth_sigma()
         if found > CONTRADICTION * self.noise.depth:
-            self.noise.depth = found
             done = adjust(self._weighted(done.bundle, found), self.max_steps)
         bad = ~(done.reprojection < max(MIN_OUTLIER_PX, OUTLIER * self.noise.pixel))
         o = done.bundle.observations
