@@ -25,8 +25,8 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
 RECENT = 20  # views whose distances give the unit
-MAX_DEPTH_ERROR = 0.25  # of log depth against tracks, robust; with more, depth is wrong,
-USUAL = 3.0  # or with more than this factor on what is usual for the network
+MAX_DEPTH_ERROR = 0.6  # of log depth against tracks, robust; with more, depth is wrong,
+USUAL = 2.0  # or with more than this factor on what is usual for the network
 
 
 @dataclass(frozen=True, eq=False)

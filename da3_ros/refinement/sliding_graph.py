@@ -103,7 +103,7 @@ class SlidingGraph:
         found = [Matches(v, match(view.features, v.features)) for v in known]
         found = [m for m in found if len(m.pairs)]
         if found:
-            good = start_pose(view, found, self.points)
+            good = start_pose(view, found, self.points, self.noise)
             extend_tracks(view, found, good, self.points)
         self.views[view.id] = view
         return int((view.track >= 0).sum())
@@ -155,9 +155,9 @@ class SlidingGraph:
         return index, residual, np.hypot(angle / np.maximum(parallax, 1e-4), 0.01)
 
     def depth_error(self, ids: Sequence[int]) -> float:
-        """Returns the largest robust deviation of these views' scaled log depth from that of
-        their points."""
-        return max(1.4826 * float(np.median(np.abs(self._depths(i)[1]))) for i in ids)
+        """Returns the largest robust deviation of these views' log depth from that of their
+        points, after one scale per view."""
+        return max(_deviation(self._depths(i)[1]) for i in ids)
 
     def _depths(self, id: int) -> tuple[Array, Array, Array]:
         """Returns of a view's features with a point and a predicted depth: indices [M], residual
@@ -306,6 +306,10 @@ def _in_ref(done: Adjusted) -> Array | None:
         axes[k, 4:, k, PLACE] = np.eye(3)
     both = axes.reshape(SIZE * len(R), SIZE * len(R))
     return np.asarray(both @ covariance @ both.T)
+
+
+def _deviation(values: Array) -> float:
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
 def _own_cameras(views: list[TrackedView]) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import cv2
 import numpy as np
+from scipy.spatial.transform import Rotation
 
-from da3_ros.refinement.features import Features
 from da3_ros.refinement.matching import Matches
+from da3_ros.refinement.relative_poses import NETWORK, cross_matrices
+from da3_ros.refinement.track_noise import TrackNoise
 from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
 from da3_ros.types import Array
 
@@ -14,89 +19,203 @@ FEWEST = 8  # matches that determine a pose
 PNP_TOLERANCE = 4.0  # pixels; depths of points are uncertain
 EPIPOLAR_TOLERANCE = 1.0  # pixels
 TRIALS = 200
-AGREEMENT_PX = 2.0  # largest epipolar distance of a match that agrees with a pose
-GROSS_PX = 30.0  # largest reprojection error of a track that agrees with a start pose
+NARROWING = (16.0, 8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0)  # tolerances, pixels
+AGREEMENT_PX = 2.0  # largest distance of a match that agrees with a pose
+TRACKED_REACH = 0.1  # of the logarithm of a tracked point's depth
+DEPTH_SIGMAS, LEAST_REACH = 3.0, 1.0  # the same of predicted depth: standard deviations, least
+# What all matches together weigh against the network's pose: as many independent measurements.
+EVIDENCE = 12.0
+MOST_DOUBT = 4.0  # largest cost of a pose that is far from the network's
 UNIT_JUMP = 0.25  # logarithm of the ratio of a view's depth to its tracks' beyond the usual noise
 MIN_PARALLAX = 0.01  # rad between two rays, below which they give no depth
 
 
-def start_pose(view: TrackedView, found: list[Matches], points: TrackPoints) -> list[Array]:
-    """Sets the start pose that matches agree with best, and the scale of the view's depth there.
+@dataclass(frozen=True, eq=False)
+class _Matched:
+    """The matches of a new view to a known one. P rows."""
 
-    Candidates: the pose that the view has (the network's), one by the tracks' points and the
-    predicted depths (PnP), and one by matches alone (essential matrix). Returns the masks [P] of
-    the matches that agree.
+    known: TrackedView
+    feature: Array  # [P] of the new view
+    here: Array  # [P, 2] positions in the new view
+    there: Array  # [P, 2] and in the known one
+    points: Array  # [P, 3] in ref: the track's, or by the known view's depth; NaN: unknown
+    tracked: Array  # [P] bool, whether the point is a track's
+    near: Array  # [P, 3] the same points as near as they may be
+    far: Array  # [P, 3] and as far
+
+
+def start_pose(
+    view: TrackedView, found: list[Matches], points: TrackPoints, noise: TrackNoise
+) -> list[Array]:
+    """Sets a new view's start pose, and the scale of its depth there.
+
+    Candidates: the pose that the view has (the network's), the one next to it that matches agree
+    on, poses by the points of matches (PnP) and by matches alone (essential matrix), also by those
+    that disagree with the first: something else may move through the image. The best one agrees
+    with many matches, and is not far from the network's. Returns the masks [P] of the matches that
+    agree.
     """
-    known = [_known_points(m, points) for m in found]
-    candidates = [view.T_ref_camera, _by_points(view, found, known), _by_matches(view, found)]
+    matched = [_matched(view, m, points, noise.depth) for m in found]
+    network = view.T_ref_camera
+    known, pixel = _best_points(view, matched)
+    candidates = [
+        network,
+        pose_nearby(known, pixel, view.K, network),
+        *_by_points(known, pixel, view.K),
+        *_by_matches(view, matched),
+    ]
+    count = sum(len(m.here) for m in matched)
     best: tuple[float, list[Array], Array] | None = None
-    for T in (T for T in candidates if T is not None):
-        masks, score = _agreeing(view, T, found, known)
+    for T in candidates:
+        masks, agreed = _agreeing(view, T, matched)
+        score = EVIDENCE * agreed / count - _doubt(T, network, matched, noise)
         if best is None or score > best[0]:
             best = score, masks, T
     assert best is not None
     view.T_ref_camera = best[2]
-    _set_scale(view, found, known, best[1])
+    _set_scale(view, matched, best[1])
     return best[1]
 
 
-def _known_points(m: Matches, points: TrackPoints) -> tuple[Array, Array]:
-    """Returns points [P, 3] of the known view's matched features, and whether each is a track's;
-    the others are by that view's depth, NaN if unknown."""
-    index = m.pairs[:, 1]
-    out = points.of(m.known.track[index])
-    tracked = np.isfinite(out[:, 0])
-    out[~tracked] = m.known.points(index[~tracked])
-    return out, tracked
+def _matched(view: TrackedView, m: Matches, points: TrackPoints, depth_sigma: float) -> _Matched:
+    feature, index = m.pairs.T
+    at = points.of(m.known.track[index])
+    tracked = np.isfinite(at[:, 0])
+    at[~tracked] = m.known.points(index[~tracked])
+    reach = np.where(tracked, TRACKED_REACH, max(LEAST_REACH, DEPTH_SIGMAS * depth_sigma))
+    centre = m.known.T_ref_camera[:3, 3]
+    ray = at - centre
+    return _Matched(
+        m.known, feature, view.features.pixel[feature], m.known.features.pixel[index], at, tracked,
+        centre + ray * np.exp(-reach)[:, None], centre + ray * np.exp(reach)[:, None],
+    )  # fmt: skip
 
 
-def _by_points(
-    view: TrackedView, found: list[Matches], known: list[tuple[Array, Array]]
-) -> Array | None:
-    """Returns a pose by one point of each matched feature, a track's if there is one."""
-    points = np.concatenate([p for p, _ in known])
-    tracked = np.concatenate([t for _, t in known])
-    feature = np.concatenate([m.pairs[:, 0] for m in found])
+def _best_points(view: TrackedView, matched: list[_Matched]) -> tuple[Array, Array]:
+    """Returns one known point [Q, 3] of each matched feature, a track's if there is one, and the
+    features' positions [Q, 2]."""
+    points = np.concatenate([m.points for m in matched])
+    tracked = np.concatenate([m.tracked for m in matched])
+    feature = np.concatenate([m.feature for m in matched])
     order = np.lexsort((~tracked, feature))
     order = order[np.isfinite(points[order, 0])]
     some = order[np.unique(feature[order], return_index=True)[1]]
-    return pose_by_points(points[some], view.features.pixel[feature[some]], view.K)
+    return points[some], view.features.pixel[feature[some]]
 
 
-def _by_matches(view: TrackedView, found: list[Matches]) -> Array | None:
-    """Returns a pose by the known view with the most matches, of equals the newest."""
-    best = max(found, key=lambda m: (len(m.pairs), m.known.id))
-    return pose_by_epipolar_geometry(best.known, best.pairs, view.features, view.K)
+def _by_points(points: Array, pixel: Array, K: Array) -> Iterator[Array]:
+    """Yields a pose by most points [Q, 3], and one by the others."""
+    for _ in range(2):
+        T = pose_by_points(points, pixel, K)
+        if T is None:
+            return
+        yield T
+        other = ~(reprojection_distance(points, T, K, pixel) < PNP_TOLERANCE)
+        points, pixel = points[other], pixel[other]
 
 
-def _agreeing(
-    view: TrackedView, T: Array, found: list[Matches], known: list[tuple[Array, Array]]
-) -> tuple[list[Array], float]:
-    """Returns the masks [P] of matches that agree with the pose ``T``, and a score: their number,
-    less for larger distances."""
+def pose_nearby(points: Array, pixel: Array, K: Array, T_ref_camera: Array) -> Array:
+    """Returns the pose [4, 4] next to ``T_ref_camera`` that points [Q, 3] at positions [Q, 2]
+    agree on, by weights that narrow from step to step: others far away count nothing."""
+    T = T_ref_camera.copy()
+    for tolerance in NARROWING:
+        x = (points - T[:3, 3]) @ T[:3, :3]
+        z = np.where(x[:, 2] > 1e-6, x[:, 2], np.nan)
+        f = np.diag(K)[:2]
+        r = f * x[:, :2] / z[:, None] + K[:2, 2] - pixel
+        weight = 1 / (1 + (r**2).sum(1) / tolerance**2) ** 2
+        good = np.isfinite(weight)
+        if good.sum() < FEWEST:
+            return T_ref_camera
+        x, z, r, weight = x[good], z[good], r[good], weight[good]
+        by_x = np.zeros((len(x), 2, 3))
+        by_x[:, 0, 0], by_x[:, 1, 1] = f[0] / z, f[1] / z
+        by_x[:, :, 2] = -f * x[:, :2] / z[:, None] ** 2
+        J = np.concatenate((by_x @ cross_matrices(x), -by_x), axis=2)  # turn, move in its own axes
+        A = np.einsum("qij,q,qik->jk", J, weight, J)
+        g = np.einsum("qij,q,qi->j", J, weight, r)
+        try:
+            step = np.linalg.solve(A + 1e-9 * np.trace(A) * np.eye(6), -g)
+        except np.linalg.LinAlgError:
+            return T_ref_camera
+        T[:3, 3] += T[:3, :3] @ step[3:]
+        T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(step[:3]).as_matrix()
+    return T if np.isfinite(T).all() else T_ref_camera
+
+
+def _by_matches(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
+    """Yields poses by the known view with the most matches, of equals the newest: one of most
+    matches, and one of the others."""
+    best = max(matched, key=lambda m: (len(m.here), m.known.id))
+    known, depth = best.known, _depth_in(best.known, best.points)
+    rest = np.ones(len(best.here), bool)
+    for _ in range(2):
+        T = pose_by_epipolar_geometry(
+            known, best.there[rest], depth[rest], best.here[rest], view.K
+        )
+        if T is None:
+            return
+        yield T
+        rest &= ~(epipolar_distance(known, best.there, T, view.K, best.here) < AGREEMENT_PX)
+
+
+def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[list[Array], float]:
+    """Returns the masks [P] of matches that agree with the pose ``T``, and their number, less for
+    larger distances."""
     masks, score = [], 0.0
-    for m, (points, tracked) in zip(found, known, strict=True):
-        here = view.features.pixel[m.pairs[:, 0]]
-        there = m.known.features.pixel[m.pairs[:, 1]]
-        across = epipolar_distance(m.known, there, T, view.K, here)
-        gross = reprojection_distance(points, T, view.K, here) >= GROSS_PX
-        good = (across < AGREEMENT_PX) & ~(gross & tracked)
-        score += float((1 - (across[good] / AGREEMENT_PX) ** 2).sum())
+    for m in matched:
+        distance = _distance(m, T, view.K)
+        good = distance < AGREEMENT_PX
+        score += float((1 - (distance[good] / AGREEMENT_PX) ** 2).sum())
         masks.append(good)
     return masks, score
 
 
-def _set_scale(
-    view: TrackedView, found: list[Matches], known: list[tuple[Array, Array]], good: list[Array]
-) -> None:
+def _distance(m: _Matched, T: Array, K: Array) -> Array:
+    """Returns the distances [P], pixels, of matches from where their points may be seen: between
+    the nearest and the farthest place, or on the epipolar line if the depth is unknown."""
+    near, far = _seen_at(m.near, T, K), _seen_at(m.far, T, K)
+    along = far - near
+    length = (along**2).sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = ((m.here - near) * along).sum(1) / np.maximum(length, 1e-12)
+        nearest = near + np.clip(share, 0, 1)[:, None] * along
+        distance = np.linalg.norm(m.here - nearest, axis=1)
+    across = epipolar_distance(m.known, m.there, T, K, m.here)
+    return np.where(np.isfinite(distance), distance, across)
+
+
+def _seen_at(points: Array, T_ref_camera: Array, K: Array) -> Array:
+    """Returns the positions [P, 2] at which a camera sees points [P, 3]; NaN behind it."""
+    x = (points - T_ref_camera[:3, 3]) @ T_ref_camera[:3, :3] @ K.T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(x[:, 2:] > 0, x[:, :2] / x[:, 2:], np.nan)
+
+
+def _doubt(T: Array, network: Array, matched: list[_Matched], noise: TrackNoise) -> float:
+    """Returns the cost of a pose's distance from the network's, limited: networks fail."""
+    usual = noise.poses[NETWORK]
+    depth = np.concatenate([_depth_in(m.known, m.points) for m in matched])
+    depth = depth[np.isfinite(depth)]
+    typical = float(np.median(depth)) if len(depth) else 1.0
+    turn = Rotation.from_matrix(network[:3, :3].T @ T[:3, :3]).magnitude() / usual.rotation
+    move = np.linalg.norm(T[:3, 3] - network[:3, 3]) / (usual.place * typical)
+    return min((float(turn) ** 2 + float(move) ** 2) / 2, MOST_DOUBT)
+
+
+def _depth_in(view: TrackedView, points: Array) -> Array:
+    """Returns the depths [P] of points [P, 3] in a view; NaN behind it."""
+    z = (points - view.T_ref_camera[:3, 3]) @ view.T_ref_camera[:3, 2]
+    return np.where(z > 0, z, np.nan)
+
+
+def _set_scale(view: TrackedView, matched: list[_Matched], good: list[Array]) -> None:
     """Sets the scale of a view whose unit differs from that of its tracks."""
     logs = [np.zeros(0)]
-    T = view.T_ref_camera
-    for m, (points, tracked), mask in zip(found, known, good, strict=True):
-        some = tracked & mask
-        z = ((points[some] - T[:3, 3]) @ T[:3, :3])[:, 2]
+    for m, mask in zip(matched, good, strict=True):
+        some = m.tracked & mask
         with np.errstate(invalid="ignore", divide="ignore"):
-            logs.append(np.log(z) - view.log_depth[m.pairs[some, 0]])
+            logs.append(np.log(_depth_in(view, m.points[some])) - view.log_depth[m.feature[some]])
     ratio = np.concatenate(logs)
     ratio = ratio[np.isfinite(ratio)]
     if len(ratio) >= 2 * FEWEST and abs(float(np.median(ratio))) > UNIT_JUMP:
@@ -126,17 +245,16 @@ def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
 
 
 def pose_by_epipolar_geometry(
-    known: TrackedView, matched: Array, features: Features, K: Array
+    known: TrackedView, there: Array, depth: Array, here: Array, K: Array
 ) -> Array | None:
-    """Returns ``T_ref_camera`` [4, 4] of a new camera from its matches [P, 2]: indices of its own
-    features and of those of a known view.
+    """Returns ``T_ref_camera`` [4, 4] of a new camera from positions [P, 2] ``there`` in a known
+    view, their depths [P] (NaN: unknown), and positions [P, 2] ``here`` in the new one.
 
     The essential matrix gives rotation and direction. The length of the motion is the one at
-    which triangulated depths have the median of the known view's depths. None without a pose.
+    which triangulated depths have the median of the known ones. None without a pose.
     """
-    if len(matched) < 2 * FEWEST:
+    if len(here) < 2 * FEWEST:
         return None
-    here, there = features.pixel[matched[:, 0]], known.features.pixel[matched[:, 1]]
     rays, known_rays = _rays(here, K), _rays(there, known.K)
     focal = (K[0, 0] + known.K[0, 0]) / 2
     try:
@@ -154,7 +272,6 @@ def pose_by_epipolar_geometry(
     inside = mask.ravel() > 0
     if count < FEWEST:
         return None
-    depth = np.exp(known.log_depth[matched[:, 1]] + known.log_scale)
     at_unit, angle = depth_along(known_rays, rays @ R, -R.T @ t[:, 0])
     good = inside & (angle > MIN_PARALLAX) & (at_unit > 0) & np.isfinite(depth)
     length = float(np.median(depth[good] / at_unit[good])) if good.sum() >= FEWEST else 0.0
