@@ -25,6 +25,8 @@ from da3_ros.types import Prediction, Window
 
 log = logging.getLogger(__name__)
 
+FAILURES = (np.linalg.LinAlgError, ValueError, cv2.error)  # of numerics; others are our mistakes
+
 
 class WindowRefinement:
     """Owns the refiner; applies its results to odometry."""
@@ -83,10 +85,9 @@ class WindowRefinement:
         images = [CameraImage(p.full, p.full_valid) for p in new]
         try:
             refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
-        except (np.linalg.LinAlgError, ValueError, cv2.error) as error:
+        except FAILURES as error:
             # The window is as good as without; frames must not be lost for its refinement.
-            log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
-            self.counters["refinements_failed"] += 1
+            self._report_failure(window, error)
             self.refiner.restart()
             return prediction, placed, None
         if refined is None:
@@ -114,7 +115,15 @@ class WindowRefinement:
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
-        return refined_loop(window, split, prediction, self.effort)
+        try:
+            return refined_loop(window, split, prediction, self.effort)
+        except FAILURES as error:
+            self._report_failure(window, error)
+            return None
+
+    def _report_failure(self, window: Window, error: Exception) -> None:
+        log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
+        self.counters["refinements_failed"] += 1
 
     def restart(self) -> None:
         """Begins a new segment."""

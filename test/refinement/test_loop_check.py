@@ -1,0 +1,67 @@
+"""A loop needs features of both visits that fit one geometry, whatever the network says."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.loop_check import refined_loop
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import View, Window
+
+SIZE = (224, 168)
+NOISE = Noise(smooth=0.05, rotation_deg=1.0, translation=0.02)
+EFFORT = Effort.full(400)
+
+
+def frames(room, **walk):
+    return list(SyntheticCamera(room, SIZE, walk="strafe", frames=6, rate_hz=3, **walk))
+
+
+@pytest.fixture(scope="module")
+def place():
+    return frames(42)
+
+
+def visits(first, second):
+    """A window of three views of each of two visits, and what a network predicts for it."""
+    again = [dataclasses.replace(f, stamp_ns=f.stamp_ns + 10**12) for f in second]
+    both = first[:3] + again[:3]
+    views = tuple(View(i, f.stamp_ns, f.image, f.K, camera="") for i, f in enumerate(both))
+    window = Window(0, views, 0)
+    return window, TruthSession(both, noise=NOISE).infer(window), both
+
+
+def turn_error_deg(prediction, true):
+    """Of the second visit relative to the first."""
+    a, b = prediction.T_window_camera[[0, -1]]
+    step = (invert_pose(a) @ b)[:3, :3]
+    exact = (invert_pose(true[0].T_world_camera) @ true[-1].T_world_camera)[:3, :3]
+    return np.degrees(Rotation.from_matrix(exact.T @ step).magnitude())
+
+
+def test_a_true_loop_gets_the_poses_of_its_tracks(place):
+    window, prediction, true = visits(place[:3], place[3:])
+    refined = refined_loop(window, 3, prediction, EFFORT)
+    assert refined is not None
+    assert turn_error_deg(refined, true) < turn_error_deg(prediction, true) / 3
+
+
+def test_two_places_that_the_network_takes_for_one_are_no_loop(place):
+    """The other room's views get this one's poses: the network is sure, features are not."""
+    other = [
+        dataclasses.replace(f, T_world_camera=g.T_world_camera)
+        for f, g in zip(frames(7), place, strict=True)
+    ]
+    window, prediction, _ = visits(place[:3], other)
+    assert refined_loop(window, 3, prediction, EFFORT) is None
+
+
+def test_bare_images_are_no_loop(place):
+    bare = [dataclasses.replace(f, image=np.full_like(f.image, 128)) for f in place]
+    window, prediction, _ = visits(bare[:3], bare[3:])
+    assert refined_loop(window, 3, prediction, EFFORT) is None
