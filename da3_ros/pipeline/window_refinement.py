@@ -37,6 +37,7 @@ class WindowRefinement:
         self.effort = effort or chosen_effort(config)
         self.refiner = WindowRefiner(self.effort)
         self._limit = TimeLimit(0.0)
+        self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
 
     def skip_when_late(self) -> None:
         """From now on, windows pass as they are while refinement takes more than
@@ -101,6 +102,24 @@ class WindowRefinement:
         placed = dataclasses.replace(placed, T_ref_window=refined.T_ref_window)
         odometry.apply_refinement(refined)
         return refined.prediction, placed, refined
+
+    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the focal lengths that tracks have determined, for cameras
+        without a camera_info."""
+        self._calibrated.update({v.camera: v.K is not None for v in window.views})
+        return self.refiner.calibration.calibrated(window, prediction)
+
+    @property
+    def focal_sources(self) -> dict[str, str]:
+        """Where the focal length of each camera is from: camera_info, tracks or network."""
+        return {
+            camera: "camera_info" if known else self.refiner.calibration.source(camera)
+            for camera, known in sorted(self._calibrated.items())
+        }
+
+    def forget_calibration(self) -> None:
+        """Forgets focal lengths: images have another size now."""
+        self.refiner.forget_calibration()
 
     @property
     def tracks(self) -> Tracks:
