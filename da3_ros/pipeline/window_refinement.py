@@ -133,6 +133,7 @@ class WindowRefinement:
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
+        prediction = self.refiner.calibration.calibrated(window, prediction)
         return refined_loop(window, split, prediction, self.effort)
 
     def restart(self) -> None:
