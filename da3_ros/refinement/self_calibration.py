@@ -31,12 +31,13 @@ FEWEST_VIEWS, MOST_VIEWS = 8, 12  # of an estimate
 MOVED_VIEWS = 24  # newest views that get new poses with a new focal length; others are forgotten
 TRACKS, STEPS = 300, 30  # limits of a solution
 SIGMA, HALF_SIGMA = 0.01, 0.02  # of the logarithm, from all views and from half of them
-AGREEMENT = 0.03  # largest difference of the logarithms of the three estimates
+AGREEMENT = 0.02  # largest difference of the logarithms of the three estimates
 MAX_FACTOR = 2.0  # on the network's focal length
 PRIOR_SIGMA = 1.0  # of the logarithm of the focal length
 DEPTH_SIGMA, SCALE_SIGMA = 2.0, 0.1  # depths only keep the unit, and points without parallax
 OUTLIER, MIN_OUTLIER_PX = 4.0, 1.5  # standard deviations and pixels beyond which a match is wrong
 MIN_PX, MAX_PX = 0.1, 1.0  # limits of the noise; with more, the camera is no pinhole camera
+USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out, as of a lens
 RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
 
 
@@ -136,7 +137,8 @@ def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> Estimate | No
     found, factor = _noise_px(done), float(done.bundle.K[0, 0, 0] / views[0].K[0, 0])
     if not (found < MAX_PX and 1 / MAX_FACTOR < factor < MAX_FACTOR and is_sane(done.bundle)):
         return None
-    return Estimate(factor, float(done.focal_sigma()[0]) * max(1.0, found / pixel))
+    excess = max(1.0, found / pixel) * max(1.0, found / USUAL_PX)
+    return Estimate(factor, float(done.focal_sigma()[0]) * excess)
 
 
 def _change(graph: SlidingGraph, camera: str, factor: float) -> bool:
