@@ -104,7 +104,7 @@ def focal_error_percent(results: Sequence[TrackedFrame], walk: Walk) -> float:
 
 def is_determined(pipeline: Pipeline) -> bool:
     """Whether tracks have determined the focal length, so that it is published."""
-    return bool(pipeline._steps.refinement.refiner.graph.focal_known)
+    return bool(pipeline._steps.refinement.refiner.calibration.known)
 
 
 def table(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

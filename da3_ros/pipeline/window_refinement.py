@@ -39,6 +39,7 @@ class WindowRefinement:
         self.effort = effort or chosen_effort(config)
         self.refiner = WindowRefiner(self.effort)
         self._limit = TimeLimit(0.0)
+        self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
 
     def skip_when_late(self) -> None:
         """From now on, windows pass as they are while refinement takes more than
@@ -103,6 +104,24 @@ class WindowRefinement:
         odometry.apply_refinement(refined)
         return refined.prediction, placed, refined
 
+    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the focal lengths that tracks have determined, for cameras
+        without a camera_info."""
+        self._calibrated.update({v.camera: v.K is not None for v in window.views})
+        return self.refiner.calibration.calibrated(window, prediction)
+
+    @property
+    def focal_sources(self) -> dict[str, str]:
+        """Where the focal length of each camera is from: camera_info, tracks or network."""
+        return {
+            camera: "camera_info" if known else self.refiner.calibration.source(camera)
+            for camera, known in sorted(self._calibrated.items())
+        }
+
+    def forget_calibration(self) -> None:
+        """Forgets focal lengths: images have another size now."""
+        self.refiner.forget_calibration()
+
     @property
     def tracks(self) -> Tracks:
         """The tracks of the newest window."""
@@ -115,6 +134,7 @@ class WindowRefinement:
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
+        prediction = self.refiner.calibration.calibrated(window, prediction)
         try:
             return refined_loop(window, split, prediction, self.effort)
         except FAILURES as error:

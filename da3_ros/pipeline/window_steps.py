@@ -76,6 +76,7 @@ class WindowSteps:
             return
         network_depth = prediction.depth
         prediction = without_invalid_depth(window, prediction)
+        prediction = self.refinement.calibrated(window, prediction)
         due = self.scene_map.scale.wants_measurement(window.id)
         prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
         prediction = self.odometry.with_prior(window, prediction)
@@ -198,6 +199,7 @@ class WindowSteps:
             return False
         self.scene_map.loops.resize(cut)
         self.builder.resize(cut, new)
+        self.refinement.forget_calibration()
         self.counters["size_changes"] += 1
         return True
 
@@ -206,4 +208,5 @@ class WindowSteps:
         log.warning("shared views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
         self.builder.forget_format()
+        self.refinement.forget_calibration()
         self.start_segment(self.odometry.newest)

@@ -19,6 +19,7 @@ from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
+from da3_ros.refinement.self_calibration import SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
@@ -74,12 +75,17 @@ class WindowRefiner:
     def __init__(self, effort: Effort) -> None:
         self.detector = FeatureDetector(effort.features, effort.pixels)
         self.graph = SlidingGraph(effort.tracks, effort.steps)
+        self.calibration = SelfCalibration()
         self.tracks = NO_TRACKS  # of the newest window
 
     def restart(self) -> None:
         """Begins a new segment."""
         self.graph.restart()
         self.tracks = NO_TRACKS
+
+    def forget_calibration(self) -> None:
+        """Forgets focal lengths: images have another size now."""
+        self.calibration = SelfCalibration()
 
     def skip(self) -> None:
         """Notes that a window passes as it is; its new views carry no tracks."""
@@ -122,6 +128,9 @@ class WindowRefiner:
                 self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
+        if self.calibration.run(self.graph):
+            done = self.graph.refine(ids[count:], priors) or done
+            prediction = self.calibration.calibrated(window, prediction)
         shrunk = images[-1].image.shape[1] / self.graph.views[ids[-1]].features.shape[1]
         self.tracks = Tracks(done.tracks, True, shrunk * done.reprojection_px)
         moved = {}
@@ -194,15 +203,11 @@ class WindowRefiner:
         """Returns the prediction with the graph's poses, and with corrected depth of new views."""
         back = S.inverse()
         poses, depth = prediction.T_window_camera.copy(), prediction.depth.copy()
-        K = prediction.K.copy()
         for k, view in enumerate(window.views):
             if view.id in self.graph.views:
-                known = self.graph.views[view.id]
-                poses[k] = back.pose(known.T_ref_camera)
-                if known.own_K and known.camera in self.graph.focal_known:
-                    K[k] = resize_K(known.K, known.features.shape[::-1], view.image.shape[1::-1])
+                poses[k] = back.pose(self.graph.views[view.id].T_ref_camera)
         depth[len(depth) - len(factors) :] *= factors
-        return replace(prediction, T_window_camera=poses, depth=depth, K=K)
+        return replace(prediction, T_window_camera=poses, depth=depth)
 
     def _factors(self, id: int, depth: FloatImage, unit: float, log_scale: float) -> FloatImage:
         """Returns the factors [h, w] on a new view's depth: its scale, corrected between tracks.

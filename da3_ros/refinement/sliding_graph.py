@@ -38,7 +38,6 @@ RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track beg
 MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
 MIN_PARALLAX = 0.02  # rad; a view with less, at its upper quartile, gets no depth from tracks
 PLACE_SIGMA = 0.001  # standard deviation of a camera's position, over depth
-FOCAL_SIGMA = 0.02  # of the logarithm of a focal length that counts as determined
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
@@ -74,7 +73,6 @@ class SlidingGraph:
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
-        self.focal_known: set[str] = set()  # cameras whose focal length tracks have determined
 
     def restart(self) -> None:
         """Forgets views and tracks; keeps what is known about noise."""
@@ -116,7 +114,7 @@ class SlidingGraph:
         """
         used, free = self._chosen(new)
         views = [self.views[i] for i in used]
-        gathered = _gather(views, free, self.max_tracks)
+        gathered = gather(views, free, self.max_tracks)
         if gathered is None:
             return None
         ids, observations = gathered
@@ -124,7 +122,7 @@ class SlidingGraph:
         free &= seen >= FEWEST_TRACKS
         if not all(free[used.index(i)] for i in new if i != used[0]) or not free.any():
             return None
-        bundle = self._bundle(views, free, ids, observations, priors.indexed(used))
+        bundle = self.bundle(views, free, ids, observations, priors.indexed(used))
         done, bad = self._solve(bundle)
         if not is_sane(done.bundle):
             return None
@@ -200,18 +198,17 @@ class SlidingGraph:
         used = [i for i in ids if i in free or i in best]
         return used, np.array([i in free for i in used])
 
-    def _bundle(
+    def bundle(
         self, views: list[TrackedView], free: Array, ids: Array, o: Observations, poses: PosePriors
     ) -> Bundle:
+        """Returns the bundle of views, of which ``free`` [V] may move, and of tracks ``ids`` [N]
+        with their observations, without standard deviations."""
         T = np.array([v.T_ref_camera for v in views])
         K = np.array([v.K for v in views])
         s = np.array([v.log_scale for v in views])
-        cameras = _own_cameras(views)
-        focal = [cameras.index(v.camera) if v.own_K else -1 for v in views] if cameras else None
         return Bundle(
             T, s, K, self._start_points(ids, o, T, K, s), free, o,
             np.zeros(len(views)), np.full(len(views), self.noise.scale), poses,
-            None if focal is None else np.array(focal),
         )  # fmt: skip
 
     def _start_points(self, ids: Array, o: Observations, T: Array, K: Array, s: Array) -> Array:
@@ -280,16 +277,13 @@ class SlidingGraph:
         for at in np.flatnonzero(bad):
             track = views[o.view[at]].track
             track[track == ids[o.point[at]]] = -1
+        self.take_over(views, ids, b)
+
+    def take_over(self, views: list[TrackedView], ids: Array, solved: Bundle) -> None:
+        """Takes over poses, scales and points of a solved bundle of views and tracks ``ids``."""
         for k, view in enumerate(views):
-            view.T_ref_camera, view.log_scale = b.T_ref_camera[k], float(b.log_scale[k])
-        self.points.set(ids, b.points)
-        cameras = _own_cameras(views)
-        sigmas = done.focal_sigma().tolist()
-        self.focal_known |= {c for c, s in zip(cameras, sigmas, strict=True) if s < FOCAL_SIGMA}
-        for camera, factor in zip(cameras, done.focal.tolist(), strict=True):
-            for view in self.views.values():
-                if view.own_K and view.camera == camera:
-                    view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
+            view.T_ref_camera, view.log_scale = solved.T_ref_camera[k], float(solved.log_scale[k])
+        self.points.set(ids, solved.points)
 
 
 def _in_ref(done: Adjusted) -> Array | None:
@@ -312,11 +306,6 @@ def _deviation(values: Array) -> float:
     return 1.4826 * float(np.median(np.abs(values - np.median(values))))
 
 
-def _own_cameras(views: list[TrackedView]) -> list[str]:
-    """Returns the names of cameras without a calibration; their order numbers focal lengths."""
-    return sorted({v.camera for v in views if v.own_K})
-
-
 def is_sane(bundle: Bundle) -> bool:
     """True if all poses and scales are numbers, and no camera has left its scene."""
     T, s = bundle.T_ref_camera, bundle.log_scale
@@ -327,7 +316,7 @@ def is_sane(bundle: Bundle) -> bool:
     return bool(extent < MAX_EXTENT * reach)
 
 
-def _gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Observations] | None:
+def gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Observations] | None:
     """Returns the ids [N], ascending, of at most ``most`` tracks that a free view and another view
     see, and their observations; None: too few."""
     view = np.concatenate([np.full(len(v.track), k) for k, v in enumerate(views)])

@@ -83,7 +83,8 @@ def _scale(scale: Scale) -> dict[str, Any]:
 
 
 def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
-    """Returns the number of refined windows, and means over them; null without any."""
+    """Returns the number of refined windows, means over them, null without any, and where the
+    focal length of each camera is from."""
     results = [scene.results for scene in scenes.values()]
     windows = sum(one.refined for one in results)
     sums = {
@@ -91,7 +92,10 @@ def _refinement(scenes: dict[str, ReplayScene]) -> dict[str, Any]:
         "reprojection_px": sum(one.reprojection_px for one in results),
     }
     means = {name: value / windows if windows else None for name, value in sums.items()}
-    return {"windows": windows} | means
+    sources: dict[str, str] = {}
+    for scene in scenes.values():
+        sources |= scene.pipeline.refinement.focal_sources
+    return {"windows": windows} | means | {"focal_source": sources}
 
 
 def _plan(pipeline: Pipeline) -> dict[str, Any] | None:

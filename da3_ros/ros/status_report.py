@@ -129,6 +129,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         "alignment_rms": report.alignment_rms,
         "alignment_inliers": report.alignment_inliers,
         "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
+        "focal_source": ", ".join(sorted(_focal_sources(stream))),
         "loops_closed": stream.pipeline.loops.closed,
     } | _refinement(stream, report)
 
@@ -149,6 +150,12 @@ def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
         "refinement_skipped": count["refinements_skipped"],
         "refinements_failed": count["refinements_failed"],
     }
+
+
+def _focal_sources(stream: Stream) -> set[str]:
+    """Returns where focal lengths are from, with the camera's name if it has one."""
+    sources = [p.refinement.focal_sources for p in stream.pipelines]
+    return {f"{name}: {one}" if name else one for s in sources for name, one in s.items()}
 
 
 def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:

@@ -177,3 +177,32 @@ def test_trails_follow_the_surfaces_of_the_room(walk, refined):
             assert np.nanmedian(trails.error_px) < 1
     assert len(errors) == FRAMES - 1
     assert np.nanmedian(np.concatenate(errors)) < 0.5
+
+
+class LongFocal(TruthSession):
+    """Takes the focal length for 1.2 times as long as it is."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        found.K[:, [0, 1], [0, 1]] *= 1.2
+        return found
+
+
+@pytest.mark.parametrize(("way", "source"), [("loop", "tracks"), ("strafe", "network")])
+def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_camera(way, source):
+    camera = SyntheticCamera(42, SIZE, walk=way, frames=17, rate_hz=3)
+    true = list(camera)
+    values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False}
+    pipeline = Pipeline(config_from_parameters(values), LongFocal(true, noise=NOISE))
+    results = []
+    for f in true:
+        results += pipeline.push(to_frame(camera, f, calibration=None))
+    assert pipeline.refinement.focal_sources == {"": source}
+    ratio = [r.K[0, 0] / f.K[0, 0] for r, f in zip(results, true, strict=True)]
+    assert ratio[0] == pytest.approx(1.2)
+    assert ratio[-1] == pytest.approx(1.0 if source == "tracks" else 1.2, abs=0.03)
+    assert len(set(np.round(ratio, 6))) == (2 if source == "tracks" else 1)
+
+
+def test_a_camera_info_is_where_the_focal_length_is_from(refined):
+    assert refined[0].refinement.focal_sources == {"": "camera_info"}

@@ -156,6 +156,7 @@ def test_unknown_scale_is_in_the_report(true_run):
     assert report["metric"] is False
     assert report["license"] == "Apache-2.0"
     assert report["parameters"]["window.new"] == 2
+    assert report["refinement"]["focal_source"] == {"": "camera_info"}
 
 
 def same_bytes(a, b, but):

@@ -1,0 +1,203 @@
+"""Focal lengths of cameras without calibration, by the tracks of many views.
+
+Works on the sliding graph; no network, no images.
+
+A wrong focal length bends a turning camera's path and squeezes its scene; a camera that only moves
+sideways or ahead shows little of that. So an estimate counts only if its standard deviation is
+small, and if the earlier and the later half of the views agree with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.geometry.projection import resize_K
+from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, adjust
+from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, SlidingGraph, gather, is_sane
+from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.types import Array, Prediction, Window
+
+log = logging.getLogger(__name__)
+
+FIRST, SHARE, MOST_WINDOWS = 4, 4, 32  # windows between attempts: least; their number over; most
+FEWEST_VIEWS, MOST_VIEWS = 8, 12  # of an estimate
+MOVED_VIEWS = 24  # newest views that get new poses with a new focal length; others are forgotten
+TRACKS, STEPS = 300, 30  # limits of a solution
+SIGMA, HALF_SIGMA = 0.01, 0.02  # of the logarithm, from all views and from half of them
+AGREEMENT = 0.02  # largest difference of the logarithms of the three estimates
+MAX_FACTOR = 2.0  # on the network's focal length
+PRIOR_SIGMA = 1.0  # of the logarithm of the focal length
+DEPTH_SIGMA, SCALE_SIGMA = 2.0, 0.1  # depths only keep the unit, and points without parallax
+OUTLIER, MIN_OUTLIER_PX = 4.0, 1.5  # standard deviations and pixels beyond which a match is wrong
+MIN_PX, MAX_PX = 0.1, 1.0  # limits of the noise; with more, the camera is no pinhole camera
+USUAL_PX = 0.2  # noise of a feature; what exceeds it does not average out, as of a lens
+RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances in a plane
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A focal length by the tracks of some views."""
+
+    factor: float  # on the present one
+    sigma: float  # standard deviation of its logarithm
+
+
+class SelfCalibration:
+    """Determines the focal length of each camera without calibration once, if tracks can."""
+
+    def __init__(self) -> None:
+        # By camera: K [3, 3] by tracks, and the size (width, height) of its image.
+        self.known: dict[str, tuple[Array, tuple[int, int]]] = {}
+        self._windows, self._next = 0, FIRST
+
+    def run(self, graph: SlidingGraph) -> bool:
+        """Tries to determine unknown focal lengths of a graph, every few windows; returns whether
+        K and poses of its views have changed."""
+        cameras = sorted({v.camera for v in graph.views.values() if v.own_K} - set(self.known))
+        if not cameras:
+            return False
+        self._windows += 1
+        if self._windows < self._next:
+            return False
+        self._next += min(max(FIRST, self._windows // SHARE), MOST_WINDOWS)
+        done = [self._determine(graph, camera) for camera in cameras]
+        return any(done)
+
+    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the known K of views without calibration."""
+        K = prediction.K.copy()
+        for k, view in enumerate(window.views):
+            if view.K is None and view.camera in self.known:
+                known, size = self.known[view.camera]
+                K[k] = resize_K(known, size, view.image.shape[1::-1])
+        return replace(prediction, K=K) if self.known else prediction
+
+    def source(self, camera: str) -> str:
+        """Returns where the K of a camera without calibration is from."""
+        return "tracks" if camera in self.known else "network"
+
+    def _determine(self, graph: SlidingGraph, camera: str) -> bool:
+        """Sets the focal length of a camera if tracks determine it; returns whether they do."""
+        mine = [v for v in graph.views.values() if v.camera == camera]
+        factor = determined_factor(graph, mine)
+        if factor is None or not _change(graph, camera, factor):
+            return False
+        newest = [v for v in graph.views.values() if v.camera == camera][-1]
+        focal = newest.K[0, 0]
+        self.known[camera] = newest.K, newest.features.shape[::-1]
+        log.info(
+            "focal length of camera %s by tracks: %.0f px at %d x %d (network: %.0f)",
+            camera or "(the only one)", focal, *newest.features.shape[::-1], focal / factor,
+        )  # fmt: skip
+        return True
+
+
+def determined_factor(graph: SlidingGraph, views: Sequence[TrackedView]) -> float | None:
+    """Returns the factor on the focal length of one camera's views; None: not determined."""
+    recent = list(views)[-2 * MOST_VIEWS :]
+    at = np.linspace(0, len(recent) - 1, min(MOST_VIEWS, len(recent))).round().astype(int)
+    some = [recent[i] for i in at]
+    if len(some) < FEWEST_VIEWS:
+        return None
+    whole = estimate(graph, some)
+    if whole is None or not whole.sigma < SIGMA:
+        return None
+    half = len(some) // 2
+    halves = [estimate(graph, some[: len(some) - half]), estimate(graph, some[half:])]
+    if not all(one is not None and one.sigma < HALF_SIGMA for one in halves):
+        return None
+    logs = [math.log(one.factor) for one in (whole, *halves) if one is not None]
+    if max(logs) - min(logs) > AGREEMENT:
+        return None
+    return math.exp(float(np.median(logs)))
+
+
+def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> Estimate | None:
+    """Returns the focal length that fits the tracks of views best, with free poses; None: there
+    are too few tracks, or no pinhole camera fits them."""
+    gathered = _bundle(graph, list(views), TRACKS)
+    if gathered is None:
+        return None
+    pixel = 1.0
+    bundle = replace(gathered[1], focal=np.zeros(len(views), int), focal_sigma=PRIOR_SIGMA)
+    done = adjust(_weighted(bundle, pixel), STEPS)
+    for _ in range(2):
+        pixel = max(MIN_PX, _noise_px(done))
+        rest = _without_outliers(done, max(MIN_OUTLIER_PX, OUTLIER * pixel))
+        if (np.bincount(rest.observations.view, minlength=len(views)) < FEWEST_TRACKS).any():
+            return None
+        done = adjust(_weighted(rest, pixel), STEPS)
+    found, factor = _noise_px(done), float(done.bundle.K[0, 0, 0] / views[0].K[0, 0])
+    if not (found < MAX_PX and 1 / MAX_FACTOR < factor < MAX_FACTOR and is_sane(done.bundle)):
+        return None
+    excess = max(1.0, found / pixel) * max(1.0, found / USUAL_PX)
+    return Estimate(factor, float(done.focal_sigma()[0]) * excess)
+
+
+def _change(graph: SlidingGraph, camera: str, factor: float) -> bool:
+    """Changes a camera's focal length in the graph, and solves its newest views for poses, depth
+    scales and points anew. Returns False, and changes nothing, if that fails."""
+    kept = list(graph.views.values())[-MOVED_VIEWS:]
+    before = [v.K for v in kept]
+    for view in kept:
+        if view.camera == camera:
+            view.K = view.K * np.array([[factor, 1, 1], [1, factor, 1], [1, 1, 1]])
+    gathered = _bundle(graph, kept, 2 * TRACKS)
+    solved = None if gathered is None else adjust(gathered[1], STEPS).bundle
+    if gathered is None or solved is None or not is_sane(solved):
+        for view, K in zip(kept, before, strict=True):
+            view.K = K
+        return False
+    graph.points = graph.points.without_positions()
+    graph.keep([v.id for v in kept])
+    graph.take_over(kept, gathered[0], solved)
+    return True
+
+
+def _bundle(
+    graph: SlidingGraph, views: list[TrackedView], most: int
+) -> tuple[Array, Bundle] | None:
+    """Returns the ids of at most ``most`` tracks, and their bundle with views that are all free
+    but the first; None: too few tracks."""
+    free = np.arange(len(views)) > 0
+    gathered = gather(views, free, most)
+    if gathered is None:
+        return None
+    bundle = graph.bundle(views, free, *gathered, PosePriors.none())
+    return gathered[0], _weighted(bundle, graph.noise.pixel)
+
+
+def _weighted(bundle: Bundle, pixel: float) -> Bundle:
+    """Returns the bundle with standard deviations: nearly only positions count."""
+    count = len(bundle.observations.view)
+    o = replace(
+        bundle.observations, sigma=np.full(count, pixel), depth_sigma=np.full(count, DEPTH_SIGMA)
+    )
+    return replace(bundle, observations=o, scale_sigma=np.full(len(bundle.free), SCALE_SIGMA))
+
+
+def _noise_px(done: Adjusted) -> float:
+    """Returns the standard deviation of one axis of a position, pixels, by the median residual."""
+    b, count = done.bundle, 2 * len(done.reprojection)
+    spare = max(1, count - 3 * len(b.points) - 6 * int(b.free.sum()) - 1)
+    return float(np.median(done.reprojection)) / RAYLEIGH / math.sqrt(spare / count)
+
+
+def _without_outliers(done: Adjusted, limit_px: float) -> Bundle:
+    """Returns the bundle without observations that are further than a limit from their points,
+    and without points that fewer than two views then see."""
+    b, o = done.bundle, done.bundle.observations
+    good = done.reprojection < limit_px
+    good &= (np.bincount(o.point[good], minlength=len(b.points)) >= 2)[o.point]
+    points, number = np.unique(o.point[good], return_inverse=True)
+    fields = {f.name: getattr(o, f.name)[good] for f in dataclasses.fields(o)}
+    return replace(
+        b, points=b.points[points], observations=Observations(**fields | {"point": number})
+    )
