@@ -101,7 +101,7 @@ def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
 def test_a_live_budget_changes_neither_path_nor_map(monkeypatch):
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24)
     frames = list(camera)
-    values = {"window.size": 5, "map.voxel_m": 0.03, "refinement.enabled": False}
+    values = {"window.size": 5, "map.voxel_m": 0.03}
     with LiveNode(monkeypatch, camera, frames, Budgeted, **values) as live:
         odometry = rt.collect(live.node, "nav_msgs/msg/Odometry", "/da3/odom")
         assert live.change(CONFIGURE, ACTIVATE)

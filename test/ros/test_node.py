@@ -70,6 +70,8 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     half = {"mixed_precision": "bfloat16"}
     settings = load_config(None, [f"{k}:={v}" for k, v in (QUICK | half).items()])
     replay(ReplayOptions(tmp_path / "bag", tmp_path / "out"), settings)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["refinement"]["windows"] > 0
     with open_recording(tmp_path / "out" / "output.mcap", camera="/da3/rgb") as recording:
         depths = [m for _, m in recording.messages("/da3/depth/image")]
         poses = [m for _, m in recording.messages("/da3/pose")]

@@ -1,6 +1,7 @@
 """The live node with two cameras, as real processes over DDS."""
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -154,6 +155,8 @@ def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     values = {**QUICK, "window.size": 4, "cameras": "[front, left]"}
     settings = load_config(None, [f"{k}:={v}" for k, v in values.items()])
     replay(ReplayOptions(tmp_path / "bag", tmp_path / "out"), settings)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["refinement"]["windows"] > 0
     with TwoCameras() as rig:
         show_all(rig, cameras)
     with open_recording(tmp_path / "out" / "output.mcap", camera="/da3/left/rgb") as recording:
