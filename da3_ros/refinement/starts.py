@@ -19,6 +19,7 @@ FEWEST = 8  # matches that determine a pose
 PNP_TOLERANCE = 4.0  # pixels; depths of points are uncertain
 EPIPOLAR_TOLERANCE = 1.0  # pixels
 TRIALS = 200
+FEW = 0.2  # share of matches that are not worth a pose of their own
 NARROWING = (16.0, 8.0, 8.0, 4.0, 4.0, 2.0, 2.0, 1.0)  # tolerances, pixels
 AGREEMENT_PX = 2.0  # largest distance of a match that agrees with a pose
 TRACKED_REACH = 0.1  # of the logarithm of a tracked point's depth
@@ -111,6 +112,8 @@ def _by_points(points: Array, pixel: Array, K: Array) -> Iterator[Array]:
             return
         yield T
         other = ~(reprojection_distance(points, T, K, pixel) < PNP_TOLERANCE)
+        if other.mean() < FEW:
+            return
         points, pixel = points[other], pixel[other]
 
 
@@ -157,6 +160,8 @@ def _by_matches(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
             return
         yield T
         rest &= ~(epipolar_distance(known, best.there, T, view.K, best.here) < AGREEMENT_PX)
+        if rest.mean() < FEW:
+            return
 
 
 def _agreeing(view: TrackedView, T: Array, matched: list[_Matched]) -> tuple[list[Array], float]:
