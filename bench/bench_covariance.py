@@ -6,7 +6,8 @@ Usage: bench_covariance.py truth|da3-tiny [--runs N] [--frames N] [--walks ...] 
 NEES is divided by its six degrees of freedom: 1 is consistent, more than 1 is overconfident.
 truth: exact windows with known noise, some of it common to all views of a window; "low" and "high"
 are the 95 % bounds of chi-squared. da3-tiny: its predictions for rendered rooms. All numbers are
-of ``~/odom``, relative to the first frame.
+of ``~/odom``, relative to the first frame. --refine: with refinement, whose covariances are
+meant to be too large rather than too small: its noise is not known as well as that.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SETTLED = 5  # frames until the noise model has converged
 def settings(**values: Any):
     """Returns a configuration without map and loops, which covariances do not need."""
     base = {
-        "model": "da3-tiny", "loop.enabled": False, "map.enabled": False,
+        "model": "da3-tiny", "loop.enabled": False, "map.enabled": False, "window.size": 6,
         "refinement.enabled": False,
     }  # fmt: skip
     return config_from_parameters(base | values)
@@ -91,14 +92,15 @@ def nees(results: list[TrackedFrame], error: Array) -> Array:
 
 def truth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk and noise."""
+    size = (224, 168) if options.refine else (112, 84)  # features need larger images
+    config = settings(process_res=size[0], **{"refinement.enabled": options.refine})
     low, high = chi2.ppf([0.025, 0.975], 6 * options.runs) / (6 * options.runs)
     for walk in options.walks:
-        camera, frames = frames_of(walk, 3, (112, 84), options.frames)
+        camera, frames = frames_of(walk, 3, size, options.frames)
         for name, noise in NOISES.items():
             found = []
             for seed in range(options.runs):
                 session = TruthSession(frames, seed=seed, noise=noise)
-                config = settings(process_res=112, **{"window.size": 6})
                 results = run(Pipeline(config, session), camera, frames)
                 unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
                 found.append(nees(results, errors(results, frames, unit)))
@@ -111,7 +113,7 @@ def truth_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def tiny_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields a row per walk, each over ``options.runs`` rooms that da3-tiny was not trained on."""
-    config = settings(process_res=224, **{"window.size": 6})
+    config = settings(process_res=224, **{"refinement.enabled": options.refine})
     for walk in options.walks:
         found, sizes = [], []
         for seed in range(100, 100 + options.runs):
@@ -140,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=20, help="runs per row")
     parser.add_argument("--frames", type=int, default=40, help="per run")
     parser.add_argument("--walks", nargs="+", default=list(WALKS), choices=WALKS)
+    parser.add_argument("--refine", action="store_true", help="refine windows by feature tracks")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     rows = []

@@ -120,11 +120,11 @@ class SlidingGraph:
         ids, observations = gathered
         seen = np.bincount(observations.view, minlength=len(views))
         free &= seen >= FEWEST_TRACKS
-        if not all(free[used.index(i)] for i in new if i != used[0]) or not free.any():
+        if not _all_free(free, used, new) or not free.any():
             return None
         bundle = self.bundle(views, free, ids, observations, priors.indexed(used))
         done, bad = self._solve(bundle)
-        if not is_sane(done.bundle):
+        if not is_sane(done.bundle) or not _all_free(done.bundle.free, used, new):
             return None
         self._apply(views, ids, observations, done, bad)
         self.noise.add(done, seen, [used.index(i) for i in new if i in used])
@@ -300,6 +300,11 @@ def _in_ref(done: Adjusted) -> Array | None:
         axes[k, 4:, k, PLACE] = np.eye(3)
     both = axes.reshape(SIZE * len(R), SIZE * len(R))
     return np.asarray(both @ covariance @ both.T)
+
+
+def _all_free(free: Array, used: Sequence[int], new: Sequence[int]) -> bool:
+    """True if all new views are adjusted, but for the very first one."""
+    return all(free[used.index(i)] for i in new if i != used[0])
 
 
 def _deviation(values: Array) -> float:
