@@ -194,6 +194,7 @@ class WindowReport:
     refined: bool = False  # whether feature tracks determine the new poses
     tracks: int = 0  # feature tracks of the refinement, or those found if they were too few
     reprojection_px: float = float("nan")  # RMS error of the tracks, pixels of the camera image
+    refinement_s: float = 0.0
     inference_s: float = 0.0
     total_s: float = 0.0
 

@@ -269,6 +269,7 @@ class Stream:
         scene_stream.publish_scene(frame)
         if frame.window is not self.last_report:
             self.stages.add("network", frame.window.inference_s)
+            self.stages.add("refinement", frame.window.refinement_s)
             self.stages.add("window", frame.window.total_s)
         self.last_report = frame.window
         self.process_size = scene_stream.pipeline.builder.network_size

@@ -35,6 +35,7 @@ def report_of(
     loop_closed: bool,
     total_s: float,
     tracks: Tracks = NO_TRACKS,
+    refinement_s: float = 0.0,
 ) -> WindowReport:
     """Returns the report of a window."""
     return WindowReport(
@@ -53,6 +54,7 @@ def report_of(
         refined=tracks.refined,
         tracks=tracks.count,
         reprojection_px=tracks.reprojection_px,
+        refinement_s=refinement_s,
         inference_s=prediction.inference_s,
         total_s=total_s,
     )

@@ -39,6 +39,7 @@ class WindowRefinement:
         self.effort = effort or chosen_effort(config)
         self.refiner = WindowRefiner(self.effort)
         self._limit = TimeLimit(0.0)
+        self.seconds = 0.0  # that the newest window's refinement has taken
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
 
     def skip_when_late(self) -> None:
@@ -62,6 +63,7 @@ class WindowRefinement:
 
         A window that alignment refused is accepted if tracks support its poses and its depth.
         """
+        self.seconds = 0.0
         if not self.config.refinement.enabled or odometry.prior.replaces_poses:
             self.refiner.restart()
             return prediction, placed, None
@@ -73,7 +75,8 @@ class WindowRefinement:
         try:
             return self._refine(window, new, prediction, placed, odometry)
         finally:
-            self._limit.add(time.perf_counter() - start)
+            self.seconds = time.perf_counter() - start
+            self._limit.add(self.seconds)
 
     def _refine(
         self,

@@ -96,7 +96,7 @@ class WindowSteps:
         report = report_of(
             window, prediction, placed, scale, segment=self.odometry.segment,
             loop_closed=closed, total_s=time.perf_counter() - start,
-            tracks=self.refinement.tracks,
+            tracks=self.refinement.tracks, refinement_s=self.refinement.seconds,
         )  # fmt: skip
         prediction = dataclasses.replace(prediction, depth=network_depth)
         for index, prepared in enumerate(new, len(shared)):

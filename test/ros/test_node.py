@@ -157,6 +157,7 @@ def test_every_topic_comes_with_its_type_frame_and_stamp():
     assert said.keys() >= {
         "input_hz", "input_age_s", "input_stamp_age_s", "output_hz", "output_age_s",
         "network_median_s", "network_p95_s", "window_median_s", "window_p95_s",
+        "refinement_median_s", "refinement_p95_s",
         "publish_median_s", "memory_budget_gb", "memory_plan_gb", "memory_peak_gb", "device",
         "precision", "attention", "model", "license", "scale_source", "scale", "alignment_rms",
         "alignment_inliers", "focal_source", "map_points", "map_memory_mb", "last_error",
