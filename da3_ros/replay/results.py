@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 
 TOPIC_PREFIX = "/da3/"
+OPTIONAL = ("tracks*.npz", "contact_sheet*.png")  # files that not every replay writes
 
 
 class ReplayError(RuntimeError):
@@ -253,7 +254,14 @@ def staging(output: Path) -> Iterator[Path]:
 
 
 def publish_folder(folder: Path, output: Path) -> None:
-    """Move all results from ``folder`` to ``output``; replaces older ones."""
+    """Move all results from ``folder`` to ``output``; replaces older ones.
+
+    Drawings of an older replay that this one did not make are removed: they would seem to be its.
+    """
+    for pattern in OPTIONAL:
+        for old in output.glob(pattern):
+            if not (folder / old.name).exists():
+                old.unlink()
     for file in sorted(folder.iterdir()):
         if file.is_dir():
             replace_folder(file, output / file.name)

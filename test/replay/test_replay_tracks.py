@@ -83,8 +83,12 @@ def test_without_refined_windows_there_is_no_file_and_the_command_says_why(
     camera, bag, tmp_path, capsys
 ):
     output = tmp_path / "out"
+    output.mkdir()
+    (output / "tracks.npz").write_bytes(b"of an older replay")
+    (output / "tracks.txt").write_bytes(b"of the user")
     summary = run(camera, bag, output, "refinement.enabled:=false")
     assert "tracks.npz" not in summary.files
+    assert (output / "tracks.txt").exists()
     target = tmp_path / "a.png"
     assert main(["view", str(output), "--tracks", "--output", str(target)]) == 1
     said = capsys.readouterr().err
