@@ -84,6 +84,11 @@ class PriorPoseSubstitution:
         """True if a window's pose in its segment comes from the prior."""
         return self.replaces_poses and self.output == "prior" and window.T_prior_camera is not None
 
+    def leads_poses(self, window: Window) -> bool:
+        """True if the prior's poses are published for a window, or will be once it is aligned."""
+        given = self.output == "prior" and window.T_prior_camera is not None
+        return given or self.replaces_poses
+
     @property
     def knows_unit(self) -> bool:
         """Whether the prior gives the scale of the newest window."""

@@ -44,6 +44,7 @@ class WindowOdometry:
         self.uncertainty = PoseUncertainty(motion_error)
         self.segment = -1
         self._refined = False  # whether the newest window is refined
+        self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
         self.unit = 1.0  # segment units per network unit of the newest window
         self._clear_shared_views()
@@ -122,7 +123,7 @@ class WindowOdometry:
 
         unit: segment units per network unit and its relative sigma; None if not measured.
         """
-        self._refined, self.refusal = False, ""
+        self._refined, self._depth_doubtful, self.refusal = False, False, ""
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
@@ -141,8 +142,9 @@ class WindowOdometry:
         return replace(shared_view, refined=self._refined)
 
     def is_keyframe(self, shared_view: SharedView) -> bool:
-        """True if a view is far enough from all keyframes to become one."""
-        return self.shared_views.is_new(shared_view)
+        """True if a view is far enough from all keyframes to become one; doubtful depth must not
+        enter the map."""
+        return not self._depth_doubtful and self.shared_views.is_new(shared_view)
 
     def share(self, shared_view: SharedView, *, keyframe: bool) -> None:
         """Makes a view available to later windows."""
@@ -152,6 +154,8 @@ class WindowOdometry:
     def apply_refinement(self, refined: RefinedWindow) -> None:
         """Takes over the poses of a refined window; it fits, even if alignment refused it."""
         self.refused = self._unfit = 0
+        # Alignment and tracks both contradict the depth: the pose is known all the same.
+        self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
         self.unit = refined.T_ref_window.scale
         self.shared_views.adjust(

@@ -8,9 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import cv2
-import numpy as np
-
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
@@ -25,7 +22,7 @@ from da3_ros.types import Prediction, Window
 
 log = logging.getLogger(__name__)
 
-FAILURES = (np.linalg.LinAlgError, ValueError, cv2.error)  # of numerics; others are our mistakes
+REPORTED = 10  # failures that are logged; all are counted
 
 
 class WindowRefinement:
@@ -64,12 +61,12 @@ class WindowRefinement:
         A window that alignment refused is accepted if tracks support its poses and its depth.
         """
         self.seconds = 0.0
-        if not self.config.refinement.enabled or odometry.prior.replaces_poses:
+        if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
             self.refiner.restart()
             return prediction, placed, None
         if self._limit.skips():
             self.refiner.skip()
-            self.counters["refinements_skipped"] += 1
+            self.counters["refinement_skipped"] += 1
             return prediction, placed, None
         start = time.perf_counter()
         try:
@@ -89,16 +86,16 @@ class WindowRefinement:
         images = [CameraImage(p.full, p.full_valid) for p in new]
         try:
             refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
-        except FAILURES as error:
+        except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.
             self._report_failure(window, error)
-            self.refiner.restart()
+            self.refiner.undo()
             return prediction, placed, None
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
             return prediction, placed, None
-        if odometry.refusal and not refined.depth_agrees:
-            self.refiner.restart()  # refused windows leave nothing behind
+        if odometry.refusal and not refined.depth_means_something:
+            self.refiner.undo()  # refused windows leave nothing behind
             return prediction, placed, None
         self.counters["windows_refined"] += 1
         if odometry.refusal:
@@ -140,13 +137,14 @@ class WindowRefinement:
         prediction = self.refiner.calibration.calibrated(window, prediction)
         try:
             return refined_loop(window, split, prediction, self.effort)
-        except FAILURES as error:
+        except Exception as error:
             self._report_failure(window, error)
             return None
 
     def _report_failure(self, window: Window, error: Exception) -> None:
-        log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
-        self.counters["refinements_failed"] += 1
+        self.counters["refinement_failed"] += 1
+        if self.counters["refinement_failed"] <= REPORTED:
+            log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
 
     def restart(self) -> None:
         """Begins a new segment."""

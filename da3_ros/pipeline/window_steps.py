@@ -87,6 +87,9 @@ class WindowSteps:
         )
         if refined is not None:
             network_depth = refined.scaled(network_depth)
+            prediction = self.inference.measured_again(
+                window, prediction, float(np.median(refined.factors))
+            )
             self.scene_map.keep_odometry(refined.moved)
             self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)

@@ -37,6 +37,10 @@ class Features:
         d = self.descriptor.astype(np.float32)
         return np.asarray(np.sqrt(d / np.maximum(d.sum(1, keepdims=True), 1.0)))
 
+    def release(self) -> None:
+        """Forgets ``unit``, which takes four times the memory of the descriptors."""
+        self.__dict__.pop("unit", None)
+
     def __len__(self) -> int:
         return len(self.pixel)
 

@@ -17,6 +17,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.guessed_focal import GuessedFocal
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.self_calibration import SelfCalibration
@@ -26,8 +27,9 @@ from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
 RECENT = 20  # views whose distances give the unit
-MAX_DEPTH_ERROR = 0.6  # of log depth against tracks, robust; with more, depth is wrong,
-USUAL = 2.0  # or with more than this factor on what is usual for the network
+# Of log depth against tracks, robust: with more than the first, depth is doubtful, with more than
+# the second, meaningless; but not if it is less than a factor on what is usual for the network.
+MAX_DEPTH_ERROR, NO_DEPTH_ERROR, USUAL = 0.25, 0.6, 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,7 @@ class RefinedWindow:
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
+    depth_means_something: bool  # whether it has at least something to do with it
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -76,7 +79,9 @@ class WindowRefiner:
         self.detector = FeatureDetector(effort.features, effort.pixels)
         self.graph = SlidingGraph(effort.tracks, effort.steps)
         self.calibration = SelfCalibration()
+        self.guessed = GuessedFocal()
         self.tracks = NO_TRACKS  # of the newest window
+        self._saved = self.graph.saved()  # before the newest window
 
     def restart(self) -> None:
         """Begins a new segment."""
@@ -86,6 +91,11 @@ class WindowRefiner:
     def forget_calibration(self) -> None:
         """Forgets focal lengths: images have another size now."""
         self.calibration = SelfCalibration()
+
+    def undo(self) -> None:
+        """Returns to what was known before the newest window."""
+        self.graph.restore(self._saved)
+        self.tracks = NO_TRACKS
 
     def skip(self) -> None:
         """Notes that a window passes as it is; its new views carry no tracks."""
@@ -114,11 +124,12 @@ class WindowRefiner:
         ids = [view.id for view in window.views]
         # Rounding of single precision must not multiply from window to window.
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
+        self._saved = self.graph.saved()
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
-        own_K = {v.camera: v for v in self.graph.views.values() if v.own_K}
         usual, found = self.graph.noise.depth, 0
+        prediction = self.guessed.steadied(window, prediction, self.calibration.known)
         for k, image in enumerate(images, count):
-            view = self._view(window, k, image, prediction, S, own_K)
+            view = self._view(window, k, image, prediction, S)
             found += self.graph.add(view, ids[:k])
         priors = self._pose_priors(ids, len(images), prediction, S)
         done = self.graph.refine(ids[count:], priors)
@@ -129,15 +140,17 @@ class WindowRefiner:
                 self.graph.views[id].log_scale = 0.0
             return None
         if self.calibration.run(self.graph):
-            done = self.graph.refine(ids[count:], priors) or done
+            done = self.graph.refine(ids[count:], priors)
+            if done is None:
+                raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
             prediction = self.calibration.calibrated(window, prediction)
         shrunk = images[-1].image.shape[1] / self.graph.views[ids[-1]].features.shape[1]
         self.tracks = Tracks(done.tracks, True, shrunk * done.reprojection_px)
         moved = {}
         for i, (T, s) in before.items():
-            view = self.graph.views[i]
-            if view.T_ref_camera is not T:
-                moved[i] = T, view.T_ref_camera, float(np.exp(view.log_scale - s))
+            known = self.graph.views.get(i)
+            if known is not None and known.T_ref_camera is not T:
+                moved[i] = T, known.T_ref_camera, float(np.exp(known.log_scale - s))
         scale = float(np.median([self.graph.views[i].log_scale for i in ids[count:]]))
         S = Similarity(S.scale * float(np.exp(scale)), S.R, S.t)
         factors = np.stack([
@@ -145,13 +158,14 @@ class WindowRefiner:
             for k, i in enumerate(ids[count:], count)
         ])  # fmt: skip
         refined = self._refined(window, prediction, S, factors)
-        agrees = self.graph.depth_error(ids[count:]) < max(MAX_DEPTH_ERROR, USUAL * usual)
-        return RefinedWindow(refined, S, done, moved, factors, agrees)
+        error = self.graph.depth_error(ids[count:])
+        agrees = error < max(MAX_DEPTH_ERROR, USUAL * usual)
+        means_something = error < max(NO_DEPTH_ERROR, USUAL * usual)
+        return RefinedWindow(refined, S, done, moved, factors, agrees, means_something)
 
     def _view(
-        self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity,
-        own_K: dict[str, TrackedView],
-    ) -> TrackedView:  # fmt: skip
+        self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity
+    ) -> TrackedView:
         view, depth = window.views[k], prediction.depth[k]
         features = self.detector(image.image, image.usable)
         small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
@@ -160,9 +174,6 @@ class WindowRefiner:
             log_depth = np.log(S.scale * depth[at[:, 1], at[:, 0]].astype(np.float64))
         log_depth[~np.isfinite(log_depth)] = np.nan
         K = resize_K(prediction.K[k] if view.K is None else view.K, small, size)
-        known = own_K.get(view.camera)
-        if view.K is None and known is not None:
-            K = resize_K(known.K, known.features.shape[::-1], size)
         T = S.pose(prediction.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         measured = MeasuredPose(

@@ -6,6 +6,7 @@ reference and its unit stay. Lengths are in the unit of ref.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -64,6 +65,15 @@ class RefinedViews:
         return None if self.covariance is None else self.covariance[-SIZE:, -SIZE:]
 
 
+@dataclass(frozen=True, eq=False)
+class SavedGraph:
+    """What windows change in a graph."""
+
+    views: dict[int, tuple[TrackedView, Array, float, Array, Array]]  # pose, scale, K, tracks
+    points: TrackPoints
+    noise: TrackNoise
+
+
 class SlidingGraph:
     """The views of a segment that share tracks."""
 
@@ -73,6 +83,21 @@ class SlidingGraph:
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
+
+    def saved(self) -> SavedGraph:
+        """Returns the graph as it is, for ``restore``."""
+        views = {
+            i: (v, v.T_ref_camera, v.log_scale, v.K, v.track.copy()) for i, v in self.views.items()
+        }
+        return SavedGraph(views, copy.copy(self.points), copy.deepcopy(self.noise))
+
+    def restore(self, saved: SavedGraph) -> None:
+        """Returns to a saved graph."""
+        self.views = {}
+        for i, (view, T, s, K, track) in saved.views.items():
+            view.T_ref_camera, view.log_scale, view.K, view.track = T, s, K, track
+            self.views[i] = view
+        self.points, self.noise = saved.points, saved.noise
 
     def restart(self) -> None:
         """Forgets views and tracks; keeps what is known about noise."""
@@ -97,6 +122,9 @@ class SlidingGraph:
 
         Returns the number of its features with a track.
         """
+        for id, other in self.views.items():
+            if id not in shared:
+                other.features.release()
         known = [self.views[i] for i in shared if i in self.views]
         found = [Matches(v, match(view.features, v.features)) for v in known]
         found = [m for m in found if len(m.pairs)]
@@ -107,25 +135,30 @@ class SlidingGraph:
         return int((view.track >= 0).sum())
 
     def refine(self, new: Sequence[int], priors: PosePriors) -> RefinedViews | None:
-        """Adjusts the newest views; None, and nothing is changed, if a view of ``new`` has too
+        """Adjusts the newest views; None, and no pose is changed, if the views ``new`` have too
         few tracks.
 
-        priors: relative poses by view id.
+        One of several new views is enough: the others follow it by ``priors``, relative poses by
+        view id. Raises LinAlgError if the solution diverges.
         """
         used, free = self._chosen(new)
         views = [self.views[i] for i in used]
-        gathered = gather(views, free, self.max_tracks)
+        mine = np.array([k for k, i in enumerate(used) if i in new and k > 0], int)
+        gathered = gather(views, free, self.max_tracks, mine)
         if gathered is None:
             return None
         ids, observations = gathered
         seen = np.bincount(observations.view, minlength=len(views))
         free &= seen >= FEWEST_TRACKS
-        if not _all_free(free, used, new) or not free.any():
+        if not free[mine].any():
             return None
+        free[mine] = True
         bundle = self.bundle(views, free, ids, observations, priors.indexed(used))
         done, bad = self._solve(bundle)
-        if not is_sane(done.bundle) or not _all_free(done.bundle.free, used, new):
+        if not done.bundle.free[mine].all():
             return None
+        if not is_sane(done.bundle):
+            raise np.linalg.LinAlgError("the solution diverged")
         self._apply(views, ids, observations, done, bad)
         self.noise.add(done, seen, [used.index(i) for i in new if i in used])
         return RefinedViews(
@@ -155,7 +188,7 @@ class SlidingGraph:
     def depth_error(self, ids: Sequence[int]) -> float:
         """Returns the largest robust deviation of these views' log depth from that of their
         points, after one scale per view."""
-        return max(_deviation(self._depths(i)[1]) for i in ids)
+        return float(np.max([_deviation(self._depths(i)[1]) for i in ids]))  # NaN: unknown
 
     def _depths(self, id: int) -> tuple[Array, Array, Array]:
         """Returns of a view's features with a point and a predicted depth: indices [M], residual
@@ -302,9 +335,21 @@ def _in_ref(done: Adjusted) -> Array | None:
     return np.asarray(both @ covariance @ both.T)
 
 
-def _all_free(free: Array, used: Sequence[int], new: Sequence[int]) -> bool:
-    """True if all new views are adjusted, but for the very first one."""
-    return all(free[used.index(i)] for i in new if i != used[0])
+def _best_tracks(useful: Array, count: Array, of_new: list[Array], most: int) -> Array:
+    """Returns the mask [N] of at most ``most`` useful tracks: those of the new views first, an
+    equal share of each, then the longest ones.
+
+    count: [N] views of a track. of_new: by new view, indices of its tracks.
+    """
+    by_length = np.argsort(-count, kind="stable")
+    chosen = np.zeros_like(useful)
+    for tracks in of_new:
+        mine = np.zeros_like(useful)
+        mine[tracks] = True
+        chosen[by_length[(mine & useful)[by_length]][: most // len(of_new)]] = True
+    rest = by_length[(useful & ~chosen)[by_length]]
+    chosen[rest[: most - int(chosen.sum())]] = True
+    return chosen
 
 
 def _deviation(values: Array) -> float:
@@ -321,7 +366,9 @@ def is_sane(bundle: Bundle) -> bool:
     return bool(extent < MAX_EXTENT * reach)
 
 
-def gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Observations] | None:
+def gather(
+    views: list[TrackedView], free: Array, most: int, new: Array
+) -> tuple[Array, Observations] | None:
     """Returns the ids [N], ascending, of at most ``most`` tracks that a free view and another view
     see, and their observations; None: too few."""
     view = np.concatenate([np.full(len(v.track), k) for k, v in enumerate(views)])
@@ -332,11 +379,8 @@ def gather(views: list[TrackedView], free: Array, most: int) -> tuple[Array, Obs
     _, point, count = np.unique(track[some], return_inverse=True, return_counts=True)
     moves = np.bincount(point, weights=free[view[some]]) > 0
     useful = (count >= 2) & moves
-    if useful.sum() > most:  # those of the newest view first, then the longest ones
-        newest = np.bincount(point, weights=view[some] == len(views) - 1) > 0
-        best = np.lexsort((-count, ~newest, ~useful))[:most]
-        useful = np.zeros_like(useful)
-        useful[best] = True
+    if useful.sum() > most:
+        useful = _best_tracks(useful, count, [point[view[some] == k] for k in new], most)
     some = some[useful[point]]
     ids, point = np.unique(track[some], return_inverse=True)
     if len(ids) < FEWEST_TRACKS:

@@ -25,7 +25,7 @@ AGREEMENT_PX = 2.0  # largest distance of a match that agrees with a pose
 TRACKED_REACH = 0.1  # of the logarithm of a tracked point's depth
 DEPTH_SIGMAS, LEAST_REACH = 3.0, 1.0  # the same of predicted depth: standard deviations, least
 # What all matches together weigh against the network's pose: as many independent measurements.
-EVIDENCE = 12.0
+EVIDENCE, ENOUGH = 12.0, 100  # fewer matched features than the latter weigh less
 MOST_DOUBT = 4.0  # largest cost of a pose that is far from the network's
 UNIT_JUMP = 0.25  # logarithm of the ratio of a view's depth to its tracks' beyond the usual noise
 MIN_PARALLAX = 0.01  # rad between two rays, below which they give no depth
@@ -66,10 +66,12 @@ def start_pose(
         *_by_matches(view, matched),
     ]
     count = sum(len(m.here) for m in matched)
+    features = len(np.unique(np.concatenate([m.feature for m in matched])))
+    evidence = EVIDENCE * min(1.0, features / ENOUGH)
     best: tuple[float, list[Array], Array] | None = None
     for T in candidates:
         masks, agreed = _agreeing(view, T, matched)
-        score = EVIDENCE * agreed / count - _doubt(T, network, matched, noise)
+        score = evidence * agreed / count - _doubt(T, network, matched, noise)
         if best is None or score > best[0]:
             best = score, masks, T
     assert best is not None
@@ -229,7 +231,7 @@ def _set_scale(view: TrackedView, matched: list[_Matched], good: list[Array]) ->
 
 def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
     """Returns ``T_ref_camera`` [4, 4] of a camera that sees points [P, 3] at pixels [P, 2], by
-    RANSAC; None without a pose that a third of them and at least ``FEWEST`` agree with."""
+    RANSAC; None without a pose that a quarter of them and at least ``FEWEST`` agree with."""
     if len(points) < FEWEST:
         return None
     try:

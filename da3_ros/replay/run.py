@@ -76,7 +76,8 @@ def replay(
             metric_model: MetricModel | None = None
             if session is None:
                 session, metric_model = open_networks(config)
-            effort = None if options.plan is None else _use_plan(session, options.plan)
+            limited = config.refinement.max_ms > 0
+            effort = None if options.plan is None else _use_plan(session, options.plan, limited)
             annotator = _annotator(recording, settings, options.odometry)
             pipelines = open_pipelines(config, session, metric_model, effort=effort)
             if options.resume is not None:
@@ -117,10 +118,10 @@ def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None)
     return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
 
 
-def _use_plan(session: Session, path: Path) -> Effort | None:
+def _use_plan(session: Session, path: Path, limited: bool) -> Effort | None:
     """Use the plan in ``path``: report.json of an earlier replay, or a plan file.
 
-    Returns its effort of the refinement, if it has one.
+    Returns its effort of the refinement, if it has one. limited: whether the parameters limit it.
     """
     try:
         values = json.loads(path.read_text())
@@ -129,6 +130,8 @@ def _use_plan(session: Session, path: Path) -> Effort | None:
     plan = values.get("plan", values) if isinstance(values, dict) else values
     try:
         effort = plan.pop("refinement", None) if isinstance(plan, dict) else None
+        if effort is None and limited:
+            log.warning("--plan %s: no effort of the refinement, which is measured anew", path)
         session.use_plan(Plan.from_json(json.dumps(plan)))
         return None if effort is None else Effort.from_values(effort)
     except (ValueError, TypeError) as error:

@@ -147,8 +147,8 @@ def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
         "reprojection_px": report.reprojection_px,
         "windows_refined": count["windows_refined"],
         "windows_few_tracks": count["windows_few_tracks"],
-        "refinement_skipped": count["refinements_skipped"],
-        "refinements_failed": count["refinements_failed"],
+        "refinement_skipped": count["refinement_skipped"],
+        "refinement_failed": count["refinement_failed"],
     }
 
 

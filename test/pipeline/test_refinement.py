@@ -98,7 +98,7 @@ def test_a_broken_refinement_costs_no_frame(walk, monkeypatch, caplog):
     monkeypatch.setattr(refiner.SlidingGraph, "refine", broken)
     pipeline, results = run(walk)
     assert len(results) == FRAMES
-    assert pipeline.counters["refinements_failed"] == FRAMES
+    assert pipeline.counters["refinement_failed"] == FRAMES
     assert "window 3 is not refined: LinAlgError" in caplog.text
 
 
@@ -148,10 +148,10 @@ def test_live_windows_pass_as_they_are_while_time_is_short(walk):
     assert len(results) == FRAMES
     assert all(np.isfinite(r.T_world_camera).all() for r in results)
     count = pipeline.counters
-    assert count["refinements_skipped"] >= FRAMES // 2
-    assert count["refinements_skipped"] + count["windows_refined"] <= FRAMES
+    assert count["refinement_skipped"] >= FRAMES // 2
+    assert count["refinement_skipped"] + count["windows_refined"] <= FRAMES
     replayed, _ = run(walk, **late)
-    assert not replayed.counters["refinements_skipped"]
+    assert not replayed.counters["refinement_skipped"]
 
 
 def test_trails_follow_the_surfaces_of_the_room(walk, refined):
