@@ -130,6 +130,8 @@ class WindowRefiner:
         prediction = self.guessed.steadied(window, prediction, self.calibration.known)
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S)
+            if view.own_K:
+                self.graph.set_guessed_K(view)
             found += self.graph.add(view, ids[:k])
         priors = self._pose_priors(ids, len(images), prediction, S)
         done = self.graph.refine(ids[count:], priors)

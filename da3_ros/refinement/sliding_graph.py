@@ -39,6 +39,7 @@ RAY_SIGMA = 0.003  # rad; weighs rays against predicted depths where a track beg
 MIN_OUTLIER_PX, OUTLIER = 2.5, 5.0  # limit of a reprojection error: pixels, standard deviations
 MIN_PARALLAX = 0.02  # rad; a view with less, at its upper quartile, gets no depth from tracks
 PLACE_SIGMA = 0.001  # standard deviation of a camera's position, over depth
+OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points must be found anew
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
@@ -116,6 +117,15 @@ class SlidingGraph:
                 view.T_ref_camera = move.pose(view.T_ref_camera)
                 view.log_depth = view.log_depth + np.log(move.scale)
         self.points = self.points.without_positions()
+
+    def set_guessed_K(self, view: TrackedView) -> None:
+        """Gives earlier views of a camera without calibration the K of its newest one."""
+        size = view.features.shape[::-1]
+        for other in self.views.values():
+            if other.own_K and other.camera == view.camera and other.features.shape[::-1] == size:
+                if abs(other.K[0, 0] / view.K[0, 0] - 1) > OTHER_FOCAL:
+                    self.points = self.points.without_positions()
+                other.K = view.K
 
     def add(self, view: TrackedView, shared: Sequence[int]) -> int:
         """Adds a view: matches it to ``shared`` ones, sets its start pose, extends tracks.

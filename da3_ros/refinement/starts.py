@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,8 +26,11 @@ AGREEMENT_PX = 2.0  # largest distance of a match that agrees with a pose
 TRACKED_REACH = 0.1  # of the logarithm of a tracked point's depth
 DEPTH_SIGMAS, LEAST_REACH = 3.0, 1.0  # the same of predicted depth: standard deviations, least
 # What all matches together weigh against the network's pose: as many independent measurements.
-EVIDENCE, ENOUGH = 12.0, 100  # fewer matched features than the latter weigh less
-MOST_DOUBT = 4.0  # largest cost of a pose that is far from the network's
+EVIDENCE = 12.0
+# Share of matched features; with less, matches weigh less, and no distance from the network's pose
+# is forgiven: a repetitive pattern gives a few matches that agree on a wrong pose.
+ENOUGH = 0.3
+MOST_DOUBT = 4.0  # largest cost of a pose that is far from the network's: networks fail
 UNIT_JUMP = 0.25  # logarithm of the ratio of a view's depth to its tracks' beyond the usual noise
 MIN_PARALLAX = 0.01  # rad between two rays, below which they give no depth
 
@@ -67,11 +71,12 @@ def start_pose(
     ]
     count = sum(len(m.here) for m in matched)
     features = len(np.unique(np.concatenate([m.feature for m in matched])))
-    evidence = EVIDENCE * min(1.0, features / ENOUGH)
+    enough = features / (ENOUGH * len(view.features))
+    evidence, most = EVIDENCE * min(1.0, enough) ** 2, MOST_DOUBT if enough >= 1 else math.inf
     best: tuple[float, list[Array], Array] | None = None
     for T in candidates:
         masks, agreed = _agreeing(view, T, matched)
-        score = evidence * agreed / count - _doubt(T, network, matched, noise)
+        score = evidence * agreed / count - min(_doubt(T, network, matched, noise), most)
         if best is None or score > best[0]:
             best = score, masks, T
     assert best is not None
@@ -200,14 +205,14 @@ def _seen_at(points: Array, T_ref_camera: Array, K: Array) -> Array:
 
 
 def _doubt(T: Array, network: Array, matched: list[_Matched], noise: TrackNoise) -> float:
-    """Returns the cost of a pose's distance from the network's, limited: networks fail."""
+    """Returns the cost of a pose's distance from the network's."""
     usual = noise.poses[NETWORK]
     depth = np.concatenate([_depth_in(m.known, m.points) for m in matched])
     depth = depth[np.isfinite(depth)]
     typical = float(np.median(depth)) if len(depth) else 1.0
     turn = Rotation.from_matrix(network[:3, :3].T @ T[:3, :3]).magnitude() / usual.rotation
     move = np.linalg.norm(T[:3, 3] - network[:3, 3]) / (usual.place * typical)
-    return min((float(turn) ** 2 + float(move) ** 2) / 2, MOST_DOUBT)
+    return (float(turn) ** 2 + float(move) ** 2) / 2
 
 
 def _depth_in(view: TrackedView, points: Array) -> Array:
