@@ -9,6 +9,7 @@ from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.refinement import effort
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -142,7 +143,8 @@ def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
     assert results[-1].window.refined
 
 
-def test_live_windows_pass_as_they_are_while_time_is_short(walk):
+def test_live_windows_pass_as_they_are_while_time_is_short(walk, monkeypatch):
+    monkeypatch.setattr(effort, "measured_ms", lambda _: 50.0)
     late = {"refinement.max_ms": 0.01}  # no machine keeps that
     pipeline, results = run(walk, live=True, **late)
     assert len(results) == FRAMES
@@ -206,3 +208,79 @@ def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_came
 
 def test_a_camera_info_is_where_the_focal_length_is_from(refined):
     assert refined[0].refinement.focal_sources == {"": "camera_info"}
+
+
+def test_a_refused_window_costs_no_tracks(walk):
+    """Later windows go on with the graph as it was before."""
+    _, results = run(walk, LostSession(walk[1], {7}))
+    assert [r.window.refined for r in results[8:]] == [True] * (FRAMES - 8)
+    assert results[8].window.tracks > 100
+
+
+def test_a_failure_after_the_graph_has_changed_leaves_it_as_it_was(walk, monkeypatch):
+    from da3_ros.refinement.refiner import WindowRefiner
+
+    real, calls = WindowRefiner._refined, []
+
+    def broken(self, window, *rest):
+        calls.append(window.id)
+        if window.id == 7:
+            raise KeyError(7)
+        return real(self, window, *rest)
+
+    monkeypatch.setattr(WindowRefiner, "_refined", broken)
+    pipeline, results = run(walk)
+    assert pipeline.counters["refinement_failed"] == 1
+    assert [r.window.refined for r in results[6:]] == [True, False] + [True] * (FRAMES - 8)
+    assert odom_error(walk, results) < 0.03
+
+
+def test_trajectory_takes_over_the_poses_that_later_windows_refine(walk, refined):
+    """What is exported is better than what could be published at the time."""
+    pipeline, results = refined
+    stamps = [r.stamp_ns for r in results]
+    final = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
+    changed = [np.abs(final[r.stamp_ns] - r.T_world_camera).max() > 1e-9 for r in results]
+    assert sum(changed[1:-4]) > FRAMES // 2
+    true = np.array([f.T_world_camera for f in walk[1]])
+    late = trajectory_error(np.array([final[s] for s in stamps]), true)
+    assert late < 1.05 * trajectory_error(np.array([r.T_world_camera for r in results]), true)
+
+
+def test_tracks_make_poses_more_certain(walk, refined):
+    without = run(walk, **{"refinement.enabled": False})[1]
+    stated = [np.sqrt(np.trace(r[-1].covariance_odom[3:, 3:])) for r in (refined[1], without)]
+    assert 0 < stated[0] < stated[1] / 1.5
+
+
+class OtherShape(TruthSession):
+    """The depth of some windows is that of another place: wrong, but not noise."""
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        if window.id not in (8, 9):
+            return prediction
+        ramp = np.linspace(0.6, 1.6, prediction.depth.shape[2], dtype=np.float32)
+        return dataclasses.replace(prediction, depth=prediction.depth * ramp)
+
+
+def test_depth_that_contradicts_scene_and_tracks_makes_no_keyframe(walk):
+    """Its pose is known by the tracks, so that the camera is not lost."""
+    every = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0}
+    _, results = run(walk, OtherShape(walk[1], noise=NOISE), **every)
+    assert all(r.window.aligned for r in results)
+    assert odom_error(walk, results) < 0.05
+    assert [r.id for r in results if not r.keyframe] == [8, 9]
+
+
+def test_windows_at_the_priors_own_poses_are_not_refined(walk):
+    camera, true = walk
+    settings = {
+        "process_res": max(SIZE), "window.size": 5, "pose_prior.source": "odometry",
+        "pose_prior.output": "prior",
+    }  # fmt: skip
+    pipeline = Pipeline(config_from_parameters(settings), TruthSession(true, noise=NOISE))
+    for f in true:
+        list(pipeline.push(to_frame(camera, f, T_prior_camera=f.T_world_camera)))
+    assert pipeline.counters["processed"] == FRAMES
+    assert not pipeline.counters["windows_refined"]

@@ -1,0 +1,95 @@
+"""What the graph keeps, gives back, and shares out."""
+
+import numpy as np
+import pytest
+
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.guessed_focal import GuessedFocal
+from da3_ros.refinement.sliding_graph import SlidingGraph, gather
+from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.types import Prediction, View, Window
+
+K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
+
+
+def view(id, tracks, own_K=False, focal=400.0):
+    count = len(tracks)
+    features = Features((480, 640), np.full((count, 2), 10.0), np.zeros((count, 128), np.uint8))
+    mine = K * np.array([[focal / 400, 1, 1], [1, focal / 400, 1], [1, 1, 1]])
+    out = TrackedView(id, "", features, mine, np.eye(4), np.zeros(count), own_K)
+    out.track = np.array(tracks)
+    return out
+
+
+def test_each_new_view_keeps_its_share_of_the_tracks():
+    """The last camera of a rig has tracks enough for all."""
+    views = [
+        view(0, range(40)),
+        view(1, range(40, 400)),
+        view(2, range(40)),
+        view(3, range(40, 400)),
+    ]
+    free = np.array([False, False, True, True])
+    ids, seen = gather(views, free, 60, np.array([2, 3]))
+    assert len(ids) == 60
+    assert np.bincount(seen.view).tolist() == [30, 30, 30, 30]
+
+
+def test_a_restored_graph_is_what_it_was():
+    graph = SlidingGraph(300, 8)
+    graph.views = {0: view(0, [0, 1, -1])}
+    graph.points.set(np.array([0, 1]), np.ones((2, 3)))
+    saved = graph.saved()
+    changed = graph.views[0]
+    changed.T_ref_camera, changed.log_scale, changed.K = 2 * np.eye(4), 1.0, 2 * K
+    changed.track[:] = 7
+    graph.points.set(np.array([1, 7]), np.zeros((2, 3)))
+    graph.noise.depth = 9.0
+    graph.views[1] = view(1, [7])
+    graph.restore(saved)
+    assert list(graph.views) == [0]
+    again = graph.views[0]
+    np.testing.assert_array_equal(again.T_ref_camera, np.eye(4))
+    np.testing.assert_array_equal(again.K, K)
+    assert (again.log_scale, again.track.tolist()) == (0.0, [0, 1, -1])
+    np.testing.assert_array_equal(graph.points.of(np.array([0, 1, 7]))[:, 0], [1, 1, np.nan])
+    assert graph.noise.depth == 0.1
+
+
+def test_only_views_that_are_matched_keep_their_large_descriptors():
+    graph = SlidingGraph(300, 8)
+    for id in range(3):
+        graph.views[id] = view(id, [-1] * 5)
+        assert graph.views[id].features.unit.shape == (5, 128)
+    graph.add(view(3, [-1] * 5), [2])
+    held = [id for id, v in graph.views.items() if "unit" in vars(v.features)]
+    assert held == [2, 3]
+
+
+def test_all_views_of_a_camera_get_its_newest_guess_of_k():
+    graph = SlidingGraph(300, 8)
+    graph.views = {0: view(0, [0], own_K=True, focal=500.0), 1: view(1, [0])}
+    graph.points.set(np.array([0]), np.ones((1, 3)))
+    graph.set_guessed_K(view(2, [0], own_K=True, focal=400.0))
+    assert graph.views[0].K[0, 0] == pytest.approx(400.0)
+    assert np.isnan(graph.points.of(np.array([0]))).all()
+
+
+def predicted(focals, shape=(84, 112)):
+    views = tuple(View(i, i, np.zeros((*shape, 3), np.uint8)) for i in range(len(focals)))
+    guess = np.array([np.diag([f, f, 1.0]) for f in focals])
+    maps = np.ones((len(focals), *shape), np.float32)
+    return Window(0, views, 1), Prediction(
+        maps, maps, np.tile(np.eye(4), (len(focals), 1, 1)), guess
+    )
+
+
+def test_guesses_of_the_focal_length_are_steadied_by_image_size():
+    guessed = GuessedFocal()
+    for focal in (500.0, 400.0, 404.0, 396.0):
+        steady = guessed.steadied(*predicted([focal]), known=())
+    assert steady.K[0, 0, 0] == pytest.approx(402.0)
+    other = guessed.steadied(*predicted([300.0], (84, 84)), known=())
+    assert other.K[0, 0, 0] == pytest.approx(300.0)
+    kept = guessed.steadied(*predicted([777.0]), known={""})
+    assert kept.K[0, 0, 0] == pytest.approx(777.0)

@@ -1,0 +1,107 @@
+"""Start poses: of the network, of points, of matches; and what counts against them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.refinement import starts
+from da3_ros.refinement.features import Features
+from da3_ros.refinement.matching import Matches
+from da3_ros.refinement.track_noise import TrackNoise
+from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+
+K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
+COUNT = 120
+
+
+def pose(x=0.0, turn=0.0):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", turn, degrees=True).as_matrix()
+    T[0, 3] = x
+    return T
+
+
+TRUE = pose(0.2, 2.0)
+
+
+def scene(seed=0, moving=0, move=(0.0, 0.0, 0.0)):
+    """Two views of points, some of which have moved in between, with the true pose of the second;
+    all matches are given."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack(
+        (rng.uniform(-1.5, 1.5, COUNT), rng.uniform(-1, 1, COUNT), rng.uniform(2, 5, COUNT))
+    )
+    later = X.copy()
+    later[:moving] += move
+
+    def view(id, T, X):
+        x = (X - T[:3, 3]) @ T[:3, :3]
+        pixel = x @ K.T
+        features = Features(
+            (480, 640), pixel[:, :2] / pixel[:, 2:], np.zeros((COUNT, 128), np.uint8)
+        )
+        return TrackedView(id, "", features, K, T, np.log(x[:, 2]))
+
+    pairs = np.stack([np.arange(COUNT)] * 2, axis=1)
+    known, new = view(0, np.eye(4), X), view(1, TRUE, later)
+    return new, [Matches(known, pairs)]
+
+
+def started(new, found, at, noise=None):
+    new.T_ref_camera = at
+    good = starts.start_pose(new, found, TrackPoints(), noise or TrackNoise())
+    turn = Rotation.from_matrix(TRUE[:3, :3].T @ new.T_ref_camera[:3, :3]).magnitude()
+    return good[0], np.degrees(turn), np.linalg.norm(new.T_ref_camera[:3, 3] - TRUE[:3, 3])
+
+
+@pytest.mark.parametrize("at", [pose(0.2, 2.5), pose(-0.3, -10.0), pose(0.0, 0.0)])
+def test_a_wrong_pose_of_the_network_is_replaced(at):
+    good, turn, off = started(*scene(), at)
+    assert good.mean() > 0.95
+    assert turn < 0.1
+    assert off < 0.02
+
+
+@pytest.mark.parametrize("without", ["_by_points", "_by_matches"])
+def test_points_and_matches_each_find_a_pose_far_from_the_networks(monkeypatch, without):
+    monkeypatch.setattr(starts, without, lambda *_: iter(()))
+    monkeypatch.setattr(starts, "pose_nearby", lambda *a: a[-1])
+    _, turn, off = started(*scene(), pose(-0.6, -12.0))
+    assert turn < 0.2
+    assert off < 0.03
+
+
+def test_matches_find_the_pose_where_depth_means_nothing():
+    new, found = scene()
+    known = found[0].known
+    wild = np.random.default_rng(1).normal(0, 0.8, COUNT)
+    known.log_depth = known.log_depth + wild
+    noise = TrackNoise()
+    noise.depth = 0.8
+    _, turn, _ = started(new, found, pose(-0.3, -10.0), noise)
+    assert turn < 0.3
+
+
+def test_of_two_motions_the_one_near_the_networks_counts():
+    """A little more than half of the points move on their own."""
+    near, found = scene(moving=66, move=(0.25, 0.05, 0.1))
+    noise = TrackNoise()
+    noise.poses = {
+        k: dataclasses.replace(v, rotation=0.01, place=0.01) for k, v in noise.poses.items()
+    }
+    good, turn, off = started(near, found, pose(0.21, 2.2), noise)
+    assert turn < 0.3
+    assert off < 0.02
+    assert good[66:].mean() > 0.95 > 0.5 > good[:66].mean()
+
+
+def test_few_matches_do_not_outvote_the_network():
+    """A repeated pattern: a tenth of the features agree on a far pose."""
+    new, found = scene()
+    few = Matches(found[0].known, found[0].pairs[:12])
+    at = pose(0.9, 2.0)
+    new.T_ref_camera = at
+    starts.start_pose(new, [few], TrackPoints(), TrackNoise())
+    np.testing.assert_array_equal(new.T_ref_camera, at)
