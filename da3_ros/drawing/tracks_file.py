@@ -120,6 +120,8 @@ def _load(file: Path) -> list[FrameTracks]:
     tracks = _ends(arrays["count"], len(arrays["position"]))
     images = _ends(arrays["jpeg_bytes"], len(arrays["jpeg"]))
     frames = len(arrays["stamp_ns"])
+    if frames > MOST_FRAMES:
+        raise ValueError(f"it has {frames} frames; {MOST_FRAMES} are the most")
     if not 1 <= frames == len(tracks) == len(images) or len(arrays["error_px"]) != tracks[-1]:
         raise ValueError("lengths of arrays contradict each other")
     position = np.split(arrays["position"].astype(float), tracks[:-1])

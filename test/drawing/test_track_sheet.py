@@ -82,6 +82,7 @@ def spoil(file, how):
             "counts": {"count": np.array([5, 0, 8])},
             "negative": {"count": np.array([15, -1, 0])},
             "frames": {"stamp_ns": np.zeros(2, np.int64)},
+            "many": {"stamp_ns": np.zeros(13, np.int64)},
             "none": {k: v[:0] for k, v in data.items()},
             "image": {"jpeg": np.zeros_like(data["jpeg"])},
             "bomb": {"error_px": np.zeros(MAX_BYTES // 4 + 1, np.float32)},
@@ -95,7 +96,7 @@ SPOILT = {
     "object": "allow_pickle", "missing": "position", "type": "type or shape of error_px",
     "shape": "type or shape of position", "rows": "lengths", "counts": "lengths",
     "negative": "lengths", "frames": "lengths", "none": "lengths", "image": "cannot be decoded",
-    "bomb": "too large",
+    "bomb": "too large", "many": "12 are the most",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.refinement import effort
+from da3_ros.refinement import effort, self_calibration
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -284,3 +284,18 @@ def test_windows_at_the_priors_own_poses_are_not_refined(walk):
         list(pipeline.push(to_frame(camera, f, T_prior_camera=f.T_world_camera)))
     assert pipeline.counters["processed"] == FRAMES
     assert not pipeline.counters["windows_refined"]
+
+
+def test_views_that_a_new_focal_length_leaves_behind_end_nothing(walk, monkeypatch):
+    """More views share tracks than get new poses with a new focal length."""
+    camera, true = walk
+    monkeypatch.setattr(self_calibration, "MOVED_VIEWS", 5)
+    monkeypatch.setattr(self_calibration, "determined_factor", lambda *_: 1.01)
+    config = config_from_parameters({"process_res": max(SIZE), "window.size": 8})
+    pipeline = Pipeline(config, TruthSession(true, noise=NOISE))
+    pipeline.refinement.refiner.calibration._next = 10
+    results = [r for f in true for r in pipeline.push(to_frame(camera, f, calibration=None))]
+    assert len(results) == FRAMES
+    assert not pipeline.counters["refinement_failed"]
+    assert pipeline.refinement.focal_sources == {"": "tracks"}
+    assert results[-1].window.refined

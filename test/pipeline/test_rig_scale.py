@@ -17,8 +17,8 @@ NAMES = ("front", "left")
 NOISE = Noise(independent=0.02, smooth=0.03, per_frame=0.01, rotation_deg=0.2, translation=0.003)
 
 
-def make(baseline_m, walk="loop", frames=30, yaw_deg=-30.0):
-    options = {"seed": 3, "size": SIZE, "walk": walk, "frames": frames, "rate_hz": 5.0}
+def make(baseline_m, walk="loop", frames=30, yaw_deg=-30.0, size=SIZE):
+    options = {"seed": 3, "size": size, "walk": walk, "frames": frames, "rate_hz": 5.0}
     mounts = {n: rig_mount(i, baseline_m, yaw_deg) for i, n in enumerate(NAMES)}
     cameras = {n: SyntheticCamera(mount=T, **options) for n, T in mounts.items()}
     return mounts, cameras, {n: list(c) for n, c in cameras.items()}
@@ -37,11 +37,11 @@ def settings(**values):
     return config_from_parameters({**base, **values})
 
 
-def run(rig, *, noise=None, mounts=None, seed=0, **values):
+def run(rig, *, noise=None, mounts=None, seed=0, session=TruthSession, **values):
     """Results, and for each the true metres per unit of its window's segment."""
     known, cameras, frames = rig
     known = known if mounts is None else mounts
-    session = TruthSession(frames, noise=noise, seed=seed)
+    session = session(frames, noise=noise, seed=seed)
     pipeline = Pipeline(settings(**values), session)
     results, true = [], []
     for i in range(len(frames["front"])):
@@ -156,3 +156,25 @@ def test_depths_against_the_baselines_make_scale_unsure():
     # By the baselines alone it would be 29 % too large, and sure of it.
     assert len(errors) > 4
     assert np.abs(np.array(errors) / sigmas).max() < 2.5
+
+
+class DeepSession(TruthSession):
+    """All depth is too large for the poses of its window."""
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        return dataclasses.replace(prediction, depth=prediction.depth * np.float32(1.25))
+
+
+def test_metres_follow_the_poses_that_tracks_have_refined():
+    """Refinement brings depth into the unit of the motion: metres must not follow the old one."""
+    rig = make(0.15, "strafe", frames=12, yaw_deg=0.0, size=(224, 168))
+    noise = dataclasses.replace(NOISE, rotation_deg=0.3)
+    values = {"process_res": 224, "refinement.enabled": True}
+    _, results, _ = run(rig, noise=noise, session=DeepSession, **values)
+    pairs = list(zip(results[::2], results[1::2], strict=True))[6:]
+    between = [np.linalg.norm(a.T_world_camera[:3, 3] - b.T_world_camera[:3, 3]) for a, b in pairs]
+    assert np.median(between) == pytest.approx(0.15, rel=0.03)
+    true = {(name, f.stamp_ns): f.depth for name, fs in rig[2].items() for f in fs}
+    ratio = [np.nanmedian(r.depth_m / true[r.camera, r.stamp_ns]) for r in results[12:]]
+    assert np.median(ratio) == pytest.approx(1.0, abs=0.04)
