@@ -265,8 +265,8 @@ class RefinementConfig:
     max_features: int = option(400, "most features per image", low=50, high=4000)
     max_ms: float = option(
         0.0,
-        "most time per window, ms: fewer features and steps are chosen for it at the start, and "
-        "live, windows pass as they are while it is exceeded; 0: no limit",
+        "most time per window, ms: fewer features and steps are chosen for it at the start; live, "
+        "as many windows pass unrefined as keep the mean below it; 0: no limit",
         low=0.0,
         high=10000.0,
     )
