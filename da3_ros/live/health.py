@@ -132,6 +132,7 @@ class Facts:
     output_age_s: float | None = None  # since the newest result, else since the first image
     growing: tuple[str, ...] = ()  # causes of drops
     refused: bool = False  # True if windows recently failed to align with the scene
+    unrefined: bool = False  # True if the refinement of windows recently failed
     unpublished: bool = False  # True if publishing of frames recently failed
     degraded: tuple[str, ...] = ()  # reductions by the memory budget
     scale: str = ""  # fault of the scale; empty if there is none
@@ -181,6 +182,8 @@ def _warnings(facts: Facts) -> Iterator[str]:
         yield f"images are lost ({', '.join(causes)})"
     if facts.refused:
         yield "windows cannot be aligned with the scene"
+    if facts.unrefined:
+        yield "the refinement of windows fails: see the log, or set refinement.enabled to false"
     if facts.degraded:
         yield f"memory is short: {', '.join(facts.degraded)}"
     if facts.scale:

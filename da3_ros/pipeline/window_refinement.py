@@ -88,7 +88,7 @@ class WindowRefinement:
             refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
         except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.
-            self._report_failure(window, error)
+            self._report_failure(f"window {window.id} is not refined", error)
             self.refiner.undo()
             return prediction, placed, None
         if refined is None:
@@ -108,7 +108,9 @@ class WindowRefinement:
         """Returns the prediction with the focal lengths that tracks have determined, for cameras
         without a camera_info."""
         self._calibrated.update({v.camera: v.K is not None for v in window.views})
-        return self.refiner.calibration.calibrated(window, prediction)
+        if not self.config.refinement.enabled:
+            return prediction
+        return self.refiner.calibrated(window, prediction)
 
     @property
     def focal_sources(self) -> dict[str, str]:
@@ -134,17 +136,18 @@ class WindowRefinement:
 
     def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
-        prediction = self.refiner.calibration.calibrated(window, prediction)
+        prediction = self.refiner.calibrated(window, prediction)
         try:
             return refined_loop(window, split, prediction, self.effort)
         except Exception as error:
-            self._report_failure(window, error)
+            self._report_failure(f"a loop is not refined, window {window.id}", error)
             return None
 
-    def _report_failure(self, window: Window, error: Exception) -> None:
+    def _report_failure(self, what: str, error: Exception) -> None:
         self.counters["refinement_failed"] += 1
-        if self.counters["refinement_failed"] <= REPORTED:
-            log.error("window %d is not refined: %s: %s", window.id, type(error).__name__, error)
+        count = self.counters["refinement_failed"]
+        if count <= REPORTED:
+            log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=count == 1)
 
     def restart(self) -> None:
         """Begins a new segment."""

@@ -16,8 +16,9 @@ from da3_ros.types import Array
 SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
 FEWEST = 3  # distances that determine the unit
 UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
-RIG_ROTATION = 0.002  # rad; standard deviation of a known rig's rotations
-RIG_PLACE_M, RIG_PLACE = 0.003, 0.01  # of its positions: metres, and share of the distance
+# Standard deviation of a known rig's rotations, rad. Its positions are no prior: their unit would
+# be that of earlier windows, and a scale that the rig gives would measure itself.
+RIG_ROTATION = 0.002
 
 
 def units_per_metre(views: Sequence[TrackedView]) -> float:
@@ -50,8 +51,7 @@ def measured_poses(
         if T is None:
             continue
         if is_one_instant(a, b):
-            place = RIG_PLACE_M + RIG_PLACE * float(np.linalg.norm(T[:3, 3]))
-            root, source = np.diag(1 / np.repeat([RIG_ROTATION, scale * place], 3)), RIG
+            root, source = np.diag(1 / np.repeat([RIG_ROTATION, np.inf], 3)), RIG
         else:
             root, source = _robot_root(a, b, scale, noise, depth), ROBOT
         if not np.isfinite(units):

@@ -81,12 +81,18 @@ class WindowRefiner:
         self.calibration = SelfCalibration()
         self.guessed = GuessedFocal()
         self.tracks = NO_TRACKS  # of the newest window
-        self._saved = self.graph.saved()  # before the newest window
+        self._save()
 
     def restart(self) -> None:
         """Begins a new segment."""
         self.graph.restart()
         self.tracks = NO_TRACKS
+
+    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the K that all views of a camera without calibration have:
+        by tracks, else the median of the network's newest guesses."""
+        prediction = self.guessed.steadied(window, prediction, self.calibration.known)
+        return self.calibration.calibrated(window, prediction)
 
     def forget_calibration(self) -> None:
         """Forgets focal lengths: images have another size now."""
@@ -94,8 +100,13 @@ class WindowRefiner:
 
     def undo(self) -> None:
         """Returns to what was known before the newest window."""
-        self.graph.restore(self._saved)
+        graph, known = self._saved  # before the newest window
+        self.graph.restore(graph)
+        self.calibration.known = known
         self.tracks = NO_TRACKS
+
+    def _save(self) -> None:
+        self._saved = self.graph.saved(), dict(self.calibration.known)
 
     def skip(self) -> None:
         """Notes that a window passes as it is; its new views carry no tracks."""
@@ -116,7 +127,8 @@ class WindowRefiner:
     def refine(
         self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity
     ) -> RefinedWindow | None:
-        """Refines a window that ``S`` places in ref; None: too few tracks, nothing is changed.
+        """Refines a window that ``S`` places in ref; None: too few tracks, the window passes as it
+        is.
 
         images: of the new views.
         """
@@ -124,10 +136,9 @@ class WindowRefiner:
         ids = [view.id for view in window.views]
         # Rounding of single precision must not multiply from window to window.
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
-        self._saved = self.graph.saved()
+        self._save()
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
         usual, found = self.graph.noise.depth, 0
-        prediction = self.guessed.steadied(window, prediction, self.calibration.known)
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S)
             if view.own_K:

@@ -43,6 +43,7 @@ OTHER_FOCAL = 0.01  # relative difference of focal lengths with which points mus
 MAX_LOG_SCALE = 3.0  # of a view; more is a fault
 MAX_EXTENT = 100.0  # distance between cameras of a bundle over its depth; more is a fault
 LAST_STEPS = 4  # after outliers are removed
+NEWEST = 2  # views before a new one that must match it, for its matches to count fully
 CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bundle is solved again
 
 
@@ -135,11 +136,12 @@ class SlidingGraph:
         for id, other in self.views.items():
             if id not in shared:
                 other.features.release()
-        known = [self.views[i] for i in shared if i in self.views]
+        known = sorted((self.views[i] for i in shared if i in self.views), key=lambda v: v.id)
         found = [Matches(v, match(view.features, v.features)) for v in known]
         found = [m for m in found if len(m.pairs)]
         if found:
-            good = start_pose(view, found, self.points, self.noise)
+            newest = [v.id for v in known[-NEWEST:]]
+            good = start_pose(view, found, newest, self.points, self.noise)
             extend_tracks(view, found, good, self.points)
         self.views[view.id] = view
         return int((view.track >= 0).sum())
@@ -197,8 +199,10 @@ class SlidingGraph:
 
     def depth_error(self, ids: Sequence[int]) -> float:
         """Returns the largest robust deviation of these views' log depth from that of their
-        points, after one scale per view."""
-        return float(np.max([_deviation(self._depths(i)[1]) for i in ids]))  # NaN: unknown
+        points, after one scale per view; NaN: unknown."""
+        found = np.array([_deviation(self._depths(i)[1]) for i in ids])
+        known = found[np.isfinite(found)]
+        return float(np.max(known)) if len(known) else float("nan")
 
     def _depths(self, id: int) -> tuple[Array, Array, Array]:
         """Returns of a view's features with a point and a predicted depth: indices [M], residual
@@ -293,7 +297,9 @@ class SlidingGraph:
         kept = ~bad & enough[o.point]
         if bad.any() and kept.sum() > 2 * FEWEST_TRACKS:
             fields = {f.name: getattr(o, f.name)[kept] for f in dataclasses.fields(o)}
-            seen = np.bincount(fields["view"], minlength=len(bundle.free)) >= FEWEST_TRACKS // 2
+            count = len(bundle.free)
+            seen = np.bincount(fields["view"], minlength=count) >= FEWEST_TRACKS // 2
+            seen |= np.bincount(o.view, minlength=count) < FEWEST_TRACKS  # others hold them
             rest = replace(
                 done.bundle, observations=Observations(**fields), free=bundle.free & seen
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import cv2
@@ -27,9 +27,9 @@ TRACKED_REACH = 0.1  # of the logarithm of a tracked point's depth
 DEPTH_SIGMAS, LEAST_REACH = 3.0, 1.0  # the same of predicted depth: standard deviations, least
 # What all matches together weigh against the network's pose: as many independent measurements.
 EVIDENCE = 12.0
-# Share of matched features; with less, matches weigh less, and no distance from the network's pose
-# is forgiven: a repetitive pattern gives a few matches that agree on a wrong pose.
-ENOUGH = 0.3
+# Share of the features, and number, that match the newest views. With fewer, matches weigh less,
+# and no distance from the network's pose is forgiven: a repeated pattern looks like an old view.
+ENOUGH, FEWEST_NEW = 0.1, 20
 MOST_DOUBT = 4.0  # largest cost of a pose that is far from the network's: networks fail
 UNIT_JUMP = 0.25  # logarithm of the ratio of a view's depth to its tracks' beyond the usual noise
 MIN_PARALLAX = 0.01  # rad between two rays, below which they give no depth
@@ -50,15 +50,19 @@ class _Matched:
 
 
 def start_pose(
-    view: TrackedView, found: list[Matches], points: TrackPoints, noise: TrackNoise
+    view: TrackedView,
+    found: list[Matches],
+    newest: Collection[int],
+    points: TrackPoints,
+    noise: TrackNoise,
 ) -> list[Array]:
     """Sets a new view's start pose, and the scale of its depth there.
 
     Candidates: the pose that the view has (the network's), the one next to it that matches agree
     on, poses by the points of matches (PnP) and by matches alone (essential matrix), also by those
     that disagree with the first: something else may move through the image. The best one agrees
-    with many matches, and is not far from the network's. Returns the masks [P] of the matches that
-    agree.
+    with many matches, and is not far from the network's. newest: ids of the views right before.
+    Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
     network = view.T_ref_camera
@@ -70,8 +74,9 @@ def start_pose(
         *_by_matches(view, matched),
     ]
     count = sum(len(m.here) for m in matched)
-    features = len(np.unique(np.concatenate([m.feature for m in matched])))
-    enough = features / (ENOUGH * len(view.features))
+    fresh = [m.feature for m in matched if m.known.id in newest]
+    features = len(np.unique(np.concatenate([np.zeros(0, int), *fresh])))
+    enough = features / max(ENOUGH * len(view.features), FEWEST_NEW)
     evidence, most = EVIDENCE * min(1.0, enough) ** 2, MOST_DOUBT if enough >= 1 else math.inf
     best: tuple[float, list[Array], Array] | None = None
     for T in candidates:

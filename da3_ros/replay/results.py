@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 TOPIC_PREFIX = "/da3/"
-OPTIONAL = ("tracks*.npz", "contact_sheet*.png")  # files that not every replay writes
+OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
 
 
 class ReplayError(RuntimeError):
@@ -258,10 +258,9 @@ def publish_folder(folder: Path, output: Path) -> None:
 
     Drawings of an older replay that this one did not make are removed: they would seem to be its.
     """
-    for pattern in OPTIONAL:
-        for old in output.glob(pattern):
-            if not (folder / old.name).exists():
-                old.unlink()
+    for name in OPTIONAL:
+        if (output / name).is_file() and not (folder / name).exists():
+            (output / name).unlink()
     for file in sorted(folder.iterdir()):
         if file.is_dir():
             replace_folder(file, output / file.name)

@@ -174,7 +174,11 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         return Facts(node.state, configured=False, failure=node.failure)
     now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
-    failures = {"windows_refused": refused, "publish_failed": stream.publish_failed}
+    unrefined = sum(p.counters["refinement_failed"] for p in stream.pipelines)
+    failures = {
+        "windows_refused": refused, "refinement_failed": unrefined,
+        "publish_failed": stream.publish_failed,
+    }  # fmt: skip
     growing = stream.growth.update(drops | failures, now)
     source = stream.config.pipeline.scale.source
     yet = "" if source == "none" else f" yet ({source})"
@@ -190,6 +194,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         output_age_s=stream.arrived.since_first_s() if silent is None else silent,
         growing=tuple(cause for cause in growing if cause not in failures),
         refused="windows_refused" in growing,
+        unrefined="refinement_failed" in growing,
         unpublished="publish_failed" in growing,
         degraded=stream.pipeline.session.status().degraded,
         scale="" if stream.pipeline.scale.scale.metric else unknown,
