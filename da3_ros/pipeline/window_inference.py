@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -14,7 +13,6 @@ from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.inference.wanted_views import wanted_views
-from da3_ros.mapping.depth_consistency import fit_unit
 from da3_ros.mapping.rig_scale import RigScaleEstimator
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
@@ -94,26 +92,6 @@ class WindowInference:
             measure = self._rig.measure(window, prediction)
             prediction = dataclasses.replace(prediction, measure=measure)
         return prediction
-
-    def measured_again(
-        self, window: Window, prediction: Prediction, depth_factor: float
-    ) -> Prediction:
-        """Returns a refined prediction with the scale measurement of its new poses and depth.
-
-        depth_factor: typical factor of the refinement on depth.
-        """
-        measure, source = prediction.measure, self.config.scale.source
-        if measure is None:
-            return prediction
-        if source == "rig":
-            measure = self._rig.measure(window, prediction)
-        elif source == "odometry" and window.T_prior_camera is not None:
-            measure = fit_unit(window.T_prior_camera, prediction)
-        else:  # by depth: a model's
-            measure = dataclasses.replace(measure, value=measure.value / depth_factor)
-        if measure is not None and not math.isfinite(measure.value):
-            measure = None
-        return dataclasses.replace(prediction, measure=measure)
 
     def _run(
         self, shared: list[SharedView], new: Sequence[PreparedView]

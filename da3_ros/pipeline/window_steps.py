@@ -19,6 +19,7 @@ from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
+from da3_ros.pipeline.refined_scale import in_refined_unit
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
@@ -82,14 +83,13 @@ class WindowSteps:
         prediction = self.odometry.with_prior(window, prediction)
         unit = self.scene_map.scale.unit_of(prediction)
         prediction, placed = self.odometry.place(window, shared, prediction, unit)
+        network = prediction
         prediction, placed, refined = self.refinement.run(
             window, new, prediction, placed, self.odometry
         )
         if refined is not None:
             network_depth = refined.scaled(network_depth)
-            prediction = self.inference.measured_again(
-                window, prediction, float(np.median(refined.factors))
-            )
+            prediction = in_refined_unit(window, network, prediction, refined, self.config.scale)
             self.scene_map.keep_odometry(refined.moved)
             self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)
