@@ -29,10 +29,7 @@ def view(
 
     Raises SceneFileError or ExportError.
     """
-    if target.suffix.lower() != ".png":
-        raise ExportError(f"--output {target}: must end with .png")
-    if max(size) > MOST_SIDE:
-        raise ExportError(f"--size {size[0]}x{size[1]}: at most {MOST_SIDE} pixels a side")
+    check_picture(target, size, MOST_SIDE)
     drawing = read_drawing(source)
     drawing = drawing.take(drawing.points[:, 2] < below)
     if not len(drawing.points) and not len(drawing.cameras):
@@ -44,3 +41,11 @@ def view(
         write_png(temporary, np.hstack(row))
     cameras = len(drawing.cameras) // 8
     return f"{target}: {len(drawing.points)} points, {cameras} keyframes' cameras\n"
+
+
+def check_picture(target: Path, size: tuple[int, int], most: int) -> None:
+    """Raises ExportError if ``target`` is no PNG, or a side of ``size`` is above ``most``."""
+    if target.suffix.lower() != ".png":
+        raise ExportError(f"--output {target}: must end with .png")
+    if max(size) > most:
+        raise ExportError(f"--size {size[0]}x{size[1]}: at most {most} pixels a side")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from da3_ros.cli.scene_viewer import check_picture
 from da3_ros.drawing.scene_picture import write_png
 from da3_ros.drawing.track_sheet import draw_tracks
 from da3_ros.drawing.tracks_file import load_tracks
 from da3_ros.export.atomic_files import atomic_path
-from da3_ros.export.export import ExportError
 
 MOST_SIDE = 2048  # pixels of each of the pictures
 
@@ -20,10 +20,7 @@ def view_tracks(source: Path, target: Path, size: tuple[int, int]) -> str:
 
     Raises SceneFileError or ExportError.
     """
-    if target.suffix.lower() != ".png":
-        raise ExportError(f"--output {target}: must end with .png")
-    if max(size) > MOST_SIDE:
-        raise ExportError(f"--size {size[0]}x{size[1]}: at most {MOST_SIDE} pixels a side")
+    check_picture(target, size, MOST_SIDE)
     frames = load_tracks(source)
     with atomic_path(target) as temporary:
         write_png(temporary, draw_tracks(frames, size))

@@ -58,7 +58,8 @@ class WindowRefinement:
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         """Returns prediction and alignment of a placed window, refined if tracks support it.
 
-        A window that alignment refused is accepted if tracks support its poses and its depth.
+        A window that alignment refused is accepted if tracks support its poses, and if its depth has
+        anything to do with them.
         """
         self.seconds = 0.0
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
@@ -105,8 +106,8 @@ class WindowRefinement:
         return refined.prediction, placed, refined
 
     def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the focal lengths that tracks have determined, for cameras
-        without a camera_info."""
+        """Returns the prediction with one focal length for all windows of a camera without a
+        camera_info: by tracks, else the median of the network's guesses."""
         self._calibrated.update({v.camera: v.K is not None for v in window.views})
         if not self.config.refinement.enabled:
             return prediction
