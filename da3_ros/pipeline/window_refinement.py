@@ -58,8 +58,8 @@ class WindowRefinement:
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         """Returns prediction and alignment of a placed window, refined if tracks support it.
 
-        A window that alignment refused is accepted if tracks support its poses, and if its depth has
-        anything to do with them.
+        A window that alignment refused is accepted if tracks support its poses, and if its depth
+        has anything to do with them.
         """
         self.seconds = 0.0
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
