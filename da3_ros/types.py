@@ -160,6 +160,14 @@ class MotionError:
     distance: float = 0.0  # per distance between the cameras over the depth
     least: float = 0.0  # the smallest error of any pair
 
+    def plus(self, other: MotionError, share: float) -> MotionError:
+        """Returns the error with a share of another one added."""
+        return MotionError(
+            self.rotation + share * other.rotation,
+            self.distance + share * other.distance,
+            self.least + share * other.least,
+        )
+
 
 @dataclass(frozen=True)
 class Scale:

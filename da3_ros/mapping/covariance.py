@@ -36,10 +36,13 @@ LAYERS = KINDS + 1  # covariance per unit of each kind of noise, and one of know
 # without a measured error.
 UNMEASURED = MotionError(rotation=0.35, distance=0.5, least=0.05)
 EXACT = MotionError()
-# Factor on the covariance of a bundle, whose tracks have errors in common.
-REFINED_CORRELATION = 1.0
-# Of refined views: calibration, and tracks with a common error.
+# Factor on the covariance of a bundle: one view's features count in several windows, which are
+# treated as independent.
+REFINED_CORRELATION = 4.0
+# Systematic errors of refined views: calibration, and a share of the network's. The share is such
+# that da3-tiny's covariances are not too small.
 REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
+REFINED_SHARE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,42 @@ class WindowObservation:
     def centres(self) -> Array:
         """Camera centres [N, 3]."""
         return np.asarray(self.poses[:, :3, 3])
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedObservation:
+    """Views that feature tracks have refined, and the views that held them.
+
+    Errors: (log scale; rotation, rad; position), in the axes of the segment.
+    """
+
+    ids: Sequence[int]  # [F] of the refined views
+    held: Sequence[int]  # [H] of the held views, oldest first
+    poses: Mapping[int, Array]  # [4, 4] of all of them in the segment
+    depth: float  # typical depth, segment units
+    covariance: Array  # [7 F, 7 F] of the errors with the held views exact
+    by_held: Array  # [7 F, 7 H] derivatives of the errors by those of the held views
+    by_network: Array  # [7 F, 7 F] by the error that the network has in all windows
+
+    def transport(self, ids: Sequence[int], base: int) -> Array:
+        """Returns the errors [7 N, 7] of views that move with the view ``base``."""
+        arms = np.array([self.poses[i][:3, 3] for i in ids]) - self.poses[base][:3, 3]
+        return np.concatenate(list(error_transport(arms)))
+
+    def of_network(self, base: int, error: MotionError) -> Array:
+        """Returns the covariance [7 F, 7 F] that the network's systematic error causes.
+
+        The errors of all views' motions since the held view ``base`` have one direction.
+        """
+        size = np.zeros((len(self.ids), SIZE))
+        for k, id in enumerate(self.ids):
+            angle, distance = motion(self.poses[base], self.poses[id])
+            size[k, 1:4] = error.rotation * angle + error.least
+            size[k, 4:] = error.distance * distance + error.least * self.depth
+        size /= np.sqrt(3)
+        shared = np.einsum("jc,kc,cd->jckd", size, size, np.eye(SIZE))
+        shared = shared.reshape(2 * [SIZE * len(self.ids)])
+        return np.asarray(self.by_network @ shared @ self.by_network.T)
 
 
 class JointCovariance:
@@ -126,29 +165,29 @@ class JointCovariance:
         A[:shared] += np.diag(stay)
         self._write(window.ids, A, ids, own)
 
-    def add_refined(
-        self,
-        ids: Sequence[int],
-        held: Sequence[int],
-        poses: Mapping[int, Array],
-        covariance: Array,
-    ) -> None:
-        """Sets the errors of refined views: that of the newest held view, and their own.
+    def add_refined(self, refined: RefinedObservation, error: MotionError) -> None:
+        """Sets the errors of refined views: by those of the held views, and their own.
 
-        Older held views have less error, but they see less of the same tracks. covariance: as in
-        ``PoseUncertainty.add_refined``. Does nothing if the error of no held view is known.
+        Does nothing if the error of no held view is known. What is not known of the others is that
+        of the newest known one. error: of the network.
         """
-        self._assign_newest_error(held, np.array([poses[i][:3, 3] for i in held]).reshape(-1, 3))
-        known = [i for i in held if i in self._slots][-1:]
-        if not known:
+        held = refined.held
+        centres = np.array([refined.poses[i][:3, 3] for i in held]).reshape(-1, 3)
+        self._assign_newest_error(held, centres)
+        at = [k for k, i in enumerate(held) if i in self._slots]
+        if not at:
             return
-        base = poses[known[0]][:3, 3]
-        A = np.concatenate(list(error_transport(np.array([poses[i][:3, 3] for i in ids]) - base)))
+        known = [held[k] for k in at]
+        A = np.concatenate([refined.by_held[:, SIZE * k : SIZE * (k + 1)] for k in at], axis=1)
+        # Where the held views do not determine something, it moves with the newest one.
+        newest = known[-1]
+        rest = refined.transport(refined.ids, newest) - A @ refined.transport(known, newest)
+        A[:, -SIZE:] += rest
         rows = self._rows(known)
         own = A @ self._P[:, rows[:, None], rows] @ A.T
-        own[-1] += REFINED_CORRELATION * covariance
-        self._write(ids, A, known, own)
-        self._unknown -= set(ids)
+        own[-1] += REFINED_CORRELATION * refined.covariance + refined.of_network(newest, error)
+        self._write(refined.ids, A, known, own)
+        self._unknown -= set(refined.ids)
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets all views but these, and the oldest of too many."""
@@ -269,18 +308,17 @@ class SystematicError:
         if links:
             self._errors[window.ids[index]] = min(links, key=lambda one: _size(one) @ [depth, 1.0])
 
-    def add_refined(
-        self, ids: Sequence[int], held: Sequence[int], poses: Mapping[int, Array], depth: float
-    ) -> None:
+    def add_refined(self, refined: RefinedObservation) -> None:
         """Sets the errors of refined views by their motion from the held ones."""
-        known = [h for h in held if h in self._errors]
-        for id in ids:
+        known, poses = [h for h in refined.held if h in self._errors], refined.poses
+        error = REFINED_ERROR.plus(self.error, REFINED_SHARE)
+        for id in refined.ids:
             links = [
-                self._linked(self._errors[h], poses[h], poses[id], depth, REFINED_ERROR)
+                self._linked(self._errors[h], poses[h], poses[id], refined.depth, error)
                 for h in known
             ]
             if links:
-                self._errors[id] = min(links, key=lambda one: _size(one) @ [depth, 1.0])
+                self._errors[id] = min(links, key=lambda one: _size(one) @ [refined.depth, 1.0])
 
     def of(self, id: int) -> Array:
         """Returns standard deviations [2] of the errors' lengths: rotation (rad), position.
@@ -296,10 +334,8 @@ class SystematicError:
     def _linked(
         self, held: tuple[Array, Array], T_known: Array, T: Array, depth: float, error: MotionError
     ) -> tuple[Array, Array]:
-        distance = float(np.linalg.norm(T[:3, 3] - T_known[:3, 3]))
-        cosine = (np.einsum("ij,ij->", T[:3, :3], T_known[:3, :3]) - 1) / 2
-        grown = error.rotation * float(np.arccos(np.clip(cosine, -1, 1)))
-        grown += error.distance * distance / depth
+        angle, distance = motion(T_known, T)
+        grown = error.rotation * angle + error.distance * distance / depth
         least = error.least
         place = grown * depth + _size(held)[0] * distance
         return held[0] + [grown, place], held[1] + np.square([least, least * depth])
@@ -347,22 +383,11 @@ class PoseUncertainty:
             for index in range(len(shared), len(window.ids)):
                 systematic.add(window, index, shared)
 
-    def add_refined(
-        self,
-        ids: Sequence[int],
-        held: Sequence[int],
-        poses: Mapping[int, Array],
-        depth: float,
-        covariance: Array,
-    ) -> None:
-        """Sets the errors of views that were refined against held ones.
-
-        poses: [4, 4] of all these views. covariance: [7 N, 7 N] of the errors of ``ids`` relative
-        to the held views.
-        """
+    def add_refined(self, refined: RefinedObservation) -> None:
+        """Sets the errors of views that were refined against held ones."""
         for joint, systematic in self._trackers():
-            joint.add_refined(ids, held, poses, covariance)
-            systematic.add_refined(ids, held, poses, depth)
+            joint.add_refined(refined, self._error)
+            systematic.add_refined(refined)
 
     def _moved(self, window: WindowObservation) -> bool:
         """True if the camera has moved since noise was last learned; then notes the pose.
@@ -372,10 +397,8 @@ class PoseUncertainty:
         """
         here, last = window.poses[-1], self._learned_at
         if last is not None:
-            cosine = (np.einsum("ij,ij->", here[:3, :3], last[:3, :3]) - 1) / 2
-            rotation = float(np.arccos(np.clip(cosine, -1, 1)))
-            distance = float(np.linalg.norm(here[:3, 3] - last[:3, 3])) / window.depth
-            if rotation < MIN_MOTION and distance < MIN_MOTION:
+            rotation, distance = motion(last, here)
+            if rotation < MIN_MOTION and distance < MIN_MOTION * window.depth:
                 return False
         self._learned_at = here
         return True
@@ -459,6 +482,13 @@ def in_metres(covariance: Array, scale: float, sigma: float, place: Array) -> Ar
     if np.isfinite(sigma):
         out[:3, :3] += sigma**2 * np.outer(place, place)
     return np.asarray(out)
+
+
+def motion(T_first: Array, T_second: Array) -> tuple[float, float]:
+    """Returns the angle, rad, and the distance between two poses [4, 4]."""
+    cosine = (np.einsum("ij,ij->", T_first[:3, :3], T_second[:3, :3]) - 1) / 2
+    angle = float(np.arccos(np.clip(cosine, -1, 1)))
+    return angle, float(np.linalg.norm(T_second[:3, 3] - T_first[:3, 3]))
 
 
 def error_transport(arms: Array) -> Array:

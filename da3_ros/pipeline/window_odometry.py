@@ -16,7 +16,12 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.covariance import MotionError, PoseUncertainty, WindowObservation
+from da3_ros.mapping.covariance import (
+    MotionError,
+    PoseUncertainty,
+    RefinedObservation,
+    WindowObservation,
+)
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
@@ -163,11 +168,13 @@ class WindowOdometry:
         )
         for shared_view in self.shared_views.newest_views:
             self.newest[shared_view.view.camera] = shared_view.T_ref_camera
-        if refined.views.covariance is not None:
-            self.uncertainty.add_refined(
-                refined.views.ids, refined.views.held, refined.views.poses, refined.views.depth,
-                refined.views.covariance,
-            )  # fmt: skip
+        views = refined.views
+        if views.errors is not None:
+            errors = views.errors
+            self.uncertainty.add_refined(RefinedObservation(
+                views.ids, views.held, views.poses, views.depth,
+                errors.covariance, errors.by_held, errors.by_network,
+            ))  # fmt: skip
 
     def report_refusal(self, window: Window) -> None:
         """Logs and counts a window that does not fit the scene, if the newest one does not."""

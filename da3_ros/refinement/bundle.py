@@ -25,6 +25,7 @@ ROTATION, PLACE, SCALE = slice(0, 3), slice(3, 6), 6
 HUBER = 2.0  # standard deviations of an image position beyond which Huber's weights limit it
 CAUCHY = 2.0  # the same for depths, by Cauchy's weights
 START_DAMPING, MAX_DAMPING = 1e-4, 1e6
+HARDLY = 100.0  # factor on standard deviations of what shall not count
 CONVERGED = 1e-4  # relative decrease of the cost that ends the iteration
 
 
@@ -90,6 +91,33 @@ class Adjusted:
         size = SIZE * int(self.bundle.free.sum())
         return None if inverse is None else np.asarray(inverse[:size, :size])
 
+    def by_held(self) -> Array:
+        """Returns the derivatives [7 F, 7 H] of the free views' errors by those of the held ones.
+
+        Raises LinAlgError if the observations do not determine them.
+        """
+        b = self.bundle
+        everything = replace(b, free=np.ones(len(b.free), bool))
+        free = np.repeat(b.free, SIZE)
+        coupled = _information(everything)[np.ix_(free, ~free)]
+        return -cho_solve(cho_factor(self.information), coupled)
+
+    def by_network(self) -> Array:
+        """Returns the derivatives [7 F, 7 F] of the free views' errors by those that depths and
+        priors together ask for: zero where tracks alone determine a view, one where nothing else
+        does.
+
+        Raises LinAlgError if the observations do not determine the views.
+        """
+        b, o = self.bundle, self.bundle.observations
+        # Depths stay with hardly any weight: they hold points whose rays are parallel.
+        only_tracks = replace(
+            b, observations=replace(o, depth_sigma=HARDLY * o.depth_sigma),
+            scale_prior=b.log_scale, scale_sigma=HARDLY * b.scale_sigma, poses=PosePriors.none(),
+        )  # fmt: skip
+        by_tracks = cho_solve(cho_factor(self.information), _information(only_tracks))
+        return np.eye(len(by_tracks)) - by_tracks
+
     def focal_sigma(self) -> Array:
         """Returns the standard deviations [G] of the logarithms of unknown focal lengths; inf if
         not determined."""
@@ -106,6 +134,12 @@ class Adjusted:
             )
         except (np.linalg.LinAlgError, ValueError):
             return None
+
+
+def _information(bundle: Bundle) -> Array:
+    """Returns the information [7 F, 7 F] of the free views' errors, points eliminated."""
+    solver = _Solver(bundle)
+    return solver.reduced(solver.linearize(_State.of(bundle)), 0.0)[0]
 
 
 def adjust(bundle: Bundle, max_steps: int) -> Adjusted:

@@ -48,6 +48,18 @@ CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bund
 
 
 @dataclass(frozen=True, eq=False)
+class ViewErrors:
+    """How errors come into F adjusted views that H views hold.
+
+    Errors of a view: log scale; rotation, rad, and position in the axes of ref.
+    """
+
+    covariance: Array  # [7 F, 7 F] by features, depths and priors, with the held views exact
+    by_held: Array  # [7 F, 7 H] derivatives by the errors of the held views
+    by_network: Array  # [7 F, 7 F] derivatives by what depths and priors have wrong in common
+
+
+@dataclass(frozen=True, eq=False)
 class RefinedViews:
     """Result of one window."""
 
@@ -55,16 +67,14 @@ class RefinedViews:
     held: list[int]  # the views that held them
     poses: dict[int, Array]  # [4, 4] in ref of all these views
     depth: float  # typical depth, units of ref
-    # [7 F, 7 F] of their errors relative to the held views: log scale; rotation, rad, and position
-    # in the axes of ref. None: not determined.
-    covariance: Array | None
+    errors: ViewErrors | None  # None: not determined
     tracks: int
     reprojection_px: float  # root mean square over the observations, pixels of ``Features.shape``
 
     @property
     def newest_covariance(self) -> Array | None:
         """The part [7, 7] of the newest view."""
-        return None if self.covariance is None else self.covariance[-SIZE:, -SIZE:]
+        return None if self.errors is None else self.errors.covariance[-SIZE:, -SIZE:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +188,7 @@ class SlidingGraph:
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
             {i: self.views[i].T_ref_camera for i in used},
             float(np.exp(np.median(done.bundle.typical_log_depth()))),
-            _in_ref(done),
+            _errors_in_ref(done),
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
         )
@@ -335,20 +345,27 @@ class SlidingGraph:
         self.points.set(ids, solved.points)
 
 
-def _in_ref(done: Adjusted) -> Array | None:
-    """Returns the covariance of the free views' errors in the order and axes of
-    ``RefinedViews``."""
+def _errors_in_ref(done: Adjusted) -> ViewErrors | None:
+    """Returns the errors of a solution's free views, by those of its held ones."""
     covariance = done.covariance()
     if covariance is None:
         return None
-    R = done.bundle.T_ref_camera[done.bundle.free, :3, :3]
+    R, free = done.bundle.T_ref_camera[:, :3, :3], done.bundle.free
+    own, of_held = _axes_of_errors(R[free]), _axes_of_errors(R[~free])
+    return ViewErrors(
+        own @ covariance @ own.T, own @ done.by_held() @ of_held.T, own @ done.by_network() @ own.T
+    )
+
+
+def _axes_of_errors(R: Array) -> Array:
+    """Returns the orthogonal matrix [7 V, 7 V] from a bundle's errors of views with rotations
+    [V, 3, 3] to those of ``ViewErrors``."""
     axes = np.zeros((len(R), SIZE, len(R), SIZE))
     for k in range(len(R)):
         axes[k, 0, k, SCALE] = 1.0
         axes[k, 1:4, k, ROTATION] = R[k]
         axes[k, 4:, k, PLACE] = np.eye(3)
-    both = axes.reshape(SIZE * len(R), SIZE * len(R))
-    return np.asarray(both @ covariance @ both.T)
+    return axes.reshape(SIZE * len(R), SIZE * len(R))
 
 
 def _best_tracks(useful: Array, count: Array, of_new: list[Array], most: int) -> Array:

@@ -13,6 +13,7 @@ from da3_ros.mapping.covariance import (
     UNMEASURED,
     JointCovariance,
     PoseUncertainty,
+    RefinedObservation,
     SystematicError,
     WindowObservation,
     error_transport,
@@ -20,7 +21,7 @@ from da3_ros.mapping.covariance import (
     propagated_covariance,
     rotated_covariance,
 )
-from da3_ros.mapping.window_noise import WindowNoise
+from da3_ros.mapping.window_noise import KINDS, WindowNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import MotionError
@@ -242,11 +243,64 @@ def test_networks_without_stated_noise_get_a_large_one(walk):
 
 
 @pytest.mark.slow
-def test_da3_tiny_is_not_overconfident():
+@pytest.mark.parametrize("refine", [False, True])
+def test_da3_tiny_is_not_overconfident(refine):
     """Rooms that it was not trained on; it makes the same errors again in every window."""
-    options = SimpleNamespace(walks=("loop", "handheld"), runs=1, frames=16, refine=False)
-    for row in bench.tiny_rows(options):
+    walks = ("loop", "strafe") if refine else ("loop", "handheld")
+    for row in bench.tiny_rows(SimpleNamespace(walks=walks, runs=1, frames=16, refine=refine)):
         assert row["nees"] < 1, row
+
+
+def refined_by(held, shares, by_network, covariance=1e-12):
+    """Two views refined at (1, 0, 0) and (2, 0, 0), held by views along y."""
+    poses = {10: pose_at(1, 0, 0), 11: pose_at(2, 0, 0)}
+    poses |= {id: pose_at(0, id, 0) for id in held}
+    return RefinedObservation(
+        [10, 11], held, poses, 2.0, covariance * np.eye(14),
+        np.kron(np.outer(np.ones(2), shares), np.eye(7)), by_network * np.eye(14),
+    )  # fmt: skip
+
+
+def pose_at(*place):
+    T = np.eye(4)
+    T[:3, 3] = place
+    return T
+
+
+def known_errors(sigma):
+    """The joint covariance of views 0, 1, 2 with independent errors of position."""
+    joint = JointCovariance()
+    own = np.zeros((KINDS + 1, 21, 21))
+    own[-1] = np.kron(np.diag(np.square(sigma)), np.diag([0, 0, 0, 0, 1, 1, 1]))
+    joint._write([0, 1, 2], np.zeros((21, 0)), [], own)
+    return joint
+
+
+def test_refined_views_have_the_errors_of_the_views_that_hold_them():
+    joint = known_errors([0.1, 0.2, 0.4])
+    joint.add_refined(refined_by([0, 1, 2], [0.25, 0.25, 0.5], 0.0), UNMEASURED)
+    found = joint.of(11, np.zeros(KINDS))[4:, 4:]
+    expected = 0.25**2 * 0.1**2 + 0.25**2 * 0.2**2 + 0.5**2 * 0.4**2
+    np.testing.assert_allclose(found, expected * np.eye(3), atol=1e-9)
+
+
+def test_what_no_known_view_holds_moves_with_the_newest_one():
+    joint = known_errors([0.1, 0.2, 0.4])
+    joint.add_refined(refined_by([0, 1, 7], [0.25, 0.25, 0.5], 0.0), UNMEASURED)
+    expected = 0.25**2 * 0.1**2 + 0.75**2 * 0.2**2  # view 7 is unknown, view 1 the newest
+    found = joint.of(11, np.zeros(KINDS))[4:, 4:]
+    np.testing.assert_allclose(found, expected * np.eye(3), atol=1e-9)
+
+
+def test_where_tracks_do_not_count_the_networks_error_does():
+    found = []
+    for share, error in ((0.0, UNMEASURED), (0.5, UNMEASURED), (1.0, UNMEASURED), (1.0, EXACT)):
+        joint = known_errors([0.1, 0.2, 0.4])
+        joint.add_refined(refined_by([0, 1, 2], [0, 0, 1], share), error)
+        found.append(np.trace(joint.of(11, np.zeros(KINDS))[1:4, 1:4]))
+    np.testing.assert_allclose(found[2], UNMEASURED.least**2, rtol=1e-6)
+    np.testing.assert_allclose(found[1], found[2] / 4, rtol=1e-6)
+    assert max(found[0], found[3]) < 1e-10
 
 
 @pytest.mark.slow

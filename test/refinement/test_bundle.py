@@ -129,6 +129,61 @@ def test_covariance_is_that_of_repeated_noise(made):
     assert 0.6 < np.mean(errors) < 1.6  # 0.86 to 1.15 for exact Gaussian noise
 
 
+def test_errors_of_held_views_move_the_others_as_stated(made, monkeypatch):
+    """Against solutions with a held view moved a little, in each of its six directions."""
+    bundle, _, _ = made(
+        views=5, points=80, pixel=0.0, depth=0.0, start=0.0, poses=PosePriors.none()
+    )
+    bundle = dataclasses.replace(bundle, free=np.array([False, False, True, True, True]))
+    done = adjust(bundle, 60)
+    monkeypatch.setattr(module, "CONVERGED", 1e-14)
+    stated = done.by_held()[:, 7:13]
+    scale, size = np.abs(stated).max(), 1e-4
+    for at in range(6):
+        ends = []
+        for sign in (1, -1):
+            T = done.bundle.T_ref_camera.copy()
+            step = np.eye(6)[at] * size * sign
+            T[1, :3, :3] = T[1, :3, :3] @ Rotation.from_rotvec(step[:3]).as_matrix()
+            T[1, :3, 3] += step[3:]
+            ends.append(adjust(dataclasses.replace(done.bundle, T_ref_camera=T), 60).bundle)
+        more, less = (b.T_ref_camera[2:] for b in ends)
+        turns = Rotation.from_matrix(less[:, :3, :3].transpose(0, 2, 1) @ more[:, :3, :3])
+        places = more[:, :3, 3] - less[:, :3, 3]
+        scales = ends[0].log_scale[2:, None] - ends[1].log_scale[2:, None]
+        found = np.concatenate((turns.as_rotvec(), places, scales), axis=1).ravel() / (2 * size)
+        np.testing.assert_allclose(found, stated[:, at], atol=0.05 * scale)
+
+
+def test_held_views_that_move_together_take_the_others_along(made):
+    """Tracks know no place of their own: a turn of all held views turns the others too."""
+    bundle, _, _ = made(views=5, points=80, poses=PosePriors.none())
+    done = adjust(dataclasses.replace(bundle, free=np.array([0, 0, 1, 1, 1], bool)), 60)
+    T, turn = done.bundle.T_ref_camera, np.array([0.3, -0.2, 0.5])
+
+    def moved(poses):
+        own = np.einsum("vji,j->vi", poses[:, :3, :3], turn)
+        there = np.cross(turn, poses[:, :3, 3])
+        return np.concatenate((own, there, np.zeros((len(poses), 1))), axis=1).ravel()
+
+    np.testing.assert_allclose(done.by_held() @ moved(T[:2]), moved(T[2:]), atol=0.02)
+
+
+def test_the_network_counts_as_much_as_tracks_leave_open(made):
+    """With many exact features hardly anything, with bad ones nearly everything."""
+    shares = []
+    for pixel in (0.01, 1000.0):
+        bundle, _, _ = made(views=4, points=80)
+        o = bundle.observations
+        o = dataclasses.replace(o, sigma=np.full(len(o.view), pixel))
+        bundle = dataclasses.replace(bundle, observations=o, free=np.array([0, 0, 1, 1], bool))
+        found = adjust(bundle, 20).by_network()
+        poses = [k for k in range(len(found)) if k % 7 != 6]  # scales concern depth alone
+        shares.append(found[np.ix_(poses, poses)])
+    assert np.abs(shares[0]).max() < 0.01
+    np.testing.assert_allclose(shares[1], np.eye(len(shares[1])), atol=0.1)
+
+
 def test_gtsam_finds_the_same_poses(made):
     """Without robust weights, depths and scales, which gtsam's projection factor does not know."""
     gtsam = pytest.importorskip("gtsam")
