@@ -82,6 +82,12 @@ class OdometryRatio:
             self._logs.append(math.log(distance_m / distance))
             self._distances.append((distance_m, distance))
 
+    def change_unit(self, factor: float) -> None:
+        """Takes over that lengths in the segment are now ``factor`` times what they were."""
+        self._logs = deque([log - math.log(factor) for log in self._logs], MAX_STRETCHES)
+        self._distances = deque([(m, factor * d) for m, d in self._distances], MAX_STRETCHES)
+        self.discard_current()
+
     def estimate(self) -> Estimate | None:
         """Returns the scale from all stretches that agree; None if they are too few."""
         if len(self._logs) < MIN_STRETCHES:
@@ -113,6 +119,12 @@ class MeasurementFilter:
         value = measure.value / unit
         if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
             self._measurements.append(Estimate(math.log(value), measure.sigma))
+
+    def change_unit(self, factor: float) -> None:
+        """Takes over that lengths in the segment are now ``factor`` times what they were."""
+        for _ in range(len(self)):
+            old = self._measurements.popleft()
+            self._measurements.append(Estimate(old.log - math.log(factor), old.sigma))
 
     def estimate(self) -> Estimate | None:
         """Returns the mean of the measurements that agree; None if they are too few."""
@@ -181,6 +193,13 @@ class ScaleFilter:
         """Discards the current stretch of odometry: a window was refused, its motion is
         unknown."""
         self._ratio.discard_current()
+
+    def change_unit(self, factor: float) -> None:
+        """Takes over that lengths in the segment are now ``factor`` times what they were."""
+        self._ratio.change_unit(factor)
+        self._measurement_filter.change_unit(factor)
+        if self._value is not None:
+            self._value /= factor
 
     def update(self) -> Scale:
         """Returns the scale to publish with the current window. Call once per window."""
@@ -292,6 +311,12 @@ class SceneScale:
             return None
         value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
+
+    def change_unit(self, factor: float) -> None:
+        """Takes over that lengths in the segment are now ``factor`` times what they were: a new
+        focal length has moved the newest views. A declared scale stays."""
+        if factor != 1.0 and self.learns:
+            self._scale_filter.change_unit(factor)
 
     def update(
         self, window: Window, prediction: Prediction, T_segment_window: Similarity | None

@@ -32,37 +32,42 @@ def in_refined_unit(
     if measure is None:
         return refined
     if config.source in ("rig", "odometry"):
-        measure = _by_motion(window, network, refined, measure)
+        measure = _by_positions(window, network, refined, measure)
     else:  # by depth: a model's
         factor = float(np.median(result.factors))
         measure = dataclasses.replace(measure, value=measure.value / factor)
     return dataclasses.replace(refined, measure=measure)
 
 
-def _by_motion(
+def _by_positions(
     window: Window, network: Prediction, refined: Prediction, measure: ScaleMeasurement
-) -> ScaleMeasurement:
-    """Returns the measurement times the network's units per refined unit, by the spread of each
-    camera's positions, without the distances between cameras."""
-    before, after = _positions(window, network), _positions(window, refined)
+) -> ScaleMeasurement | None:
+    """Returns the measurement times the network's units per refined unit; None if no positions
+    show them.
+
+    The spread of each camera's positions counts; of a rig that has not moved, the distances
+    between its cameras, which repeat an error of tracks in every window.
+    """
     known = refined.depth[np.isfinite(refined.depth)]
-    square = float((after**2).sum())
     depth = float(np.median(known)) if len(known) else math.inf
-    if math.sqrt(square / len(after)) < LEAST_MOTION * depth:
-        return measure
-    ratio = float((before * after).sum()) / square  # the network's positions have the errors
-    if not ratio > 0:
-        return measure
-    noise = float(((before - ratio * after) ** 2).sum()) / max(1, 3 * len(after) - 4)
-    sigma = math.sqrt(noise / square) / ratio
-    sigma = math.hypot(sigma, DOUBT * math.log(ratio))
-    return ScaleMeasurement(measure.value * ratio, math.hypot(measure.sigma, sigma))
-
-
-def _positions(window: Window, prediction: Prediction) -> Array:
-    """Returns the positions [N, 3] of views, less the mean of their camera."""
-    places = prediction.T_window_camera[:, :3, 3].copy()
     cameras = np.array([view.camera for view in window.views])
-    for camera in set(cameras.tolist()):
-        places[cameras == camera] -= places[cameras == camera].mean(axis=0)
-    return places
+    for groups in (cameras, np.zeros(len(cameras), int)):
+        before, after = (_spread(p.T_window_camera[:, :3, 3], groups) for p in (network, refined))
+        square = float((after**2).sum())
+        if math.sqrt(square / len(after)) < LEAST_MOTION * depth:
+            continue
+        ratio = float((before * after).sum()) / square  # the network's positions have the errors
+        if not ratio > 0:
+            continue
+        noise = float(((before - ratio * after) ** 2).sum()) / max(1, 3 * len(after) - 4)
+        sigma = math.hypot(math.sqrt(noise / square) / ratio, DOUBT * math.log(ratio))
+        return ScaleMeasurement(measure.value * ratio, math.hypot(measure.sigma, sigma))
+    return None
+
+
+def _spread(places: Array, groups: Array) -> Array:
+    """Returns positions [N, 3] less the mean of their group [N]."""
+    out = places.copy()
+    for group in np.unique(groups):
+        out[groups == group] -= places[groups == group].mean(axis=0)
+    return out

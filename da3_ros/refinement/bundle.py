@@ -25,6 +25,7 @@ ROTATION, PLACE, SCALE = slice(0, 3), slice(3, 6), 6
 HUBER = 2.0  # standard deviations of an image position beyond which Huber's weights limit it
 CAUCHY = 2.0  # the same for depths, by Cauchy's weights
 START_DAMPING, MAX_DAMPING = 1e-4, 1e6
+LEAST = 1e-10  # damping of points, as a share of what they know
 HARDLY = 100.0  # factor on standard deviations of what shall not count
 CONVERGED = 1e-4  # relative decrease of the cost that ends the iteration
 
@@ -383,7 +384,8 @@ class _Solver:
         them."""
         Hp = terms.Hp.copy()
         diagonal = np.einsum("nii->ni", Hp)
-        diagonal += damping * diagonal + 1e-12
+        # A point without parallax and depth has no distance, and its block no inverse.
+        diagonal += damping * diagonal + LEAST * diagonal.sum(axis=1, keepdims=True) + 1e-12
         inverse = np.linalg.inv(Hp)
         Y = terms.W @ inverse  # [N, D, 3]
         flatY = Y.transpose(1, 0, 2).reshape(self.size, -1)
@@ -394,8 +396,8 @@ class _Solver:
 
     def step(self, terms: _Terms, damping: float) -> tuple[Array, Array, Array] | None:
         """Returns steps of views [F, 7], points [N, 3] and focal lengths [G]; None: singular."""
-        S, g, inverse, flatW = self.reduced(terms, damping)
         try:
+            S, g, inverse, flatW = self.reduced(terms, damping)
             dv = cho_solve(cho_factor(S), -g)
         except (np.linalg.LinAlgError, ValueError):
             return None

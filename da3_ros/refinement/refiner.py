@@ -52,6 +52,7 @@ class RefinedWindow:
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
+    unit_change: float  # lengths in ref over what they were; not 1 with a new focal length
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -132,11 +133,11 @@ class WindowRefiner:
 
         images: of the new views.
         """
+        self._save()
         count = len(window.views) - window.new
         ids = [view.id for view in window.views]
         # Rounding of single precision must not multiply from window to window.
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
-        self._save()
         before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
         usual, found = self.graph.noise.depth, 0
         for k, image in enumerate(images, count):
@@ -152,7 +153,8 @@ class WindowRefiner:
                 self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
-        if self.calibration.run(self.graph):
+        unit = self.calibration.run(self.graph)
+        if unit is not None:
             done = self.graph.refine(ids[count:], priors)
             if done is None:
                 raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
@@ -174,7 +176,16 @@ class WindowRefiner:
         error = self.graph.depth_error(ids[count:])
         agrees = error < max(MAX_DEPTH_ERROR, USUAL * usual)
         means_something = error < max(NO_DEPTH_ERROR, USUAL * usual)
-        return RefinedWindow(refined, S, done, moved, factors, agrees, means_something)
+        return RefinedWindow(
+            refined,
+            S,
+            done,
+            moved,
+            factors,
+            agrees,
+            means_something,
+            1.0 if unit is None else unit,
+        )
 
     def _view(
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity

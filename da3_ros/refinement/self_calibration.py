@@ -4,7 +4,8 @@ Works on the sliding graph; no network, no images.
 
 A wrong focal length bends a turning camera's path and squeezes its scene; a camera that only moves
 sideways or ahead shows little of that. So an estimate counts only if its standard deviation is
-small, and if the earlier and the later half of the views agree with it.
+small, if the earlier and the later half of the views agree with it, and if a lens with radial
+distortion would have it too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MOVED_VIEWS = 24  # newest views that get new poses with a new focal length; oth
 TRACKS, STEPS = 300, 30  # limits of a solution
 SIGMA, HALF_SIGMA = 0.01, 0.02  # of the logarithm, from all views and from half of them
 AGREEMENT = 0.02  # largest difference of the logarithms of the three estimates
+K1 = 0.03  # radial distortion that is tried, to either side
 MAX_FACTOR = 2.0  # on the network's focal length
 PRIOR_SIGMA = 1.0  # of the logarithm of the focal length
 DEPTH_SIGMA, SCALE_SIGMA = 2.0, 0.1  # depths only keep the unit, and points without parallax
@@ -47,6 +49,7 @@ class Estimate:
 
     factor: float  # on the present one
     sigma: float  # standard deviation of its logarithm
+    solved: Adjusted  # without outliers
 
 
 class SelfCalibration:
@@ -57,18 +60,21 @@ class SelfCalibration:
         self.known: dict[str, tuple[Array, tuple[int, int]]] = {}
         self._windows, self._next = 0, FIRST
 
-    def run(self, graph: SlidingGraph) -> bool:
-        """Tries to determine unknown focal lengths of a graph, every few windows; returns whether
-        K and poses of its views have changed."""
+    def run(self, graph: SlidingGraph) -> float | None:
+        """Tries to determine unknown focal lengths of a graph, every few windows.
+
+        Returns the factor on lengths in ref if K and poses of its views have changed, else None.
+        """
         cameras = sorted({v.camera for v in graph.views.values() if v.own_K} - set(self.known))
         if not cameras:
-            return False
+            return None
         self._windows += 1
         if self._windows < self._next:
-            return False
+            return None
         self._next += min(max(FIRST, self._windows // SHARE), MOST_WINDOWS)
-        done = [self._determine(graph, camera) for camera in cameras]
-        return any(done)
+        found = [self._determine(graph, camera) for camera in cameras]
+        changes = [change for change in found if change is not None]
+        return math.prod(changes) if changes else None
 
     def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
         """Returns the prediction with the known K of views without calibration."""
@@ -83,12 +89,14 @@ class SelfCalibration:
         """Returns where the K of a camera without calibration is from."""
         return "tracks" if camera in self.known else "network"
 
-    def _determine(self, graph: SlidingGraph, camera: str) -> bool:
-        """Sets the focal length of a camera if tracks determine it; returns whether they do."""
+    def _determine(self, graph: SlidingGraph, camera: str) -> float | None:
+        """Sets the focal length of a camera if tracks determine it; returns the factor on lengths
+        in ref, None if they do not."""
         mine = [v for v in graph.views.values() if v.camera == camera]
         factor = determined_factor(graph, mine)
-        if factor is None or not _change(graph, camera, factor):
-            return False
+        unit = None if factor is None else _change(graph, camera, factor)
+        if factor is None or unit is None:
+            return None
         newest = [v for v in graph.views.values() if v.camera == camera][-1]
         focal = newest.K[0, 0]
         self.known[camera] = newest.K, newest.features.shape[::-1]
@@ -96,7 +104,7 @@ class SelfCalibration:
             "focal length of camera %s by tracks: %.0f px at %d x %d (network: %.0f)",
             camera or "(the only one)", focal, *newest.features.shape[::-1], focal / factor,
         )  # fmt: skip
-        return True
+        return unit
 
 
 def determined_factor(graph: SlidingGraph, views: Sequence[TrackedView]) -> float | None:
@@ -114,7 +122,7 @@ def determined_factor(graph: SlidingGraph, views: Sequence[TrackedView]) -> floa
     if not all(one is not None and one.sigma < HALF_SIGMA for one in halves):
         return None
     logs = [math.log(one.factor) for one in (whole, *halves) if one is not None]
-    if max(logs) - min(logs) > AGREEMENT:
+    if max(logs) - min(logs) > AGREEMENT or not abs(by_lens(whole.solved)) < AGREEMENT:
         return None
     return math.exp(float(np.median(logs)))
 
@@ -138,12 +146,43 @@ def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> Estimate | No
     if not (found < MAX_PX and 1 / MAX_FACTOR < factor < MAX_FACTOR and is_sane(done.bundle)):
         return None
     excess = max(1.0, found / pixel) * max(1.0, found / USUAL_PX)
-    return Estimate(factor, float(done.focal_sigma()[0]) * excess)
+    return Estimate(factor, float(done.focal_sigma()[0]) * excess, done)
 
 
-def _change(graph: SlidingGraph, camera: str, factor: float) -> bool:
+def by_lens(done: Adjusted) -> float:
+    """Returns by how much the logarithm of the focal length would be another one if the lens had
+    the radial distortion that fits the tracks best; inf: that is not determined.
+
+    The best distortion is where a parabola through the costs of three has its minimum.
+    """
+    ends = [adjust(_distorted(done.bundle, k1), STEPS) for k1 in (-K1, K1)]
+    less, more = (end.cost - done.cost for end in ends)
+    bend = less + more
+    if not bend > 0:
+        return math.inf
+    best, sigma = K1 * (less - more) / (2 * bend), K1 * math.sqrt(2 / bend)
+    slope = math.log(ends[1].bundle.K[0, 0, 0] / ends[0].bundle.K[0, 0, 0]) / (2 * K1)
+    return math.inf if abs(slope) * sigma > SIGMA else slope * best
+
+
+def _distorted(bundle: Bundle, k1: float) -> Bundle:
+    """Returns the bundle with positions as a lens with the radial distortion ``k1`` sees them."""
+    o, K = bundle.observations, bundle.K[bundle.observations.view]
+    offset = o.pixel - K[:, :2, 2]
+    square = ((offset / K[:, [0, 1], [0, 1]]) ** 2).sum(axis=1, keepdims=True)
+    magnified = 1 + 2 * k1 * square[:, 0]  # noise too, between along and across the radius
+    return replace(
+        bundle,
+        observations=replace(o, pixel=o.pixel + k1 * square * offset, sigma=magnified * o.sigma),
+    )
+
+
+def _change(graph: SlidingGraph, camera: str, factor: float) -> float | None:
     """Changes a camera's focal length in the graph, and solves its newest views for poses, depth
-    scales and points anew. Returns False, and changes nothing, if that fails."""
+    scales and points anew.
+
+    Returns the factor on lengths in ref. Returns None, and changes nothing, if that fails.
+    """
     kept = list(graph.views.values())[-MOVED_VIEWS:]
     before = [v.K for v in kept]
     for view in kept:
@@ -154,11 +193,12 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> bool:
     if gathered is None or solved is None or not is_sane(solved):
         for view, K in zip(kept, before, strict=True):
             view.K = K
-        return False
+        return None
+    unit = float(np.exp(np.median(solved.log_scale - [v.log_scale for v in kept])))
     graph.points = graph.points.without_positions()
     graph.keep([v.id for v in kept])
     graph.take_over(kept, gathered[0], solved)
-    return True
+    return unit
 
 
 def _bundle(

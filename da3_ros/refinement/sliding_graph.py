@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -150,8 +151,7 @@ class SlidingGraph:
         found = [Matches(v, match(view.features, v.features)) for v in known]
         found = [m for m in found if len(m.pairs)]
         if found:
-            newest = [v.id for v in known[-NEWEST:]]
-            good = start_pose(view, found, newest, self.points, self.noise)
+            good = start_pose(view, found, _newest(known, view), self.points, self.noise)
             extend_tracks(view, found, good, self.points)
         self.views[view.id] = view
         return int((view.track >= 0).sum())
@@ -250,10 +250,21 @@ class SlidingGraph:
         tracks = np.unique(tracks[tracks >= 0])
         held = [i for i in ids if i not in free]
         common = {i: int(np.isin(self.views[i].track, tracks).sum()) for i in held}
-        best = sorted(held, key=lambda i: (-common[i], i))[:HELD]
-        best = [i for i in best if common[i] >= FEWEST_TRACKS] or held[-1:]
+        enough = [i for i in held if common[i] >= FEWEST_TRACKS]
+        best = self._in_turn(sorted(enough, key=lambda i: (-common[i], i)))[:HELD] or held[-1:]
         used = [i for i in ids if i in free or i in best]
         return used, np.array([i in free for i in used])
+
+    def _in_turn(self, ids: Sequence[int]) -> list[int]:
+        """Returns views ordered by camera in turn: those of a rig may look apart, and a camera
+        without held views would not be held by the others' tracks."""
+        rank: Counter[str] = Counter()
+        turns = []
+        for id in ids:
+            camera = self.views[id].camera
+            turns.append((rank[camera], id))
+            rank[camera] += 1
+        return [id for _, id in sorted(turns, key=lambda turn: turn[0])]
 
     def bundle(
         self, views: list[TrackedView], free: Array, ids: Array, o: Observations, poses: PosePriors
@@ -366,6 +377,14 @@ def _axes_of_errors(R: Array) -> Array:
         axes[k, 1:4, k, ROTATION] = R[k]
         axes[k, 4:, k, PLACE] = np.eye(3)
     return axes.reshape(SIZE * len(R), SIZE * len(R))
+
+
+def _newest(known: Sequence[TrackedView], view: TrackedView) -> set[int]:
+    """Returns the ids of the newest views, and of the newest ones of the view's own camera, that
+    have features; a dark or covered one cannot match."""
+    seen = [v for v in known if len(v.features) >= FEWEST_TRACKS]
+    own = [v for v in seen if v.camera == view.camera]
+    return {v.id for v in (*seen[-NEWEST:], *own[-NEWEST:])}
 
 
 def _best_tracks(useful: Array, count: Array, of_new: list[Array], most: int) -> Array:

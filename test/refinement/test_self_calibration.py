@@ -74,7 +74,8 @@ def test_poses_follow_the_focal_length(caplog):
     caplog.set_level("INFO")
     graph = graph_of("turning", 1.2, camera="left")
     calibration, changed = attempt(graph)
-    assert changed == [False] * (self_calibration.FIRST - 1) + [True]
+    assert changed[:-1] == [None] * (self_calibration.FIRST - 1)
+    assert changed[-1] == pytest.approx(1, abs=0.1)  # lengths keep the unit of depth
     T = [v.T_ref_camera for v in graph.views.values()]
     turned = Rotation.from_matrix(T[0][:3, :3].T @ T[-1][:3, :3]).magnitude()
     assert turned == pytest.approx(MOTIONS["turning"][0] * (VIEWS - 1), rel=0.02)
@@ -109,7 +110,23 @@ def test_views_whose_halves_disagree_determine_nothing(monkeypatch):
         view.features.pixel[:] = centre + 1.1 * (view.features.pixel - centre)
     assert determined_factor(graph, list(graph.views.values())) is None
     monkeypatch.setattr(self_calibration, "AGREEMENT", 1.0)
+    monkeypatch.setattr(self_calibration, "by_lens", lambda _: 0.0)
     assert determined_factor(graph, list(graph.views.values())) is not None
+
+
+@pytest.mark.parametrize("k1", [-0.05, 0.05])
+@pytest.mark.parametrize("motion", ["turning", "arc"])
+def test_a_lens_that_distorts_determines_nothing(motion, k1, monkeypatch):
+    """A little distortion looks like another focal length, in all views alike."""
+    graph = graph_of(motion, 1.2)
+    views = list(graph.views.values())
+    for view in views:
+        offset = view.features.pixel - [320, 240]
+        r2 = (offset**2).sum(axis=1, keepdims=True) / FOCAL**2
+        view.features.pixel[:] += k1 * r2 * offset
+    assert determined_factor(graph, views) is None
+    monkeypatch.setattr(self_calibration, "by_lens", lambda _: 0.0)
+    assert abs(determined_factor(graph, views) * 1.2 - 1) > 0.015
 
 
 def test_attempts_become_rare(monkeypatch):
