@@ -205,3 +205,22 @@ def test_a_drifting_scene_is_followed_and_widens_the_scale():
     assert np.sqrt(np.mean(np.square(z))) < 1.8  # independent they were called, it would be 4
     steady = [estimates(np.exp(0.01 * rng.normal(size=15)), own=0.01) for _ in range(50)]
     assert np.median([e.sigma for e in steady]) < 0.008
+
+
+@pytest.mark.parametrize("source", ["metric_model", "odometry"])
+def test_a_new_unit_of_the_segment_keeps_metres(source):
+    """Lengths that a new focal length has made 1.2 times as long are still as many metres."""
+    keeper, factor = ScaleFilter(ScaleConfig(source=source, max_step=0.01)), 1.2
+    unit, values = 1.0, []
+    for k, (ours, theirs) in enumerate(drive(2.0, steps=150)):
+        if k == 100:
+            keeper.change_unit(factor)
+            unit = factor
+        if source == "metric_model":
+            keeper.add_measurement(ScaleMeasurement(2.0, 0.02), unit)
+        else:
+            ours[:3, 3] *= unit
+            keeper.add_motion(ours, theirs, unit * DEPTH / 2.0)
+        scale = keeper.update()
+        values.append(scale.value * unit)
+    assert np.abs(np.array(values)[90:] / 2.0 - 1).max() < 0.01

@@ -178,3 +178,16 @@ def test_metres_follow_the_poses_that_tracks_have_refined():
     true = {(name, f.stamp_ns): f.depth for name, fs in rig[2].items() for f in fs}
     ratio = [np.nanmedian(r.depth_m / true[r.camera, r.stamp_ns]) for r in results[12:]]
     assert np.median(ratio) == pytest.approx(1.0, abs=0.04)
+
+
+@pytest.mark.parametrize("walk", ["still", "spot"])
+def test_metres_follow_them_when_the_rig_stays_where_it_is(walk):
+    """Then only the distances between the cameras show what refinement has done to the unit."""
+    rig = make(0.3, walk, frames=10, yaw_deg=-30.0, size=(224, 168))
+    values = {"process_res": 224, "refinement.enabled": True}
+    _, results, _ = run(rig, noise=NOISE, session=DeepSession, **values)
+    metric = [r for r in results if r.scale.metric]
+    assert len(metric) > 8
+    true = {(name, f.stamp_ns): f.depth for name, fs in rig[2].items() for f in fs}
+    ratio = [np.nanmedian(r.depth_m / true[r.camera, r.stamp_ns]) for r in metric]
+    assert np.abs(np.log(ratio)).max() < 0.06
