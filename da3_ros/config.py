@@ -179,8 +179,8 @@ class PosePriorConfig:
     )
     output: str = option(
         "prior",
-        "published poses: the prior's own, or refined by the network, which is better where the "
-        "prior is more than about a degree wrong from frame to frame",
+        "published poses: the prior's own, or refined by network and feature tracks, which is "
+        "better where the prior is more than 0.2 degrees wrong from frame to frame",
         choices=("refined", "prior"),
     )
 
