@@ -91,7 +91,7 @@ def spawn(options: argparse.Namespace, **changes) -> dict:
     """Runs ``one`` in a new process and returns its row; ``changes`` replace options."""
     values = vars(options) | changes
     command = [sys.executable, __file__, "one"]
-    for name in ("model", "device", "mode", "precision", "compile"):
+    for name in ("model", "device", "backend", "mode", "precision", "compile"):
         command += [f"--{name}", str(values[name])]
     command += ["--gib", str(values["gib"]), "--process-res", str(values["process_res"])]
     command += ["--views", str(values["views"]), "--repeats", str(values["repeats"])]
