@@ -46,6 +46,14 @@ def interpolate(a: Array, b: Array, share: float) -> Array:
     return out
 
 
+def spread(places: Array, groups: Array) -> Array:
+    """Returns positions [N, 3] less the mean of their group [N]."""
+    out = places.copy()
+    for group in np.unique(groups):
+        out[groups == group] -= places[groups == group].mean(axis=0)
+    return out
+
+
 def is_pose(T: Array) -> bool:
     """Whether ``T`` [4, 4] is a finite rigid transform."""
     R = T[:3, :3]

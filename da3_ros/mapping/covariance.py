@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.window_noise import KINDS, SIZE, WindowNoise, window_covariance
 from da3_ros.types import Array, MotionError
@@ -482,6 +483,16 @@ def in_metres(covariance: Array, scale: float, sigma: float, place: Array) -> Ar
     if np.isfinite(sigma):
         out[:3, :3] += sigma**2 * np.outer(place, place)
     return np.asarray(out)
+
+
+def kept_error(T_odom_vo: Array, T_vo_camera: Array) -> Array:
+    """Returns the second moment [6, 6] of (position, rotation) of the error that a camera's pose
+    in odometry has because odometry did not take over later corrections."""
+    place = T_vo_camera[:3, 3]
+    moved = T_odom_vo[:3, :3] @ place + T_odom_vo[:3, 3] - place
+    turned = Rotation.from_matrix(T_odom_vo[:3, :3]).as_rotvec()
+    error = np.concatenate((moved, turned))
+    return np.outer(error, error)
 
 
 def motion(T_first: Array, T_second: Array) -> tuple[float, float]:

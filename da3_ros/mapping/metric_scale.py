@@ -82,12 +82,6 @@ class OdometryRatio:
             self._logs.append(math.log(distance_m / distance))
             self._distances.append((distance_m, distance))
 
-    def change_unit(self, factor: float) -> None:
-        """Takes over that lengths in the segment are now ``factor`` times what they were."""
-        self._logs = deque([log - math.log(factor) for log in self._logs], MAX_STRETCHES)
-        self._distances = deque([(m, factor * d) for m, d in self._distances], MAX_STRETCHES)
-        self.discard_current()
-
     def estimate(self) -> Estimate | None:
         """Returns the scale from all stretches that agree; None if they are too few."""
         if len(self._logs) < MIN_STRETCHES:
@@ -120,12 +114,6 @@ class MeasurementFilter:
         if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
             self._measurements.append(Estimate(math.log(value), measure.sigma))
 
-    def change_unit(self, factor: float) -> None:
-        """Takes over that lengths in the segment are now ``factor`` times what they were."""
-        for _ in range(len(self)):
-            old = self._measurements.popleft()
-            self._measurements.append(Estimate(old.log - math.log(factor), old.sigma))
-
     def estimate(self) -> Estimate | None:
         """Returns the mean of the measurements that agree; None if they are too few."""
         if len(self) < MIN_MEASUREMENTS:
@@ -155,10 +143,10 @@ class ScaleFilter:
         declared: it begins with the window that ``scale.factor`` is given for.
         """
         self._declared = declared
-        self._ratio = OdometryRatio()
-        self._measurement_filter = MeasurementFilter()
+        self._forget_measurements()
         self._value: float | None = None
         self._sigma = math.nan
+        self._limited = True  # whether ``scale.max_step`` limits the next change
 
     @property
     def learns(self) -> bool:
@@ -195,11 +183,19 @@ class ScaleFilter:
         self._ratio.discard_current()
 
     def change_unit(self, factor: float) -> None:
-        """Takes over that lengths in the segment are now ``factor`` times what they were."""
-        self._ratio.change_unit(factor)
-        self._measurement_filter.change_unit(factor)
+        """Takes over that lengths in the segment are now ``factor`` times what they were.
+
+        The scale is held until there are new measurements; the first of them may change it by any
+        amount, because the earlier ones had the error that has just been found.
+        """
+        self._forget_measurements()
+        self._limited = False
         if self._value is not None:
             self._value /= factor
+
+    def _forget_measurements(self) -> None:
+        self._ratio = OdometryRatio()
+        self._measurement_filter = MeasurementFilter()
 
     def update(self) -> Scale:
         """Returns the scale to publish with the current window. Call once per window."""
@@ -220,7 +216,8 @@ class ScaleFilter:
             self._value, self._sigma = math.exp(target.log), target.sigma
             return
         difference = target.log - math.log(self._value)
-        most = math.log1p(self.config.max_step)
+        most = math.log1p(self.config.max_step) if self._limited else math.inf
+        self._limited = True
         step = min(max(difference, -most), most)
         self._value *= math.exp(step)
         # The remaining difference is a known error.
@@ -312,9 +309,13 @@ class SceneScale:
         value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
 
-    def change_unit(self, factor: float) -> None:
-        """Takes over that lengths in the segment are now ``factor`` times what they were: a new
-        focal length has moved the newest views. A declared scale stays."""
+    def change_unit(self, depth: float, motion: float) -> None:
+        """Takes over by which factors depths and motions in the segment are longer now, because a
+        new focal length has moved the newest views.
+
+        The factor of what the source measures counts. A declared scale stays.
+        """
+        factor = depth if self._scale_filter.config.source == "metric_model" else motion
         if factor != 1.0 and self.learns:
             self._scale_filter.change_unit(factor)
 

@@ -8,8 +8,9 @@ import math
 import numpy as np
 
 from da3_ros.config import ScaleConfig
+from da3_ros.geometry.poses import spread
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, Prediction, ScaleMeasurement, Window
+from da3_ros.types import Prediction, ScaleMeasurement, Window
 
 LEAST_MOTION = 0.02  # spread of a camera's positions over depth, below which it shows no unit
 DOUBT = 0.2  # share of a change of the unit that counts as error
@@ -52,7 +53,7 @@ def _by_positions(
     depth = float(np.median(known)) if len(known) else math.inf
     cameras = np.array([view.camera for view in window.views])
     for groups in (cameras, np.zeros(len(cameras), int)):
-        before, after = (_spread(p.T_window_camera[:, :3, 3], groups) for p in (network, refined))
+        before, after = (spread(p.T_window_camera[:, :3, 3], groups) for p in (network, refined))
         square = float((after**2).sum())
         if math.sqrt(square / len(after)) < LEAST_MOTION * depth:
             continue
@@ -63,11 +64,3 @@ def _by_positions(
         sigma = math.hypot(math.sqrt(noise / square) / ratio, DOUBT * math.log(ratio))
         return ScaleMeasurement(measure.value * ratio, math.hypot(measure.sigma, sigma))
     return None
-
-
-def _spread(places: Array, groups: Array) -> Array:
-    """Returns positions [N, 3] less the mean of their group [N]."""
-    out = places.copy()
-    for group in np.unique(groups):
-        out[groups == group] -= places[groups == group].mean(axis=0)
-    return out

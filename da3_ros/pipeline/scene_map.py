@@ -15,7 +15,7 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.covariance import PoseUncertainty, in_metres, rotated_covariance
+from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
 from da3_ros.mapping.frames import SceneFrame, SegmentFrame
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
 from da3_ros.mapping.shared_view import SharedView
@@ -190,7 +190,7 @@ class SceneMap:
             T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
         depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
         out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
-        return self._with_covariance(out, uncertainty)
+        return self._with_covariance(out, T_odom_vo, scaled_pose(T_vo_camera, unit), uncertainty)
 
     def published_unposed(self, frame: SegmentFrame) -> TrackedFrame:
         """Returns the frame to publish from a single-image network: depth without a pose."""
@@ -235,14 +235,22 @@ class SceneMap:
             keyframe=frame.keyframe,
         )
 
-    def _with_covariance(self, frame: TrackedFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
-        """Returns the frame with its covariances, in the world's axes and the published unit."""
+    def _with_covariance(
+        self, frame: TrackedFrame, T_odom_vo: Array, T_vo_camera: Array,
+        uncertainty: PoseUncertainty,
+    ) -> TrackedFrame:  # fmt: skip
+        """Returns the frame with its covariances, in the world's axes and the published unit.
+
+        Transforms [4, 4] are in the published unit. ``T_odom_vo`` is what odometry has not taken
+        over of later estimates: a known part of its error.
+        """
         unit = self.scale.unit
         unit *= self.scale.scene_scale if frame.scale.metric else 1.0
         sigma, T = frame.scale.sigma, frame.T_world_camera
         in_odom = uncertainty.odometry(frame.id)
         if in_odom is not None:
-            in_odom = in_metres(in_odom, unit, sigma, (frame.T_odom_world @ T)[:3, 3])
+            place = (T_odom_vo @ T_vo_camera)[:3, 3]
+            in_odom = in_metres(in_odom, unit, sigma, place) + kept_error(T_odom_vo, T_vo_camera)
         in_map = uncertainty.in_map(frame.id) if self.submaps.place_known else None
         if in_map is not None:
             in_map = rotated_covariance(in_map, self.loops.T_scene_vo[:3, :3])

@@ -20,7 +20,7 @@ from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.guessed_focal import GuessedFocal
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
-from da3_ros.refinement.self_calibration import SelfCalibration
+from da3_ros.refinement.self_calibration import LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
@@ -52,7 +52,7 @@ class RefinedWindow:
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
-    unit_change: float  # lengths in ref over what they were; not 1 with a new focal length
+    change: LengthChange  # of lengths in ref; not 1 with a new focal length
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -153,8 +153,8 @@ class WindowRefiner:
                 self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
-        unit = self.calibration.run(self.graph)
-        if unit is not None:
+        change = self.calibration.run(self.graph)
+        if change is not None:
             done = self.graph.refine(ids[count:], priors)
             if done is None:
                 raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
@@ -184,7 +184,7 @@ class WindowRefiner:
             factors,
             agrees,
             means_something,
-            1.0 if unit is None else unit,
+            change or LengthChange(),
         )
 
     def _view(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
 from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, adjust
 from da3_ros.refinement.relative_poses import PosePriors
@@ -33,6 +34,7 @@ MOVED_VIEWS = 24  # newest views that get new poses with a new focal length; oth
 TRACKS, STEPS = 300, 30  # limits of a solution
 SIGMA, HALF_SIGMA = 0.01, 0.02  # of the logarithm, from all views and from half of them
 AGREEMENT = 0.02  # largest difference of the logarithms of the three estimates
+LEAST_MOTION = 0.02  # spread of a camera's positions over depth, below which it shows no unit
 K1 = 0.03  # radial distortion that is tried, to either side
 MAX_FACTOR = 2.0  # on the network's focal length
 PRIOR_SIGMA = 1.0  # of the logarithm of the focal length
@@ -52,6 +54,15 @@ class Estimate:
     solved: Adjusted  # without outliers
 
 
+@dataclass(frozen=True)
+class LengthChange:
+    """Factors on lengths in ref by a new focal length, which changes depths and the distances
+    between cameras differently."""
+
+    depth: float = 1.0
+    motion: float = 1.0
+
+
 class SelfCalibration:
     """Determines the focal length of each camera without calibration once, if tracks can."""
 
@@ -60,10 +71,10 @@ class SelfCalibration:
         self.known: dict[str, tuple[Array, tuple[int, int]]] = {}
         self._windows, self._next = 0, FIRST
 
-    def run(self, graph: SlidingGraph) -> float | None:
+    def run(self, graph: SlidingGraph) -> LengthChange | None:
         """Tries to determine unknown focal lengths of a graph, every few windows.
 
-        Returns the factor on lengths in ref if K and poses of its views have changed, else None.
+        Returns the factors on lengths in ref if K and poses of its views have changed, else None.
         """
         cameras = sorted({v.camera for v in graph.views.values() if v.own_K} - set(self.known))
         if not cameras:
@@ -74,7 +85,11 @@ class SelfCalibration:
         self._next += min(max(FIRST, self._windows // SHARE), MOST_WINDOWS)
         found = [self._determine(graph, camera) for camera in cameras]
         changes = [change for change in found if change is not None]
-        return math.prod(changes) if changes else None
+        if not changes:
+            return None
+        return LengthChange(
+            math.prod(c.depth for c in changes), math.prod(c.motion for c in changes)
+        )
 
     def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
         """Returns the prediction with the known K of views without calibration."""
@@ -89,13 +104,13 @@ class SelfCalibration:
         """Returns where the K of a camera without calibration is from."""
         return "tracks" if camera in self.known else "network"
 
-    def _determine(self, graph: SlidingGraph, camera: str) -> float | None:
-        """Sets the focal length of a camera if tracks determine it; returns the factor on lengths
+    def _determine(self, graph: SlidingGraph, camera: str) -> LengthChange | None:
+        """Sets the focal length of a camera if tracks determine it; returns the factors on lengths
         in ref, None if they do not."""
         mine = [v for v in graph.views.values() if v.camera == camera]
         factor = determined_factor(graph, mine)
-        unit = None if factor is None else _change(graph, camera, factor)
-        if factor is None or unit is None:
+        change = None if factor is None else _change(graph, camera, factor)
+        if factor is None or change is None:
             return None
         newest = [v for v in graph.views.values() if v.camera == camera][-1]
         focal = newest.K[0, 0]
@@ -104,7 +119,7 @@ class SelfCalibration:
             "focal length of camera %s by tracks: %.0f px at %d x %d (network: %.0f)",
             camera or "(the only one)", focal, *newest.features.shape[::-1], focal / factor,
         )  # fmt: skip
-        return unit
+        return change
 
 
 def determined_factor(graph: SlidingGraph, views: Sequence[TrackedView]) -> float | None:
@@ -177,11 +192,11 @@ def _distorted(bundle: Bundle, k1: float) -> Bundle:
     )
 
 
-def _change(graph: SlidingGraph, camera: str, factor: float) -> float | None:
+def _change(graph: SlidingGraph, camera: str, factor: float) -> LengthChange | None:
     """Changes a camera's focal length in the graph, and solves its newest views for poses, depth
     scales and points anew.
 
-    Returns the factor on lengths in ref. Returns None, and changes nothing, if that fails.
+    Returns the factors on lengths in ref. Returns None, and changes nothing, if that fails.
     """
     kept = list(graph.views.values())[-MOVED_VIEWS:]
     before = [v.K for v in kept]
@@ -194,11 +209,22 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> float | None:
         for view, K in zip(kept, before, strict=True):
             view.K = K
         return None
-    unit = float(np.exp(np.median(solved.log_scale - [v.log_scale for v in kept])))
+    depth = float(np.exp(np.median(solved.log_scale - [v.log_scale for v in kept])))
+    change = LengthChange(depth, _by_positions(kept, solved) or depth)
     graph.points = graph.points.without_positions()
     graph.keep([v.id for v in kept])
     graph.take_over(kept, gathered[0], solved)
-    return unit
+    return change
+
+
+def _by_positions(views: Sequence[TrackedView], solved: Bundle) -> float | None:
+    """Returns the factor on the spread of each camera's positions; None: they have not moved."""
+    names = np.array([v.camera for v in views])
+    before = spread(np.array([v.T_ref_camera[:3, 3] for v in views]), names)
+    after = spread(solved.T_ref_camera[:, :3, 3], names)
+    least = LEAST_MOTION * float(np.exp(np.median(solved.typical_log_depth())))
+    sizes = [math.sqrt(float((x**2).sum()) / len(views)) for x in (before, after)]
+    return None if min(sizes) < least else sizes[1] / sizes[0]
 
 
 def _bundle(

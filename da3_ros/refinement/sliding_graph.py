@@ -164,8 +164,9 @@ class SlidingGraph:
         view id. Raises LinAlgError if the solution diverges.
         """
         used, free = self._chosen(new)
-        views = [self.views[i] for i in used]
-        mine = np.array([k for k, i in enumerate(used) if i in new and k > 0], int)
+        views, priors = [self.views[i] for i in used], priors.indexed(used)
+        free = _without_loose(views, free, priors)
+        mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
         gathered = gather(views, free, self.max_tracks, mine)
         if gathered is None:
             return None
@@ -175,7 +176,7 @@ class SlidingGraph:
         if not free[mine].any():
             return None
         free[mine] = True
-        bundle = self.bundle(views, free, ids, observations, priors.indexed(used))
+        bundle = self.bundle(views, free, ids, observations, priors)
         done, bad = self._solve(bundle)
         if not done.bundle.free[mine].all():
             return None
@@ -354,6 +355,28 @@ class SlidingGraph:
         for k, view in enumerate(views):
             view.T_ref_camera, view.log_scale = solved.T_ref_camera[k], float(solved.log_scale[k])
         self.points.set(ids, solved.points)
+
+
+def _without_loose(views: Sequence[TrackedView], free: Array, priors: PosePriors) -> Array:
+    """Returns the mask [V] of the views that may move.
+
+    Of a group of views that neither tracks nor priors connect to a held view, the oldest is held
+    too: nothing else would keep the group's place and unit.
+    """
+    free, connected = free.copy(), ~free
+    pairs = [*zip(priors.first, priors.second, strict=True)]
+    while not connected.all():
+        tracks = np.concatenate([v.track for v, c in zip(views, connected, strict=True) if c])
+        by_prior = {b for a, b in pairs if connected[a]} | {a for a, b in pairs if connected[b]}
+        rest = np.flatnonzero(~connected).tolist()
+        near = [k for k in rest if k in by_prior or _common(views[k], tracks) >= FEWEST_TRACKS]
+        free[[] if near else rest[:1]] = False
+        connected[near or rest[:1]] = True
+    return free
+
+
+def _common(view: TrackedView, tracks: Array) -> int:
+    return int(np.isin(view.track[view.track >= 0], tracks).sum())
 
 
 def _errors_in_ref(done: Adjusted) -> ViewErrors | None:

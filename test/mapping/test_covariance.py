@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import bench_covariance as bench
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
 
 from da3_ros.mapping.covariance import (
@@ -18,6 +19,7 @@ from da3_ros.mapping.covariance import (
     WindowObservation,
     error_transport,
     in_metres,
+    kept_error,
     propagated_covariance,
     rotated_covariance,
 )
@@ -247,8 +249,33 @@ def test_networks_without_stated_noise_get_a_large_one(walk):
 def test_da3_tiny_is_not_overconfident(refine):
     """Rooms that it was not trained on; it makes the same errors again in every window."""
     walks = ("loop", "strafe") if refine else ("loop", "handheld")
-    for row in bench.tiny_rows(SimpleNamespace(walks=walks, runs=1, frames=16, refine=refine)):
+    for row in bench.tiny_rows(
+        SimpleNamespace(walks=walks, runs=1, frames=16, laps=1, refine=refine)
+    ):
         assert row["nees"] < 1, row
+
+
+@pytest.mark.slow
+def test_odometry_does_not_become_certain_on_a_way_back():
+    """Refinement recognises where the camera began; odometry keeps the drift that it has."""
+    camera, frames = bench.frames_of("spot", 6, (224, 168), 20)
+    frames = bench.there_and_back(frames, 2)
+    session = TruthSession(frames, seed=6, noise=bench.NOISES["both"])
+    config = bench.settings(process_res=224, **{"refinement.enabled": True})
+    results = bench.run(Pipeline(config, session), camera, frames)
+    unit = float(np.exp(np.random.default_rng(6).normal(0, 0.5)))
+    error = bench.errors(results, frames, unit)
+    assert np.linalg.norm(error[-1, 3:]) > np.radians(0.2)  # else nothing could be too certain
+    assert bench.nees(results, error)[bench.SETTLED :].max() < 3
+
+
+def test_the_known_error_of_odometry_is_part_of_its_covariance():
+    T_odom_vo, T_vo_camera = pose_at(0.1, 0, 0), pose_at(0, 2, 0)
+    T_odom_vo[:3, :3] = Rotation.from_rotvec([0, 0, 0.05]).as_matrix()
+    P = kept_error(T_odom_vo, T_vo_camera)
+    error = [0.1 - 2 * np.sin(0.05), 2 * np.cos(0.05) - 2, 0, 0, 0, 0.05]
+    np.testing.assert_allclose(P, np.outer(error, error), atol=1e-12)
+    assert not kept_error(np.eye(4), T_vo_camera).any()
 
 
 def refined_by(held, shares, by_network, covariance=1e-12):

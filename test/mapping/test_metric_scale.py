@@ -1,16 +1,20 @@
 """What a scene's unit is in metres, by each source, against the truth."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from da3_ros.config import ScaleConfig
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.metric_scale import (
     MeasurementFilter,
     OdomCorrection,
     OdometryRatio,
     ScaleFilter,
+    SceneScale,
 )
-from da3_ros.types import ScaleMeasurement
+from da3_ros.types import Prediction, ScaleMeasurement, View, Window
 
 DEPTH = 3.0
 
@@ -209,18 +213,41 @@ def test_a_drifting_scene_is_followed_and_widens_the_scale():
 
 @pytest.mark.parametrize("source", ["metric_model", "odometry"])
 def test_a_new_unit_of_the_segment_keeps_metres(source):
-    """Lengths that a new focal length has made 1.2 times as long are still as many metres."""
-    keeper, factor = ScaleFilter(ScaleConfig(source=source, max_step=0.01)), 1.2
-    unit, values = 1.0, []
+    """Lengths that a new focal length has made 1.2 times as long are still as many metres. What
+    was measured before had the error of the old focal length; the scale need not creep."""
+    keeper = ScaleFilter(ScaleConfig(source=source, max_step=0.01))
+    unit, wrong, values = 1.0, 1.1, []
     for k, (ours, theirs) in enumerate(drive(2.0, steps=150)):
         if k == 100:
-            keeper.change_unit(factor)
-            unit = factor
+            keeper.change_unit(1.2)
+            unit, wrong = 1.2, 1.0
         if source == "metric_model":
-            keeper.add_measurement(ScaleMeasurement(2.0, 0.02), unit)
+            keeper.add_measurement(ScaleMeasurement(2.0 * wrong, 0.02), unit)
         else:
-            ours[:3, 3] *= unit
+            ours[:3, 3] *= unit / wrong
             keeper.add_motion(ours, theirs, unit * DEPTH / 2.0)
-        scale = keeper.update()
-        values.append(scale.value * unit)
-    assert np.abs(np.array(values)[90:] / 2.0 - 1).max() < 0.01
+        values.append(keeper.update().value * unit / 2.0)
+    assert values[99] == pytest.approx(1.1, abs=0.001)
+    assert values[100] == pytest.approx(1.1, abs=0.001)  # held until measured anew
+    assert values[-1] == pytest.approx(1.0, abs=0.005)
+    jumps = np.abs(np.diff(values[100:])) > 0.02
+    assert jumps.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "value"), [("metric_model", 2.0), ("odometry", 1.0), ("rig", 1.0), ("fixed", 1.0)]
+)
+def test_the_factor_of_what_a_source_measures_counts(source, value):
+    """A focal length changes depths and distances differently."""
+    scale = SceneScale(ScaleConfig(source=source, factor=4.0))
+    window = Window(0, (View(0, 0, "", np.zeros((2, 2, 3), np.uint8)),), 1)
+    measure = ScaleMeasurement(4.0, 0.02)
+    ones = np.ones((1, 2, 2), np.float32)
+    prediction = Prediction(ones, ones, np.eye(4)[None], np.eye(3)[None], measure=measure)
+    for _ in range(3):
+        found = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
+    assert found.value == pytest.approx(1.0 if source == "fixed" else 4.0)
+    scale.change_unit(depth=2.0, motion=4.0)
+    prediction = dataclasses.replace(prediction, measure=None)
+    again = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
+    assert again.value == pytest.approx(value)

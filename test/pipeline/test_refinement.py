@@ -9,6 +9,7 @@ from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import effort, self_calibration
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
@@ -252,6 +253,28 @@ def test_tracks_make_poses_more_certain(refined, unrefined):
     last = refined[1][-1], unrefined[1][-1]
     stated = [np.sqrt(np.trace(r.covariance_odom[3:, 3:])) for r in last]
     assert 0 < stated[0] < stated[1] / 1.5
+
+
+def test_covariances_stay_sane_after_windows_without_tracks(walk, monkeypatch):
+    """New views then share tracks with each other, and with no older view."""
+    real = WindowRefinement.run
+
+    def skipping(self, window, *rest):
+        self._limit.limit_s, self._limit._behind = (
+            (1e-9, 1.0) if 3 <= window.id < 9 else (0.0, 0.0)
+        )
+        return real(self, window, *rest)
+
+    monkeypatch.setattr(WindowRefinement, "run", skipping)
+    pipeline, results = run(walk)
+    assert pipeline.counters["refinement_skipped"] == 6
+    assert results[-1].window.refined
+    stated = np.array([r.covariance_odom for r in results])
+    rotation, place = (
+        np.sqrt(np.trace(p, axis1=1, axis2=2)) for p in (stated[:, 3:, 3:], stated[:, :3, :3])
+    )
+    assert np.degrees(rotation.max()) < 5
+    assert place.max() < 0.2
 
 
 class OtherShape(TruthSession):

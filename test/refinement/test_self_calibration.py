@@ -75,7 +75,7 @@ def test_poses_follow_the_focal_length(caplog):
     graph = graph_of("turning", 1.2, camera="left")
     calibration, changed = attempt(graph)
     assert changed[:-1] == [None] * (self_calibration.FIRST - 1)
-    assert changed[-1] == pytest.approx(1, abs=0.1)  # lengths keep the unit of depth
+    assert changed[-1].depth == pytest.approx(1, abs=0.1)  # lengths keep the unit of depth
     T = [v.T_ref_camera for v in graph.views.values()]
     turned = Rotation.from_matrix(T[0][:3, :3].T @ T[-1][:3, :3]).magnitude()
     assert turned == pytest.approx(MOTIONS["turning"][0] * (VIEWS - 1), rel=0.02)
@@ -83,6 +83,19 @@ def test_poses_follow_the_focal_length(caplog):
     assert calibration.source("left") == "tracks"
     assert "focal length of camera left by tracks: " in caplog.text
     assert "(network: 600)" in caplog.text
+
+
+@pytest.mark.parametrize("motion", ["turning", "arc"])
+def test_lengths_between_cameras_change_as_their_positions_do(motion):
+    graph = graph_of(motion, 1.2)
+    before = np.array([v.T_ref_camera[:3, 3] for v in graph.views.values()])
+    change = attempt(graph)[1][-1]
+    after = np.array([v.T_ref_camera[:3, 3] for v in graph.views.values()])
+    if motion == "turning":  # on the spot: positions show nothing
+        assert change.motion == change.depth
+    else:
+        expected = np.ptp(after, axis=0).max() / np.ptp(before, axis=0).max()
+        assert change.motion == pytest.approx(expected, rel=0.03)
 
 
 def test_a_known_focal_length_is_that_of_all_later_predictions():

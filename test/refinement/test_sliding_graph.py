@@ -5,7 +5,8 @@ import pytest
 
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.guessed_focal import GuessedFocal
-from da3_ros.refinement.sliding_graph import SlidingGraph, gather
+from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.sliding_graph import SlidingGraph, _without_loose, gather
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Prediction, View, Window
 
@@ -33,6 +34,26 @@ def test_each_new_view_keeps_its_share_of_the_tracks():
     ids, seen = gather(views, free, 60, np.array([2, 3]))
     assert len(ids) == 60
     assert np.bincount(seen.view).tolist() == [30, 30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("tracks", "pairs", "held"),
+    [
+        ([(0, 40), (60, 100), (60, 100)], [], [0, 1]),  # a group apart: its oldest is held
+        ([(0, 40), (60, 100), (60, 100)], [(0, 2)], [0]),  # a prior connects it
+        ([(0, 40), (30, 70), (60, 100)], [], [0, 1, 2]),  # too few common tracks
+        ([(0, 40), (20, 70), (50, 100)], [], [0]),  # a chain
+        ([(0, 40), (60, 100), (120, 160)], [(2, 1)], [0, 1]),
+    ],
+)
+def test_a_group_that_nothing_connects_is_held_by_its_oldest_view(tracks, pairs, held):
+    views = [view(k, range(*t)) for k, t in enumerate(tracks)]
+    ends = np.array(pairs, int).reshape(-1, 2).T
+    ones = np.ones(len(pairs))
+    T = np.tile(np.eye(4), (len(pairs), 1, 1))
+    priors = PosePriors.isotropic(*ends, T, ones, ones, 0)
+    free = _without_loose(views, np.array([False, True, True]), priors)
+    assert np.flatnonzero(~free).tolist() == held
 
 
 def test_a_restored_graph_is_what_it_was():
