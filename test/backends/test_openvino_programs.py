@@ -43,25 +43,15 @@ def test_replays_are_equal_whether_the_engine_is_built_or_cached(bag, tmp_path):
     kept = ("-p", f"cache_dir:={tmp_path / 'cache'}")
     first, log = replay(bag, tmp_path / "first", *kept)
     assert "building the OpenVINO engine of da3-tiny" in log
-    again, log = replay(bag, tmp_path / "again", *kept)
+    # With the first one's plan, which changes nothing.
+    plan = ("--plan", tmp_path / "first" / "report.json")
+    again, log = replay(bag, tmp_path / "again", *kept, *plan)
     assert "building" not in log
     assert first == again
     assert json.loads(first["report.json"])["backend"] == "openvino"
     uncached, log = replay(bag, tmp_path / "uncached", "-p", "cache_dir:=")
     assert "at every start: cache_dir is empty" in log
     assert first == uncached
-    plan = ("--plan", tmp_path / "first" / "report.json")
-    planned, _ = replay(bag, tmp_path / "planned", *kept, *plan)
-    assert first == planned
-    (engine,) = (tmp_path / "cache").iterdir()
-    data = engine / "window.bin"
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.chmod(0o644)
-    data.write_bytes(content)
-    mended, log = replay(bag, tmp_path / "mended", *kept)
-    assert mended == first
-    assert log.count("it is built again") == 1
 
 
 OFFLINE = """
