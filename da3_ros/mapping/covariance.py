@@ -44,6 +44,8 @@ REFINED_CORRELATION = 4.0
 # that da3-tiny's covariances are not too small.
 REFINED_ERROR = MotionError(rotation=0.005, distance=0.005, least=0.0005)
 REFINED_SHARE = 0.1
+# Error by a focal length that the network guesses, often 10 to 20 % off.
+GUESSED_FOCAL = MotionError(rotation=0.2, distance=0.3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +80,7 @@ class RefinedObservation:
     covariance: Array  # [7 F, 7 F] of the errors with the held views exact
     by_held: Array  # [7 F, 7 H] derivatives of the errors by those of the held views
     by_network: Array  # [7 F, 7 F] by the error that the network has in all windows
+    guessed_focal: bool = False  # whether the network guesses the focal length of a camera
 
     def transport(self, ids: Sequence[int], base: int) -> Array:
         """Returns the errors [7 N, 7] of views that move with the view ``base``."""
@@ -313,6 +316,8 @@ class SystematicError:
         """Sets the errors of refined views by their motion from the held ones."""
         known, poses = [h for h in refined.held if h in self._errors], refined.poses
         error = REFINED_ERROR.plus(self.error, REFINED_SHARE)
+        if refined.guessed_focal:
+            error = error.plus(GUESSED_FOCAL, 1.0)
         for id in refined.ids:
             links = [
                 self._linked(self._errors[h], poses[h], poses[id], refined.depth, error)

@@ -185,13 +185,15 @@ class ScaleFilter:
     def change_unit(self, factor: float) -> None:
         """Takes over that lengths in the segment are now ``factor`` times what they were.
 
-        The scale is held until there are new measurements; the first of them may change it by any
-        amount, because the earlier ones had the error that has just been found.
+        The scale is held, and is uncertain, until new measurements are as certain as a first
+        value must be; they may change it by any amount, because the earlier ones had the error
+        that has just been found.
         """
         self._forget_measurements()
-        self._limited = False
         if self._value is not None:
+            self._limited = False
             self._value /= factor
+            self._sigma = max(self._sigma, MAX_SIGMA)
 
     def _forget_measurements(self) -> None:
         self._ratio = OdometryRatio()
@@ -210,7 +212,9 @@ class ScaleFilter:
         return Scale() if self._value is None else Scale(source, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
-        if target is None or (self._value is None and target.sigma > MAX_SIGMA):
+        if target is None:
+            return
+        if (self._value is None or not self._limited) and target.sigma > MAX_SIGMA:
             return
         if self._value is None:
             self._value, self._sigma = math.exp(target.log), target.sigma
@@ -309,7 +313,7 @@ class SceneScale:
         value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
 
-    def change_unit(self, depth: float, motion: float) -> None:
+    def change_unit(self, *, depth: float, motion: float) -> None:
         """Takes over by which factors depths and motions in the segment are longer now, because a
         new focal length has moved the newest views.
 

@@ -173,7 +173,7 @@ class WindowOdometry:
             errors = views.errors
             self.uncertainty.add_refined(RefinedObservation(
                 views.ids, views.held, views.poses, views.depth,
-                errors.covariance, errors.by_held, errors.by_network,
+                errors.covariance, errors.by_held, errors.by_network, refined.guessed_focal,
             ))  # fmt: skip
 
     def report_refusal(self, window: Window) -> None:

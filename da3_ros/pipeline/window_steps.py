@@ -90,7 +90,8 @@ class WindowSteps:
         if refined is not None:
             network_depth = refined.scaled(network_depth)
             prediction = in_refined_unit(window, network, prediction, refined, self.config.scale)
-            self.scene_map.scale.change_unit(refined.change.depth, refined.change.motion)
+            change = refined.change
+            self.scene_map.scale.change_unit(depth=change.depth, motion=change.motion)
             self.scene_map.keep_odometry(refined.moved)
             self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)

@@ -53,6 +53,7 @@ class RefinedWindow:
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
     change: LengthChange  # of lengths in ref; not 1 with a new focal length
+    guessed_focal: bool  # whether the network guesses the focal length of a camera
 
     def scaled(self, depth: FloatImage) -> FloatImage:
         """Returns depth [N, h, w] of the window with the factors on its new views."""
@@ -185,7 +186,12 @@ class WindowRefiner:
             agrees,
             means_something,
             change or LengthChange(),
+            any(self._is_guessed(i) for i in done.ids),
         )
+
+    def _is_guessed(self, id: int) -> bool:
+        view = self.graph.views[id]
+        return view.own_K and view.camera not in self.calibration.known
 
     def _view(
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity

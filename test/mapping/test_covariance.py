@@ -311,6 +311,16 @@ def test_refined_views_have_the_errors_of_the_views_that_hold_them():
     np.testing.assert_allclose(found, expected * np.eye(3), atol=1e-9)
 
 
+def test_a_guessed_focal_length_adds_an_error():
+    sizes = []
+    for guessed in (False, True):
+        errors = SystematicError(EXACT)
+        errors.begin(0)
+        errors.add_refined(dataclasses.replace(refined_by([0], [1], 0.0), guessed_focal=guessed))
+        sizes.append(errors.of(11)[1])
+    assert sizes[1] - sizes[0] == pytest.approx(0.3 * 2, rel=0.2)  # of two units of motion
+
+
 def test_what_no_known_view_holds_moves_with_the_newest_one():
     joint = known_errors([0.1, 0.2, 0.4])
     joint.add_refined(refined_by([0, 1, 7], [0.25, 0.25, 0.5], 0.0), UNMEASURED)

@@ -234,6 +234,34 @@ def test_a_new_unit_of_the_segment_keeps_metres(source):
     assert jumps.sum() == 1
 
 
+def test_only_measurements_that_are_certain_enough_replace_a_held_scale():
+    keeper = ScaleFilter(ScaleConfig(source="metric_model", max_step=0.01))
+    for _ in range(3):
+        keeper.add_measurement(ScaleMeasurement(2.0, 0.02), 1.0)
+    assert keeper.update().value == pytest.approx(2.0)
+    keeper.change_unit(1.0001)
+    assert keeper.update().sigma >= 0.15  # as long as nothing is measured
+    for value in (3.0, 3.1, 2.9):
+        keeper.add_measurement(ScaleMeasurement(value, 0.3), 1.0)
+        assert keeper.update().value == pytest.approx(2.0, rel=0.001)
+    for _ in range(15):
+        keeper.add_measurement(ScaleMeasurement(2.4, 0.02), 1.0)
+        found = keeper.update()
+    assert found.value == pytest.approx(2.4, rel=0.01)
+    assert found.sigma < 0.15
+
+
+def test_a_unit_that_changes_before_the_first_value_leaves_the_limit():
+    keeper = ScaleFilter(ScaleConfig(source="metric_model", max_step=0.01))
+    keeper.change_unit(1.2)
+    values = []
+    for value in (2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0):
+        keeper.add_measurement(ScaleMeasurement(value, 0.05), 1.0)
+        values.append(keeper.update().value)
+    steps = np.abs(np.diff(np.log(values[2:])))
+    assert steps.max() < 0.0101
+
+
 @pytest.mark.parametrize(
     ("source", "value"), [("metric_model", 2.0), ("odometry", 1.0), ("rig", 1.0), ("fixed", 1.0)]
 )

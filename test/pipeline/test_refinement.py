@@ -5,9 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
+from da3_ros.geometry.poses import invert_pose
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import effort, self_calibration
@@ -206,6 +208,16 @@ def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_came
     assert ratio[0] == pytest.approx(1.2)
     assert ratio[-1] == pytest.approx(1.0 if source == "tracks" else 1.2, abs=0.03)
     assert len(set(np.round(ratio, 6))) == (2 if source == "tracks" else 1)
+    stated = np.array([r.covariance_odom[3:, 3:] for r in results])
+    off = [
+        Rotation.from_matrix(
+            (r.T_odom_world @ r.T_world_camera)[:3, :3].T
+            @ (invert_pose(true[0].T_world_camera) @ f.T_world_camera)[:3, :3]
+        ).magnitude()
+        for r, f in zip(results, true, strict=True)
+    ]
+    sigma = np.sqrt(np.trace(stated, axis1=1, axis2=2))
+    assert (np.array(off[1:]) < 2 * sigma[1:]).all()
 
 
 def test_a_camera_info_is_where_the_focal_length_is_from(refined):
