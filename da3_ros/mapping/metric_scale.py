@@ -320,8 +320,11 @@ class SceneScale:
         The factor of what the source measures counts. A declared scale stays.
         """
         factor = depth if self._scale_filter.config.source == "metric_model" else motion
-        if factor != 1.0 and self.learns:
-            self._scale_filter.change_unit(factor)
+        if factor == 1.0 or not self.learns:
+            return
+        self._scale_filter.change_unit(factor)
+        if self.scale.metric:  # what is in the scene stays
+            self._factor /= factor
 
     def update(
         self, window: Window, prediction: Prediction, T_segment_window: Similarity | None
@@ -366,13 +369,15 @@ class SceneScale:
         """
         return self._odom_correction.add(T_vo_camera, self.scene_scale if metric else None, leads)
 
+    def pose_in_vo(self, T_segment_camera: Array) -> Array:
+        """Returns a pose [4, 4] of the segment in ``vo``, in scene units."""
+        T = T_segment_camera.copy()
+        T[:3, 3] = self._place(T[:3, 3])
+        return T
+
     def keep_odometry(self, before: Array, after: Array) -> None:
-        """Keeps odometry where it was although the newest pose [4, 4] in the segment was
-        refined."""
-        poses = [scaled_pose(T, self._factor) for T in (before, after)]
-        for T in poses:
-            T[:3, 3] += self._place(np.zeros(3))
-        self._odom_correction.refined(*poses)
+        """Keeps odometry where it was although the newest pose [4, 4] in ``vo`` was refined."""
+        self._odom_correction.refined(before, after)
 
     def _add_measurements(
         self, window: Window, prediction: Prediction, T_segment_window: Similarity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
@@ -163,14 +163,16 @@ class SceneMap:
             T = self.loops.T_scene_vo @ view.T_ref_camera
             self.submaps.correct_pose(view.submap, view.view.stamp_ns, view.view.camera, T)
 
-    def keep_odometry(self, moved: Mapping[int, tuple[Array, Array, float]]) -> None:
-        """Keeps odometry where it was although earlier poses in the segment were refined.
+    def adopt(self, refined: RefinedWindow) -> None:
+        """Takes over what refinement has changed of earlier windows, and the segment's unit.
 
-        moved: by id, poses before and after [4, 4] in the segment, and a factor on depth.
+        Odometry stays where it was.
         """
-        if self._newest_leading in moved:
-            before, after, _ = moved[self._newest_leading]
-            self.scale.keep_odometry(before, after)
+        moved = refined.moved.get(self._newest_leading)
+        before = None if moved is None else self.scale.pose_in_vo(moved[0])
+        self.scale.change_unit(depth=refined.change.depth, motion=refined.change.motion)
+        if moved is not None and before is not None:
+            self.scale.keep_odometry(before, self.scale.pose_in_vo(moved[1]))
 
     def published(self, frame: SegmentFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
         """Returns the frame to publish: in the world, in metres if its scale is known.

@@ -26,6 +26,7 @@ from da3_ros.pipeline.window_inference import WindowInference, without_invalid_d
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
@@ -90,9 +91,9 @@ class WindowSteps:
         if refined is not None:
             network_depth = refined.scaled(network_depth)
             prediction = in_refined_unit(window, network, prediction, refined, self.config.scale)
-            change = refined.change
-            self.scene_map.scale.change_unit(depth=change.depth, motion=change.motion)
-            self.scene_map.keep_odometry(refined.moved)
+            if refined.change != NO_CHANGE:  # what was measured has the error that was found
+                prediction = dataclasses.replace(prediction, measure=None)
+            self.scene_map.adopt(refined)
             self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)
         fits = placed.accepted or not shared

@@ -20,7 +20,7 @@ from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.guessed_focal import GuessedFocal
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
-from da3_ros.refinement.self_calibration import LengthChange, SelfCalibration
+from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
@@ -185,7 +185,7 @@ class WindowRefiner:
             factors,
             agrees,
             means_something,
-            change or LengthChange(),
+            change or NO_CHANGE,
             any(self._is_guessed(i) for i in done.ids),
         )
 

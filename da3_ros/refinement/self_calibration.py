@@ -63,6 +63,9 @@ class LengthChange:
     motion: float = 1.0
 
 
+NO_CHANGE = LengthChange()
+
+
 class SelfCalibration:
     """Determines the focal length of each camera without calibration once, if tracks can."""
 

@@ -165,12 +165,13 @@ class SlidingGraph:
         """
         used, free = self._chosen(new)
         views, priors = [self.views[i] for i in used], priors.indexed(used)
-        free = _without_loose(views, free, priors)
         mine = np.array([k for k, i in enumerate(used) if i in new and free[k]], int)
         gathered = gather(views, free, self.max_tracks, mine)
         if gathered is None:
             return None
         ids, observations = gathered
+        free = _without_loose(free, observations, priors)
+        mine = mine[free[mine]]
         seen = np.bincount(observations.view, minlength=len(views))
         free &= seen >= FEWEST_TRACKS
         if not free[mine].any():
@@ -357,26 +358,26 @@ class SlidingGraph:
         self.points.set(ids, solved.points)
 
 
-def _without_loose(views: Sequence[TrackedView], free: Array, priors: PosePriors) -> Array:
+def _without_loose(free: Array, o: Observations, priors: PosePriors) -> Array:
     """Returns the mask [V] of the views that may move.
 
     Of a group of views that neither tracks nor priors connect to a held view, the oldest is held
     too: nothing else would keep the group's place and unit.
     """
     free, connected = free.copy(), ~free
-    pairs = [*zip(priors.first, priors.second, strict=True)]
+    pairs = [*zip(priors.first.tolist(), priors.second.tolist(), strict=True)]
     while not connected.all():
-        tracks = np.concatenate([v.track for v, c in zip(views, connected, strict=True) if c])
-        by_prior = {b for a, b in pairs if connected[a]} | {a for a, b in pairs if connected[b]}
-        rest = np.flatnonzero(~connected).tolist()
-        near = [k for k in rest if k in by_prior or _common(views[k], tracks) >= FEWEST_TRACKS]
-        free[[] if near else rest[:1]] = False
-        connected[near or rest[:1]] = True
+        known = np.bincount(o.point, weights=connected[o.view]) > 0
+        common = np.bincount(o.view, weights=known[o.point], minlength=len(free))
+        near = common >= FEWEST_TRACKS
+        for a, b in pairs:
+            near[a], near[b] = near[a] or connected[b], near[b] or connected[a]
+        near &= ~connected
+        if not near.any():
+            near[np.flatnonzero(~connected)[0]] = True
+            free &= ~near
+        connected |= near
     return free
-
-
-def _common(view: TrackedView, tracks: Array) -> int:
-    return int(np.isin(view.track[view.track >= 0], tracks).sum())
 
 
 def _errors_in_ref(done: Adjusted) -> ViewErrors | None:

@@ -256,14 +256,16 @@ def test_da3_tiny_is_not_overconfident(refine):
 
 
 @pytest.mark.slow
-def test_odometry_does_not_become_certain_on_a_way_back():
+@pytest.mark.parametrize("metres", [1.0, 5.0])
+def test_odometry_does_not_become_certain_on_a_way_back(metres):
     """Refinement recognises where the camera began; odometry keeps the drift that it has."""
     camera, frames = bench.frames_of("spot", 6, (224, 168), 20)
     frames = bench.there_and_back(frames, 2)
     session = TruthSession(frames, seed=6, noise=bench.NOISES["both"])
-    config = bench.settings(process_res=224, **{"refinement.enabled": True})
+    values = {"refinement.enabled": True, "scale.source": "fixed", "scale.factor": metres}
+    config = bench.settings(process_res=224, **values)
     results = bench.run(Pipeline(config, session), camera, frames)
-    unit = float(np.exp(np.random.default_rng(6).normal(0, 0.5)))
+    unit = metres * float(np.exp(np.random.default_rng(6).normal(0, 0.5)))
     error = bench.errors(results, frames, unit)
     assert np.linalg.norm(error[-1, 3:]) > np.radians(0.2)  # else nothing could be too certain
     assert bench.nees(results, error)[bench.SETTLED :].max() < 3

@@ -275,7 +275,12 @@ def test_the_factor_of_what_a_source_measures_counts(source, value):
     for _ in range(3):
         found = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert found.value == pytest.approx(1.0 if source == "fixed" else 4.0)
+    before = scale.scene_scale
     scale.change_unit(depth=2.0, motion=4.0)
     prediction = dataclasses.replace(prediction, measure=None)
     again = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert again.value == pytest.approx(value)
+    assert scale.scene_scale == pytest.approx(before)  # older parts of the map stay as they are
+    T = np.eye(4)
+    T[0, 3] = 4.0 / value if source != "fixed" else 1.0  # one scene unit, in the new unit
+    assert scale.pose_in_vo(T)[0, 3] == pytest.approx(1.0)

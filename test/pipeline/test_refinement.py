@@ -10,12 +10,14 @@ from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.metric_scale import SceneScale
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import effort, self_calibration
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import ScaleMeasurement
 
 NOISE = Noise(smooth=0.05, per_frame=0.02, rotation_deg=0.3, translation=0.01)
 SIZE, FRAMES = (224, 168), 14
@@ -218,6 +220,55 @@ def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_came
     ]
     sigma = np.sqrt(np.trace(stated, axis1=1, axis2=2))
     assert (np.array(off[1:]) < 2 * sigma[1:]).all()
+
+
+def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
+    """Positions get another unit than depth; both go on from where they were."""
+    camera = SyntheticCamera(42, SIZE, walk="loop", frames=26, rate_hz=5)
+    true, found = list(camera), []
+    real = SceneScale.change_unit
+
+    def noted(self, *, depth, motion):
+        if motion != 1.0:
+            found.append((depth, motion, self.scene_scale))
+        real(self, depth=depth, motion=motion)
+        if motion != 1.0:
+            assert self.scene_scale == found[-1][2]
+
+    monkeypatch.setattr(SceneScale, "change_unit", noted)
+    values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,
+              "scale.source": "metric_model"}  # fmt: skip
+    session = LongFocal(true, noise=NOISE)
+    pipeline = Pipeline(config_from_parameters(values), session, ExactMetres(true))
+    results = []
+    for f in true:
+        results += pipeline.push(to_frame(camera, f, calibration=None))
+    ((depth, motion, _),) = found
+    assert depth == pytest.approx(1.0, abs=0.05)
+    assert abs(motion - depth) > 0.02
+    at = next(i for i, r in enumerate(results) if abs(r.K[0, 0] / true[i].K[0, 0] - 1) < 0.05)
+    odom = np.array([(r.T_odom_world @ r.T_world_camera)[:3, 3] for r in results])
+    way = np.array([f.T_world_camera[:3, 3] for f in true])
+    steps = np.linalg.norm(np.diff(odom, axis=0), axis=1)
+    ratio = steps / np.linalg.norm(np.diff(way, axis=0), axis=1)
+    assert ratio[at - 1 :] == pytest.approx(1.0, abs=0.15)  # also the step to the new length
+    assert ratio[at + 4 :] == pytest.approx(1.0, abs=0.03)  # measured anew
+    sizes = [np.nanmedian(r.depth_m / f.depth) for r, f in zip(results, true, strict=True)]
+    assert np.array(sizes[at + 4 :]) == pytest.approx(1.0, abs=0.03)
+    held = [r.scale.sigma for r in results[at : at + 2]]
+    assert min(held) > abs(np.log(sizes[at]))  # and says so until then
+
+
+class ExactMetres:
+    """Measures metres per unit of a window, from the exact depth."""
+
+    def __init__(self, frames):
+        self.depth = {f.stamp_ns: f.depth for f in frames}
+
+    def measure(self, window, prediction):
+        true = self.depth[window.views[-1].stamp_ns]
+        value = float(np.nanmedian(true / prediction.depth[-1]))
+        return dataclasses.replace(prediction, measure=ScaleMeasurement(value, 0.02))
 
 
 def test_a_camera_info_is_where_the_focal_length_is_from(refined):
