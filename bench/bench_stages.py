@@ -25,10 +25,10 @@ from rclpy.qos import QoSProfile
 
 from da3_ros.config import DepthConfig, config_from_parameters
 from da3_ros.inference import resize_for_network
+from da3_ros.mapping.depth_filter import filter_depth
 from da3_ros.messages import build
 from da3_ros.messages.decode import decode
 from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
-from da3_ros.pipeline.depth_filter import filter_depth
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.rectifier import Rectifier

@@ -243,6 +243,14 @@ class MapConfig:
     export_guessed: bool = option(
         True, "whether exports by the service contain parts of the scene whose place is a guess"
     )
+    store: str = option(
+        "",
+        "folder under export_dir in which keyframes are stored while the node runs, a new one for "
+        "each run; empty: none. A replay always stores them",
+    )
+    disk_gb: float = option(
+        -1.0, "most GB of a run's stored keyframes; then storing is paused; -1: no limit", low=-1.0
+    )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from da3_ros.parameter_schema import ConfigError
 
 
 class Interrupted(BaseException):
-    """Raised by SIGINT and SIGTERM.
+    """Raised by SIGINT and SIGTERM; the text is what was written all the same.
 
     Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports, dataclasses), CPython
     ends the process by SIGINT, whatever exit code we return.
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return USAGE
-    except Interrupted:
-        sys.stderr.write("da3_ros: interrupted, nothing was written\n")
+    except Interrupted as error:
+        sys.stderr.write(f"da3_ros: interrupted, {str(error) or 'nothing was written'}\n")
         return INTERRUPTED
 
 

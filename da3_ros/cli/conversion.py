@@ -9,18 +9,49 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.export.export import Selection, export_scene
+from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.derived import DepthFilters, derived_scene
+from da3_ros.export.export import Selection, export_scene, format_of, size_of
+from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
-from da3_ros.export.selection import Progress
+from da3_ros.export.selection import ExportError, Progress
+from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.mapping.scene import Scene
+
+NPZ = "npz"
 
 
-def convert(source: Path, target: Path, selection: Selection, form: str = "") -> str:
+def convert(
+    source: Path, target: Path, selection: Selection, filters: DepthFilters | None, form: str = ""
+) -> str:
     """Export the scene folder, or replay's output folder, ``source``; returns a text.
 
-    Raises SceneFileError or ExportError.
+    filters: of the depth of stored keyframes; None: the default ones. Without stored keyframes,
+    as in scenes of ``~/save_scene``, the saved points are exported. Raises SceneFileError,
+    ExportError or JournalError.
     """
     check_outside_scenes(target)
-    scene = load_scene(find_scene(source)).scene()
+    folder = find_scene(source)
+    frames = NPZ in (form, target.suffix[1:].lower()) and form in ("", NPZ)
+    if not frames:
+        form = format_of(target, form)
+    if not (folder / JOURNAL).exists():
+        if frames or filters is not None:
+            raise ExportError(
+                f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
+                "out --format npz, --max-depth, --confidence-percentile and --no-edge-filter"
+            )
+        return _exported(load_scene(folder).scene(), target, selection, form)
+    with StoredScene.open(folder) as stored, _bar() as progress:
+        if not frames:
+            scene = derived_scene(stored, filters or DepthFilters(), progress)
+            return _exported(scene, target, selection, form)
+        with atomic_folder(target, is_npz_frames) as temporary:
+            count = write_npz_frames(stored, temporary, progress)
+    return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
+
+
+def _exported(scene: Scene, target: Path, selection: Selection, form: str) -> str:
     with _bar() as progress:
         done = export_scene(scene, target, selection, form, progress)
     return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"

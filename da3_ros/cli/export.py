@@ -13,16 +13,19 @@ from da3_ros.cli.arguments import FAILED
 def add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="write a saved scene as GLB, PLY, COLMAP model or TUM trajectory",
-        description="Convert a scene that a replay or the service save_scene has saved. "
-        "Points are written in chunks, so that little more memory is used than for the scene.",
+        help="write a saved scene as GLB, PLY, COLMAP model, TUM trajectory or NPZ files",
+        description="Convert a scene of a replay, of map.store or of the service save_scene. "
+        "Where keyframes are stored (a replay, map.store), their depth is filtered anew. Points "
+        "are written in chunks, so that little more memory is used than for the scene.",
     )
     export.add_argument("scene", type=Path, help="scene folder, or a replay's output folder")
     export.add_argument(
-        "output", type=Path, help="NAME.glb, .ply, .tum, or a folder NAME.colmap; replaced"
+        "output",
+        type=Path,
+        help="NAME.glb, .ply, .tum, or a folder NAME.colmap or NAME.npz; replaced",
     )
     export.add_argument(
-        "--format", default="", choices=("glb", "ply", "colmap", "tum"),
+        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz"),
         help="format, if the output's suffix does not define it",
     )  # fmt: skip
     export.add_argument(
@@ -30,6 +33,18 @@ def add_export(commands: Any) -> None:
         help="average points in voxels of this edge; also merges overlapping submaps",
     )  # fmt: skip
     export.add_argument("--min-confidence", type=float, default=0.0, metavar="C")
+    export.add_argument(
+        "--confidence-percentile", type=float, metavar="P",
+        help="leave out this share of each stored keyframe, the least confident pixels, percent",
+    )  # fmt: skip
+    export.add_argument(
+        "--max-depth", type=float, metavar="M",
+        help="leave out what was farther from the camera, of stored keyframes",
+    )  # fmt: skip
+    export.add_argument(
+        "--edge-filter", action=argparse.BooleanOptionalAction,
+        help="leave out smears at depth edges of stored keyframes (default: yes)",
+    )  # fmt: skip
     export.add_argument(
         "--min-observations", type=int, default=1, metavar="N",
         help="leave out points with fewer observations (after averaging)",
@@ -58,8 +73,10 @@ def add_export(commands: Any) -> None:
 
 def _run_export(options: argparse.Namespace) -> int:
     from da3_ros.cli.conversion import convert
+    from da3_ros.export.derived import DepthFilters
     from da3_ros.export.export import ExportError, Selection
     from da3_ros.export.scene_file import SceneFileError
+    from da3_ros.keyframe_store.journal import JournalError
 
     selection = Selection(
         voxel=options.voxel,
@@ -70,9 +87,15 @@ def _run_export(options: argparse.Namespace) -> int:
         cameras=not options.no_cameras,
         guessed=not options.known_only,
     )
+    asked = {
+        name: getattr(options, name)
+        for name in ("confidence_percentile", "max_depth", "edge_filter")
+        if getattr(options, name) is not None
+    }
+    filters = DepthFilters(**asked) if asked else None
     try:
-        text = convert(options.scene, options.output, selection, options.format)
-    except (ExportError, SceneFileError) as error:
+        text = convert(options.scene, options.output, selection, filters, options.format)
+    except (ExportError, SceneFileError, JournalError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(text)

@@ -24,6 +24,7 @@ from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.mapping.scene import Shot
 from da3_ros.mapping.submap_points import POINT_BYTES, Submap
 from da3_ros.mapping.submaps import Snapshot
@@ -32,7 +33,7 @@ from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
 FORMAT, VERSION = "da3_ros scene", 1
-NAMES = {"scene.json", "poses.npz", "submaps", "images"}
+NAMES = {"scene.json", "poses.npz", "submaps", "images", JOURNAL}
 CAMERA = re.compile(r"[A-Za-z0-9_]*")  # also a folder's name
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
 OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
@@ -84,7 +85,8 @@ def load_scene(path: Path) -> Snapshot:
 def find_scene(path: Path) -> Path:
     """Returns the scene's folder: ``path``, or ``scene`` in it, as in a replay's output."""
     inner = path / "scene"  # os.path returns False for impossible names and does not raise
-    return inner if not os.path.exists(path / "scene.json") and os.path.isdir(inner) else path
+    here = any(os.path.exists(path / name) for name in ("scene.json", JOURNAL))
+    return inner if not here and os.path.isdir(inner) else path
 
 
 def is_scene(folder: Path) -> bool:

@@ -156,11 +156,18 @@ class SubmapStore:
             self._enforce_limits(frame.T_scene_camera[:3, 3])
         return submap.id
 
-    def correct_pose(self, submap: int, stamp_ns: int, camera: str, T_scene_camera: Array) -> None:
-        """Replaces the pose of one of the newest frames; the points of its submap stay."""
-        if submap in self.submaps:
-            T = relative_pose(self.submaps[submap].T_scene_submap, T_scene_camera)
-            self.trajectory.correct(stamp_ns, camera, T)
+    def correct_pose(
+        self, submap: int, stamp_ns: int, camera: str, T_scene_camera: Array
+    ) -> Array | None:
+        """Replaces the pose of one of the newest frames; the points of its submap stay.
+
+        Returns it in the frame of its submap; None for an unknown submap.
+        """
+        if submap not in self.submaps:
+            return None
+        T = relative_pose(self.submaps[submap].T_scene_submap, T_scene_camera)
+        self.trajectory.correct(stamp_ns, camera, T)
+        return T
 
     def move(self, places: Mapping[int, Similarity]) -> None:
         """Sets new places of submaps; their points and poses move with them."""

@@ -7,8 +7,8 @@ import numpy as np
 from da3_ros.config import DepthConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.depth_filter import filter_depth, sky_mask
 from da3_ros.mapping.frames import SegmentFrame
-from da3_ros.pipeline.depth_filter import filter_depth, sky_mask
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.refinement.refiner import NO_TRACKS, Tracks
 from da3_ros.types import (
@@ -87,6 +87,22 @@ def segment_frame(
         scale=report.scale,
         window=report,
         leads=prepared.leads,
+    )
+
+
+def unfiltered_depth(
+    prepared: PreparedView, prediction: Prediction, index: int, unit: float
+) -> FloatImage:
+    """Returns the depth [h, w] of view ``index`` in segment units, as uncertain as it may be.
+
+    NaN where nothing is known or the robot is seen, +Inf sky. unit: segment units per network
+    unit.
+    """
+    depth = prediction.depth[index] * np.float32(unit)
+    sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
+    everything = np.full_like(depth, 1e30)
+    return filter_depth(
+        depth, everything, DepthConfig(edge_filter=False), prepared.view.valid, sky
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import resize_K
-from da3_ros.pipeline.depth_filter import STEP
+from da3_ros.mapping.depth_filter import STEP
 from da3_ros.types import Array, FloatImage, Image, TrackedFrame
 
 

@@ -14,15 +14,17 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
+from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import SceneFrame, SegmentFrame
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame
-from da3_ros.pipeline.depth_filter import without_smears
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
@@ -38,6 +40,8 @@ class SceneMap:
         self.scale = SceneScale(config.scale)
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
+        self.recording: KeyframeRecording | None = None
+        self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         self._reset_map_place()
 
@@ -50,6 +54,8 @@ class SceneMap:
         self.submaps = SubmapStore(self.config.map)
         self.loops.restart()
         self.scale.forget()
+        if self.recording is not None:
+            self.recording.begin()
 
     def reset(self) -> None:
         """Begins with an empty map at the default place."""
@@ -137,31 +143,72 @@ class SceneMap:
         camera = placed.T_ref_window.points(prediction.T_window_camera[-1, :3, 3])
         self.loops.add_window(in_vo, T_vo_segment.points(camera), lag)
 
+    @property
+    def records(self) -> bool:
+        """Whether frames are stored."""
+        return self.recording is not None
+
+    def record(self, recording: KeyframeRecording) -> None:
+        """Stores all frames from now on."""
+        self.recording = recording
+
+    def finish_recording(self, timeout_s: float | None = None) -> bool:
+        """Stores all that waits, and no more; False if the disk is still busy after a time."""
+        if self.recording is None:
+            return True
+        recording, self.recording = self.recording, None
+        return recording.finish(self._map_state(self._unit), timeout_s)
+
     def add(
-        self, frame: SegmentFrame, shared_view: SharedView | None, descriptor: FloatImage | None
-    ) -> int:
+        self, frame: SegmentFrame, shared_view: SharedView | None,
+        descriptor: FloatImage | None, seen: Seen | None = None,
+    ) -> int:  # fmt: skip
         """Adds a frame to the map.
 
-        shared_view: the frame as a shared view, in its segment. Returns the id of the frame's
+        shared_view: the frame as a shared view, in its segment. seen: of a keyframe to
+        be stored, depth in segment units. Returns the id of the frame's
         submap, or -1 if the frame has no place in the scene yet.
         """
         if not self.scale.has_place(frame):
             return -1
-        submap = self.submaps.add(self._in_scene(frame))
+        in_scene = self._in_scene(frame)
+        submap = self.submaps.add(in_scene)
+        if self.recording is not None:
+            if seen is not None:
+                depth = scaled_depth(seen.depth, self.scale.unit)
+                seen = dataclasses.replace(seen, depth=depth)
+            self._unit = frame.window.unit
+            self.recording.add(
+                in_scene, seen, self.submaps.submaps[submap], self._map_state(self._unit)
+            )
         if shared_view is not None and frame.keyframe:
             in_vo = shared_view.moved(self.scale.T_vo_segment)
             self.loops.add_keyframe(dataclasses.replace(in_vo, submap=submap), descriptor)
         return submap
+
+    def _map_state(self, unit: float) -> MapState:
+        """Returns how the scene relates to map and metres.
+
+        unit: segment units per network unit.
+        """
+        scale = self.scale
+        lengths = unit * scale.unit * scale.scene_scale
+        return MapState(scale.known, scale.scene_scale, lengths, self.T_map_world)
 
     def correct_poses(self, shared_views: Iterable[SharedView], moved: Collection[int]) -> None:
         """Takes over refined poses of shared views; ``moved``: their ids.
 
         Points stay where they are: poses of the newest frames move by millimetres.
         """
-        T_vo_segment = self.scale.T_vo_segment
+        T_vo_segment, stored = self.scale.T_vo_segment, {}
         for view in (a.moved(T_vo_segment) for a in shared_views if a.view.id in moved):
             T = self.loops.T_scene_vo @ view.T_ref_camera
-            self.submaps.correct_pose(view.submap, view.view.stamp_ns, view.view.camera, T)
+            camera, stamp_ns = view.view.camera, view.view.stamp_ns
+            in_submap = self.submaps.correct_pose(view.submap, stamp_ns, camera, T)
+            if in_submap is not None:
+                stored[camera, stamp_ns] = in_submap
+        if self.recording is not None:
+            self.recording.correct(stored)
 
     def adopt(self, refined: RefinedWindow) -> None:
         """Takes over what refinement has changed of earlier windows, and the segment's unit.
@@ -206,6 +253,8 @@ class SceneMap:
         places = {id: s.T_scene_submap for id, s in self.submaps.submaps.items()}
         self.submaps.move(self.loops.apply(correction, places))
         self.submaps.merge_parts(correction.loops)
+        if self.recording is not None:
+            self.recording.place(self.submaps.submaps.values())
         return correction
 
     def try_close_loop(

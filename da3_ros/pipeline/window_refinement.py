@@ -8,8 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
+from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.keyframes import KeyframeSelector
 from da3_ros.pipeline.window_builder import PreparedView
@@ -129,6 +133,17 @@ class WindowRefinement:
     def tracks(self) -> Tracks:
         """The tracks of the newest window."""
         return self.refiner.tracks if self.config.refinement.enabled else NO_TRACKS
+
+    def tracks_of(self, id: int, shape: tuple[int, ...]) -> StoredTracks:
+        """Returns the tracks of a frame of the newest window, in pixels of its image of ``shape``
+        (H, W, ...)."""
+        view = self.refiner.graph.views.get(id) if self.config.refinement.enabled else None
+        if view is None:
+            return NO_STORED_TRACKS
+        seen = np.flatnonzero(view.track >= 0)
+        height, width = view.features.shape
+        pixels = view.features.pixel[seen] * (shape[1] / width, shape[0] / height)
+        return StoredTracks(view.track[seen], pixels.astype(np.float32))
 
     def trails(self, id: int) -> Trails:
         """Returns the trails of a frame of a refined window, while that window's frames are

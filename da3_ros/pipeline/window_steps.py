@@ -17,8 +17,9 @@ from da3_ros.config import PipelineConfig
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame
+from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame, unfiltered_depth
 from da3_ros.pipeline.depth_upsampling import at_size_of
+from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.refined_scale import in_refined_unit
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
@@ -27,7 +28,7 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.self_calibration import NO_CHANGE
-from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
+from da3_ros.types import Array, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +110,7 @@ class WindowSteps:
             frame = segment_frame(
                 prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
-            descriptor = prediction.descriptor
-            yield self._deliver(prepared, frame, None if descriptor is None else descriptor[index])
+            yield self._deliver(prepared, frame, index, prediction)
         self.odometry.finish_window()
         self.refinement.keep(self.odometry.shared_views)
         if self.odometry.is_lost:
@@ -128,13 +128,20 @@ class WindowSteps:
             )
 
     def _deliver(
-        self, prepared: PreparedView, frame: SegmentFrame, descriptor: FloatImage | None
+        self, prepared: PreparedView, frame: SegmentFrame, index: int, prediction: Prediction
     ) -> TrackedFrame:
-        """Adds a frame to shared views and map; returns it in world coordinates."""
+        """Adds the frame of view ``index`` to shared views and map; returns it in world
+        coordinates."""
         shared_view = self.odometry.shared_view_of(prepared.view, frame)
         if shared_view is not None:
             frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(shared_view))
-        submap = self.scene_map.add(frame, shared_view, descriptor)
+        descriptor = None if prediction.descriptor is None else prediction.descriptor[index]
+        seen = None
+        if frame.keyframe and self.scene_map.records:
+            depth = unfiltered_depth(prepared, prediction, index, frame.window.unit)
+            tracks = self.refinement.tracks_of(frame.id, prepared.full.shape)
+            seen = Seen(prepared.full, depth, descriptor, tracks)
+        submap = self.scene_map.add(frame, shared_view, descriptor, seen)
         if shared_view is not None:
             self.odometry.share(
                 dataclasses.replace(shared_view, submap=submap), keyframe=frame.keyframe

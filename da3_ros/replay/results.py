@@ -19,10 +19,14 @@ from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.atomic_files import replace_folder
 from da3_ros.export.scene_file import is_scene, save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
 from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.messages.outputs import Published
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.recordings.writer import BagWriter
@@ -32,7 +36,9 @@ from da3_ros.types import Frame, TrackedFrame
 log = logging.getLogger(__name__)
 
 
+KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs
 TOPIC_PREFIX = "/da3/"
+UNFINISHED = "unfinished"  # folder of the keyframes of an interrupted replay
 OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
 
 
@@ -171,6 +177,17 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.windows, self.inference_s = 0, 0.0
         self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
+        self._keyframes = self._path(KEYFRAMES)
+
+    def store(self, pipeline: Pipeline) -> None:
+        """Stores the keyframes of a scene from now on. Raises OSError."""
+        if not pipeline.config.map.enabled:
+            return
+        limit = round(1e9 * pipeline.config.map.disk_gb)
+        recorder = KeyframeRecorder(
+            self._keyframes, counters=pipeline.counters, wait=True, limit_bytes=limit
+        )
+        pipeline.scene_map.record(KeyframeRecording(recorder))
 
     @property
     def mixed(self) -> bool:
@@ -211,7 +228,11 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def _write_scene(self, pipeline: Pipeline) -> None:
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
+        pipeline.scene_map.finish_recording()
         save_scene(pipeline.snapshot(), self._path("scene"))
+        if self._keyframes.exists():
+            os.replace(self._keyframes / JOURNAL, self._path("scene") / JOURNAL)
+            self._keyframes.rmdir()
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
             self._write_trajectory(scene)
@@ -246,11 +267,35 @@ def staging(output: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=output))
     try:
         yield folder
+    except BaseException as error:
+        kept = _keep_keyframes(folder, output)
+        if kept and isinstance(error, Exception):
+            log.warning(kept)
+        elif kept:  # an interruption
+            error.args = (kept,)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not existed:
             with contextlib.suppress(OSError):  # not empty: it holds the results
                 output.rmdir()
+
+
+def _keep_keyframes(folder: Path, output: Path) -> str:
+    """Keeps the stored keyframes of an interrupted replay, in place of older ones.
+
+    Returns a note for the user; empty if there are none.
+    """
+    notes = []
+    for kept in sorted(folder.glob(f"{KEYFRAMES}*")):
+        count = 0
+        with contextlib.suppress(JournalError), StoredScene.open(kept) as stored:
+            count = len(stored.images)
+        if count:
+            place = output / f"{UNFINISHED}{kept.name.removeprefix(KEYFRAMES)}"
+            replace_folder(kept, place)
+            notes.append(f"{count} keyframes are kept: da3_ros export {place} NAME.glb")
+    return "; ".join(notes)
 
 
 def publish_folder(folder: Path, output: Path) -> None:

@@ -93,6 +93,9 @@ def replay(
                     ))
                     for i, (name, pipeline) in enumerate(pipelines.items())
                 }  # fmt: skip
+                for scene in scenes.values():
+                    stack.callback(scene.pipeline.scene_map.finish_recording)
+                    scene.results.store(scene.pipeline)
                 _process(recording, annotator, scenes, options.every if config.cameras else 1)
                 for scene in scenes.values():
                     if scene.pipeline.counters["processed"]:

@@ -14,29 +14,32 @@ SHARED = {"config", "parameter_schema", "types"}
 # A room, and the rooms that it may import; all may import what is shared.
 ROOMS = {
     "cli": {
-        "backends", "drawing", "export", "inference", "network", "recordings", "replay",
-        "synthetic",
+        "backends", "drawing", "export", "inference", "keyframe_store", "mapping", "network",
+        "recordings", "replay", "synthetic",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
         "sensors", "synthetic",
     },
     "replay": {
-        "drawing", "export", "inference", "live", "mapping", "messages", "network", "pipeline",
-        "recordings", "refinement", "sensors",
+        "drawing", "export", "inference", "keyframe_store", "live", "mapping", "messages",
+        "network", "pipeline", "recordings", "refinement", "sensors",
     },
     "live": {"geometry", "inference", "mapping", "messages", "pipeline", "sensors"},
     "recordings": {"geometry", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "sensors"},
     "drawing": {"export", "mapping", "refinement"},
-    "pipeline": {"export", "geometry", "inference", "mapping", "refinement", "sensors"},
-    "export": {"geometry", "mapping"},
+    "pipeline": {
+        "export", "geometry", "inference", "keyframe_store", "mapping", "refinement", "sensors",
+    },
+    "export": {"geometry", "keyframe_store", "mapping"},
     "synthetic": {"geometry", "inference", "mapping", "sensors"},
     "inference": {"backends", "geometry", "network"},
     "backends": {"network"},
     "sensors": {"geometry"},
     "mapping": {"geometry"},
     "refinement": {"geometry"},
+    "keyframe_store": {"geometry"},
     "geometry": set(),
     "network": set(),
     "config": set(),

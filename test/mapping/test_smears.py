@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from da3_ros.config import config_from_parameters
-from da3_ros.pipeline.depth_filter import depth_edges
+from da3_ros.mapping.depth_filter import depth_edges
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface, make_room
 from da3_ros.synthetic.truth import TruthSession

@@ -6,7 +6,7 @@ import pytest
 
 from da3_ros.config import DepthConfig
 from da3_ros.geometry.projection import backproject
-from da3_ros.pipeline.depth_filter import depth_edges, filter_depth, without_smears
+from da3_ros.mapping.depth_filter import depth_edges, filter_depth, without_smears
 
 K = np.array([[100.0, 0, 60], [0, 100, 40], [0, 0, 1]])
 

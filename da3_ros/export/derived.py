@@ -1,0 +1,155 @@
+"""A scene made anew from stored keyframes: their depth is filtered and averaged again.
+
+No network runs, and no filter that was set while the keyframes were taken counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.export.selection import MIN_VOXEL, ExportError, Progress, silent
+from da3_ros.geometry.projection import backproject, resize_K
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.keyframe import Keyframe
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.mapping.depth_filter import filter_depth, without_smears
+from da3_ros.mapping.scene import Scene, Shot, SubmapCloud
+from da3_ros.mapping.submap_points import compact
+from da3_ros.mapping.trajectory import ROW, Poses
+from da3_ros.mapping.voxel_map import VoxelMap
+from da3_ros.types import FloatImage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DepthFilters:
+    """Which depth of keyframes becomes points."""
+
+    voxel: float = 0.02  # edge of the voxels that points are averaged in, units of the scene
+    min_confidence: float = 0.0
+    confidence_percentile: float = 0.0  # least confident share of each keyframe, percent
+    max_depth: float = math.inf  # units of the scene: metres if it is metric
+    edge_filter: bool = True  # whether smears at depth edges are left out
+
+    def check(self) -> None:
+        """Raises ExportError for invalid numbers."""
+        if not MIN_VOXEL <= self.voxel < math.inf:
+            raise ExportError(f"voxel is {self.voxel:g}: must be at least 1e-06 and finite")
+        if not 0 <= self.confidence_percentile < 100:
+            raise ExportError(
+                f"confidence_percentile is {self.confidence_percentile:g}: must be 0 to 99"
+            )
+        for name in ("min_confidence", "max_depth"):
+            if not getattr(self, name) >= 0:
+                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
+
+    def of(self, keyframe: Keyframe, unit: float) -> FloatImage:
+        """Returns the depth [h, w] of a keyframe that passes, in its submap's unit, else NaN.
+
+        unit: units of the scene per unit of the submap.
+        """
+        config = DepthConfig(
+            min_confidence=self.min_confidence,
+            confidence_percentile=self.confidence_percentile,
+            edge_filter=self.edge_filter,
+        )
+        sky = np.isposinf(keyframe.depth)
+        depth = filter_depth(keyframe.depth, keyframe.confidence, config, sky=sky)
+        if self.edge_filter:
+            depth = without_smears(depth)
+        depth[~(depth * np.float32(unit) <= self.max_depth)] = np.nan
+        return depth
+
+
+def derived_scene(
+    stored: StoredScene, filters: DepthFilters, progress: Progress = silent
+) -> Scene:
+    """Returns the scene of stored keyframes. Damaged ones are left out, with a warning.
+
+    ``progress`` may raise, which ends the work. Raises ExportError.
+    """
+    filters.check()
+    scale = stored.map.scene_scale
+    places = {
+        id: Similarity(scale * S.scale, S.R, scale * S.t)
+        for id, S in ((p.id, p.T_scene_submap) for p in stored.places.values())
+    }
+    of_submap: defaultdict[int, list[Shot]] = defaultdict(list)
+    for key in stored.images:
+        of_submap[stored.frames[key].submap].append(key)
+    clouds, done, damaged = [], 0, 0
+    for id, keys in of_submap.items():
+        voxels = VoxelMap(filters.voxel / places[id].scale)
+        for key in keys:
+            progress("deriving points", done / len(stored.images))
+            done += 1
+            try:
+                _insert(voxels, stored.load(key), filters, places[id].scale)
+            except JournalError as error:
+                damaged += 1
+                log.warning("%s: it is left out", error)
+        cloud = compact(voxels.cloud())
+        clouds.append(SubmapCloud(cloud, places[id], stored.places[id].part))
+    if damaged and damaged == len(stored.images):
+        raise ExportError("all stored keyframes are damaged")
+    part_of = {p.id: p.part for p in stored.places.values()}
+    return Scene(
+        tuple(clouds), poses_of(stored).moved(places), stored.map.T_map_world,
+        StoredImages(stored), part_of,
+    )  # fmt: skip
+
+
+def poses_of(stored: StoredScene) -> Poses:
+    """Returns the poses of all frames in the frames of their submaps; keyframes have the K and the
+    size of their stored images."""
+    frames = sorted(stored.frames.values(), key=lambda f: f.stamp_ns)
+    cameras = tuple(dict.fromkeys(f.camera for f in stored.frames.values()))
+    rows = np.zeros(len(frames), ROW)
+    for row, f in zip(rows, frames, strict=True):
+        K, size = f.K, f.size
+        if f.key in stored.images:
+            size = stored.images[f.key].image_size
+            K = resize_K(K, f.size, size)
+        row["stamp_ns"], row["T"], row["size"] = f.stamp_ns, f.T_submap_camera[:3], size
+        row["K"] = K[0, 0], K[1, 1], K[0, 2], K[1, 2]
+        row["submap"], row["camera"] = f.submap, cameras.index(f.camera)
+        row["keyframe"] = f.keyframe
+    return Poses(rows, cameras)
+
+
+class StoredImages(Mapping[Shot, bytes]):
+    """The images of stored keyframes, read when they are asked for."""
+
+    def __init__(self, stored: StoredScene) -> None:
+        self._stored = stored
+
+    def __getitem__(self, key: Shot) -> bytes:
+        return self._stored.image_data(key)
+
+    def __iter__(self) -> Iterator[Shot]:
+        return iter(self._stored.images)
+
+    def __len__(self) -> int:
+        return len(self._stored.images)
+
+
+def _insert(voxels: VoxelMap, keyframe: Keyframe, filters: DepthFilters, unit: float) -> None:
+    """Adds the points of a keyframe that pass, in its submap's frame."""
+    depth, pose = filters.of(keyframe, unit), keyframe.pose
+    known = np.isfinite(depth)
+    image = np.asarray(
+        cv2.resize(keyframe.image, pose.size, interpolation=cv2.INTER_AREA), np.uint8
+    )
+    T = pose.T_submap_camera.astype(np.float32)
+    xyz = backproject(depth, pose.K)[known] @ T[:3, :3].T + T[:3, 3]
+    voxels.insert(xyz, image[known], keyframe.confidence[known])

@@ -1,0 +1,1 @@
+"""Keyframes of a scene on disk: images, depth, confidence, calibration and poses, in a journal."""

@@ -1,0 +1,124 @@
+"""An append-only file of records with checksums, which a crash at any byte leaves readable.
+
+A record is a header, a description (JSON) and data (bytes). A record that is not complete, or
+whose header or description is damaged, ends the journal: all before it counts. Damaged data is
+found when it is read. ``docs/keyframes.md`` has the format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+# magic; lengths of description and data; their CRC-32; CRC-32 of all before it in the header
+HEADER = struct.Struct("<4sIQIII")
+MAGIC = b"DA3K"
+MAX_DESCRIPTION, MAX_DATA = 1 << 26, 1 << 30  # bytes
+
+
+class JournalError(RuntimeError):
+    """A journal that cannot be read; one line that names it and the cause."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record, without its data."""
+
+    description: dict[str, Any]
+    start: int  # offset of the data, bytes
+    size: int  # of the data, bytes
+    crc: int  # CRC-32 of the data
+
+
+class JournalReader:
+    """Reads the records of a journal; safe while another process appends to it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._file: IO[bytes] = path.open("rb")
+        self.end = 0  # offset behind the last complete record
+
+    @property
+    def is_begun(self) -> bool:
+        """True if the file is empty, or ends within its first record."""
+        self._file.seek(0)
+        start = self._file.read(len(MAGIC))
+        return not self.end and MAGIC.startswith(start)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def records(self) -> Iterator[Record]:
+        """Yields the complete records that were not read yet."""
+        while (found := self._next()) is not None:
+            yield found
+
+    def data(self, record: Record) -> bytes:
+        """Returns the data of a record. Raises JournalError if it is damaged, or OSError."""
+        self._file.seek(record.start)
+        data = self._file.read(record.size)
+        if len(data) != record.size or zlib.crc32(data) != record.crc:
+            raise JournalError(f"{self.path}: the record at byte {record.start} is damaged")
+        return data
+
+    def _next(self) -> Record | None:
+        self._file.seek(self.end)
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        magic, length, size, description_crc, crc, header_crc = HEADER.unpack(header)
+        good = magic == MAGIC and zlib.crc32(header[:-4]) == header_crc
+        if not good or length > MAX_DESCRIPTION or size > MAX_DATA:
+            return None
+        text = self._file.read(length)
+        if len(text) < length or zlib.crc32(text) != description_crc:
+            return None
+        start = self.end + HEADER.size + length
+        if os.fstat(self._file.fileno()).st_size < start + size:
+            return None
+        self.end = start + size
+        return Record(json.loads(text), start, size, crc)
+
+
+class JournalWriter:
+    """Appends records to a journal."""
+
+    def __init__(self, path: Path, end: int = 0) -> None:
+        """end: offset behind the last complete record; what follows is removed. Raises OSError."""
+        self._file = open(path, "r+b" if path.exists() else "xb", buffering=0)  # noqa: SIM115
+        self._file.truncate(end)
+        self._file.seek(end)
+        self.size = end  # bytes
+
+    def append(self, description: dict[str, Any], data: bytes = b"") -> None:
+        """Appends a record. Raises OSError, and leaves the journal as it was."""
+        text = json.dumps(description, separators=(",", ":")).encode()
+        head = struct.pack(
+            "<4sIQII", MAGIC, len(text), len(data), zlib.crc32(text), zlib.crc32(data)
+        )
+        record = memoryview(head + struct.pack("<I", zlib.crc32(head)) + text + data)
+        try:
+            written = 0
+            while written < len(record):
+                written += self._file.write(record[written:])
+        except OSError:
+            self._file.truncate(self.size)  # a later record must follow a complete one
+            self._file.seek(self.size)
+            raise
+        self.size += len(record)
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk. Raises OSError."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,164 @@
+"""Stores keyframes in a thread of its own, so that frames do not wait for the disk.
+
+Any failure of the disk pauses storing, with one line; later keyframes try again. What moves
+submaps and poses meanwhile is kept and written then, so that what is stored stays right.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.store import MapState, Place, StoreWriter
+from da3_ros.types import Array
+
+log = logging.getLogger(__name__)
+
+WAITING = 8  # keyframes that may wait for the disk
+RETRY_S = 10.0  # after a failure
+SYNC_S = 2.0  # between two waits for the disk
+
+
+@dataclass(eq=False)
+class _Changes:
+    """What is stored beside keyframes; of places, poses and map the newest values only."""
+
+    begins: bool = False  # whether the scene begins anew, before all else here
+    places: dict[int, Place] = field(default_factory=dict)
+    poses: dict[tuple[str, int], Array] = field(default_factory=dict)
+    map: MapState | None = None
+    frames: list[FramePose] = field(default_factory=list)
+
+    def add(self, newer: _Changes) -> None:
+        if newer.begins:
+            self.begins, self.places, self.poses, self.frames = True, {}, {}, []
+        self.places |= newer.places
+        self.poses |= newer.poses
+        self.map = newer.map or self.map
+        self.frames += newer.frames
+
+
+class KeyframeRecorder:
+    """Stores the keyframes of one scene; used by one thread."""
+
+    def __init__(
+        self, folder: Path, *, counters: Counter[str], wait: bool, limit_bytes: int = -1
+    ) -> None:
+        """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
+
+        wait: whether ``add`` waits for the disk; else keyframes that are too many are not stored,
+        and counted (``keyframes_not_stored``). limit_bytes: of the journal; -1: none.
+        """
+        self._writer, self._folder = StoreWriter(folder), folder
+        self._counters, self._wait, self._limit = counters, wait, limit_bytes
+        self._queue: queue.Queue[Keyframe | _Changes | None] = queue.Queue()
+        self._room = threading.Semaphore(WAITING)
+        self._changes = _Changes()  # not written yet; of the thread
+        self._failed_at: float | None = None  # when the disk last failed, while storing is paused
+        self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
+        self._thread.start()
+
+    def add(self, keyframe: Keyframe) -> None:
+        """Stores a keyframe, after all that was given before."""
+        if not self._room.acquire(blocking=self._wait):
+            self._counters["keyframes_not_stored"] += 1
+            if self._counters["keyframes_not_stored"] == 1:
+                log.warning("%s: the disk is too slow for all keyframes", self._folder)
+            return
+        self._queue.put(keyframe)
+
+    def add_frame(self, pose: FramePose) -> None:
+        """Stores the pose of a frame that is no keyframe."""
+        self._queue.put(_Changes(frames=[pose]))
+
+    def place(self, places: Iterable[Place]) -> None:
+        """Stores new places of submaps."""
+        self._queue.put(_Changes(places={p.id: p for p in places}))
+
+    def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
+        """Stores new poses ``T_submap_camera`` [4, 4], by camera and stamp."""
+        if poses:
+            self._queue.put(_Changes(poses=dict(poses)))
+
+    def set_map(self, state: MapState) -> None:
+        """Stores the map's state."""
+        self._queue.put(_Changes(map=state))
+
+    def begin(self) -> None:
+        """Begins the scene anew; what was stored before stays on the disk, but is no part of
+        it."""
+        self._queue.put(_Changes(begins=True))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stores what waits, and ends the thread; False if it is still busy after a time."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        synced = time.monotonic()
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Changes):
+                self._changes.add(item)
+            else:
+                stored = self._attempt(item)
+                self._room.release()
+                self._counters["keyframes_stored" if stored else "keyframes_not_stored"] += 1
+            if time.monotonic() - synced > SYNC_S:
+                self._attempt(None)
+                synced = time.monotonic()
+        self._failed_at = None  # one last attempt
+        self._attempt(None)
+        self._writer.close()
+
+    def _attempt(self, keyframe: Keyframe | None) -> bool:
+        """Writes what has changed and a keyframe, or waits for the disk; False if that fails."""
+        now = time.monotonic()
+        if self._failed_at is not None and now - self._failed_at < RETRY_S:
+            return False
+        try:
+            if 0 <= self._limit < self._writer.size:
+                raise OSError(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
+            self._write_changes()
+            if keyframe is None:
+                self._writer.sync()
+            else:
+                self._writer.add(keyframe)
+        except OSError as error:
+            if self._failed_at is None:
+                log.warning("%s: storing keyframes is paused: %s", self._folder, error)
+            self._failed_at = now
+            return False
+        except Exception as error:
+            # The thread must go on: a replay waits for it.
+            log.error("%s: %s is not stored: %s", self._folder, keyframe, error, exc_info=True)
+            return False
+        if self._failed_at is not None:
+            log.info("%s: storing keyframes goes on", self._folder)
+        self._failed_at = None
+        return True
+
+    def _write_changes(self) -> None:
+        changes = self._changes
+        if changes.begins:
+            self._writer.begin()
+            changes.begins = False
+        if changes.frames:
+            self._writer.add_frames(changes.frames)
+            changes.frames = []
+        if changes.places:
+            self._writer.place(changes.places.values())
+            changes.places = {}
+        if changes.poses:
+            self._writer.correct(changes.poses)
+            changes.poses = {}
+        if changes.map is not None:
+            self._writer.set_map(changes.map)
+            changes.map = None

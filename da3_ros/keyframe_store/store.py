@@ -1,0 +1,305 @@
+"""The keyframes of a scene on disk: appends them, and reads them back.
+
+A scene is a folder with a journal. Keyframes have poses in their submaps; later records move
+submaps and correct poses, so that nothing that was written is changed. ``docs/keyframes.md`` has
+the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros import __version__
+from da3_ros.geometry.poses import T_MAP_WORLD
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.encoding import (
+    decode_confidence,
+    decode_depth,
+    decode_image,
+    encode_confidence,
+    encode_depth,
+    encode_image,
+)
+from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.types import Array
+
+JOURNAL = "keyframes.da3k"
+FORMAT, VERSION = "da3_ros keyframes", 1
+PLACE = np.dtype(
+    [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
+     ("t", "<f8", (3,))]
+)  # fmt: skip
+POSE = np.dtype([("stamp_ns", "<i8"), ("camera", "<i4"), ("T", "<f8", (3, 4))])
+FRAME = np.dtype(
+    [("stamp_ns", "<i8"), ("camera", "<i4"), ("submap", "<i4"), ("T", "<f8", (3, 4)),
+     ("K", "<f8", (4,)), ("size", "<i4", (2,)), ("keyframe", "?")]
+)  # fmt: skip
+TRACK = np.dtype([("id", "<i8"), ("pixel", "<f4", (2,))])
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A submap and its place in the scene."""
+
+    id: int
+    segment: int
+    part: int
+    T_scene_submap: Similarity
+
+
+@dataclass(frozen=True, eq=False)
+class MapState:
+    """What relates a scene to the map and to metres."""
+
+    metric: bool = False
+    scene_scale: float = 1.0  # metres per scene unit; 1 if unknown
+    unit: float = 1.0  # lengths of the scene, in metres if metric, per network unit
+    T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredImages:
+    """Where the images of a keyframe are."""
+
+    image_size: tuple[int, int]  # (width, height) of the image
+    record: Record
+
+
+class StoreWriter:
+    """Appends to the keyframes of a scene. Not thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path, end = folder / JOURNAL, 0
+        if path.exists():
+            with StoredScene.open(folder, begun=True) as there:
+                end = there.end
+        self._journal = JournalWriter(path, end)
+        if not end:
+            self._journal.append({"kind": "scene", "format": FORMAT, "version": VERSION,
+                                  "written_by": __version__})  # fmt: skip
+
+    @property
+    def size(self) -> int:
+        """Bytes of the journal."""
+        return self._journal.size
+
+    def add(self, keyframe: Keyframe) -> None:
+        """Appends a keyframe. Raises OSError."""
+        depth, low, high = encode_depth(keyframe.depth)
+        descriptor = b"" if keyframe.descriptor is None else keyframe.descriptor.astype("<f2")
+        tracks = np.zeros(len(keyframe.tracks.ids), TRACK)
+        tracks["id"], tracks["pixel"] = keyframe.tracks.ids, keyframe.tracks.pixels
+        parts = {
+            "image": encode_image(keyframe.image),
+            "depth": depth,
+            "confidence": encode_confidence(keyframe.confidence),
+            "descriptor": bytes(descriptor),
+            "tracks": tracks.tobytes(),
+        }
+        self.add_frames([keyframe.pose])
+        self._journal.append(
+            {
+                "kind": "keyframe",
+                "stamp_ns": keyframe.pose.stamp_ns,
+                "camera": keyframe.pose.camera,
+                "image_size": [keyframe.image.shape[1], keyframe.image.shape[0]],
+                "inverse_depth": [low, high],
+                "bytes": {name: len(data) for name, data in parts.items()},
+            },
+            b"".join(parts.values()),
+        )
+
+    def add_frames(self, poses: Sequence[FramePose]) -> None:
+        """Appends the poses of frames. Raises OSError."""
+        cameras = sorted({p.camera for p in poses})
+        rows = np.array(
+            [(p.stamp_ns, cameras.index(p.camera), p.submap, p.T_submap_camera[:3],
+              (p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]), p.size, p.keyframe) for p in poses],
+            FRAME,
+        )  # fmt: skip
+        self._journal.append({"kind": "frames", "cameras": cameras}, rows.tobytes())
+
+    def place(self, places: Iterable[Place]) -> None:
+        """Appends new places of submaps. Raises OSError."""
+        rows = np.array(
+            [(p.id, p.segment, p.part, p.T_scene_submap.scale, p.T_scene_submap.R,
+              p.T_scene_submap.t) for p in places], PLACE,
+        )  # fmt: skip
+        self._journal.append({"kind": "submaps"}, rows.tobytes())
+
+    def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
+        """Appends new poses ``T_submap_camera`` [4, 4] of frames, by camera and stamp.
+
+        Raises OSError.
+        """
+        cameras = sorted({camera for camera, _ in poses})
+        rows = np.array(
+            [(stamp, cameras.index(camera), T[:3]) for (camera, stamp), T in poses.items()], POSE
+        )
+        self._journal.append({"kind": "poses", "cameras": cameras}, rows.tobytes())
+
+    def set_map(self, state: MapState) -> None:
+        """Appends the map's state. Raises OSError."""
+        self._journal.append({
+            "kind": "map", "metric": state.metric, "scene_scale": state.scene_scale,
+            "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
+        })  # fmt: skip
+
+    def begin(self) -> None:
+        """Begins the scene anew: what was stored before is no part of it. Raises OSError."""
+        self._journal.append({"kind": "begin"})
+
+    def sync(self) -> None:
+        """Waits until all is on the disk. Raises OSError."""
+        self._journal.sync()
+
+    def close(self) -> None:
+        """Closes the journal."""
+        self._journal.close()
+
+
+class StoredScene:
+    """The stored keyframes of a scene; a context manager."""
+
+    def __init__(self, folder: Path, *, begun: bool = False) -> None:
+        # By camera and stamp, in the order of storing.
+        self.frames: dict[tuple[str, int], FramePose] = {}
+        self.images: dict[tuple[str, int], StoredImages] = {}
+        self.places: dict[int, Place] = {}
+        self.map = MapState()
+        try:
+            self._reader = JournalReader(folder / JOURNAL)
+        except OSError as error:
+            raise JournalError(f"{folder} holds no keyframes: {error.strerror}") from error
+        try:
+            self._read(begun)
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def open(folder: Path, *, begun: bool = False) -> StoredScene:
+        """Reads all but images of the scene in ``folder``.
+
+        begun: accepts a journal whose first record was cut off. Raises JournalError.
+        """
+        return StoredScene(folder, begun=begun)
+
+    def __enter__(self) -> StoredScene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the journal."""
+        self._reader.close()
+
+    @property
+    def end(self) -> int:
+        """Bytes up to the end of the last complete record."""
+        return self._reader.end
+
+    def image_data(self, key: tuple[str, int]) -> bytes:
+        """Returns the JPEG of a keyframe's image. Raises as ``load``."""
+        record = self.images[key].record
+        return self._reader.data(record)[: record.description["bytes"]["image"]]
+
+    def load(self, key: tuple[str, int]) -> Keyframe:
+        """Returns a keyframe with its images, by camera and stamp.
+
+        Raises JournalError if they are damaged, KeyError for an unknown one.
+        """
+        record = self.images[key].record
+        data, about = self._reader.data(record), record.description
+        try:
+            parts, at = {}, 0
+            for name, size in about["bytes"].items():
+                parts[name], at = data[at : at + size], at + size
+            low, high = about["inverse_depth"]
+            tracks = np.frombuffer(parts["tracks"], TRACK)
+            descriptor = np.frombuffer(parts["descriptor"], "<f2").astype(np.float32)
+            return Keyframe(
+                self.frames[key], decode_depth(parts["depth"], low, high),
+                decode_confidence(parts["confidence"]), decode_image(parts["image"]),
+                descriptor if len(descriptor) else None, Tracks(tracks["id"], tracks["pixel"]),
+            )  # fmt: skip
+        except (KeyError, ValueError, TypeError) as error:
+            raise JournalError(f"{self._reader.path}: {key} is damaged: {error}") from error
+
+    def _read(self, begun: bool) -> None:
+        records = self._reader.records()
+        first = next(records, None)
+        if begun and self._reader.is_begun:
+            return
+        about = {} if first is None else first.description
+        if about.get("format") != FORMAT:
+            raise JournalError(f"{self._reader.path} is no journal of keyframes")
+        if about.get("version") != VERSION:
+            raise JournalError(
+                f"{self._reader.path} has version {about.get('version')}, this da3_ros reads "
+                f"version {VERSION}: use the da3_ros that wrote it ({about.get('written_by')})"
+            )
+        try:
+            for record in records:
+                self._take(record)
+        except (KeyError, ValueError, TypeError) as error:
+            raise JournalError(
+                f"{self._reader.path} is damaged: {type(error).__name__}: {error}"
+            ) from error
+
+    def _take(self, record: Record) -> None:
+        about = record.description
+        if about["kind"] == "begin":
+            self.frames, self.images, self.places = {}, {}, {}
+        elif about["kind"] == "keyframe":
+            width, height = about["image_size"]
+            key = about["camera"], int(about["stamp_ns"])
+            self.images[key] = StoredImages((width, height), record)
+        elif about["kind"] == "frames":
+            for row in self._rows(record, FRAME):
+                one = _frame(row, about["cameras"])
+                self.frames[one.key] = one
+        elif about["kind"] == "submaps":
+            for row in self._rows(record, PLACE):
+                S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
+                id = int(row["id"])
+                self.places[id] = Place(id, int(row["segment"]), int(row["part"]), S)
+        elif about["kind"] == "poses":
+            for row in self._rows(record, POSE):
+                key = about["cameras"][row["camera"]], int(row["stamp_ns"])
+                if key in self.frames:
+                    T = _pose(row["T"])
+                    self.frames[key] = replace(self.frames[key], T_submap_camera=T)
+        elif about["kind"] == "map":
+            self.map = MapState(
+                bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
+                np.array(about["T_map_world"], float).reshape(4, 4),
+            )  # fmt: skip
+
+    def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
+        return np.frombuffer(self._reader.data(record), kind)
+
+
+def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:
+    K, (width, height) = np.eye(3), row["size"].tolist()
+    K[0, 0], K[1, 1], K[0, 2], K[1, 2] = row["K"]
+    return FramePose(
+        int(row["stamp_ns"]), cameras[int(row["camera"])], int(row["submap"]), _pose(row["T"]), K,
+        (width, height), bool(row["keyframe"]),
+    )  # fmt: skip
+
+
+def _pose(T: Array) -> Array:
+    out = np.eye(4)
+    out[:3] = T
+    return out

@@ -1,0 +1,74 @@
+"""Stores what the map gets: keyframes with their images, poses, and changes of their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.store import MapState, Place
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.submap_points import Submap
+from da3_ros.mapping.submaps import relative_pose
+from da3_ros.types import Array, FloatImage, Image
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a keyframe has beside its place in the map."""
+
+    image: Image  # [H, W, 3] RGB, rectified, at the camera's size
+    depth: FloatImage  # [h, w] scene units, before the filters of confidence and edges
+    descriptor: FloatImage | None  # [D]
+    tracks: Tracks
+
+
+class KeyframeRecording:
+    """Passes a scene's frames to the recorder, in the frames and units of their submaps."""
+
+    def __init__(self, recorder: KeyframeRecorder) -> None:
+        self._recorder = recorder
+        self._places: set[int] = set()  # submaps that were stored
+
+    def add(self, frame: SceneFrame, seen: Seen | None, submap: Submap, state: MapState) -> None:
+        """Stores a frame of a submap; seen: of a keyframe."""
+        if submap.id not in self._places:
+            self.place([submap])
+        height, width = frame.depth.shape
+        S = submap.T_scene_submap
+        pose = FramePose(
+            frame.stamp_ns, frame.camera, submap.id, relative_pose(S, frame.T_scene_camera),
+            frame.K, (width, height), frame.keyframe,
+        )  # fmt: skip
+        if seen is None:
+            self._recorder.add_frame(pose)
+            return
+        self._recorder.set_map(state)
+        depth = seen.depth if S.scale == 1.0 else seen.depth / np.float32(S.scale)
+        self._recorder.add(
+            Keyframe(pose, depth, frame.confidence, seen.image, seen.descriptor, seen.tracks)
+        )
+
+    def begin(self) -> None:
+        """Begins the scene anew: what was stored is no part of it."""
+        self._places.clear()
+        self._recorder.begin()
+
+    def finish(self, state: MapState, timeout_s: float | None = None) -> bool:
+        """Stores all that waits; False if the disk is still busy after a time."""
+        self._recorder.set_map(state)
+        return self._recorder.close(timeout_s)
+
+    def place(self, submaps: Iterable[Submap]) -> None:
+        """Stores the places of submaps: new ones, or moved by a loop."""
+        places = [Place(s.id, s.segment, s.part, s.T_scene_submap) for s in submaps]
+        self._places.update(p.id for p in places)
+        self._recorder.place(places)
+
+    def correct(self, poses: dict[tuple[str, int], Array]) -> None:
+        """Stores refined poses ``T_submap_camera`` [4, 4] of earlier frames, by camera and
+        stamp."""
+        self._recorder.correct(poses)

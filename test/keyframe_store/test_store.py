@@ -1,0 +1,183 @@
+"""Keyframes on disk: what is read back, and what a crash at any byte leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store import encoding
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
+
+SIZE = (48, 36)
+
+
+def keyframe(k, camera=""):
+    rng = np.random.default_rng(k)
+    width, height = SIZE
+    depth = rng.uniform(0.5, 20, (height, width)).astype(np.float32)
+    depth[0], depth[1] = np.nan, np.inf
+    T = np.eye(4)
+    T[:3, 3] = k, 0.5, -1
+    K = np.array([[40.0, 0, 24], [0, 41, 18], [0, 0, 1]])
+    image = np.full((2 * height, 2 * width, 3), (k % 200, 40, 90), np.uint8)
+    tracks = Tracks(np.arange(k, k + 5), rng.uniform(0, 36, (5, 2)).astype(np.float32))
+    pose = FramePose(1000 + k, camera, k // 3, T, K, SIZE, True)
+    descriptor = rng.normal(size=16).astype(np.float32)
+    return Keyframe(pose, depth, 1 + 10 * depth, image, descriptor, tracks)
+
+
+def place(id, x=0.0, part=0):
+    return Place(id, 0, part, Similarity(1.5, np.eye(3), np.array([x, 0, 0])))
+
+
+def written(folder, count=6):
+    writer = StoreWriter(folder)
+    for k in range(count):
+        if k % 3 == 0:
+            writer.place([place(k // 3)])
+        writer.add(keyframe(k))
+    return writer
+
+
+def same(scene, k):
+    found, expected = scene.load(("", 1000 + k)), keyframe(k)
+    known = np.isfinite(expected.depth)
+    assert (np.isnan(found.depth) == np.isnan(expected.depth)).all()
+    assert (np.isinf(found.depth) == np.isinf(expected.depth)).all()
+    bound = (1 / expected.depth[known]).max() / 131066 * 1.01
+    assert np.abs(1 / found.depth[known] - 1 / expected.depth[known]).max() < bound
+    np.testing.assert_allclose(found.confidence[known], expected.confidence[known], rtol=1e-3)
+    assert np.abs(found.image.astype(int) - expected.image).max() <= 2
+    np.testing.assert_array_equal(found.pose.T_submap_camera, expected.pose.T_submap_camera)
+    np.testing.assert_array_equal(found.pose.K, expected.pose.K)
+    np.testing.assert_array_equal(found.tracks.ids, expected.tracks.ids)
+    np.testing.assert_allclose(found.descriptor, expected.descriptor, atol=2e-3)
+    assert (found.pose.submap, found.pose.camera) == (expected.pose.submap, expected.pose.camera)
+    assert (found.pose.size, found.pose.keyframe) == (SIZE, True)
+
+
+def test_what_was_stored_is_read_back(tmp_path):
+    writer = written(tmp_path)
+    writer.place([place(1, 4.0, part=2)])
+    writer.correct({("", 1002): 2 * np.eye(4)})
+    T = np.diag([1.0, -1, -1, 1])
+    writer.set_map(MapState(True, 0.5, 2.0, T))
+    writer.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert [stamp for _, stamp in scene.images] == list(range(1000, 1006))
+        for k in (0, 1, 3, 4, 5):
+            same(scene, k)
+        corrected = scene.frames["", 1002].T_submap_camera
+        np.testing.assert_array_equal(corrected[:3], 2 * np.eye(4)[:3])
+        assert (scene.places[1].T_scene_submap.t[0], scene.places[1].part) == (4.0, 2)
+        assert scene.places[0].T_scene_submap.scale == 1.5
+        assert (scene.map.metric, scene.map.scene_scale, scene.map.unit) == (True, 0.5, 2.0)
+        np.testing.assert_array_equal(scene.map.T_map_world, T)
+
+
+def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path):
+    writer = StoreWriter(tmp_path / "whole")
+    ends = []
+    for k in range(6):
+        writer.add(keyframe(k))
+        ends.append(writer.size)
+    writer.close()
+    data = (tmp_path / "whole" / JOURNAL).read_bytes()
+    rng = np.random.default_rng(0)
+    cuts = {0, 3, 20, 60, *rng.integers(0, len(data), 200).tolist(), *ends, *(e - 1 for e in ends)}
+    path = tmp_path / "cut" / JOURNAL
+    path.parent.mkdir()
+    for cut in sorted(cuts):
+        path.write_bytes(data[:cut])
+        whole = sum(e <= cut for e in ends)
+        again = StoreWriter(path.parent)  # goes on behind the last complete record
+        again.add(keyframe(7))
+        again.close()
+        with StoredScene.open(path.parent) as scene:
+            stamps = [stamp for _, stamp in scene.images]
+            assert stamps == [*range(1000, 1000 + whole), 1007], cut
+            for k in [*range(whole), 7][-2:]:
+                same(scene, k)
+
+
+def test_damaged_images_cost_one_keyframe(tmp_path):
+    written(tmp_path).close()
+    with StoredScene.open(tmp_path) as scene:
+        record = scene.images["", 1002].record
+    data = bytearray((tmp_path / JOURNAL).read_bytes())
+    data[record.start + record.size // 2] ^= 1
+    (tmp_path / JOURNAL).write_bytes(data)
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.images) == 6
+        with pytest.raises(JournalError, match="damaged"):
+            scene.load(("", 1002))
+        same(scene, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [(None, "holds no keyframes"), (b"", "no journal"), (b"x" * 99, "no journal")],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, data, match):
+    if data is not None:
+        (tmp_path / JOURNAL).write_bytes(data)
+    with pytest.raises(JournalError, match=match) as error:
+        StoredScene.open(tmp_path)
+    if data == b"x" * 99:
+        with pytest.raises(JournalError, match=match):
+            StoreWriter(tmp_path)
+        assert (tmp_path / JOURNAL).read_bytes() == data
+    assert "\n" not in str(error.value)
+
+
+def test_depth_without_values_or_with_one_is_kept():
+    for depth in (np.full((4, 5), np.nan), np.full((4, 5), 2.5), np.full((4, 5), np.inf)):
+        found = encoding.decode_depth(*encoding.encode_depth(depth.astype(np.float32)))
+        np.testing.assert_allclose(found, depth, rtol=1e-6)
+    zero = encoding.encode_depth(np.array([[0.0, -1.0, 3.0]], np.float32))
+    assert np.isnan(encoding.decode_depth(*zero)[0, :2]).all()
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_store import keyframe
+from da3_ros.keyframe_store.store import StoreWriter
+writer = StoreWriter(Path(sys.argv[1]))
+for k in range(int(sys.argv[3]), 10**6):
+    writer.add(keyframe(k))
+    print(k, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
+    first = 0
+    for run in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path), os.path.dirname(__file__), str(first)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        last = first - 1
+        deadline = time.monotonic() + 60
+        while last < first + 3 + 2 * run and time.monotonic() < deadline:
+            last = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+        child.wait()
+        last = int(rest[-1]) if rest else last
+        with StoredScene.open(tmp_path) as scene:
+            stamps = [stamp - 1000 for _, stamp in scene.images]
+            assert stamps[: last + 1] == list(range(last + 1))
+            assert len(stamps) <= last + 2
+            for k in (0, last):
+                same(scene, k)
+        first = len(stamps)
