@@ -61,7 +61,7 @@ class KeyframeRecorder:
         self._queue: queue.Queue[Keyframe | _Changes | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
         self._changes = _Changes()  # not written yet; of the thread
-        self._failed_at: float | None = None  # when the disk last failed, while storing is paused
+        self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
         self._thread.start()
 
@@ -114,14 +114,13 @@ class KeyframeRecorder:
             if time.monotonic() - synced > SYNC_S:
                 self._attempt(None)
                 synced = time.monotonic()
-        self._failed_at = None  # one last attempt
+        self._retry_at = 0.0  # one last attempt
         self._attempt(None)
         self._writer.close()
 
     def _attempt(self, keyframe: Keyframe | None) -> bool:
         """Writes what has changed and a keyframe, or waits for the disk; False if that fails."""
-        now = time.monotonic()
-        if self._failed_at is not None and now - self._failed_at < RETRY_S:
+        if time.monotonic() < self._retry_at:
             return False
         try:
             if 0 <= self._limit < self._writer.size:
@@ -132,17 +131,17 @@ class KeyframeRecorder:
             else:
                 self._writer.add(keyframe)
         except OSError as error:
-            if self._failed_at is None:
+            if not self._paused:
                 log.warning("%s: storing keyframes is paused: %s", self._folder, error)
-            self._failed_at = now
+            self._paused, self._retry_at = True, time.monotonic() + RETRY_S
             return False
         except Exception as error:
             # The thread must go on: a replay waits for it.
             log.error("%s: %s is not stored: %s", self._folder, keyframe, error, exc_info=True)
             return False
-        if self._failed_at is not None:
+        if self._paused:
             log.info("%s: storing keyframes goes on", self._folder)
-        self._failed_at = None
+        self._paused = False
         return True
 
     def _write_changes(self) -> None:

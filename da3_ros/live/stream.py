@@ -17,6 +17,7 @@ from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.inference import BudgetError, Session, WindowTooLargeError
 from da3_ros.live.frame_accounts import FrameAccounts
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
+from da3_ros.live.keyframe_folders import record_keyframes
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
 from da3_ros.live.window_chooser import NextWindow, WindowChooser
@@ -59,6 +60,7 @@ class Stream:
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
             pipeline.refinement.skip_when_late()
+        record_keyframes(pipelines, config)
         self.scene_streams = {
             name: SceneStream(
                 name, pipeline, config, lib, host, transforms,
@@ -149,6 +151,11 @@ class Stream:
         if done:
             self.warm_up_s = time.perf_counter() - start
             log.info("warm after %.1f s, for images of 4:3", self.warm_up_s)
+
+    def finish_recording(self, timeout_s: float) -> bool:
+        """Store the keyframes that wait for the disk, and no more; False if it is still busy."""
+        done = [p.scene_map.finish_recording(timeout_s) for p in self.pipelines]
+        return all(done)
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits the budget (GiB). Callable from any thread."""

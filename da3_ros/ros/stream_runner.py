@@ -19,6 +19,7 @@ EXPECTED = (ConfigError, CheckpointError, DeviceError, BudgetError)  # logged by
 STOP_S = 2.5  # longest wait of a shutdown for the running window
 CLEANUP_S = 20.0  # longest wait of a cleanup for the running window
 PUBLISH_CLEANUP_S = 5.0  # then, twice, for messages that are being published
+STORE_S = 2.0  # longest wait for the disk at the end
 LOG_EVERY_S = 5.0  # between two log lines about the wait
 
 
@@ -73,6 +74,8 @@ class StreamRunner:
     def stop(self, window_s: float, publish_s: float) -> bool:
         """Stop worker and publisher; False if one is still busy after its time limit, seconds."""
         done = self.worker.stop(window_s)
+        if done and not self.stream.finish_recording(STORE_S):
+            self._log.warn("the disk is busy: the last keyframes may not be stored")
         return self._publisher.stop(publish_s if done else 0.0) and done
 
     def _on_publish_error(self, error: BaseException) -> None:

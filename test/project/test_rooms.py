@@ -25,7 +25,10 @@ ROOMS = {
         "drawing", "export", "inference", "keyframe_store", "live", "mapping", "messages",
         "network", "pipeline", "recordings", "refinement", "sensors",
     },
-    "live": {"geometry", "inference", "mapping", "messages", "pipeline", "sensors"},
+    "live": {
+        "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "pipeline",
+        "sensors",
+    },
     "recordings": {"geometry", "messages", "sensors", "synthetic"},
     "messages": {"drawing", "geometry", "mapping", "sensors"},
     "drawing": {"export", "mapping", "refinement"},

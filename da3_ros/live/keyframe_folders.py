@@ -1,0 +1,46 @@
+"""Where a node stores keyframes: a new folder for each run, under ``map.store``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from da3_ros.config import NodeConfig
+from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
+from da3_ros.pipeline.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+
+def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> None:
+    """Stores the keyframes of all pipelines from now on, if ``map.store`` names a folder.
+
+    Frames do not wait for the disk. Raises ConfigError if the folder cannot be used.
+    """
+    limits = config.pipeline.map
+    if not limits.store or not limits.enabled:
+        return
+    try:
+        folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
+        for i, (name, pipeline) in enumerate(pipelines.items()):
+            recorder = KeyframeRecorder(
+                path_for_camera(folder, name) if i else folder, counters=pipeline.counters,
+                wait=False, limit_bytes=round(1e9 * limits.disk_gb),
+            )  # fmt: skip
+            pipeline.scene_map.record(KeyframeRecording(recorder))
+    except (OSError, PathError) as error:
+        raise ConfigError(f"map.store is {limits.store!r}: {error}") from error
+    log.info("keyframes are stored in %s", folder)
+
+
+def _new_folder(parent: Path) -> Path:
+    """Makes and returns the next numbered folder in ``parent``. Raises OSError."""
+    parent.mkdir(parents=True, exist_ok=True)
+    numbers = [int(p.name) for p in parent.iterdir() if p.name.isdecimal()]
+    folder = parent / f"{max(numbers, default=0) + 1:06d}"
+    folder.mkdir()
+    return folder

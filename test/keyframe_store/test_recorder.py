@@ -1,0 +1,171 @@
+"""Keyframes stored by a thread: order, a slow disk, a full disk, errors, the end."""
+
+import errno
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_store import keyframe, place, same
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store import recorder as module
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+
+
+def recorder_in(folder, wait=True, **options):
+    counters = Counter()
+    return KeyframeRecorder(folder, counters=counters, wait=wait, **options), counters
+
+
+def stamps(folder):
+    with StoredScene.open(folder) as scene:
+        return [stamp - 1000 for _, stamp in scene.images]
+
+
+def test_all_that_was_given_is_stored_in_order(tmp_path):
+    recorder, counters = recorder_in(tmp_path)
+    recorder.place([place(0)])
+    for k in range(20):
+        recorder.add(keyframe(k))
+    recorder.correct({("", 1003): 3 * np.eye(4)})
+    recorder.set_map(MapState(metric=True, scene_scale=0.25))
+    assert recorder.close(30)
+    assert counters["keyframes_stored"] == 20
+    assert stamps(tmp_path) == list(range(20))
+    with StoredScene.open(tmp_path) as scene:
+        assert scene.frames["", 1003].T_submap_camera[0, 0] == 3
+        assert (scene.map.metric, scene.map.scene_scale) == (True, 0.25)
+        same(scene, 19)
+
+
+def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
+    recorder, _ = recorder_in(tmp_path)
+    recorder.place([place(0), place(7)])
+    recorder.add(keyframe(1))
+    recorder.begin()
+    recorder.place([place(0, 2.0)])
+    recorder.add(keyframe(2))
+    assert recorder.close(30)
+    assert stamps(tmp_path) == [2]
+    with StoredScene.open(tmp_path) as scene:
+        assert list(scene.places) == [0]
+        assert list(scene.frames) == [("", 1002)]
+
+
+class SlowDisk(StoreWriter):
+    gate = threading.Event()
+
+    def add(self, keyframe):
+        self.gate.wait(30)
+        super().add(keyframe)
+
+
+def test_frames_do_not_wait_for_a_slow_disk(tmp_path, monkeypatch, caplog):
+    SlowDisk.gate.clear()
+    monkeypatch.setattr(module, "StoreWriter", SlowDisk)
+    recorder, counters = recorder_in(tmp_path, wait=False)
+    for k in range(30):
+        recorder.add(keyframe(k))
+    assert counters["keyframes_not_stored"] == 30 - module.WAITING
+    assert caplog.text.count("the disk is too slow for all keyframes") == 1
+    assert not recorder.close(0.1)
+    SlowDisk.gate.set()
+    assert recorder.close(30)
+    assert stamps(tmp_path) == list(range(module.WAITING))
+
+
+class FullDisk(StoreWriter):
+    full = False
+
+    def add(self, keyframe):
+        if FullDisk.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().add(keyframe)
+
+
+def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(module, "StoreWriter", FullDisk)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    FullDisk.full = False
+    recorder, counters = recorder_in(tmp_path)
+    recorder.add(keyframe(0))
+    settle(recorder)
+    FullDisk.full = True
+    for k in range(1, 5):
+        recorder.add(keyframe(k))
+    recorder.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.full(3, 9.0)))])
+    settle(recorder)
+    FullDisk.full = False
+    recorder.add(keyframe(5))
+    assert recorder.close(30)
+    assert stamps(tmp_path) == [0, 5]
+    assert (counters["keyframes_stored"], counters["keyframes_not_stored"]) == (2, 4)
+    assert caplog.text.count("storing keyframes is paused: [Errno 28]") == 1
+    assert caplog.text.count("storing keyframes goes on") == 1
+    with StoredScene.open(tmp_path) as scene:  # what moved meanwhile is right
+        assert scene.places[0].T_scene_submap.t[0] == 9.0
+
+
+def settle(recorder):
+    while recorder._queue.qsize() or recorder._room._value < module.WAITING:
+        threading.Event().wait(0.01)
+
+
+def test_the_limit_of_the_disk_counts(tmp_path, caplog):
+    recorder, counters = recorder_in(tmp_path, limit_bytes=25_000)
+    for k in range(30):
+        recorder.add(keyframe(k))
+    assert recorder.close(30)
+    assert 25_000 < (tmp_path / "keyframes.da3k").stat().st_size < 35_000
+    assert counters["keyframes_stored"] == len(stamps(tmp_path))
+    assert caplog.text.count("see map.disk_gb") == 1
+
+
+def test_a_keyframe_that_cannot_be_encoded_ends_nothing(tmp_path, caplog):
+    recorder, counters = recorder_in(tmp_path)
+    broken = keyframe(0)
+    object.__setattr__(broken, "image", np.zeros((0, 0, 3), np.uint8))
+    for k in range(12):  # more than may wait
+        recorder.add(broken if k < 10 else keyframe(k))
+    assert recorder.close(30)
+    assert stamps(tmp_path) == [10, 11]
+    assert counters["keyframes_not_stored"] == 10
+    assert "is not stored" in caplog.text
+
+
+LIMITED = """
+import resource, sys
+from collections import Counter
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_store import keyframe
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+counters = Counter()
+recorder = KeyframeRecorder(Path(sys.argv[1]), counters=counters, wait=True)
+for k in range(20):
+    recorder.add(keyframe(k))
+assert recorder.close(30)
+print(counters["keyframes_stored"], counters["keyframes_not_stored"])
+"""
+
+
+@pytest.mark.process
+def test_a_file_that_really_cannot_grow_stays_readable(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), str(Path(__file__).parent)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stored, lost = map(int, done.stdout.split())
+    assert stored + lost == 20
+    assert stamps(tmp_path) == list(range(stored))
+    assert done.stderr.count("paused") == 1
+    with StoredScene.open(tmp_path) as scene:
+        same(scene, stored - 1)

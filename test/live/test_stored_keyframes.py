@@ -1,0 +1,64 @@
+"""A stream that stores its keyframes, without a middleware."""
+
+import pytest
+from support.streams import as_messages, stream_of
+
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.synthetic import SyntheticCamera
+
+EVERY = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "window.size": 3}
+
+
+def shown(stream, host, frames=5):
+    camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=frames)
+    for raw in as_messages(camera, host.lib):
+        stream.put(raw)
+        while stream.step():
+            pass
+
+
+def stream_in(folder, **values):
+    return stream_of(export_dir=str(folder), **{"map.store": "night", **EVERY, **values})
+
+
+def stored(folder):
+    with StoredScene.open(folder) as scene:
+        return len(scene.frames), len(scene.images)
+
+
+def test_each_run_stores_its_keyframes_in_a_folder_of_its_own(tmp_path):
+    for run in (1, 2):
+        stream, host = stream_in(tmp_path)
+        shown(stream, host)
+        assert stream.finish_recording(10)
+        assert stream.pipeline.counters["keyframes_stored"] > 0
+        frames, images = stored(tmp_path / "night" / f"{run:06d}")
+        assert frames == stream.processed == 5
+        assert images == stream.pipeline.counters["keyframes_stored"]
+    assert sorted(p.name for p in (tmp_path / "night").iterdir()) == ["000001", "000002"]
+
+
+def test_a_reset_begins_a_scene_anew(tmp_path):
+    stream, host = stream_in(tmp_path)
+    shown(stream, host)
+    stream.reset()
+    shown(stream, host, frames=2)
+    assert stream.finish_recording(10)
+    assert stored(tmp_path / "night" / "000001")[0] == 2
+
+
+def test_without_the_parameter_nothing_is_stored(tmp_path):
+    stream, host = stream_in(tmp_path, **{"map.store": ""})
+    shown(stream, host)
+    assert stream.finish_recording(0.0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("store", ["../outside", "/etc", "file"])
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, store):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^map\.store is ") as error:
+        stream_in(tmp_path, **{"map.store": store})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path.parent / "outside").exists()
