@@ -52,8 +52,11 @@ setup(
         "trimesh>=4",
         "zstandard>=0.21",
     ],
-    # `da3_ros export-network --format onnx` and its check.
-    extras_require={"onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"]},
+    extras_require={
+        "mesh": ["scikit-image>=0.22"],  # `da3_ros export SCENE room.mesh.glb`
+        # `da3_ros export-network --format onnx` and its check.
+        "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
+    },
     # build/ itself is colcon's.
     options={"build": {"build_base": "build/pip"}},
     entry_points={"console_scripts": ["da3_ros = da3_ros.cli:main"]},

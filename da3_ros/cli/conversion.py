@@ -9,12 +9,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.atomic_files import atomic_folder, atomic_path
 from da3_ros.export.derived import DepthFilters, derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
+from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name, write_mesh
 from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
 from da3_ros.export.selection import ExportError, Progress
+from da3_ros.export.surface import fused_surface
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
@@ -22,33 +24,47 @@ NPZ = "npz"
 
 
 def convert(
-    source: Path, target: Path, selection: Selection, filters: DepthFilters | None, form: str = ""
-) -> str:
+    source: Path, target: Path, selection: Selection, filters: DepthFilters, form: str = "",
+    *, derive: bool = False,
+) -> str:  # fmt: skip
     """Export the scene folder, or replay's output folder, ``source``; returns a text.
 
-    filters: of the depth of stored keyframes; None: the default ones. Without stored keyframes,
-    as in scenes of ``~/save_scene``, the saved points are exported. Raises SceneFileError,
-    ExportError or JournalError.
+    filters: of the depth of stored keyframes. Without them, as in scenes of ``~/save_scene``, the
+    saved points are exported; derive: that would not be what was asked for. Raises
+    SceneFileError, ExportError or JournalError.
     """
     check_outside_scenes(target)
     folder = find_scene(source)
+    mesh = form == MESH or (not form and is_mesh_name(target))
+    if mesh:
+        check_mesh_name(target)
     frames = NPZ in (form, target.suffix[1:].lower()) and form in ("", NPZ)
-    if not frames:
+    if not frames and not mesh:
         form = format_of(target, form)
     if not (folder / JOURNAL).exists():
-        if frames or filters is not None:
+        if frames or mesh or derive:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
-                "out --format npz, --max-depth, --confidence-percentile and --no-edge-filter"
+                "out --format npz or mesh, --max-depth, --confidence-percentile and --edge-filter"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:
+        if mesh:
+            return _meshed(stored, target, filters, progress)
         if not frames:
-            scene = derived_scene(stored, filters or DepthFilters(), progress)
+            scene = derived_scene(stored, filters, progress)
             return _exported(scene, target, selection, form)
         with atomic_folder(target, is_npz_frames) as temporary:
             count = write_npz_frames(stored, temporary, progress)
     return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
+
+
+def _meshed(stored: StoredScene, target: Path, filters: DepthFilters, progress: Progress) -> str:
+    with atomic_path(target) as temporary:
+        mesh = fused_surface(stored, filters, progress)
+        write_mesh(mesh, temporary, target.suffix.lower())
+    size = target.stat().st_size / 1e6
+    return f"{len(mesh.faces)} triangles in {target} ({size:.1f} MB)\n"
 
 
 def _exported(scene: Scene, target: Path, selection: Selection, form: str) -> str:

@@ -22,10 +22,11 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "output",
         type=Path,
-        help="NAME.glb, .ply, .tum, or a folder NAME.colmap or NAME.npz; replaced",
+        help="NAME.glb, .ply, .tum, NAME.mesh.glb, .mesh.ply, .mesh.obj, or a folder NAME.colmap, "
+        "NAME.npz; replaced",
     )
     export.add_argument(
-        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz"),
+        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz", "mesh"),
         help="format, if the output's suffix does not define it",
     )  # fmt: skip
     export.add_argument(
@@ -92,9 +93,11 @@ def _run_export(options: argparse.Namespace) -> int:
         for name in ("confidence_percentile", "max_depth", "edge_filter")
         if getattr(options, name) is not None
     }
-    filters = DepthFilters(**asked) if asked else None
+    filters = DepthFilters(voxel=options.voxel or DepthFilters.voxel, **asked)
     try:
-        text = convert(options.scene, options.output, selection, filters, options.format)
+        text = convert(
+            options.scene, options.output, selection, filters, options.format, derive=bool(asked)
+        )
     except (ExportError, SceneFileError, JournalError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED

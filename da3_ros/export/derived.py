@@ -26,7 +26,7 @@ from da3_ros.mapping.scene import Scene, Shot, SubmapCloud
 from da3_ros.mapping.submap_points import compact
 from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import VoxelMap
-from da3_ros.types import FloatImage
+from da3_ros.types import Array, FloatImage
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,51 @@ class DepthFilters:
         depth = filter_depth(keyframe.depth, keyframe.confidence, config, sky=sky)
         if self.edge_filter:
             depth = without_smears(depth)
-        depth[~(depth * np.float32(unit) <= self.max_depth)] = np.nan
+        depth[~(depth * np.float32(unit) <= self.max_depth) | np.isinf(depth)] = np.nan
         return depth
+
+
+@dataclass(frozen=True, eq=False)
+class Readable:
+    """A stored keyframe that can be read, and its place."""
+
+    stored: StoredScene
+    key: Shot
+    filters: DepthFilters
+    place: Similarity  # of its submap in the scene, in the scene's published unit
+
+    @property
+    def T_map_camera(self) -> Array:
+        """Pose [4, 4] in the map, units of the scene."""
+        pose = self.place.pose(self.stored.frames[self.key].T_submap_camera)
+        return np.asarray(self.stored.map.T_map_world @ pose)
+
+    def load(self) -> Keyframe:
+        """Returns the keyframe. Raises JournalError if it is damaged."""
+        return self.stored.load(self.key)
+
+    def depth_of(self, keyframe: Keyframe) -> FloatImage:
+        """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
+        return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
+
+
+def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Readable]:
+    """Returns the keyframes that are not damaged, with a warning for each of the others.
+
+    Raises ExportError if none is left.
+    """
+    places, out = _places(stored), []
+    for key in stored.images:
+        one = Readable(stored, key, filters, places[stored.frames[key].submap])
+        try:
+            stored.check(key)
+        except JournalError as error:
+            log.warning("%s: it is left out", error)
+        else:
+            out.append(one)
+    if stored.images and not out:
+        raise ExportError("all stored keyframes are damaged")
+    return out
 
 
 def derived_scene(
@@ -79,34 +122,30 @@ def derived_scene(
     ``progress`` may raise, which ends the work. Raises ExportError.
     """
     filters.check()
-    scale = stored.map.scene_scale
-    places = {
-        id: Similarity(scale * S.scale, S.R, scale * S.t)
-        for id, S in ((p.id, p.T_scene_submap) for p in stored.places.values())
-    }
-    of_submap: defaultdict[int, list[Shot]] = defaultdict(list)
-    for key in stored.images:
-        of_submap[stored.frames[key].submap].append(key)
-    clouds, done, damaged = [], 0, 0
-    for id, keys in of_submap.items():
-        voxels = VoxelMap(filters.voxel / places[id].scale)
-        for key in keys:
+    of_submap: defaultdict[int, list[Readable]] = defaultdict(list)
+    for one in readable_keyframes(stored, filters):
+        of_submap[stored.frames[one.key].submap].append(one)
+    clouds, done = [], 0
+    for id, keyframes in of_submap.items():
+        place = keyframes[0].place
+        voxels = VoxelMap(filters.voxel / place.scale)
+        for one in keyframes:
             progress("deriving points", done / len(stored.images))
             done += 1
-            try:
-                _insert(voxels, stored.load(key), filters, places[id].scale)
-            except JournalError as error:
-                damaged += 1
-                log.warning("%s: it is left out", error)
-        cloud = compact(voxels.cloud())
-        clouds.append(SubmapCloud(cloud, places[id], stored.places[id].part))
-    if damaged and damaged == len(stored.images):
-        raise ExportError("all stored keyframes are damaged")
+            _insert(voxels, one.load(), filters, place.scale)
+        clouds.append(SubmapCloud(compact(voxels.cloud()), place, stored.places[id].part))
     part_of = {p.id: p.part for p in stored.places.values()}
     return Scene(
-        tuple(clouds), poses_of(stored).moved(places), stored.map.T_map_world,
+        tuple(clouds), poses_of(stored).moved(_places(stored)), stored.map.T_map_world,
         StoredImages(stored), part_of,
     )  # fmt: skip
+
+
+def _places(stored: StoredScene) -> dict[int, Similarity]:
+    """Returns the places of submaps in the world, in metres if the scene is metric."""
+    scale = stored.map.scene_scale
+    places = ((p.id, p.T_scene_submap) for p in stored.places.values())
+    return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in places}
 
 
 def poses_of(stored: StoredScene) -> Poses:

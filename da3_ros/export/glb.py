@@ -16,6 +16,7 @@ import numpy as np
 
 from da3_ros import __version__
 from da3_ros.export.camera_frusta import frusta, path_segments
+from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Points, Progress
 from da3_ros.mapping.scene import Scene
 from da3_ros.types import Array
@@ -23,8 +24,9 @@ from da3_ros.types import Array
 # Map axes (x forward, y left, z up) to x right, y up, z backward.
 GLTF_FROM_MAP = np.array([[0.0, -1.0, 0.0], [0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]])
 VERTEX = np.dtype([("position", "<f4", (3,)), ("color", "<f4", (3,))])
-POINTS, LINES = 0, 1
-FLOAT, ARRAY_BUFFER = 5126, 34962
+POINTS, LINES, TRIANGLES = 0, 1, 4
+FLOAT, UINT32 = 5126, 5125
+ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER = 34962, 34963
 CAMERA_RGB, PATH_RGB = (255, 140, 0), (0, 160, 255)
 MAX_BYTES = 2**32 - 1  # the format's own limit
 
@@ -51,6 +53,18 @@ def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> N
             file.write(positions.tobytes())
 
 
+def write_mesh_glb(mesh: Mesh, path: Path) -> None:
+    """Writes a triangle mesh, seen from both sides. Raises ExportError."""
+    model = _Model()
+    model.triangles(mesh)
+    if model.size > MAX_BYTES:
+        raise ExportError("GLB cannot hold so many triangles: set voxel, or write PLY")
+    with path.open("wb") as file:
+        file.write(model.header())
+        file.write(_vertices(mesh.vertices, mesh.rgb).tobytes())
+        file.write(mesh.faces.astype("<u4").tobytes())
+
+
 class _Model:
     """The JSON part of a file, built mesh by mesh in the order of the binary part."""
 
@@ -67,10 +81,18 @@ class _Model:
         """Adds the mesh of the points, interleaved with their colours."""
         count = len(points)
         ends = [corner @ GLTF_FROM_MAP.T.astype(np.float32) for corner in points.box()]
-        self._view(count * VERTEX.itemsize, VERTEX.itemsize)
-        position = self._accessor(count, 0, _box(np.stack(ends)))
-        color = self._accessor(count, VERTEX.fields["color"][1], {})  # type: ignore[index]
-        self._mesh("points", POINTS, (255, 255, 255), {"POSITION": position, "COLOR_0": color})
+        attributes = self._coloured(count, _box(np.stack(ends)))
+        self._mesh("points", POINTS, (255, 255, 255), attributes)
+
+    def triangles(self, mesh: Mesh) -> None:
+        """Adds a mesh: interleaved vertices and colours, then indices."""
+        count = len(mesh.vertices)
+        attributes = self._coloured(count, _box(mesh.vertices @ GLTF_FROM_MAP.T))
+        self._view(4 * mesh.faces.size, None, ELEMENT_ARRAY_BUFFER)
+        index = self._accessor(mesh.faces.size, 0, {"componentType": UINT32, "type": "SCALAR"})
+        self._mesh("surface", TRIANGLES, (255, 255, 255), attributes)
+        self.meshes[-1]["primitives"][0]["indices"] = index
+        self._materials[-1]["doubleSided"] = True
 
     def lines(self, name: str, segments: Array, rgb: tuple[int, int, int]) -> None:
         """Adds line segments [N, 2, 3] in the map frame; nothing if there are none."""
@@ -111,6 +133,13 @@ class _Model:
         text = json.dumps(document, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 4)
 
+    def _coloured(self, count: int, box: dict[str, list[float]]) -> dict[str, int]:
+        """Adds a view of rows of VERTEX; returns its attributes."""
+        self._view(count * VERTEX.itemsize, VERTEX.itemsize)
+        position = self._accessor(count, 0, box)
+        color = self._accessor(count, VERTEX.fields["color"][1], {})  # type: ignore[index]
+        return {"POSITION": position, "COLOR_0": color}
+
     def _mesh(
         self, name: str, mode: int, rgb: tuple[int, int, int], attributes: dict[str, int]
     ) -> None:
@@ -123,9 +152,8 @@ class _Model:
         primitive = {"attributes": attributes, "mode": mode, "material": len(self.meshes)}
         self.meshes.append({"name": name, "primitives": [primitive]})
 
-    def _view(self, length: int, stride: int | None) -> None:
-        view = {"buffer": 0, "byteOffset": self._bytes, "byteLength": length}
-        view["target"] = ARRAY_BUFFER
+    def _view(self, length: int, stride: int | None, target: int = ARRAY_BUFFER) -> None:
+        view = {"buffer": 0, "byteOffset": self._bytes, "byteLength": length, "target": target}
         self._views.append(view if stride is None else {**view, "byteStride": stride})
         self._bytes += length
 

@@ -209,6 +209,10 @@ class StoredScene:
         """Bytes up to the end of the last complete record."""
         return self._reader.end
 
+    def check(self, key: tuple[str, int]) -> None:
+        """Raises JournalError if the images of a keyframe are damaged."""
+        self._reader.data(self.images[key].record)
+
     def image_data(self, key: tuple[str, int]) -> bytes:
         """Returns the JPEG of a keyframe's image. Raises as ``load``."""
         record = self.images[key].record

@@ -154,6 +154,15 @@ def test_cost_of_a_join(tmp_path):
     assert all(row["median_ms"] > 0 for row in report["rows"])
 
 
+def test_what_stored_keyframes_cost(tmp_path):
+    report, _ = run(
+        "bench_keyframes.py", "--frames", "4", "--process-res", "112", "--camera", "160", "120",
+        "--rate", "100", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert report["keyframes"] == 4
+    assert report["kB per keyframe"] > 1
+
+
 def test_what_the_map_and_its_exports_cost(tmp_path):
     report, text = run(
         "bench_map.py", "--points", "20000", "--keyframes", "4", "--jobs", "colmap", "ply:0.5",

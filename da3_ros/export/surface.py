@@ -1,0 +1,272 @@
+"""A surface from stored keyframes: a truncated signed distance field (TSDF), block by block.
+
+A voxel keeps the mean distance along the rays of all keyframes to the surface they saw, weighted
+by confidence and by 1 / depth squared, cut off behind the surface by the uncertainty of depth
+(Curless and Levoy 1996). Blocks exist near surfaces only; a scene is fused cube by cube, so that
+memory does not grow with it. Marching cubes are those of scikit-image.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.export.derived import DepthFilters, Readable, readable_keyframes
+from da3_ros.export.mesh import Mesh
+from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.geometry.projection import backproject
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.types import Array, FloatImage, Image
+
+BLOCK = 16  # voxels along an edge of a block
+CUBE = 12  # blocks along an edge of a cube that is fused at once
+NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
+DEPTH_SIGMA = 0.01  # relative standard deviation of depth; three of them are fused
+FEWEST = 2.0  # weight of a voxel, over the weight of a single typical look, that makes surface
+CACHED = 48  # keyframes that are kept decoded
+WELD = 1024.0  # steps of a voxel in which vertices are one
+STRIDE = 4  # pixels between those that find blocks
+Blocks = NDArray[np.int64]  # [N, 3] indices
+
+
+def marching_cubes() -> Callable[..., Any]:
+    """Returns scikit-image's function. Raises ExportError with the remedy if it is missing."""
+    try:
+        from skimage.measure import marching_cubes as found
+    except ImportError as error:
+        raise ExportError(
+            "a mesh needs scikit-image: pip install 'da3_ros[mesh]' or pip install scikit-image"
+        ) from error
+    return found
+
+
+def fused_surface(stored: StoredScene, filters: DepthFilters, progress: Progress = silent) -> Mesh:
+    """Returns the surface of stored keyframes; ``filters.voxel`` is the edge of its voxels.
+
+    ``progress`` may raise, which ends the work. Raises ExportError.
+    """
+    extract = marching_cubes()
+    filters.check()
+    looks = _Looks(stored, filters)
+    of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index in range(len(looks)):
+        progress("finding blocks", index / len(looks))
+        for cube in np.unique(looks.blocks(index) // CUBE, axis=0).tolist():
+            of_cube[tuple(cube)].append(index)
+    parts = []
+    for done, cube in enumerate(sorted(of_cube)):
+        progress("fusing", done / len(of_cube))
+        # Cells at the upper faces need voxels of the next cubes.
+        nearby = {i for offset in np.ndindex(2, 2, 2)
+                  for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
+        volume = _Volume(np.array(cube), filters.voxel)
+        for index in sorted(nearby):
+            volume.add(looks[index], looks.blocks(index))
+        parts.append(volume.surface(extract))
+    return _joined([p for p in parts if len(p.faces)], filters.voxel)
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """A keyframe as fusion needs it, in the map frame and the scene's unit."""
+
+    T_map_camera: Array  # [4, 4]
+    K: Array  # [3, 3] corner rule
+    depth: FloatImage  # [h, w] NaN: no surface
+    weight: FloatImage  # [h, w]
+    image: Image  # [h, w, 3]
+
+
+class _Looks:
+    """The looks of all stored keyframes; keeps the newest ones decoded."""
+
+    def __init__(self, stored: StoredScene, filters: DepthFilters) -> None:
+        self._readable, self._voxel = readable_keyframes(stored, filters), filters.voxel
+        self._decoded: OrderedDict[int, _Look] = OrderedDict()
+        self._blocks: list[Blocks] = []
+
+    def __len__(self) -> int:
+        return len(self._readable)
+
+    def __getitem__(self, index: int) -> _Look:
+        if index not in self._decoded:
+            self._decoded[index] = _look(self._readable[index])
+            if len(self._decoded) > CACHED:
+                self._decoded.popitem(last=False)
+        self._decoded.move_to_end(index)
+        return self._decoded[index]
+
+    def blocks(self, index: int) -> Blocks:
+        """Returns the blocks near the surface that a keyframe sees; call in turn first."""
+        if index == len(self._blocks):
+            self._blocks.append(_near_surface(self[index], self._voxel))
+        return self._blocks[index]
+
+
+def _look(keyframe: Readable) -> _Look:
+    found = keyframe.load()
+    confidence, depth = found.confidence, keyframe.depth_of(found)
+    known = np.isfinite(depth)
+    typical = [float(np.median(x[known])) if known.any() else 1.0 for x in (confidence, depth)]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weight = np.clip(confidence / max(typical[0], 1e-6), 0.1, 10) * (typical[1] / depth) ** 2
+    image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
+    return _Look(
+        keyframe.T_map_camera, found.pose.K, depth, np.clip(weight, 0.05, 20).astype(np.float32),
+        np.asarray(image, np.uint8),
+    )  # fmt: skip
+
+
+def _reach(depth: FloatImage, voxel: float) -> FloatImage:
+    """Returns how far behind a surface at ``depth`` it may still be, units of the scene."""
+    return np.maximum(np.float32(NEAR_VOXELS * voxel), np.float32(3 * DEPTH_SIGMA) * depth)
+
+
+def _near_surface(look: _Look, voxel: float) -> Blocks:
+    points = backproject(look.depth, look.K)[::STRIDE, ::STRIDE].reshape(-1, 3)
+    points = points[np.isfinite(points[:, 2])]
+    reach = (_reach(points[:, 2], voxel) / points[:, 2])[:, None]
+    around = np.concatenate([points * (1 + share * reach) for share in (-1, 0, 1)])
+    T = look.T_map_camera
+    xyz = around @ T[:3, :3].T + T[:3, 3]
+    return np.unique(np.floor(xyz / (BLOCK * voxel)).astype(np.int64), axis=0)
+
+
+class _Volume:
+    """The blocks of one cube, and of the layer behind its upper faces."""
+
+    def __init__(self, cube: Blocks, voxel: float) -> None:
+        self._first, self._voxel = cube * CUBE, voxel
+        self._slots: dict[tuple[int, int, int], int] = {}
+        shape = (0, BLOCK, BLOCK, BLOCK)
+        self._distance = np.zeros(shape, np.float32)
+        self._weight = np.zeros(shape, np.float32)
+        self._rgb = np.zeros((*shape, 3), np.float32)
+        steps = np.arange(BLOCK)
+        self._inner = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1)
+
+    def add(self, look: _Look, blocks: Blocks) -> None:
+        """Adds what a keyframe sees of its blocks."""
+        inside = ((blocks >= self._first) & (blocks <= self._first + CUBE)).all(axis=1)
+        for start in range(0, int(inside.sum()), 64):
+            self._add(look, blocks[inside][start : start + 64])
+
+    def _add(self, look: _Look, blocks: Blocks) -> None:
+        slots = self._reserve(blocks)
+        T = look.T_map_camera.astype(np.float32)
+        lattice = (blocks[:, None, None, None] * BLOCK + self._inner) * self._voxel
+        xyz = (lattice.astype(np.float32).reshape(-1, 3) - T[:3, 3]) @ T[:3, :3]
+        z = xyz[:, 2]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            u = np.floor(look.K[0, 0] * xyz[:, 0] / z + look.K[0, 2])
+            v = np.floor(look.K[1, 1] * xyz[:, 1] / z + look.K[1, 2])
+        height, width = look.depth.shape
+        at = np.flatnonzero((z > 0) & (u >= 0) & (u < width) & (v >= 0) & (v < height))
+        row, column = v[at].astype(int), u[at].astype(int)
+        depth = look.depth[row, column]
+        with np.errstate(invalid="ignore"):
+            reach = _reach(depth, self._voxel)
+            seen = depth - z[at] > -reach
+        at, row, column, reach = at[seen], row[seen], column[seen], reach[seen]
+        distance = np.clip(depth[seen] - z[at], -reach, reach)
+        behind = np.clip(1 + distance / reach, 0.0, 1.0)  # less and less behind the surface
+        weight = look.weight[row, column] * np.where(distance < 0, behind, 1.0)
+        flat = np.repeat(slots, BLOCK**3)[at] * BLOCK**3 + at % BLOCK**3
+        old = self._weight.reshape(-1)[flat]
+        share = weight / np.maximum(old + weight, 1e-12)
+        for array, new in ((self._distance, distance), (self._rgb, look.image[row, column])):
+            values = array.reshape(-1, *array.shape[4:])
+            step = share if new.ndim == 1 else share[:, None]
+            values[flat] += step * (new - values[flat])
+        self._weight.reshape(-1)[flat] = old + weight
+
+    def surface(self, extract: Callable[..., Any]) -> Mesh:
+        """Returns the triangles of the cube's own cells."""
+        vertices, faces, colours, count = [], [], [], 0
+        for block in sorted(self._slots):
+            if (np.array(block) >= self._first + CUBE).any():
+                continue  # of the next cube
+            found = self._of_block(block, extract)
+            if found is not None:
+                vertices.append(found.vertices)
+                faces.append(found.faces + count)
+                colours.append(found.rgb)
+                count += len(found.vertices)
+        return _concatenated(vertices, faces, colours)
+
+    def _of_block(self, block: tuple[int, int, int], extract: Callable[..., Any]) -> Mesh | None:
+        size = BLOCK + 1
+        distance = np.ones((size, size, size), np.float32)
+        weight = np.zeros((size, size, size), np.float32)
+        rgb = np.zeros((size, size, size, 3), np.float32)
+        for offset in np.ndindex(2, 2, 2):
+            slot = self._slots.get(tuple(np.add(block, offset).tolist()))
+            if slot is None:
+                continue
+            there = tuple(slice(BLOCK, None) if o else slice(BLOCK) for o in offset)
+            own = tuple(slice(1) if o else slice(None) for o in offset)
+            distance[there], weight[there] = self._distance[slot][own], self._weight[slot][own]
+            rgb[there] = self._rgb[slot][own]
+        known = weight >= FEWEST
+        if not known.any() or not distance[known].min() < 0 < distance[known].max():
+            return None
+        distance[~known] = np.abs(distance).max()
+        vertices, faces, *_ = extract(distance, 0.0)
+        low = np.floor(vertices).astype(int)
+        high = np.minimum(np.ceil(vertices).astype(int), BLOCK)
+        ends = tuple(low.T), tuple(high.T)
+        faces = faces[(known[ends[0]] & known[ends[1]])[faces].all(axis=1)]
+        if not len(faces):
+            return None
+        used, faces = np.unique(faces, return_inverse=True)
+        colour = (rgb[ends[0]] + rgb[ends[1]])[used] / 2
+        xyz = (vertices[used] + np.multiply(block, BLOCK)) * self._voxel
+        return Mesh(
+            xyz.astype(np.float32), faces.reshape(-1, 3).astype(np.int64),
+            np.clip(np.rint(colour), 0, 255).astype(np.uint8),
+        )  # fmt: skip
+
+    def _reserve(self, blocks: Blocks) -> NDArray[np.int64]:
+        """Returns the slots of blocks; new ones begin empty."""
+        keys = [tuple(b) for b in blocks.tolist()]
+        for key in keys:
+            self._slots.setdefault(key, len(self._slots))
+        missing = len(self._slots) - len(self._weight)
+        if missing > 0:
+            more = max(missing, len(self._weight) // 2, 64)
+            self._distance, self._weight, self._rgb = (
+                np.concatenate((array, np.zeros((more, *array.shape[1:]), np.float32)))
+                for array in (self._distance, self._weight, self._rgb)
+            )
+        return np.array([self._slots[key] for key in keys])
+
+
+def _joined(parts: list[Mesh], voxel: float) -> Mesh:
+    """Returns one mesh, with vertices at one place welded."""
+    vertices, faces, colours, count = [], [], [], 0
+    for part in parts:
+        vertices.append(part.vertices)
+        faces.append(part.faces + count)
+        colours.append(part.rgb)
+        count += len(part.vertices)
+    mesh = _concatenated(vertices, faces, colours)
+    grid = np.rint(mesh.vertices.astype(np.float64) * (WELD / voxel)).astype(np.int64)
+    _, first, same = np.unique(grid, axis=0, return_index=True, return_inverse=True)
+    welded = same.reshape(-1)[mesh.faces]
+    a, b, c = welded.T
+    welded = welded[(a != b) & (b != c) & (c != a)]
+    return Mesh(mesh.vertices[first], welded, mesh.rgb[first])
+
+
+def _concatenated(vertices: list[Any], faces: list[Any], colours: list[Any]) -> Mesh:
+    return Mesh(
+        np.concatenate([np.zeros((0, 3), np.float32), *vertices]),
+        np.concatenate([np.zeros((0, 3), np.int64), *faces]),
+        np.concatenate([np.zeros((0, 3), np.uint8), *colours]),
+    )

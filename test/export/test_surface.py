@@ -1,0 +1,175 @@
+"""The surface of stored keyframes, held against the exact room."""
+
+import builtins
+
+import numpy as np
+import pytest
+import trimesh
+from scipy.spatial import cKDTree
+
+pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-image")
+
+from da3_ros.cli import main
+from da3_ros.export import surface
+from da3_ros.export.derived import DepthFilters
+from da3_ros.export.selection import ExportError
+from da3_ros.export.surface import fused_surface
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.synthetic import SyntheticCamera
+
+SIZE, VOXEL = (224, 168), 0.04
+UNIT = 1.6  # units of the submap per metre
+T_MAP_WORLD = np.array([[0.0, 0, 1, 0.3], [-1, 0, 0, 0], [0, -1, 0, 0.2], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return list(SyntheticCamera(seed=5, size=SIZE, walk="loop", frames=20, rate_hz=2))
+
+
+@pytest.fixture(scope="module")
+def scene(frames, tmp_path_factory):
+    """A metric scene whose submap has another unit, turned and moved in the world."""
+    folder = tmp_path_factory.mktemp("scene")
+    write(folder, frames)
+    with StoredScene.open(folder) as stored:
+        yield stored
+
+
+def write(folder, frames, noise=0.0):
+    rng = np.random.default_rng(0)
+    writer = StoreWriter(folder)
+    R = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    S = Similarity(2.0 / UNIT, R, np.array([1.0, 2, 3]))
+    writer.place([Place(0, 0, 0, S)])
+    writer.set_map(MapState(True, 0.5, 1.0, T_MAP_WORLD @ invert_pose(half(S))))
+    for f in frames:
+        T = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        T[:3, 3] *= UNIT
+        pose = FramePose(f.stamp_ns, "", 0, T, f.K, SIZE, True)
+        wrong = np.exp(noise * rng.standard_normal(f.depth.shape)).astype(np.float32)
+        writer.add(Keyframe(pose, f.depth * UNIT * wrong, np.ones_like(f.depth), f.image))
+    writer.close()
+
+
+def half(S):
+    """The submap's place in the world, metres."""
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = S.R, 0.5 * S.t
+    return T
+
+
+def truth(frames):
+    """Points [N, 3] of the room that the camera saw, in the map."""
+    out = []
+    for f in frames:
+        T = T_MAP_WORLD @ invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        points = backproject(f.depth, f.K)[::2, ::2].reshape(-1, 3)
+        out.append(points[np.isfinite(points[:, 2])] @ T[:3, :3].T + T[:3, 3])
+    return np.concatenate(out)
+
+
+def errors(mesh, frames):
+    """Distances of the mesh from the room, and of the room from the mesh."""
+    loaded = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
+    points, _ = trimesh.sample.sample_surface(loaded, 40_000, seed=0)
+    room = truth(frames)
+    return cKDTree(room).query(points)[0], cKDTree(points).query(room[::5])[0]
+
+
+def test_an_exact_room_is_met_within_a_voxel(scene, frames):
+    mesh = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    off, missed = errors(mesh, frames)
+    assert (off.mean() + missed.mean()) / 2 < VOXEL / 2  # Chamfer distance
+    assert (missed < 1.5 * VOXEL).mean() > 0.97
+    assert off.max() < 2 * VOXEL
+
+
+def test_noise_averages_out(frames, tmp_path):
+    write(tmp_path, frames, noise=0.02)
+    with StoredScene.open(tmp_path) as stored:
+        mesh = fused_surface(stored, DepthFilters(voxel=VOXEL))
+    off, missed = errors(mesh, frames)
+    assert off.mean() < VOXEL / 2
+    assert (missed < 1.5 * VOXEL).mean() > 0.95
+
+
+def test_triangles_face_the_camera_and_have_the_rooms_colours(scene, frames):
+    mesh = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    corners = mesh.vertices[mesh.faces]
+    normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    room, colours, centres = truth(frames), [], []
+    for f in frames:
+        centres.append((T_MAP_WORLD @ invert_pose(frames[0].T_world_camera)
+                        @ f.T_world_camera)[:3, 3])  # fmt: skip
+        known = np.isfinite(f.depth[::2, ::2])
+        colours.append(f.image[::2, ::2][known])
+    towards = np.mean(centres, axis=0) - corners.mean(axis=1)
+    assert ((normal * towards).sum(axis=1) > 0).mean() > 0.95
+    nearest = cKDTree(room).query(mesh.vertices)[1]
+    difference = mesh.rgb.astype(int) - np.concatenate(colours)[nearest]
+    assert np.median(np.abs(difference)) < 12
+
+
+def test_the_seams_between_cubes_are_closed(scene, monkeypatch):
+    """One large cube and many small ones make the same triangles."""
+    whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    monkeypatch.setattr(surface, "CUBE", 2)
+    parts = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    assert len(parts.faces) == len(whole.faces)
+    assert len(parts.vertices) == len(whole.vertices)
+    ends = [np.sort(m.vertices.round(5), axis=0) for m in (whole, parts)]
+    np.testing.assert_allclose(*ends, atol=2e-5)
+
+
+def test_filters_count(scene):
+    near = fused_surface(scene, DepthFilters(voxel=VOXEL, max_depth=1.5))
+    whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    assert 0 < len(near.faces) < len(whole.faces)
+
+
+@pytest.mark.parametrize("suffix", ["glb", "ply", "obj"])
+def test_the_command_writes_each_format(scene, frames, tmp_path, suffix):
+    folder = scene._reader.path.parent
+    path = tmp_path / f"room.mesh.{suffix}"
+    assert main(["export", str(folder), str(path), "--voxel", str(VOXEL)]) == 0
+    loaded = trimesh.load(path, force="mesh")
+    expected = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    assert len(loaded.faces) == len(expected.faces)
+    low, high = loaded.bounds
+    if suffix == "glb":  # y up: x right, y up, z backward
+        low, high = np.array([-high[2], -high[0], low[1]]), np.array([-low[2], -low[0], high[1]])
+    np.testing.assert_allclose(low, expected.vertices.min(axis=0), atol=1e-4)
+    np.testing.assert_allclose(high, expected.vertices.max(axis=0), atol=1e-4)
+
+
+def test_another_suffix_is_refused_in_one_line(scene, tmp_path, capsys):
+    folder = scene._reader.path.parent
+    assert main(["export", str(folder), str(tmp_path / "room.mesh.stl")]) == 1
+    assert "name it NAME.mesh.glb, NAME.mesh.ply, NAME.mesh.obj" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_library_one_line_names_the_remedy(scene, monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *rest):
+        if name.startswith("skimage"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ExportError, match="pip install scikit-image"):
+        fused_surface(scene, DepthFilters(voxel=VOXEL))
+
+
+def test_an_abort_ends_the_work(scene):
+    def stop(step, share):
+        raise ExportError(step)
+
+    with pytest.raises(ExportError, match="finding blocks"):
+        fused_surface(scene, DepthFilters(voxel=VOXEL), stop)
