@@ -6,6 +6,7 @@ submaps and poses meanwhile is kept and written then, so that what is stored sta
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 WAITING = 8  # keyframes that may wait for the disk
 RETRY_S = 10.0  # after a failure
 SYNC_S = 2.0  # between two waits for the disk
+# Frames after which changes are written without a keyframe. Not a time: two replays shall write
+# the same bytes.
+MANY = 256
 
 
 @dataclass(eq=False)
@@ -107,28 +111,31 @@ class KeyframeRecorder:
         while (item := self._queue.get()) is not None:
             if isinstance(item, _Changes):
                 self._changes.add(item)
+                if len(self._changes.frames) >= MANY:
+                    self._attempt(None)
             else:
                 stored = self._attempt(item)
                 self._room.release()
                 self._counters["keyframes_stored" if stored else "keyframes_not_stored"] += 1
             if time.monotonic() - synced > SYNC_S:
-                self._attempt(None)
+                with contextlib.suppress(OSError):  # the next record fails too
+                    self._writer.sync()
                 synced = time.monotonic()
         self._retry_at = 0.0  # one last attempt
         self._attempt(None)
+        with contextlib.suppress(OSError):
+            self._writer.sync()
         self._writer.close()
 
     def _attempt(self, keyframe: Keyframe | None) -> bool:
-        """Writes what has changed and a keyframe, or waits for the disk; False if that fails."""
+        """Writes what has changed, and a keyframe; False if that fails."""
         if time.monotonic() < self._retry_at:
             return False
         try:
             if 0 <= self._limit < self._writer.size:
                 raise OSError(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
             self._write_changes()
-            if keyframe is None:
-                self._writer.sync()
-            else:
+            if keyframe is not None:
                 self._writer.add(keyframe)
         except OSError as error:
             if not self._paused:

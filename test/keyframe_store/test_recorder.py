@@ -43,6 +43,19 @@ def test_all_that_was_given_is_stored_in_order(tmp_path):
         same(scene, 19)
 
 
+def test_frames_of_a_standing_camera_are_stored_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MANY", 5)
+    recorder, _ = recorder_in(tmp_path)
+    for k in range(12):
+        recorder.add_frame(keyframe(k).pose)
+    settle(recorder)
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.frames) == 10
+    assert recorder.close(30)
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.frames) == 12
+
+
 def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
     recorder, _ = recorder_in(tmp_path)
     recorder.place([place(0), place(7)])
