@@ -50,7 +50,7 @@ def convert(
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:
         if mesh:
-            return _meshed(stored, target, filters, progress)
+            return _meshed(stored, target, selection, filters, progress)
         if not frames:
             scene = derived_scene(stored, filters, progress)
             return _exported(scene, target, selection, form)
@@ -59,9 +59,15 @@ def convert(
     return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
 
 
-def _meshed(stored: StoredScene, target: Path, filters: DepthFilters, progress: Progress) -> str:
+def _meshed(
+    stored: StoredScene, target: Path, selection: Selection, filters: DepthFilters,
+    progress: Progress,
+) -> str:  # fmt: skip
+    selection.check()
     with atomic_path(target) as temporary:
-        mesh = fused_surface(stored, filters, progress)
+        mesh = fused_surface(
+            stored, filters, progress, crop=selection.crop, guessed=selection.guessed
+        )
         write_mesh(mesh, temporary, target.suffix.lower())
     size = target.stat().st_size / 1e6
     return f"{len(mesh.faces)} triangles in {target} ({size:.1f} MB)\n"

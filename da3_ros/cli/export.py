@@ -93,7 +93,9 @@ def _run_export(options: argparse.Namespace) -> int:
         for name in ("confidence_percentile", "max_depth", "edge_filter")
         if getattr(options, name) is not None
     }
-    filters = DepthFilters(voxel=options.voxel or DepthFilters.voxel, **asked)
+    filters = DepthFilters(
+        voxel=options.voxel or DepthFilters.voxel, min_confidence=options.min_confidence, **asked
+    )
     try:
         text = convert(
             options.scene, options.output, selection, filters, options.format, derive=bool(asked)

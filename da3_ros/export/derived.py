@@ -81,6 +81,11 @@ class Readable:
     place: Similarity  # of its submap in the scene, in the scene's published unit
 
     @property
+    def part(self) -> int:
+        """The part of the scene that it is in."""
+        return self.stored.places[self.stored.frames[self.key].submap].part
+
+    @property
     def T_map_camera(self) -> Array:
         """Pose [4, 4] in the map, units of the scene."""
         pose = self.place.pose(self.stored.frames[self.key].T_submap_camera)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.keyframe_store.store import CAMERA, JOURNAL
 from da3_ros.mapping.scene import Shot
 from da3_ros.mapping.submap_points import POINT_BYTES, Submap
 from da3_ros.mapping.submaps import Snapshot
@@ -34,7 +33,6 @@ from da3_ros.types import Array
 
 FORMAT, VERSION = "da3_ros scene", 1
 NAMES = {"scene.json", "poses.npz", "submaps", "images", JOURNAL}
-CAMERA = re.compile(r"[A-Za-z0-9_]*")  # also a folder's name
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
 OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
 MAX_JSON, MAX_IMAGE = 1 << 25, 1 << 26  # bytes

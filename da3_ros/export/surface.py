@@ -9,7 +9,7 @@ memory does not grow with it. Marching cubes are those of scikit-image.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.projection import backproject
 from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.mapping.scene import REFERENCE
 from da3_ros.types import Array, FloatImage, Image
 
 BLOCK = 16  # voxels along an edge of a block
@@ -31,7 +32,7 @@ DEPTH_SIGMA = 0.01  # relative standard deviation of depth; three of them are fu
 FEWEST = 2.0  # weight of a voxel, over the weight of a single typical look, that makes surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
-STRIDE = 4  # pixels between those that find blocks
+MAX_CUBES = 20_000  # more would take days
 Blocks = NDArray[np.int64]  # [N, 3] indices
 
 
@@ -46,30 +47,53 @@ def marching_cubes() -> Callable[..., Any]:
     return found
 
 
-def fused_surface(stored: StoredScene, filters: DepthFilters, progress: Progress = silent) -> Mesh:
+def fused_surface(
+    stored: StoredScene,
+    filters: DepthFilters,
+    progress: Progress = silent,
+    *,
+    crop: Sequence[float] = (0.0,) * 6,
+    guessed: bool = True,
+) -> Mesh:
     """Returns the surface of stored keyframes; ``filters.voxel`` is the edge of its voxels.
 
-    ``progress`` may raise, which ends the work. Raises ExportError.
+    crop: box in the map frame, min x y z, max x y z; zeros: none. guessed: whether parts at
+    guessed places are in it; parts are never fused with each other. ``progress`` may raise, which
+    ends the work. Raises ExportError.
     """
     extract = marching_cubes()
     filters.check()
-    looks = _Looks(stored, filters)
+    keyframes = readable_keyframes(stored, filters)
+    parts = sorted({one.part for one in keyframes})
+    found = []
+    for part in parts if guessed else parts[:1] * (REFERENCE in parts):
+        of_part = [one for one in keyframes if one.part == part]
+        found.append(_fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress))
+    return _cropped(_concatenated(found), crop)
+
+
+def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: Progress) -> Mesh:
     of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(looks)):
         progress("finding blocks", index / len(looks))
         for cube in np.unique(looks.blocks(index) // CUBE, axis=0).tolist():
             of_cube[tuple(cube)].append(index)
+    if len(of_cube) > MAX_CUBES:
+        raise ExportError(
+            f"voxel is {voxel:g}: too fine for this scene ({len(of_cube)} cubes of "
+            f"{CUBE * BLOCK * voxel:.2g}); use a larger one"
+        )
     parts = []
     for done, cube in enumerate(sorted(of_cube)):
         progress("fusing", done / len(of_cube))
         # Cells at the upper faces need voxels of the next cubes.
         nearby = {i for offset in np.ndindex(2, 2, 2)
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
-        volume = _Volume(np.array(cube), filters.voxel)
+        volume = _Volume(np.array(cube), voxel)
         for index in sorted(nearby):
             volume.add(looks[index], looks.blocks(index))
         parts.append(volume.surface(extract))
-    return _joined([p for p in parts if len(p.faces)], filters.voxel)
+    return _welded(_concatenated(parts), voxel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +110,8 @@ class _Look:
 class _Looks:
     """The looks of all stored keyframes; keeps the newest ones decoded."""
 
-    def __init__(self, stored: StoredScene, filters: DepthFilters) -> None:
-        self._readable, self._voxel = readable_keyframes(stored, filters), filters.voxel
+    def __init__(self, keyframes: Sequence[Readable], voxel: float) -> None:
+        self._readable, self._voxel = keyframes, voxel
         self._decoded: OrderedDict[int, _Look] = OrderedDict()
         self._blocks: list[Blocks] = []
 
@@ -129,10 +153,20 @@ def _reach(depth: FloatImage, voxel: float) -> FloatImage:
 
 
 def _near_surface(look: _Look, voxel: float) -> Blocks:
-    points = backproject(look.depth, look.K)[::STRIDE, ::STRIDE].reshape(-1, 3)
+    """Returns the blocks within the reach of the surface that a keyframe sees."""
+    known = look.depth[np.isfinite(look.depth)]
+    if not len(known):
+        return np.zeros((0, 3), np.int64)
+    pixel = float(np.quantile(known, 0.9)) / min(look.K[0, 0], look.K[1, 1])  # its size there
+    stride = int(np.clip(BLOCK * voxel / (2 * pixel), 1, 8))
+    points = backproject(look.depth, look.K)[::stride, ::stride].reshape(-1, 3)
     points = points[np.isfinite(points[:, 2])]
-    reach = (_reach(points[:, 2], voxel) / points[:, 2])[:, None]
-    around = np.concatenate([points * (1 + share * reach) for share in (-1, 0, 1)])
+    reach = _reach(points[:, 2], voxel)
+    steps = int(min(np.ceil(reach.max(initial=0.0) / (BLOCK * voxel)), 8)) + 1
+    around = np.concatenate([
+        points * (1 + share * reach / points[:, 2])[:, None]
+        for share in np.linspace(-1, 1, 2 * steps + 1)
+    ])  # fmt: skip
     T = look.T_map_camera
     xyz = around @ T[:3, :3].T + T[:3, 3]
     return np.unique(np.floor(xyz / (BLOCK * voxel)).astype(np.int64), axis=0)
@@ -188,17 +222,9 @@ class _Volume:
 
     def surface(self, extract: Callable[..., Any]) -> Mesh:
         """Returns the triangles of the cube's own cells."""
-        vertices, faces, colours, count = [], [], [], 0
-        for block in sorted(self._slots):
-            if (np.array(block) >= self._first + CUBE).any():
-                continue  # of the next cube
-            found = self._of_block(block, extract)
-            if found is not None:
-                vertices.append(found.vertices)
-                faces.append(found.faces + count)
-                colours.append(found.rgb)
-                count += len(found.vertices)
-        return _concatenated(vertices, faces, colours)
+        own = [b for b in sorted(self._slots) if (np.array(b) < self._first + CUBE).all()]
+        found = (self._of_block(block, extract) for block in own)
+        return _concatenated([mesh for mesh in found if mesh is not None])
 
     def _of_block(self, block: tuple[int, int, int], extract: Callable[..., Any]) -> Mesh | None:
         size = BLOCK + 1
@@ -247,15 +273,8 @@ class _Volume:
         return np.array([self._slots[key] for key in keys])
 
 
-def _joined(parts: list[Mesh], voxel: float) -> Mesh:
-    """Returns one mesh, with vertices at one place welded."""
-    vertices, faces, colours, count = [], [], [], 0
-    for part in parts:
-        vertices.append(part.vertices)
-        faces.append(part.faces + count)
-        colours.append(part.rgb)
-        count += len(part.vertices)
-    mesh = _concatenated(vertices, faces, colours)
+def _welded(mesh: Mesh, voxel: float) -> Mesh:
+    """Returns the mesh with vertices at one place welded."""
     grid = np.rint(mesh.vertices.astype(np.float64) * (WELD / voxel)).astype(np.int64)
     _, first, same = np.unique(grid, axis=0, return_index=True, return_inverse=True)
     welded = same.reshape(-1)[mesh.faces]
@@ -264,9 +283,22 @@ def _joined(parts: list[Mesh], voxel: float) -> Mesh:
     return Mesh(mesh.vertices[first], welded, mesh.rgb[first])
 
 
-def _concatenated(vertices: list[Any], faces: list[Any], colours: list[Any]) -> Mesh:
+def _cropped(mesh: Mesh, crop: Sequence[float]) -> Mesh:
+    """Returns the triangles inside the box."""
+    if not any(crop):
+        return mesh
+    low, high = np.array(crop[:3]), np.array(crop[3:])
+    inside = np.all((mesh.vertices >= low) & (mesh.vertices <= high), axis=1)
+    faces = mesh.faces[np.take(inside, mesh.faces).all(axis=1)]
+    used, again = np.unique(faces, return_inverse=True)
+    return Mesh(mesh.vertices[used], again.reshape(-1, 3), mesh.rgb[used])
+
+
+def _concatenated(parts: Sequence[Mesh]) -> Mesh:
+    starts = np.cumsum([0, *(len(p.vertices) for p in parts)])
     return Mesh(
-        np.concatenate([np.zeros((0, 3), np.float32), *vertices]),
-        np.concatenate([np.zeros((0, 3), np.int64), *faces]),
-        np.concatenate([np.zeros((0, 3), np.uint8), *colours]),
-    )
+        np.concatenate([np.zeros((0, 3), np.float32), *(p.vertices for p in parts)]),
+        np.concatenate([np.zeros((0, 3), np.int64),
+                        *(p.faces + s for p, s in zip(parts, starts, strict=False))]),
+        np.concatenate([np.zeros((0, 3), np.uint8), *(p.rgb for p in parts)]),
+    )  # fmt: skip

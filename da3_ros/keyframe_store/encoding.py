@@ -7,6 +7,8 @@ it is z / z_nearest * 7.6e-6 at most. Confidence is a float16: a relative error 
 
 from __future__ import annotations
 
+import struct
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ UNKNOWN, SKY = 0, 65535  # codes of NaN and +Inf
 STEPS = SKY - 2  # between the codes 1 and 65534
 JPEG_QUALITY = 95
 MAX_FLOAT16 = 65504.0
+# Markers of JPEG that are followed by the size (ITU T.81, table B.1).
+FRAME_HEADERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 FAST = [cv2.IMWRITE_PNG_COMPRESSION, 1]
 Codes = NDArray[np.uint16]
 
@@ -68,6 +72,24 @@ def decode_image(data: bytes) -> Image:
     if found is None:
         raise ValueError("no image")
     return np.asarray(cv2.cvtColor(found, cv2.COLOR_BGR2RGB))
+
+
+def encoded_size(data: bytes) -> tuple[int, int]:
+    """Returns (width, height) of a PNG or JPEG, which decoding would allocate.
+
+    Raises ValueError for other data.
+    """
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) >= 24:
+        width, height = struct.unpack(">II", data[16:24])
+        return width, height
+    at = 2 if data[:2] == b"\xff\xd8" else len(data)
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if kind in FRAME_HEADERS:
+            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            return width, height
+        at += 2 + length
+    raise ValueError("neither PNG nor JPEG")
 
 
 def _png(codes: Codes) -> bytes:

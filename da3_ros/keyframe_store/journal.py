@@ -7,8 +7,11 @@ found when it is read. ``docs/keyframes.md`` has the format.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
@@ -42,7 +45,10 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self.path = path
-        self._file: IO[bytes] = path.open("rb")
+        self._file: IO[bytes] = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.close()
+            raise OSError(errno.EINVAL, "not a regular file")
         self.end = 0  # offset behind the last complete record
 
     @property
@@ -84,8 +90,18 @@ class JournalReader:
         start = self.end + HEADER.size + length
         if os.fstat(self._file.fileno()).st_size < start + size:
             return None
+        try:
+            description = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(description, dict):
+            return None
         self.end = start + size
-        return Record(json.loads(text), start, size, crc)
+        return Record(description, start, size, crc)
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would block
 
 
 class JournalWriter:
@@ -94,6 +110,11 @@ class JournalWriter:
     def __init__(self, path: Path, end: int = 0) -> None:
         """end: offset behind the last complete record; what follows is removed. Raises OSError."""
         self._file = open(path, "r+b" if path.exists() else "xb", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise OSError(error.errno, f"{path} is written by another process") from error
         self._file.truncate(end)
         self._file.seek(end)
         self.size = end  # bytes

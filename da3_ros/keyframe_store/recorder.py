@@ -28,6 +28,7 @@ SYNC_S = 2.0  # between two waits for the disk
 # Frames after which changes are written without a keyframe. Not a time: two replays shall write
 # the same bytes.
 MANY = 256
+MOST = 10_000  # frames and poses that may wait while the disk is full or hangs
 
 
 @dataclass(eq=False)
@@ -47,6 +48,9 @@ class _Changes:
         self.poses |= newer.poses
         self.map = newer.map or self.map
         self.frames += newer.frames
+        del self.frames[:-MOST]  # while the disk is full
+        for old in list(self.poses)[:-MOST]:
+            del self.poses[old]
 
 
 class KeyframeRecorder:
@@ -80,7 +84,8 @@ class KeyframeRecorder:
 
     def add_frame(self, pose: FramePose) -> None:
         """Stores the pose of a frame that is no keyframe."""
-        self._queue.put(_Changes(frames=[pose]))
+        if self._queue.qsize() < MOST:  # more wait for a disk that hangs
+            self._queue.put(_Changes(frames=[pose]))
 
     def place(self, places: Iterable[Place]) -> None:
         """Stores new places of submaps."""
@@ -88,7 +93,7 @@ class KeyframeRecorder:
 
     def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
         """Stores new poses ``T_submap_camera`` [4, 4], by camera and stamp."""
-        if poses:
+        if poses and self._queue.qsize() < MOST:
             self._queue.put(_Changes(poses=dict(poses)))
 
     def set_map(self, state: MapState) -> None:

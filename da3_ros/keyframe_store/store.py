@@ -7,6 +7,7 @@ the format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +26,15 @@ from da3_ros.keyframe_store.encoding import (
     encode_confidence,
     encode_depth,
     encode_image,
+    encoded_size,
 )
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.types import Array
 
 JOURNAL = "keyframes.da3k"
+CAMERA = re.compile(r"([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?")  # also a folder's name
+MAX_SIDE, MAX_NUMBER = 1 << 15, 1e12
 FORMAT, VERSION = "da3_ros keyframes", 1
 PLACE = np.dtype(
     [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
@@ -231,13 +235,17 @@ class StoredScene:
                 parts[name], at = data[at : at + size], at + size
             low, high = about["inverse_depth"]
             tracks = np.frombuffer(parts["tracks"], TRACK)
+            pose, found = self.frames[key], self.images[key]
+            for part, size in (("image", found.image_size), ("depth", pose.size),
+                               ("confidence", pose.size)):  # fmt: skip
+                _check(encoded_size(parts[part]) == size, f"the size of the {part}")
             descriptor = np.frombuffer(parts["descriptor"], "<f2").astype(np.float32)
             return Keyframe(
-                self.frames[key], decode_depth(parts["depth"], low, high),
+                pose, decode_depth(parts["depth"], low, high),
                 decode_confidence(parts["confidence"]), decode_image(parts["image"]),
                 descriptor if len(descriptor) else None, Tracks(tracks["id"], tracks["pixel"]),
             )  # fmt: skip
-        except (KeyError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise JournalError(f"{self._reader.path}: {key} is damaged: {error}") from error
 
     def _read(self, begun: bool) -> None:
@@ -256,10 +264,13 @@ class StoredScene:
         try:
             for record in records:
                 self._take(record)
-        except (KeyError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise JournalError(
                 f"{self._reader.path} is damaged: {type(error).__name__}: {error}"
             ) from error
+        # A crash may come between a keyframe and its place.
+        self.frames = {k: f for k, f in self.frames.items() if f.submap in self.places}
+        self.images = {k: i for k, i in self.images.items() if k in self.frames}
 
     def _take(self, record: Record) -> None:
         about = record.description
@@ -267,8 +278,10 @@ class StoredScene:
             self.frames, self.images, self.places = {}, {}, {}
         elif about["kind"] == "keyframe":
             width, height = about["image_size"]
-            key = about["camera"], int(about["stamp_ns"])
-            self.images[key] = StoredImages((width, height), record)
+            key = str(about["camera"]), int(about["stamp_ns"])
+            sides = int(width), int(height)
+            _check(all(0 < side <= MAX_SIDE for side in sides), "a size")
+            self.images[key] = StoredImages(sides, record)
         elif about["kind"] == "frames":
             for row in self._rows(record, FRAME):
                 one = _frame(row, about["cameras"])
@@ -276,11 +289,12 @@ class StoredScene:
         elif about["kind"] == "submaps":
             for row in self._rows(record, PLACE):
                 S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
+                _check(_is_near(row["R"], row["t"]) and 1e-9 < S.scale < 1e9, "a place")
                 id = int(row["id"])
                 self.places[id] = Place(id, int(row["segment"]), int(row["part"]), S)
         elif about["kind"] == "poses":
             for row in self._rows(record, POSE):
-                key = about["cameras"][row["camera"]], int(row["stamp_ns"])
+                key = _name(about["cameras"], row), int(row["stamp_ns"])
                 if key in self.frames:
                     T = _pose(row["T"])
                     self.frames[key] = replace(self.frames[key], T_submap_camera=T)
@@ -289,6 +303,8 @@ class StoredScene:
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
                 np.array(about["T_map_world"], float).reshape(4, 4),
             )  # fmt: skip
+            _check(_is_near(self.map.T_map_world, self.map.scene_scale), "the map's state")
+            _check(self.map.scene_scale > 0, "the scale")
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self._reader.data(record), kind)
@@ -297,13 +313,33 @@ class StoredScene:
 def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:
     K, (width, height) = np.eye(3), row["size"].tolist()
     K[0, 0], K[1, 1], K[0, 2], K[1, 2] = row["K"]
+    name = _name(cameras, row)
+    _check(K[0, 0] > 0 and K[1, 1] > 0 and _is_near(K), "K")
+    _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
     return FramePose(
-        int(row["stamp_ns"]), cameras[int(row["camera"])], int(row["submap"]), _pose(row["T"]), K,
+        int(row["stamp_ns"]), name, int(row["submap"]), _pose(row["T"]), K,
         (width, height), bool(row["keyframe"]),
     )  # fmt: skip
 
 
+def _name(cameras: Sequence[str], row: NDArray[np.void]) -> str:
+    index = int(row["camera"])
+    _check(0 <= index < len(cameras) and isinstance(cameras[index], str), "a camera's name")
+    _check(CAMERA.fullmatch(cameras[index]) is not None, "a camera's name")
+    return cameras[index]
+
+
 def _pose(T: Array) -> Array:
+    _check(_is_near(T), "a pose")
     out = np.eye(4)
     out[:3] = T
     return out
+
+
+def _is_near(*numbers: Any) -> bool:
+    return all(bool((np.abs(n) <= MAX_NUMBER).all()) for n in numbers)  # False for NaN
+
+
+def _check(good: bool, what: str) -> None:
+    if not good:
+        raise ValueError(f"{what} is invalid")

@@ -1,5 +1,6 @@
 """A scene saved to a folder and loaded again; what is no such folder, or a damaged one."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -44,6 +45,15 @@ def test_what_is_loaded_is_what_was_saved_in_metres(saved):
     assert (loaded.metric, loaded.unit, loaded.segment) == (True, 1.5, 1)
     assert loaded.submaps[0].T_scene_submap.scale == 0.5
     assert len(loaded.scene().images) == KEYFRAMES + 4
+
+
+def test_a_camera_may_have_a_path_as_its_name(tmp_path):
+    held = store(keep_images=True)
+    held.add(dataclasses.replace(frame(1, pose(0.0)), camera="front/left"))
+    save_scene(held.snapshot(), tmp_path / "scene")
+    loaded = load_scene(tmp_path / "scene")
+    same_scene(loaded.scene(), held.snapshot().scene())
+    assert loaded.poses.cameras == ("front/left",)
 
 
 def test_a_store_goes_on_with_a_loaded_scene(saved):

@@ -1,6 +1,7 @@
 """The surface of stored keyframes, held against the exact room."""
 
 import builtins
+import dataclasses
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def scene(frames, tmp_path_factory):
         yield stored
 
 
-def write(folder, frames, noise=0.0):
+def write(folder, frames, noise=0.0, end=True):
     rng = np.random.default_rng(0)
     writer = StoreWriter(folder)
     R = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
@@ -53,7 +54,9 @@ def write(folder, frames, noise=0.0):
         pose = FramePose(f.stamp_ns, "", 0, T, f.K, SIZE, True)
         wrong = np.exp(noise * rng.standard_normal(f.depth.shape)).astype(np.float32)
         writer.add(Keyframe(pose, f.depth * UNIT * wrong, np.ones_like(f.depth), f.image))
-    writer.close()
+    if end:
+        writer.close()
+    return writer
 
 
 def half(S):
@@ -130,6 +133,50 @@ def test_filters_count(scene):
     near = fused_surface(scene, DepthFilters(voxel=VOXEL, max_depth=1.5))
     whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
     assert 0 < len(near.faces) < len(whole.faces)
+
+
+def test_a_crop_is_a_box_in_the_map(scene):
+    whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    low, high = whole.vertices.min(axis=0), whole.vertices.max(axis=0)
+    middle = (low + high) / 2
+    cut = fused_surface(scene, DepthFilters(voxel=VOXEL), crop=[*low, *middle])
+    assert 0 < len(cut.faces) < len(whole.faces) / 2
+    assert (cut.vertices <= middle).all()
+    assert cut.faces.max() == len(cut.vertices) - 1
+
+
+def test_parts_are_not_fused_and_guessed_ones_can_be_left_out(frames, tmp_path):
+    """The second part lies 10 cm off: fused, its walls would move the first one's."""
+    writer = write(tmp_path, frames, end=False)
+    writer.place([Place(1, 1, 1, Similarity(1.0, np.eye(3), np.array([9.0, 0, 0])))])
+    f = frames[0]
+    T = np.eye(4)
+    pose = FramePose(f.stamp_ns + 1, "", 1, T, f.K, SIZE, True)
+    writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
+    pose = dataclasses.replace(pose, stamp_ns=f.stamp_ns + 2)
+    writer.add(Keyframe(pose, 2 * f.depth, np.full_like(f.depth, 100.0), f.image))
+    writer.close()
+    with StoredScene.open(tmp_path) as stored:
+        known = fused_surface(stored, DepthFilters(voxel=VOXEL), guessed=False)
+        both = fused_surface(stored, DepthFilters(voxel=VOXEL))
+    off, _ = errors(known, frames)
+    assert off.max() < 2 * VOXEL
+    np.testing.assert_array_equal(both.vertices[: len(known.vertices)], known.vertices)
+    assert len(both.faces) > len(known.faces)
+
+
+def test_a_voxel_that_is_too_fine_is_refused(scene, monkeypatch):
+    monkeypatch.setattr(surface, "MAX_CUBES", 5)
+    with pytest.raises(ExportError, match=r"voxel is 0\.01: too fine for this scene"):
+        fused_surface(scene, DepthFilters(voxel=0.01))
+
+
+def test_nothing_that_was_seen_well_is_one_line(tmp_path, frames, capsys):
+    write(tmp_path, frames[:1])
+    path = tmp_path / "out" / "room.mesh.ply"
+    assert main(["export", str(tmp_path), str(path), "--max-depth", "0.01"]) == 1
+    assert "no surface" in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("suffix", ["glb", "ply", "obj"])

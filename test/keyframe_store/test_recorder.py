@@ -19,7 +19,9 @@ from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWrit
 
 def recorder_in(folder, wait=True, **options):
     counters = Counter()
-    return KeyframeRecorder(folder, counters=counters, wait=wait, **options), counters
+    recorder = KeyframeRecorder(folder, counters=counters, wait=wait, **options)
+    recorder.place([place(id) for id in range(10)])
+    return recorder, counters
 
 
 def stamps(folder):
@@ -29,7 +31,6 @@ def stamps(folder):
 
 def test_all_that_was_given_is_stored_in_order(tmp_path):
     recorder, counters = recorder_in(tmp_path)
-    recorder.place([place(0)])
     for k in range(20):
         recorder.add(keyframe(k))
     recorder.correct({("", 1003): 3 * np.eye(4)})
@@ -157,11 +158,12 @@ import resource, sys
 from collections import Counter
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_store import keyframe
+from test_store import keyframe, place
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
 counters = Counter()
 recorder = KeyframeRecorder(Path(sys.argv[1]), counters=counters, wait=True)
+recorder.place([place(id) for id in range(10)])
 for k in range(20):
     recorder.add(keyframe(k))
 assert recorder.close(30)

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store import encoding
-from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store import encoding, store
+from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
-from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import (
+    FRAME,
+    JOURNAL,
+    PLACE,
+    MapState,
+    Place,
+    StoredScene,
+    StoreWriter,
+)
 
 SIZE = (48, 36)
 
@@ -35,6 +43,9 @@ def keyframe(k, camera=""):
 
 def place(id, x=0.0, part=0):
     return Place(id, 0, part, Similarity(1.5, np.eye(3), np.array([x, 0, 0])))
+
+
+PLACES = [place(id) for id in range(1000)]
 
 
 def written(folder, count=6):
@@ -84,6 +95,7 @@ def test_what_was_stored_is_read_back(tmp_path):
 
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path):
     writer = StoreWriter(tmp_path / "whole")
+    writer.place(PLACES)
     ends = []
     for k in range(6):
         writer.add(keyframe(k))
@@ -98,6 +110,7 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path):
         path.write_bytes(data[:cut])
         whole = sum(e <= cut for e in ends)
         again = StoreWriter(path.parent)  # goes on behind the last complete record
+        again.place(PLACES)
         again.add(keyframe(7))
         again.close()
         with StoredScene.open(path.parent) as scene:
@@ -149,9 +162,10 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_store import keyframe
+from test_store import PLACES, keyframe
 from da3_ros.keyframe_store.store import StoreWriter
 writer = StoreWriter(Path(sys.argv[1]))
+writer.place(PLACES)
 for k in range(int(sys.argv[3]), 10**6):
     writer.add(keyframe(k))
     print(k, flush=True)
@@ -181,3 +195,108 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
             for k in (0, last):
                 same(scene, k)
         first = len(stamps)
+
+
+def rewritten(folder, change):
+    """The journal with its descriptions and data as ``change`` returns them, checksums right."""
+    with StoredScene.open(folder):
+        pass
+    reader = JournalReader(folder / JOURNAL)
+    records = [(r.description, reader.data(r)) for r in reader.records()]
+    reader.close()
+    (folder / JOURNAL).unlink()
+    writer = JournalWriter(folder / JOURNAL)
+    for description, data in records:
+        writer.append(*change(description, data))
+    writer.close()
+
+
+def changed_in(kind, **values):
+    def change(description, data):
+        return (description | values if description["kind"] == kind else description), data
+
+    return change
+
+
+def broken_rows(kind, dtype, **values):
+    def change(description, data):
+        if description["kind"] == kind:
+            rows = np.frombuffer(data, dtype).copy()
+            for name, value in values.items():
+                rows[name] = value
+            data = rows.tobytes()
+        return description, data
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed_in("frames", cameras=[]),
+        changed_in("frames", cameras=["../../etc"]),
+        changed_in("frames", cameras=["/etc"]),
+        changed_in("frames", cameras=7),
+        changed_in("keyframe", image_size=[10**6, 10**6]),
+        changed_in("keyframe", image_size="ab"),
+        changed_in("map", T_map_world=[0] * 7),
+        changed_in("map", scene_scale=0),
+        changed_in("scene", version=2),
+        broken_rows("frames", FRAME, camera=-1),
+        broken_rows("frames", FRAME, size=10**9),
+        broken_rows("frames", FRAME, K=0),
+        broken_rows("frames", FRAME, T=np.nan),
+        broken_rows("submaps", PLACE, scale=0),
+        broken_rows("submaps", PLACE, t=1e300),
+        lambda description, data: (description, data[:-1]),
+        lambda description, data: (description | {"kind": ["x"]}, data),
+    ],
+)
+def test_a_journal_of_other_contents_is_one_line(tmp_path, change):
+    writer = written(tmp_path)
+    writer.set_map(MapState())
+    writer.close()
+    rewritten(tmp_path, change)
+    try:
+        with StoredScene.open(tmp_path) as scene:
+            for key in scene.images:
+                with pytest.raises(JournalError) as error:
+                    scene.load(key)
+                assert "\n" not in str(error.value)
+    except JournalError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_unknown_records_and_lost_frames_are_passed_over(tmp_path):
+    written(tmp_path).close()
+    rewritten(
+        tmp_path, lambda d, data: ((d | {"kind": "other"}) if d["kind"] == "submaps" else d, data)
+    )
+    with StoredScene.open(tmp_path) as scene:
+        assert not scene.frames  # nobody knows where they are
+        assert not scene.images
+
+
+def test_images_of_another_size_are_not_decoded(tmp_path, monkeypatch):
+    written(tmp_path, count=1).close()
+    rewritten(tmp_path, changed_in("keyframe", image_size=[7, 7]))
+    monkeypatch.setattr(store, "decode_image", None)
+    with (
+        StoredScene.open(tmp_path) as scene,
+        pytest.raises(JournalError, match="size of the image"),
+    ):
+        scene.load(("", 1000))
+
+
+def test_two_processes_do_not_write_one_journal(tmp_path):
+    writer = written(tmp_path)
+    with pytest.raises(OSError, match="is written by another process"):
+        StoreWriter(tmp_path)
+    writer.close()
+    StoreWriter(tmp_path).close()
+
+
+def test_a_pipe_is_no_journal(tmp_path):
+    os.mkfifo(tmp_path / JOURNAL)
+    with pytest.raises(JournalError, match="not a regular file"):
+        StoredScene.open(tmp_path)
