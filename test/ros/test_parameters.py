@@ -148,7 +148,7 @@ def runner():
 
     logged = []
     log = NodeLog(SimpleNamespace(error=logged.append))
-    stream = SimpleNamespace(step=lambda: False)
+    stream = SimpleNamespace(step=lambda: False, finish_recording=lambda timeout_s: True)
     runner = StreamRunner(stream, log)
     yield runner, logged
     runner.stop(1.0, 1.0)
