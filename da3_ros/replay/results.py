@@ -218,8 +218,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
     def finish(self, pipeline: Pipeline) -> None:
         """Write the files that need the whole scene, if there is one, and the pictures."""
+        pipeline.scene_map.finish_recording()
         if len(pipeline.map.trajectory):
             self._write_scene(pipeline)
+        shutil.rmtree(self._keyframes, ignore_errors=True)  # of a network without poses
         self.film.write(self._path(TRACKS_NAME))
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
@@ -228,11 +230,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def _write_scene(self, pipeline: Pipeline) -> None:
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
-        pipeline.scene_map.finish_recording()
         save_scene(pipeline.snapshot(), self._path("scene"))
         if self._keyframes.exists():
             os.replace(self._keyframes / JOURNAL, self._path("scene") / JOURNAL)
-            self._keyframes.rmdir()
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
             self._write_trajectory(scene)

@@ -1,5 +1,6 @@
 """Keyframes that a replay stores: what is derived from them, and what an interruption leaves."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_the_store_has_the_poses_of_the_saved_scene(output):
         assert (stored.map.metric, stored.map.unit) == (saved.metric, pytest.approx(saved.unit))
         assert stored.images["", keyframes[-1]].image_size == SIZE  # of the camera
         assert len(stored.load(("", keyframes[-1])).tracks.ids) > 20
+
+
+class SingleImage(TruthSession):
+    def infer(self, window):
+        return dataclasses.replace(super().infer(window), posed=False)
+
+
+def test_a_network_without_poses_stores_nothing(camera, bag, tmp_path):
+    settings = load_config(None, ["process_res:=140", "window.size:=1", "model:=da3-tiny"])
+    replay(ReplayOptions(bag, tmp_path), settings, SingleImage(camera))
+    assert (tmp_path / "output.mcap").exists()
+    assert not list(tmp_path.rglob(JOURNAL))
+    assert not (tmp_path / "keyframes").exists()
 
 
 def test_derived_points_are_those_of_the_map(output):
