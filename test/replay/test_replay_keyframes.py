@@ -82,7 +82,7 @@ class SingleImage(TruthSession):
 
 
 def test_a_network_without_poses_stores_nothing(camera, bag, tmp_path):
-    settings = load_config(None, ["process_res:=140", "window.size:=1", "model:=da3-tiny"])
+    settings = load_config(None, ["process_res:=140", "model:=da3-tiny"])
     replay(ReplayOptions(bag, tmp_path), settings, SingleImage(camera))
     assert (tmp_path / "output.mcap").exists()
     assert not list(tmp_path.rglob(JOURNAL))
