@@ -76,7 +76,7 @@ class Readable:
     """A stored keyframe that can be read, and its place."""
 
     stored: StoredScene
-    key: Shot
+    key: int  # its index in ``stored.frames``
     filters: DepthFilters
     place: Similarity  # of its submap in the scene, in the scene's published unit
 
@@ -156,13 +156,13 @@ def _places(stored: StoredScene) -> dict[int, Similarity]:
 def poses_of(stored: StoredScene) -> Poses:
     """Returns the poses of all frames in the frames of their submaps; keyframes have the K and the
     size of their stored images."""
-    frames = sorted(stored.frames.values(), key=lambda f: f.stamp_ns)
-    cameras = tuple(dict.fromkeys(f.camera for f in stored.frames.values()))
+    frames = stored.placed_frames
+    cameras = tuple(dict.fromkeys(f.camera for f in frames.values()))
     rows = np.zeros(len(frames), ROW)
-    for row, f in zip(rows, frames, strict=True):
+    for row, (index, f) in zip(rows, frames.items(), strict=True):
         K, size = f.K, f.size
-        if f.key in stored.images:
-            size = stored.images[f.key].image_size
+        if index in stored.images:
+            size = stored.images[index].image_size
             K = resize_K(K, f.size, size)
         row["stamp_ns"], row["T"], row["size"] = f.stamp_ns, f.T_submap_camera[:3], size
         row["K"] = K[0, 0], K[1, 1], K[0, 2], K[1, 2]
@@ -176,15 +176,16 @@ class StoredImages(Mapping[Shot, bytes]):
 
     def __init__(self, stored: StoredScene) -> None:
         self._stored = stored
+        self._index = {stored.frames[k].key: k for k in stored.images}
 
     def __getitem__(self, key: Shot) -> bytes:
-        return self._stored.image_data(key)
+        return self._stored.image_data(self._index[key])
 
     def __iter__(self) -> Iterator[Shot]:
-        return iter(self._stored.images)
+        return iter(self._index)
 
     def __len__(self) -> int:
-        return len(self._stored.images)
+        return len(self._index)
 
 
 def _insert(voxels: VoxelMap, keyframe: Keyframe, filters: DepthFilters, unit: float) -> None:

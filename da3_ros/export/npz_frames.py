@@ -29,6 +29,8 @@ def write_npz_frames(stored: StoredScene, folder: Path, progress: Progress = sil
         T[:3, 3] *= state.scene_scale
         unit = np.float32(S.scale * state.scene_scale)
         file = folder / image_name(pose.camera, pose.stamp_ns, "npz")
+        if file.exists():  # a recording that was played again repeats stamps
+            file = file.with_name(f"{pose.stamp_ns}_{key}.npz")
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             file, depth=keyframe.depth * unit, confidence=keyframe.confidence,

@@ -175,9 +175,11 @@ class StoredScene:
     """The stored keyframes of a scene; a context manager."""
 
     def __init__(self, folder: Path, *, begun: bool = False) -> None:
-        # By camera and stamp, in the order of storing.
-        self.frames: dict[tuple[str, int], FramePose] = {}
-        self.images: dict[tuple[str, int], StoredImages] = {}
+        self.frames: list[FramePose] = []  # in the order of storing
+        self.images: dict[int, StoredImages] = {}  # of keyframes, by index in ``frames``
+        # Index of the newest frame by camera and stamp; a recording that is played again repeats
+        # stamps.
+        self.newest: dict[tuple[str, int], int] = {}
         self.places: dict[int, Place] = {}
         self.map = MapState()
         try:
@@ -209,21 +211,26 @@ class StoredScene:
         self._reader.close()
 
     @property
+    def placed_frames(self) -> dict[int, FramePose]:
+        """The frames of known submaps, by index."""
+        return {k: f for k, f in enumerate(self.frames) if f.submap in self.places}
+
+    @property
     def end(self) -> int:
         """Bytes up to the end of the last complete record."""
         return self._reader.end
 
-    def check(self, key: tuple[str, int]) -> None:
+    def check(self, key: int) -> None:
         """Raises JournalError if the images of a keyframe are damaged."""
         self._reader.data(self.images[key].record)
 
-    def image_data(self, key: tuple[str, int]) -> bytes:
+    def image_data(self, key: int) -> bytes:
         """Returns the JPEG of a keyframe's image. Raises as ``load``."""
         record = self.images[key].record
         return self._reader.data(record)[: record.description["bytes"]["image"]]
 
-    def load(self, key: tuple[str, int]) -> Keyframe:
-        """Returns a keyframe with its images, by camera and stamp.
+    def load(self, key: int) -> Keyframe:
+        """Returns a keyframe with its images, by its index in ``frames``.
 
         Raises JournalError if they are damaged, KeyError for an unknown one.
         """
@@ -246,7 +253,9 @@ class StoredScene:
                 descriptor if len(descriptor) else None, Tracks(tracks["id"], tracks["pixel"]),
             )  # fmt: skip
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
-            raise JournalError(f"{self._reader.path}: {key} is damaged: {error}") from error
+            raise JournalError(
+                f"{self._reader.path}: keyframe {key} is damaged: {error}"
+            ) from error
 
     def _read(self, begun: bool) -> None:
         records = self._reader.records()
@@ -269,23 +278,25 @@ class StoredScene:
                 f"{self._reader.path} is damaged: {type(error).__name__}: {error}"
             ) from error
         # A crash may come between a keyframe and its place.
-        self.frames = {k: f for k, f in self.frames.items() if f.submap in self.places}
-        self.images = {k: i for k, i in self.images.items() if k in self.frames}
+        placed = self.placed_frames
+        self.images = {k: i for k, i in self.images.items() if k in placed}
 
     def _take(self, record: Record) -> None:
         about = record.description
         if about["kind"] == "begin":
-            self.frames, self.images, self.places = {}, {}, {}
+            self.frames, self.images, self.places, self.newest = [], {}, {}, {}
         elif about["kind"] == "keyframe":
             width, height = about["image_size"]
             key = str(about["camera"]), int(about["stamp_ns"])
             sides = int(width), int(height)
             _check(all(0 < side <= MAX_SIDE for side in sides), "a size")
-            self.images[key] = StoredImages(sides, record)
+            if key in self.newest:  # else its frame was lost
+                self.images[self.newest[key]] = StoredImages(sides, record)
         elif about["kind"] == "frames":
             for row in self._rows(record, FRAME):
                 one = _frame(row, about["cameras"])
-                self.frames[one.key] = one
+                self.newest[one.key] = len(self.frames)
+                self.frames.append(one)
         elif about["kind"] == "submaps":
             for row in self._rows(record, PLACE):
                 S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
@@ -295,9 +306,9 @@ class StoredScene:
         elif about["kind"] == "poses":
             for row in self._rows(record, POSE):
                 key = _name(about["cameras"], row), int(row["stamp_ns"])
-                if key in self.frames:
-                    T = _pose(row["T"])
-                    self.frames[key] = replace(self.frames[key], T_submap_camera=T)
+                if key in self.newest:
+                    index, T = self.newest[key], _pose(row["T"])
+                    self.frames[index] = replace(self.frames[index], T_submap_camera=T)
         elif about["kind"] == "map":
             self.map = MapState(
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),

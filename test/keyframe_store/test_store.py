@@ -1,5 +1,6 @@
 """Keyframes on disk: what is read back, and what a crash at any byte leaves."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def written(folder, count=6):
 
 
 def same(scene, k):
-    found, expected = scene.load(("", 1000 + k)), keyframe(k)
+    found, expected = scene.load(scene.newest["", 1000 + k]), keyframe(k)
     known = np.isfinite(expected.depth)
     assert (np.isnan(found.depth) == np.isnan(expected.depth)).all()
     assert (np.isinf(found.depth) == np.isinf(expected.depth)).all()
@@ -82,10 +83,10 @@ def test_what_was_stored_is_read_back(tmp_path):
     writer.set_map(MapState(True, 0.5, 2.0, T))
     writer.close()
     with StoredScene.open(tmp_path) as scene:
-        assert [stamp for _, stamp in scene.images] == list(range(1000, 1006))
+        assert [scene.frames[k].stamp_ns for k in scene.images] == list(range(1000, 1006))
         for k in (0, 1, 3, 4, 5):
             same(scene, k)
-        corrected = scene.frames["", 1002].T_submap_camera
+        corrected = scene.frames[scene.newest["", 1002]].T_submap_camera
         np.testing.assert_array_equal(corrected[:3], 2 * np.eye(4)[:3])
         assert (scene.places[1].T_scene_submap.t[0], scene.places[1].part) == (4.0, 2)
         assert scene.places[0].T_scene_submap.scale == 1.5
@@ -114,23 +115,42 @@ def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path):
         again.add(keyframe(7))
         again.close()
         with StoredScene.open(path.parent) as scene:
-            stamps = [stamp for _, stamp in scene.images]
+            stamps = [scene.frames[k].stamp_ns for k in scene.images]
             assert stamps == [*range(1000, 1000 + whole), 1007], cut
             for k in [*range(whole), 7][-2:]:
                 same(scene, k)
 
 
+def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
+    writer = written(tmp_path)
+    again = dataclasses.replace(keyframe(1).pose, submap=7, T_submap_camera=5 * np.eye(4))
+    writer.add(dataclasses.replace(keyframe(1), pose=again))
+    writer.correct({("", 1001): 6 * np.eye(4)})
+    writer.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert [scene.frames[k].submap for k in scene.images] == [0, 0, 0, 1, 1, 1]
+        assert len(scene.frames) == 7  # nobody knows where submap 7 is
+        writer = StoreWriter(tmp_path)
+        writer.place([place(7)])
+        writer.close()
+    with StoredScene.open(tmp_path) as scene:
+        stamps = [scene.frames[k].stamp_ns for k in scene.images]
+        assert stamps == [*range(1000, 1006), 1001]
+        poses = [scene.frames[k].T_submap_camera[0, 0] for k in (1, 6)]
+        assert poses == [1, 6]  # the newest is corrected
+
+
 def test_damaged_images_cost_one_keyframe(tmp_path):
     written(tmp_path).close()
     with StoredScene.open(tmp_path) as scene:
-        record = scene.images["", 1002].record
+        record = scene.images[2].record
     data = bytearray((tmp_path / JOURNAL).read_bytes())
     data[record.start + record.size // 2] ^= 1
     (tmp_path / JOURNAL).write_bytes(data)
     with StoredScene.open(tmp_path) as scene:
         assert len(scene.images) == 6
         with pytest.raises(JournalError, match="damaged"):
-            scene.load(("", 1002))
+            scene.load(2)
         same(scene, 3)
 
 
@@ -189,7 +209,7 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
         child.wait()
         last = int(rest[-1]) if rest else last
         with StoredScene.open(tmp_path) as scene:
-            stamps = [stamp - 1000 for _, stamp in scene.images]
+            stamps = [scene.frames[k].stamp_ns - 1000 for k in scene.images]
             assert stamps[: last + 1] == list(range(last + 1))
             assert len(stamps) <= last + 2
             for k in (0, last):
@@ -273,7 +293,7 @@ def test_unknown_records_and_lost_frames_are_passed_over(tmp_path):
         tmp_path, lambda d, data: ((d | {"kind": "other"}) if d["kind"] == "submaps" else d, data)
     )
     with StoredScene.open(tmp_path) as scene:
-        assert not scene.frames  # nobody knows where they are
+        assert not scene.placed_frames
         assert not scene.images
 
 
@@ -285,7 +305,7 @@ def test_images_of_another_size_are_not_decoded(tmp_path, monkeypatch):
         StoredScene.open(tmp_path) as scene,
         pytest.raises(JournalError, match="size of the image"),
     ):
-        scene.load(("", 1000))
+        scene.load(0)
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path):

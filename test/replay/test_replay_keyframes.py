@@ -61,19 +61,19 @@ def test_the_store_has_the_poses_of_the_saved_scene(output):
     with StoredScene.open(output / "scene") as stored:
         assert len(stored.frames) == FRAMES
         for row in saved.poses.rows:
-            found = stored.frames["", int(row["stamp_ns"])]
+            found = stored.frames[stored.newest["", int(row["stamp_ns"])]]
             np.testing.assert_array_equal(found.T_submap_camera[:3], row["T"])
             assert (found.submap, found.keyframe) == (row["submap"], row["keyframe"])
-        keyframes = [f.stamp_ns for f in stored.frames.values() if f.keyframe]
-        assert [stamp for _, stamp in stored.images] == keyframes
+        keyframes = [f.stamp_ns for f in stored.frames if f.keyframe]
+        assert [stored.frames[k].stamp_ns for k in stored.images] == keyframes
         for place in saved.submaps:
             np.testing.assert_array_equal(
                 stored.places[place.id].T_scene_submap.t, place.T_scene_submap.t
             )
         np.testing.assert_array_equal(stored.map.T_map_world, saved.T_map_world)
         assert (stored.map.metric, stored.map.unit) == (saved.metric, pytest.approx(saved.unit))
-        assert stored.images["", keyframes[-1]].image_size == SIZE  # of the camera
-        assert len(stored.load(("", keyframes[-1])).tracks.ids) > 20
+        assert stored.images[stored.newest["", keyframes[-1]]].image_size == SIZE  # of the camera
+        assert len(stored.load(stored.newest["", keyframes[-1]]).tracks.ids) > 20
 
 
 class SingleImage(TruthSession):
@@ -112,7 +112,7 @@ def test_npz_has_each_keyframe_in_the_map(output, camera):
     folder = exported(output, "frames.npz")
     files = sorted(folder.glob("*.npz"))
     with StoredScene.open(output / "scene") as stored:
-        assert [int(f.stem) for f in files] == [stamp for _, stamp in stored.images]
+        assert [int(f.stem) for f in files] == [stored.frames[k].stamp_ns for k in stored.images]
     one = np.load(files[-1])
     assert one["image"].shape == (*SIZE[::-1], 3)
     assert one["depth"].shape == one["confidence"].shape
