@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
 NPZ = "npz"
+log = logging.getLogger(__name__)
 
 
 def convert(
@@ -36,11 +38,14 @@ def convert(
     check_outside_scenes(target)
     folder = find_scene(source)
     mesh = form == MESH or (not form and is_mesh_name(target))
+    frames = not mesh and (form or target.suffix[1:].lower()) == NPZ
     if mesh:
         check_mesh_name(target)
-    frames = NPZ in (form, target.suffix[1:].lower()) and form in ("", NPZ)
-    if not frames and not mesh:
+    elif frames:
+        _check_npz(selection)
+    else:
         form = format_of(target, form)
+    saved = (folder / "scene.json").exists()
     if not (folder / JOURNAL).exists():
         if frames or mesh or derive:
             raise ExportError(
@@ -49,14 +54,37 @@ def convert(
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:
+        if saved and not _has_all(stored, folder):
+            if not (frames or mesh or derive):  # the saved points know more
+                return _exported(load_scene(folder).scene(), target, selection, form)
+            log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if mesh:
             return _meshed(stored, target, selection, filters, progress)
-        if not frames:
-            scene = derived_scene(stored, filters, progress)
-            return _exported(scene, target, selection, form)
-        with atomic_folder(target, is_npz_frames) as temporary:
-            count = write_npz_frames(stored, temporary, progress)
-    return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
+        if frames:
+            with atomic_folder(target, is_npz_frames) as temporary:
+                asked = filters if derive else None
+                count = write_npz_frames(stored, asked, temporary, progress)
+            return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
+        if saved and not derive and form != "colmap":
+            return _exported(load_scene(folder).scene(), target, selection, form)
+        scene = derived_scene(stored, filters, progress)
+        return _exported(scene, target, selection, form)
+
+
+def _has_all(stored: StoredScene, folder: Path) -> bool:
+    """Whether all keyframes of the saved scene are stored: not those of a resumed one, nor after
+    the disk was full."""
+    saved = load_scene(folder).poses.rows
+    return int(saved["keyframe"].sum()) <= len(stored.images)
+
+
+def _check_npz(selection: Selection) -> None:
+    """Raises ExportError for a choice of points, which NPZ files do not have."""
+    if selection != Selection(min_confidence=selection.min_confidence):
+        raise ExportError(
+            "NPZ files have no points: leave out --voxel, --crop, --min-observations, "
+            "--max-points, --no-cameras and --known-only"
+        )
 
 
 def _meshed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import cv2
@@ -128,7 +128,8 @@ def derived_scene(
     """
     filters.check()
     of_submap: defaultdict[int, list[Readable]] = defaultdict(list)
-    for one in readable_keyframes(stored, filters):
+    readable = readable_keyframes(stored, filters)
+    for one in readable:
         of_submap[stored.frames[one.key].submap].append(one)
     clouds, done = [], 0
     for id, keyframes in of_submap.items():
@@ -142,7 +143,7 @@ def derived_scene(
     part_of = {p.id: p.part for p in stored.places.values()}
     return Scene(
         tuple(clouds), poses_of(stored).moved(_places(stored)), stored.map.T_map_world,
-        StoredImages(stored), part_of,
+        StoredImages(stored, readable), part_of,
     )  # fmt: skip
 
 
@@ -174,9 +175,9 @@ def poses_of(stored: StoredScene) -> Poses:
 class StoredImages(Mapping[Shot, bytes]):
     """The images of stored keyframes, read when they are asked for."""
 
-    def __init__(self, stored: StoredScene) -> None:
+    def __init__(self, stored: StoredScene, readable: Iterable[Readable]) -> None:
         self._stored = stored
-        self._index = {stored.frames[k].key: k for k in stored.images}
+        self._index = {stored.frames[one.key].key: one.key for one in readable}
 
     def __getitem__(self, key: Shot) -> bytes:
         return self._stored.image_data(self._index[key])

@@ -27,7 +27,9 @@ def check_mesh_name(path: Path) -> None:
 def write_mesh(mesh: Mesh, path: Path, suffix: str) -> None:
     """Writes a mesh in the format of ``suffix``. Raises ExportError if it is empty."""
     if not len(mesh.faces):
-        raise ExportError("no surface: no place was seen well enough; use a larger voxel")
+        raise ExportError(
+            "no surface: no place was seen by two keyframes at this voxel; use a larger one"
+        )
     if suffix == ".glb":
         write_mesh_glb(mesh, path)
         return

@@ -7,39 +7,45 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.export.colmap import image_name
+from da3_ros.export.derived import DepthFilters, readable_keyframes
 from da3_ros.export.selection import Progress, silent
 from da3_ros.keyframe_store.store import StoredScene
 
-SUFFIX = ".npz"
+SUFFIX, MARKER = ".npz", "da3_ros.txt"
 
 
-def write_npz_frames(stored: StoredScene, folder: Path, progress: Progress = silent) -> int:
+def write_npz_frames(
+    stored: StoredScene, filters: DepthFilters | None, folder: Path, progress: Progress = silent
+) -> int:
     """Writes the keyframes into an empty folder; returns their number.
 
     Of each keyframe ``depth`` and ``confidence`` [h, w], ``image`` [H, W, 3], ``K`` [3, 3] of the
     depth (corner rule), ``T_map_camera`` [4, 4], ``stamp_ns``, ``camera``, ``metric``. Depth is in
-    the unit of ``T_map_camera``: metres if ``metric``. Raises JournalError for a damaged keyframe.
+    the unit of ``T_map_camera``: metres if ``metric``. filters: of the depth; None: none. Damaged
+    keyframes are left out, with a warning. Raises ExportError.
     """
-    state = stored.map
-    for done, key in enumerate(stored.images):
-        progress("writing keyframes", done / len(stored.images))
-        keyframe = stored.load(key)
-        pose, S = keyframe.pose, stored.places[keyframe.pose.submap].T_scene_submap
-        T = S.pose(pose.T_submap_camera)
-        T[:3, 3] *= state.scene_scale
-        unit = np.float32(S.scale * state.scene_scale)
+    readable = readable_keyframes(stored, filters or DepthFilters())
+    (folder / MARKER).write_text("Keyframes of da3_ros, docs/keyframes.md\n")
+    for done, one in enumerate(readable):
+        progress("writing keyframes", done / len(readable))
+        keyframe = one.load()
+        pose = keyframe.pose
+        raw = keyframe.depth * np.float32(one.place.scale)
         file = folder / image_name(pose.camera, pose.stamp_ns, "npz")
         if file.exists():  # a recording that was played again repeats stamps
-            file = file.with_name(f"{pose.stamp_ns}_{key}.npz")
+            file = file.with_name(f"{pose.stamp_ns}_{one.key}.npz")
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
-            file, depth=keyframe.depth * unit, confidence=keyframe.confidence,
-            image=keyframe.image, K=pose.K, T_map_camera=state.T_map_world @ T,
-            stamp_ns=pose.stamp_ns, camera=pose.camera, metric=state.metric,
+            file, depth=raw if filters is None else one.depth_of(keyframe),
+            confidence=keyframe.confidence, image=keyframe.image, K=pose.K,
+            T_map_camera=one.T_map_camera, stamp_ns=pose.stamp_ns, camera=pose.camera,
+            metric=stored.map.metric,
         )  # fmt: skip
-    return len(stored.images)
+    return len(readable)
 
 
 def is_npz_frames(folder: Path) -> bool:
     """True if a folder holds such files and nothing else."""
-    return all(p.suffix == SUFFIX for p in folder.rglob("*") if not p.is_dir())
+    files = [p for p in folder.rglob("*") if not p.is_dir()]
+    ours = (folder / MARKER).is_file()
+    return ours and all(p.suffix == SUFFIX or p.name == MARKER for p in files)

@@ -29,7 +29,7 @@ BLOCK = 16  # voxels along an edge of a block
 CUBE = 12  # blocks along an edge of a cube that is fused at once
 NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
 DEPTH_SIGMA = 0.01  # relative standard deviation of depth; three of them are fused
-FEWEST = 2.0  # weight of a voxel, over the weight of a single typical look, that makes surface
+FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
 MAX_CUBES = 20_000  # more would take days
@@ -137,12 +137,12 @@ def _look(keyframe: Readable) -> _Look:
     found = keyframe.load()
     confidence, depth = found.confidence, keyframe.depth_of(found)
     known = np.isfinite(depth)
-    typical = [float(np.median(x[known])) if known.any() else 1.0 for x in (confidence, depth)]
+    typical = float(np.median(confidence[known])) if known.any() else 1.0
     with np.errstate(invalid="ignore", divide="ignore"):
-        weight = np.clip(confidence / max(typical[0], 1e-6), 0.1, 10) * (typical[1] / depth) ** 2
+        weight = np.clip(confidence / max(typical, 1e-6), 0.1, 10) / depth**2
     image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
     return _Look(
-        keyframe.T_map_camera, found.pose.K, depth, np.clip(weight, 0.05, 20).astype(np.float32),
+        keyframe.T_map_camera, found.pose.K, depth, weight.astype(np.float32),
         np.asarray(image, np.uint8),
     )  # fmt: skip
 
@@ -181,6 +181,7 @@ class _Volume:
         shape = (0, BLOCK, BLOCK, BLOCK)
         self._distance = np.zeros(shape, np.float32)
         self._weight = np.zeros(shape, np.float32)
+        self._looks = np.zeros(shape, np.float32)
         self._rgb = np.zeros((*shape, 3), np.float32)
         steps = np.arange(BLOCK)
         self._inner = np.stack(np.meshgrid(steps, steps, steps, indexing="ij"), axis=-1)
@@ -219,6 +220,7 @@ class _Volume:
             step = share if new.ndim == 1 else share[:, None]
             values[flat] += step * (new - values[flat])
         self._weight.reshape(-1)[flat] = old + weight
+        self._looks.reshape(-1)[flat] += 1
 
     def surface(self, extract: Callable[..., Any]) -> Mesh:
         """Returns the triangles of the cube's own cells."""
@@ -229,7 +231,7 @@ class _Volume:
     def _of_block(self, block: tuple[int, int, int], extract: Callable[..., Any]) -> Mesh | None:
         size = BLOCK + 1
         distance = np.ones((size, size, size), np.float32)
-        weight = np.zeros((size, size, size), np.float32)
+        looks = np.zeros((size, size, size), np.float32)
         rgb = np.zeros((size, size, size, 3), np.float32)
         for offset in np.ndindex(2, 2, 2):
             slot = self._slots.get(tuple(np.add(block, offset).tolist()))
@@ -237,9 +239,9 @@ class _Volume:
                 continue
             there = tuple(slice(BLOCK, None) if o else slice(BLOCK) for o in offset)
             own = tuple(slice(1) if o else slice(None) for o in offset)
-            distance[there], weight[there] = self._distance[slot][own], self._weight[slot][own]
+            distance[there], looks[there] = self._distance[slot][own], self._looks[slot][own]
             rgb[there] = self._rgb[slot][own]
-        known = weight >= FEWEST
+        known = looks >= FEWEST
         if not known.any() or not distance[known].min() < 0 < distance[known].max():
             return None
         distance[~known] = np.abs(distance).max()
@@ -266,9 +268,9 @@ class _Volume:
         missing = len(self._slots) - len(self._weight)
         if missing > 0:
             more = max(missing, len(self._weight) // 2, 64)
-            self._distance, self._weight, self._rgb = (
+            self._distance, self._weight, self._looks, self._rgb = (
                 np.concatenate((array, np.zeros((more, *array.shape[1:]), np.float32)))
-                for array in (self._distance, self._weight, self._rgb)
+                for array in (self._distance, self._weight, self._looks, self._rgb)
             )
         return np.array([self._slots[key] for key in keys])
 

@@ -1,8 +1,8 @@
 """An append-only file of records with checksums, which a crash at any byte leaves readable.
 
 A record is a header, a description (JSON) and data (bytes). A record that is not complete, or
-whose header or description is damaged, ends the journal: all before it counts. Damaged data is
-found when it is read. ``docs/keyframes.md`` has the format.
+whose header or description is damaged, is left out. Damaged data is found when it is read.
+``docs/keyframes.md`` has the format.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import stat
 import struct
@@ -22,7 +23,11 @@ from typing import IO, Any
 # magic; lengths of description and data; their CRC-32; CRC-32 of all before it in the header
 HEADER = struct.Struct("<4sIQIII")
 MAGIC = b"DA3K"
+CHUNK = 1 << 20
 MAX_DESCRIPTION, MAX_DATA = 1 << 26, 1 << 30  # bytes
+
+
+log = logging.getLogger(__name__)
 
 
 class JournalError(RuntimeError):
@@ -76,7 +81,33 @@ class JournalReader:
         return data
 
     def _next(self) -> Record | None:
-        self._file.seek(self.end)
+        """Returns the next complete record, also behind a damaged one."""
+        at = self.end
+        while at >= 0:
+            found = self._at(at)
+            if found is not None:
+                if at > self.end and self.end:
+                    log.warning("%s: %d damaged bytes are left out", self.path, at - self.end)
+                self.end = found.start + found.size
+                return found
+            at = self._find(at + 1)
+        return None
+
+    def _find(self, start: int) -> int:
+        """Returns where the next header may begin; -1: nowhere."""
+        while True:
+            self._file.seek(start)
+            data = self._file.read(CHUNK)
+            found = data.find(MAGIC)
+            if found >= 0:
+                return start + found
+            if len(data) < CHUNK:
+                return -1
+            start += CHUNK - len(MAGIC)
+
+    def _at(self, at: int) -> Record | None:
+        """Returns the record that begins at an offset; None: there is none, or not all of it."""
+        self._file.seek(at)
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             return None
@@ -87,7 +118,7 @@ class JournalReader:
         text = self._file.read(length)
         if len(text) < length or zlib.crc32(text) != description_crc:
             return None
-        start = self.end + HEADER.size + length
+        start = at + HEADER.size + length
         if os.fstat(self._file.fileno()).st_size < start + size:
             return None
         try:
@@ -96,7 +127,6 @@ class JournalReader:
             return None
         if not isinstance(description, dict):
             return None
-        self.end = start + size
         return Record(description, start, size, crc)
 
 

@@ -137,10 +137,10 @@ class KeyframeRecorder:
         if time.monotonic() < self._retry_at:
             return False
         try:
-            if 0 <= self._limit < self._writer.size:
-                raise OSError(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
             self._write_changes()
             if keyframe is not None:
+                if 0 <= self._limit < self._writer.size:  # what is small goes on
+                    raise OSError(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
                 self._writer.add(keyframe)
         except OSError as error:
             if not self._paused:
@@ -161,12 +161,12 @@ class KeyframeRecorder:
         if changes.begins:
             self._writer.begin()
             changes.begins = False
-        if changes.frames:
-            self._writer.add_frames(changes.frames)
-            changes.frames = []
         if changes.places:
             self._writer.place(changes.places.values())
             changes.places = {}
+        if changes.frames:
+            self._writer.add_frames(changes.frames)
+            changes.frames = []
         if changes.poses:
             self._writer.correct(changes.poses)
             changes.poses = {}

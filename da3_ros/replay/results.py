@@ -221,7 +221,6 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         pipeline.scene_map.finish_recording()
         if len(pipeline.map.trajectory):
             self._write_scene(pipeline)
-        shutil.rmtree(self._keyframes, ignore_errors=True)  # of a network without poses
         self.film.write(self._path(TRACKS_NAME))
         if self.sheet is not None:
             write_png(self._path("contact_sheet.png"), self.sheet.picture())
@@ -282,7 +281,7 @@ def staging(output: Path) -> Iterator[Path]:
 
 
 def _keep_keyframes(folder: Path, output: Path) -> str:
-    """Keeps the stored keyframes of an interrupted replay, in place of older ones.
+    """Keeps the stored keyframes of an interrupted replay, beside older ones.
 
     Returns a note for the user; empty if there are none.
     """
@@ -293,7 +292,13 @@ def _keep_keyframes(folder: Path, output: Path) -> str:
             count = len(stored.images)
         if count:
             place = output / f"{UNFINISHED}{kept.name.removeprefix(KEYFRAMES)}"
-            replace_folder(kept, place)
+            number = 1
+            while place.exists():
+                number += 1
+                place = place.with_name(
+                    f"{UNFINISHED}{kept.name.removeprefix(KEYFRAMES)}-{number}"
+                )
+            os.rename(kept, place)
             notes.append(f"{count} keyframes are kept: da3_ros export {place} NAME.glb")
     return "; ".join(notes)
 
@@ -306,6 +311,8 @@ def publish_folder(folder: Path, output: Path) -> None:
     for name in OPTIONAL:
         if (output / name).is_file() and not (folder / name).exists():
             (output / name).unlink()
+    for empty in folder.glob(f"{KEYFRAMES}*"):  # of a scene without frames
+        shutil.rmtree(empty)
     for file in sorted(folder.iterdir()):
         if file.is_dir():
             replace_folder(file, output / file.name)

