@@ -303,8 +303,8 @@ def _keep_keyframes(folder: Path, output: Path) -> str:
     return "; ".join(notes)
 
 
-def publish_folder(folder: Path, output: Path) -> None:
-    """Move all results from ``folder`` to ``output``; replaces older ones.
+def publish_folder(folder: Path, output: Path) -> list[str]:
+    """Move all results from ``folder`` to ``output``; replaces older ones. Returns their names.
 
     Drawings of an older replay that this one did not make are removed: they would seem to be its.
     """
@@ -313,8 +313,10 @@ def publish_folder(folder: Path, output: Path) -> None:
             (output / name).unlink()
     for empty in folder.glob(f"{KEYFRAMES}*"):  # of a scene without frames
         shutil.rmtree(empty)
-    for file in sorted(folder.iterdir()):
+    files = sorted(folder.iterdir())
+    for file in files:
         if file.is_dir():
             replace_folder(file, output / file.name)
         else:
             os.replace(file, output / file.name)
+    return [file.name for file in files]

@@ -104,8 +104,7 @@ def replay(
             summary = write_report(options, settings, scenes, without_prior, recording, folder)
             summary.measured = measure_run(summary, scenes, start)
             write_json(folder / "measured.json", summary.measured)
-            summary.files = sorted(f.name for f in folder.iterdir())
-            publish_folder(folder, options.output)
+            summary.files = publish_folder(folder, options.output)
     except (
         RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
         SceneFileError, OSError,
