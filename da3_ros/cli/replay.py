@@ -18,6 +18,8 @@ from da3_ros.cli.arguments import (
 )
 from da3_ros.parameter_schema import ConfigError
 
+LAST = Path()  # --resume without a folder
+
 
 def add_replay(commands: Any) -> None:
     replay = commands.add_parser(
@@ -50,8 +52,9 @@ def add_replay(commands: Any) -> None:
         help="use exactly the plan in an earlier replay's report.json, whatever memory is free",
     )  # fmt: skip
     replay.add_argument(
-        "--resume", type=Path, metavar="DIR",
-        help="continue a saved scene, or that of an earlier replay's output folder",
+        "--resume", nargs="?", type=Path, const=LAST, metavar="DIR",
+        help="without DIR: go on where the interrupted replay in the output folder was; with DIR: "
+        "begin in a saved scene, or in that of an earlier replay's output folder",
     )  # fmt: skip
     replay.add_argument(
         "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
@@ -77,7 +80,8 @@ def _run_replay(options: argparse.Namespace) -> int:
         pictures=options.pictures,
         odometry=options.odometry,
         plan=options.plan,
-        resume=options.resume,
+        resume=None if options.resume is LAST else options.resume,
+        go_on=options.resume is LAST,
     )
     try:
         summary = replay(wanted, config)

@@ -7,6 +7,7 @@ submaps and poses meanwhile is kept and written then, so that what is stored sta
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import queue
 import threading
@@ -53,22 +54,34 @@ class _Changes:
             del self.poses[old]
 
 
+@dataclass(frozen=True, eq=False)
+class RecorderState:
+    """What a recorder has written, and what still waits."""
+
+    size: int  # of the journal, bytes
+    changes: _Changes
+
+
 class KeyframeRecorder:
     """Stores the keyframes of one scene; used by one thread."""
 
     def __init__(
-        self, folder: Path, *, counters: Counter[str], wait: bool, limit_bytes: int = -1
-    ) -> None:
+        self, folder: Path, *, counters: Counter[str], wait: bool, limit_bytes: int = -1,
+        continued: RecorderState | None = None,
+    ) -> None:  # fmt: skip
         """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
 
-        wait: whether ``add`` waits for the disk; else keyframes that are too many are not stored,
+        continued: the state to go on from; what the journal has beyond it is cut off. wait:
+        whether ``add`` waits for the disk; else keyframes that are too many are not stored,
         and counted (``keyframes_not_stored``). limit_bytes: of the journal; -1: none.
         """
-        self._writer, self._folder = StoreWriter(folder), folder
+        self._writer = StoreWriter(folder, None if continued is None else continued.size)
+        self._folder = folder
         self._counters, self._wait, self._limit = counters, wait, limit_bytes
-        self._queue: queue.Queue[Keyframe | _Changes | None] = queue.Queue()
+        self._queue: queue.Queue[Keyframe | _Changes | threading.Event | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
-        self._changes = _Changes()  # not written yet; of the thread
+        # Not written yet; of the thread.
+        self._changes = _Changes() if continued is None else continued.changes
         self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
         self._thread.start()
@@ -105,6 +118,15 @@ class KeyframeRecorder:
         it."""
         self._queue.put(_Changes(begins=True))
 
+    def state(self) -> RecorderState:
+        """Waits until the thread has done all, and returns its state; what was written is on the
+        disk then. Raises OSError."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait()
+        self._writer.sync()
+        return RecorderState(self._writer.size, copy.deepcopy(self._changes))
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Stores what waits, and ends the thread; False if it is still busy after a time."""
         self._queue.put(None)
@@ -114,7 +136,9 @@ class KeyframeRecorder:
     def _run(self) -> None:
         synced = time.monotonic()
         while (item := self._queue.get()) is not None:
-            if isinstance(item, _Changes):
+            if isinstance(item, threading.Event):
+                item.set()
+            elif isinstance(item, _Changes):
                 self._changes.add(item)
                 if len(self._changes.frames) >= MANY:
                     self._attempt(None)
@@ -137,15 +161,15 @@ class KeyframeRecorder:
         if time.monotonic() < self._retry_at:
             return False
         try:
-            self._write_changes()
+            self._write_changes()  # also past the limit: they are small
+            if keyframe is not None and 0 <= self._limit < self._writer.size:
+                self._pause(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
+                return False
             if keyframe is not None:
-                if 0 <= self._limit < self._writer.size:  # what is small goes on
-                    raise OSError(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
                 self._writer.add(keyframe)
         except OSError as error:
-            if not self._paused:
-                log.warning("%s: storing keyframes is paused: %s", self._folder, error)
-            self._paused, self._retry_at = True, time.monotonic() + RETRY_S
+            self._pause(str(error))
+            self._retry_at = time.monotonic() + RETRY_S
             return False
         except Exception as error:
             # The thread must go on: a replay waits for it.
@@ -155,6 +179,11 @@ class KeyframeRecorder:
             log.info("%s: storing keyframes goes on", self._folder)
         self._paused = False
         return True
+
+    def _pause(self, why: str) -> None:
+        if not self._paused:
+            log.warning("%s: storing keyframes is paused: %s", self._folder, why)
+        self._paused = True
 
     def _write_changes(self) -> None:
         changes = self._changes

@@ -79,13 +79,19 @@ class StoredImages:
 class StoreWriter:
     """Appends to the keyframes of a scene. Not thread-safe."""
 
-    def __init__(self, folder: Path) -> None:
-        """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError."""
+    def __init__(self, folder: Path, end: int | None = None) -> None:
+        """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
+
+        end: bytes of the journal after which what it has is cut off; None: none of its records.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        path, end = folder / JOURNAL, 0
+        path, last = folder / JOURNAL, 0
         if path.exists():
             with StoredScene.open(folder, begun=True) as there:
-                end = there.end
+                last = there.end
+        if end is not None and end > last:
+            raise JournalError(f"{path} ends at byte {last} of {end}")
+        end = last if end is None else end
         self._journal = JournalWriter(path, end)
         if not end:
             self._journal.append({"kind": "scene", "format": FORMAT, "version": VERSION,

@@ -6,6 +6,7 @@ files are read with ``rosbags``. Format: https://mcap.dev/spec.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -25,6 +26,7 @@ from mcap.reader import make_reader
 from mcap.records import Channel, Schema
 
 from da3_ros.recordings.base import RecordingError
+from da3_ros.recordings.writer import RawMessage
 
 MAGIC = b"\x89MCAP0\r\n"
 _PLAIN = (Opcode.SCHEMA, Opcode.CHANNEL, Opcode.MESSAGE)
@@ -99,6 +101,22 @@ def read(
                 yield wanted[record.channel], record.log_ns, bytes(record.data)
     except CutOff:
         return  # ``scan`` has reported it
+
+
+def raw_messages(path: Path) -> Iterator[RawMessage]:
+    """Yield all messages of an incomplete file, up to where it ends."""
+    channels: dict[int, Channel] = {}
+    schemas: dict[int, Schema] = {}
+    with contextlib.suppress(CutOff):
+        for record in _records(path):
+            if isinstance(record, Schema):
+                schemas[record.id] = record
+            elif isinstance(record, Channel):
+                channels[record.id] = record
+            else:
+                channel = channels[record.channel]
+                kind = schemas[channel.schema_id].name
+                yield RawMessage(channel.topic, kind, record.log_ns, bytes(record.data))
 
 
 def _count(contents: McapContents, message: Message) -> None:

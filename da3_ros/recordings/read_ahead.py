@@ -19,9 +19,16 @@ class ReadAhead:
     """
 
     def __init__(
-        self, recording: Recording, prepare: Callable[[Frame], Frame], depth: int
+        self,
+        recording: Recording,
+        prepare: Callable[[Frame], Frame],
+        depth: int,
+        *,
+        skip: int = 0,
     ) -> None:
+        """skip: number of first frames that are read and dropped."""
         self._recording, self._prepare, self._depth = recording, prepare, depth
+        self._skip = skip
         self._frames: deque[Frame] = deque()
         self._changed = threading.Condition()
         self._done = self._stop = False
@@ -57,7 +64,11 @@ class ReadAhead:
 
     def _read(self) -> None:
         try:
-            for frame in self._recording:
+            for number, frame in enumerate(self._recording):
+                if self._stop:
+                    return
+                if number < self._skip:
+                    continue
                 frame = self._prepare(frame)
                 with self._changed:
                     self._changed.wait_for(lambda: len(self._frames) < self._depth or self._stop)

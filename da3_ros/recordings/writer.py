@@ -6,11 +6,12 @@ Equal messages give equal bytes. A bag gets its final name only when it is compl
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from mcap.writer import CompressionType
 from mcap.writer import Writer as McapWriter
@@ -37,6 +38,15 @@ _FOREVER = (9223372036, 854775807)
 _CHUNK_BYTES = 4 * 2**20
 # The newest layout that rosbag2 of Humble, Jazzy and Kilted can all read.
 _METADATA_VERSION: Final = 8
+
+
+class RawMessage(NamedTuple):
+    """A serialised message."""
+
+    topic: str
+    kind: str  # pkg/msg/Name
+    stamp_ns: int  # time of recording
+    data: bytes
 
 
 class Writer(abc.ABC):
@@ -76,7 +86,7 @@ class BagWriter(Writer):
     def __init__(self, path: Path | str, lib: RosbagsLibrary) -> None:
         super().__init__(lib)
         self.path = Path(path)
-        self._part = self.path.with_name(f".{self.path.name}.part")
+        self._part = self.part_of(self.path)
         self._stream = self._part.open("wb")
         self._writer = McapWriter(
             self._stream, chunk_size=_CHUNK_BYTES, compression=CompressionType.ZSTD
@@ -84,15 +94,42 @@ class BagWriter(Writer):
         self._writer.start(profile="ros2", library="da3_ros")
         self._schemas: dict[str, int] = {}
         self._channels: dict[tuple[str, str], int] = {}
+        self.on_disk = 0  # number of messages in complete chunks
+        self.waiting: list[RawMessage] = []  # those after them
+
+    @staticmethod
+    def part_of(path: Path) -> Path:
+        """Returns the incomplete file of the bag ``path``."""
+        return path.with_name(f".{path.name}.part")
 
     def write(self, topic: str, kind: str, message: Any, stamp_ns: int) -> None:
         """Write ``message`` of type ``kind`` (``pkg/msg/Name``), recorded at ``stamp_ns``."""
+        data = bytes(self._lib.serialize(message, kind))
+        self.write_raw(RawMessage(topic, kind, stamp_ns, data))
+
+    def write_raw(self, message: RawMessage) -> None:
+        """Write a serialised message."""
+        before = self._stream.tell()
         self._writer.add_message(
-            channel_id=self._channel(topic, kind),
-            log_time=stamp_ns,
-            publish_time=stamp_ns,
-            data=bytes(self._lib.serialize(message, kind)),
+            channel_id=self._channel(message.topic, message.kind),
+            log_time=message.stamp_ns,
+            publish_time=message.stamp_ns,
+            data=message.data,
         )
+        self.waiting.append(message)
+        if self._stream.tell() > before:  # the chunk is complete
+            self.on_disk += len(self.waiting)
+            self.waiting = []
+
+    def sync(self) -> None:
+        """Wait until all complete chunks are on the disk. Raises OSError."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def leave(self) -> None:
+        """Leave the bag incomplete, to be continued."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk; it is closed already
+            self._stream.close()
 
     def close(self) -> None:
         """Finish the file and give it its final name."""

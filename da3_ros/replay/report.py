@@ -48,11 +48,7 @@ def write_report(
         "da3_ros": __version__,
         "input": options.input.name,
         "camera": recording.camera,
-        "options": {
-            f.name: getattr(options, f.name)
-            for f in dataclasses.fields(options)
-            if f.name not in ("input", "output", "plan", "resume")
-        },
+        "options": options.of_results(),
         "resumed": None if options.resume is None else options.resume.name,
         "parameters": {
             p.name: p.value for p in parameters(settings) if p.name not in NOT_REPORTED

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from da3_ros.config import NodeConfig
 from da3_ros.drawing.contact_sheet import ContactSheet
 from da3_ros.drawing.scene_picture import render_scene, write_png
 from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
 from da3_ros.drawing.tracks_file import TrackFilm
-from da3_ros.export.atomic_files import replace_folder
-from da3_ros.export.scene_file import is_scene, save_scene
+from da3_ros.export.scene_file import save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
-from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
-from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.messages.outputs import Published
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
-from da3_ros.recordings.writer import BagWriter
+from da3_ros.replay.result_bag import ResultBag
+from da3_ros.replay.work_folder import KEYFRAMES
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.types import Frame, TrackedFrame
 
 log = logging.getLogger(__name__)
-
-
-KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs
-TOPIC_PREFIX = "/da3/"
-UNFINISHED = "unfinished"  # folder of the keyframes of an interrupted replay
-OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
 
 
 class ReplayError(RuntimeError):
@@ -64,6 +54,14 @@ class ReplayOptions:
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
+    go_on: bool = False  # continue the interrupted replay in ``output``, if there is one
+
+    def of_results(self) -> dict[str, Any]:
+        """Returns by name what the results depend on, beside input and scene to resume."""
+        others = ("input", "output", "plan", "resume", "go_on")
+        return {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in others
+        }
 
 
 @dataclass
@@ -123,26 +121,6 @@ class ReplayScene:
         self.results.add(result)
 
 
-class ResultBag(contextlib.AbstractContextManager["ResultBag"]):
-    """The bag of all result messages."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = RosbagsLibrary()
-        self._writer = BagWriter(path, self.library)
-
-    def write(self, published: Published, stamp_ns: int) -> None:
-        """Write one message."""
-        topic, kind, message = published
-        name = topic if topic.startswith("/") else TOPIC_PREFIX + topic
-        self._writer.write(name, kind, message, stamp_ns)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._writer.close()
-        else:
-            self._writer.abort()
-
-
 class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     """The files of one scene, written while frames are processed."""
 
@@ -159,13 +137,18 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         *,
         additional: bool,
         resumed: bool = False,
+        written: int = 0,
     ) -> None:
-        """camera: name of the scene's only camera, part of the file names if ``additional``."""
+        """camera: name of the scene's only camera, part of the file names if ``additional``.
+
+        written: bytes of the trajectory that an interrupted replay has left.
+        """
         self.folder, self.bag, self.resumed, self.film = folder, bag, resumed, film
         config = settings.pipeline
         self._suffix = f"_{camera.replace('/', '_')}" if additional else ""
         self._leading = {"", *([camera] if camera else config.cameras[:1])}
-        self.trajectory = self._path("trajectory.tum").open("w")
+        self.trajectory = self._path("trajectory.tum").open("a")
+        self.trajectory.truncate(written)
         self.sheet = (
             ContactSheet(config.depth, config.scale.source != "none") if pictures else None
         )
@@ -177,17 +160,24 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.windows, self.inference_s = 0, 0.0
         self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
-        self._keyframes = self._path(KEYFRAMES)
+        self.recorder: KeyframeRecorder | None = None
 
-    def store(self, pipeline: Pipeline) -> None:
-        """Stores the keyframes of a scene from now on. Raises OSError."""
+    def store(self, pipeline: Pipeline, continued: RecorderState | None = None) -> None:
+        """Stores the keyframes of a scene from now on. Raises OSError, JournalError."""
         if not pipeline.config.map.enabled:
             return
         limit = round(1e9 * pipeline.config.map.disk_gb)
-        recorder = KeyframeRecorder(
-            self._keyframes, counters=pipeline.counters, wait=True, limit_bytes=limit
-        )
-        pipeline.scene_map.record(KeyframeRecording(recorder))
+        self.recorder = KeyframeRecorder(
+            self._path(KEYFRAMES), counters=pipeline.counters, wait=True, limit_bytes=limit,
+            continued=continued,
+        )  # fmt: skip
+        pipeline.scene_map.record(KeyframeRecording(self.recorder))
+
+    def written(self) -> int:
+        """Returns the bytes of the trajectory, and waits until they are on the disk."""
+        self.trajectory.flush()
+        os.fsync(self.trajectory.fileno())
+        return os.fstat(self.trajectory.fileno()).st_size
 
     @property
     def mixed(self) -> bool:
@@ -230,8 +220,6 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
-        if self._keyframes.exists():
-            os.replace(self._keyframes / JOURNAL, self._path("scene") / JOURNAL)
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
             self._write_trajectory(scene)
@@ -251,72 +239,3 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
     def __exit__(self, *_: object) -> None:
         self.trajectory.close()
-
-
-@contextlib.contextmanager
-def staging(output: Path) -> Iterator[Path]:
-    """Yields a hidden folder inside ``output``, which is always removed at the end."""
-    existed = output.exists()
-    if existed and not output.is_dir():
-        raise ReplayError(f"--output {output} is a file: give a folder")
-    output.mkdir(parents=True, exist_ok=True)
-    for old in output.glob("scene*"):
-        if old.is_dir() and any(old.iterdir()) and not is_scene(old):
-            raise ReplayError(f"{old} exists and is not a saved scene: give another folder")
-    folder = Path(tempfile.mkdtemp(prefix=".replay-", dir=output))
-    try:
-        yield folder
-    except BaseException as error:
-        kept = _keep_keyframes(folder, output)
-        if kept and isinstance(error, Exception):
-            log.warning(kept)
-        elif kept:  # an interruption
-            error.args = (kept,)
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not existed:
-            with contextlib.suppress(OSError):  # not empty: it holds the results
-                output.rmdir()
-
-
-def _keep_keyframes(folder: Path, output: Path) -> str:
-    """Keeps the stored keyframes of an interrupted replay, beside older ones.
-
-    Returns a note for the user; empty if there are none.
-    """
-    notes = []
-    for kept in sorted(folder.glob(f"{KEYFRAMES}*")):
-        count = 0
-        with contextlib.suppress(JournalError), StoredScene.open(kept) as stored:
-            count = len(stored.images)
-        if count:
-            place = output / f"{UNFINISHED}{kept.name.removeprefix(KEYFRAMES)}"
-            number = 1
-            while place.exists():
-                number += 1
-                place = place.with_name(
-                    f"{UNFINISHED}{kept.name.removeprefix(KEYFRAMES)}-{number}"
-                )
-            os.rename(kept, place)
-            notes.append(f"{count} keyframes are kept: da3_ros export {place} NAME.glb")
-    return "; ".join(notes)
-
-
-def publish_folder(folder: Path, output: Path) -> list[str]:
-    """Move all results from ``folder`` to ``output``; replaces older ones. Returns their names.
-
-    Drawings of an older replay that this one did not make are removed: they would seem to be its.
-    """
-    for name in OPTIONAL:
-        if (output / name).is_file() and not (folder / name).exists():
-            (output / name).unlink()
-    for empty in folder.glob(f"{KEYFRAMES}*"):  # of a scene without frames
-        shutil.rmtree(empty)
-    files = sorted(folder.iterdir())
-    for file in files:
-        if file.is_dir():
-            replace_folder(file, output / file.name)
-        else:
-            os.replace(file, output / file.name)
-    return [file.name for file in files]

@@ -1,7 +1,7 @@
 """Processes a recording from end to end: every frame, in stamp order, repeatably.
 
-Results are written to a hidden folder inside the output folder and moved at the end, so that an
-interrupted run leaves no half-written file.
+Results are written to a folder inside the output folder and moved at the end, so that an
+interrupted run leaves no half-written result; it can go on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ import json
 import logging
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from da3_ros.config import NodeConfig
-from da3_ros.drawing.tracks_file import TrackFilm
+from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.export import ExportError
 from da3_ros.export.paths import path_for_camera
 from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
@@ -32,6 +31,7 @@ from da3_ros.inference import (
     Session,
     open_networks,
 )
+from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.network import CheckpointError
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import open_pipelines
@@ -40,21 +40,13 @@ from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
 from da3_ros.refinement.effort import Effort
+from da3_ros.replay.checkpoint import Beginning, Checkpoints, describe_run, load_beginning
+from da3_ros.replay.object_state import StateError
+from da3_ros.replay.replay_state import ReplayState
 from da3_ros.replay.report import measure_run, write_json, write_report
-from da3_ros.replay.results import (
-    ReplayError,
-    ReplayOptions,
-    ReplayScene,
-    ReplaySummary,
-    ResultBag,
-    SceneResults,
-    WarnOnce,
-    publish_folder,
-    staging,
-)
+from da3_ros.replay.results import ReplayError, ReplayOptions, ReplaySummary, WarnOnce
+from da3_ros.replay.work_folder import OutputError, open_work_folder
 from da3_ros.sensors.frame_annotator import FrameAnnotator
-from da3_ros.sensors.rig_sync import Instant, RigSync
-from da3_ros.types import Frame
 
 log = logging.getLogger(__name__)
 
@@ -70,47 +62,74 @@ def replay(
     interruption the output folder stays unchanged.
     """
     start = time.perf_counter()
-    config = settings.pipeline
     try:
-        with _open(options, settings) as recording, staging(options.output) as folder:
-            metric_model: MetricModel | None = None
-            if session is None:
-                session, metric_model = open_networks(config)
-            limited = config.refinement.max_ms > 0
-            effort = None if options.plan is None else _use_plan(session, options.plan, limited)
+        with (
+            _open(options, settings) as recording,
+            open_work_folder(options.output, go_on=options.go_on) as work,
+        ):
+            run = describe_run(recording, settings, options)
+            done = load_beginning(work.checkpoint, run) if work.continued else None
+            start -= 0.0 if done is None else done.wall_s
+            session, pipelines = _open_pipelines(options, settings.pipeline, session, done)
             annotator = _annotator(recording, settings, options.odometry)
-            pipelines = open_pipelines(config, session, metric_model, effort=effort)
-            if options.resume is not None:
-                _resume(pipelines, find_scene(options.resume))
-            with ResultBag(folder / "output.mcap") as bag, contextlib.ExitStack() as stack:
-                scenes = {
-                    name: ReplayScene(pipeline, stack.enter_context(
-                        SceneResults(
-                            folder, bag, options.pictures, settings, annotator,
-                            pipeline.scene_map, TrackFilm(pipeline.refinement.trails), name,
-                            additional=i > 0, resumed=options.resume is not None,
-                        )
-                    ))
-                    for i, (name, pipeline) in enumerate(pipelines.items())
-                }  # fmt: skip
-                for scene in scenes.values():
-                    stack.callback(scene.pipeline.scene_map.finish_recording)
-                    scene.results.store(scene.pipeline)
-                _process(recording, annotator, scenes, options.every if config.cameras else 1)
-                for scene in scenes.values():
+            with contextlib.ExitStack() as stack:
+                state = ReplayState.open(
+                    stack, work.path, options, settings, annotator, pipelines,
+                    None if done is None else done.written,
+                )  # fmt: skip
+                services = {"recording": recording, "session": session, **state.services()}
+
+                def saved() -> tuple[Beginning, ReplayState, dict[str, Any]]:
+                    wall_s = time.perf_counter() - start
+                    beginning = Beginning(run, *_plan(pipelines), state.written(), wall_s)
+                    return beginning, state, services
+
+                if done is not None:
+                    state.load(work.checkpoint, services)
+                _process(recording, state, Checkpoints(work.checkpoint, saved))
+                for scene in state.scenes.values():
                     if scene.pipeline.counters["processed"]:
                         scene.results.finish(scene.pipeline)
-            without_prior = annotator.without_prior
-            summary = write_report(options, settings, scenes, without_prior, recording, folder)
+            without_prior, scenes = annotator.without_prior, state.scenes
+            summary = write_report(options, settings, scenes, without_prior, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
-            write_json(folder / "measured.json", summary.measured)
-            summary.files = publish_folder(folder, options.output)
+            write_json(work.path / "measured.json", summary.measured)
+            summary.files = work.publish(options.output)
     except (
         RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
-        SceneFileError, OSError,
+        SceneFileError, JournalError, OutputError, StateError, OSError,
     ) as error:  # fmt: skip
         raise ReplayError(str(error)) from error
     return summary
+
+
+def _open_pipelines(
+    options: ReplayOptions,
+    config: PipelineConfig,
+    session: Session | None,
+    done: Beginning | None,
+) -> tuple[Session, dict[str, Pipeline]]:
+    """Returns the network and the pipelines, with the plan of the interrupted replay ``done``."""
+    metric_model: MetricModel | None = None
+    if session is None:
+        session, metric_model = open_networks(config)
+    effort = None
+    if done is not None:
+        effort = done.effort
+        if done.plan is not None:
+            session.use_plan(done.plan)
+    elif options.plan is not None:
+        effort = _use_plan(session, options.plan, config.refinement.max_ms > 0)
+    pipelines = open_pipelines(config, session, metric_model, effort=effort)
+    if options.resume is not None and done is None:
+        _resume(pipelines, find_scene(options.resume))
+    return session, pipelines
+
+
+def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, Effort]:
+    """Returns the plans of memory and of the refinement."""
+    first = next(iter(pipelines.values()))
+    return first.session.plan, first.refinement.effort
 
 
 def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None) -> FrameAnnotator:
@@ -169,49 +188,35 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
     )
 
 
-def _process(
-    recording: Recording, annotator: FrameAnnotator, scenes: dict[str, ReplayScene], every: int
-) -> None:
+def _process(recording: Recording, state: ReplayState, checkpoints: Checkpoints) -> None:
     """Process all frames of a recording: decode, prepare, synchronise, annotate, push.
 
     The reader's thread does the first two steps ahead. They change neither stamp nor camera, so
     that the synchronisation equals that of the live node, which precedes them.
     """
-    first = next(iter(scenes.values()))
-    sync: RigSync[Frame] = RigSync.of(first.pipeline.config)
-    taken: Counter[str] = Counter()  # number of instants of each scene
-
-    def push(instants: Sequence[Instant[Frame]]) -> None:
-        for instant in instants:
-            name = instant.frames[0].camera if len(scenes) > 1 else ""
-            if taken[name] % every == 0:
-                scenes.get(name, first).push(annotator.annotate(instant.frames))
-            taken[name] += 1
-
-    def pipeline_of(frame: Frame) -> Pipeline:
-        return scenes.get(frame.camera, first).pipeline
-
-    config = first.pipeline.config
-    ahead = config.window.new * max(1, len(config.cameras), len(scenes))
-    reader = ReadAhead(recording, lambda f: pipeline_of(f).prepare(f), READ_AHEAD * ahead)
+    first = state.first.pipeline
+    config = first.config
+    ahead = config.window.new * max(1, len(config.cameras), len(state.scenes))
+    reader = ReadAhead(
+        recording, lambda f: state.pipeline_of(f).prepare(f), READ_AHEAD * ahead, skip=state.read
+    )
 
     def begin(window: Running) -> None:
         """Start the next frames on the device, behind the running window."""
-        for frame in reader.waiting(ahead if every == 1 else 0):  # some may be skipped otherwise
-            pipeline_of(frame).begin(frame)
+        for frame in reader.waiting(ahead if state.every == 1 else 0):  # else some are skipped
+            state.pipeline_of(frame).begin(frame)
 
     progress = tqdm(
-        total=recording.length, unit="frame", desc="replay", disable=not sys.stderr.isatty()
-    )
-    with logging_redirect_tqdm(), progress, reader, _while_running(first.pipeline.session, begin):
+        total=recording.length, initial=state.read, unit="frame", desc="replay",
+        disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with logging_redirect_tqdm(), progress, reader, _while_running(first.session, begin):
         for frame in reader:
-            push(sync.add(frame))
+            state.push(frame)
+            checkpoints.save_if_due()
             progress.update()
-        push(sync.flush())
-        for scene in scenes.values():
-            for result in scene.pipeline.flush():
-                scene.take(result)
-    if not sum(scene.pipeline.counters["processed"] for scene in scenes.values()):
+        state.flush()
+    if not sum(scene.pipeline.counters["processed"] for scene in state.scenes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
 
 

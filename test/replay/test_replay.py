@@ -271,7 +271,7 @@ def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, ki
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("out/.replay-*/*")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out/unfinished/*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(kill)
     _, errors = process.communicate(timeout=60)

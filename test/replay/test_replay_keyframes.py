@@ -1,10 +1,6 @@
 """Keyframes that a replay stores: what is derived from them, and what an interruption leaves."""
 
 import dataclasses
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -170,32 +166,3 @@ def test_a_scene_without_keyframes_names_the_remedy(output, tmp_path, capsys, op
     said = capsys.readouterr().err
     assert "has no stored keyframes" in said
     assert said.count("\n") == 1
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_replay_keeps_its_keyframes(bag, tmp_path, kill):
-    output = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "da3_ros", "replay", str(bag), "--output", str(output),
-         "-p", "model:=da3-small", "-p", "checkpoint:=random", "-p", "backend:=torch"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not stored_bytes(output) > 50_000:
-        time.sleep(0.05)
-    process.send_signal(kill)
-    _, errors = process.communicate(timeout=60)
-    if kill == signal.SIGINT:
-        assert process.returncode == 130
-        assert "Traceback" not in errors
-        assert f"keyframes are kept: da3_ros export {output}/unfinished" in errors
-        kept = output / "unfinished"
-        assert [p.name for p in output.iterdir()] == ["unfinished"]
-    else:
-        (kept,) = output.glob(".replay-*/keyframes")
-    assert main(["export", str(kept), str(tmp_path / "x.ply")]) == 0
-
-
-def stored_bytes(output):
-    return sum(f.stat().st_size for f in output.glob(f".replay-*/keyframes/{JOURNAL}"))

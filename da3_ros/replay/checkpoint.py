@@ -1,0 +1,118 @@
+"""Saves the state of a replay from time to time, so that an interrupted one can go on.
+
+The state is what decides about later results: the pipelines, how much of the recording was read,
+and how much of each file was written. Files are only appended to, so that going on means to cut
+off what came after the checkpoint. Results do not depend on when checkpoints were made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from da3_ros import __version__
+from da3_ros.config import NodeConfig
+from da3_ros.inference import Plan
+from da3_ros.keyframe_store.recorder import RecorderState
+from da3_ros.parameter_schema import parameters
+from da3_ros.recordings import Recording
+from da3_ros.refinement.effort import Effort
+from da3_ros.replay.object_state import StateError, load_state, save_state
+from da3_ros.replay.result_bag import BagState
+from da3_ros.replay.results import ReplayOptions
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 30.0  # between two checkpoints, at least
+SHARE = 0.05  # of the time that checkpoints may take
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """How much of the files was written."""
+
+    bag: BagState
+    trajectories: dict[str, int]  # bytes, by scene
+    keyframes: dict[str, RecorderState]  # by scene
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What is needed before the state can be loaded into a new program."""
+
+    run: dict[str, Any]  # what the results depend on, as ``describe_run``
+    plan: Plan | None
+    effort: Effort
+    written: Written
+    wall_s: float  # that the replay has taken
+
+
+def describe_run(
+    recording: Recording, settings: NodeConfig, options: ReplayOptions
+) -> dict[str, Any]:
+    """Returns what the results of a replay depend on, by names that a user knows."""
+    values = {p.name: p.value for p in parameters(settings)}
+    about: dict[str, Any] = {
+        "da3_ros": __version__,
+        "recording": os.path.realpath(recording.path),
+        "--resume": None if options.resume is None else os.path.realpath(options.resume),
+        **{f"option {name}": value for name, value in options.of_results().items()},
+        **{f"parameter {name}": value for name, value in values.items()},
+        "frames": recording.length,  # last: what a user has chosen is named first
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(about, default=str))
+    return plain
+
+
+def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
+    """Returns the beginning of a checkpoint. Raises StateError, also if it is of another run."""
+    beginning = load_state(path, "beginning", None, {})
+    if not isinstance(beginning, Beginning):
+        raise StateError(f"{path} is damaged")
+    for name in [*run, *(set(beginning.run) - set(run))]:
+        before, now = beginning.run.get(name), run.get(name)
+        if before != now:
+            raise StateError(
+                f"the unfinished replay in {path.parent} had {name} {before}, not {now}: repeat "
+                "it, or begin anew without --resume"
+            )
+    return beginning
+
+
+class Checkpoints:
+    """Saves checkpoints when they are due."""
+
+    def __init__(
+        self, path: Path, save: Callable[[], tuple[Beginning, Any, dict[str, Any]]]
+    ) -> None:
+        """save: returns the beginning, the state and the objects that are no part of it."""
+        self._path, self._save = path, save
+        self._due = time.monotonic() + PERIOD_S
+
+    def save_if_due(self) -> None:
+        """Saves a checkpoint if the last one is long ago. A failure costs the checkpoint only."""
+        start = time.monotonic()
+        if start < self._due:
+            return
+        try:
+            save_checkpoint(self._path, *self._save())
+        except (OSError, StateError) as error:
+            log.warning("no checkpoint could be saved: %s", error)
+        end = time.monotonic()
+        self._due = end + max(PERIOD_S, (end - start) / SHARE)
+
+
+def save_checkpoint(
+    path: Path, beginning: Beginning, state: Any, services: Mapping[str, Any]
+) -> None:
+    """Replaces the checkpoint at ``path``. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    save_state(part, {"beginning": beginning, "state": state}, services)
+    os.replace(part, path)

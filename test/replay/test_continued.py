@@ -1,0 +1,270 @@
+"""A replay that was interrupted goes on, and ends with the same bytes."""
+
+import contextlib
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from da3_ros.cli import main
+from da3_ros.cli.arguments import load_config
+from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay import checkpoint
+from da3_ros.replay.results import ReplayError, ReplayOptions
+from da3_ros.replay.run import replay
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
+from da3_ros.synthetic.truth import Noise, TruthSession
+
+SIZE = (140, 112)
+ROOT = Path(__file__).parents[2]
+QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "window.size:=5",
+         "mixed_precision:=off", "backend:=torch")  # fmt: skip
+NAMES = ("front", "left")
+# Runs a replay that saves a checkpoint after every frame.
+OFTEN = (
+    "import sys; from da3_ros.replay import checkpoint; checkpoint.PERIOD_S = 0.0; "
+    "checkpoint.SHARE = 1.0; from da3_ros.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A checkpoint after every frame."""
+    monkeypatch.setattr(checkpoint, "PERIOD_S", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)
+
+
+@pytest.fixture(scope="module")
+def camera():
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=24, rate_hz=4.0)
+
+
+@pytest.fixture(scope="module")
+def bag(camera, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bags") / "room"
+    write_synthetic_bag(path, camera, tf=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rig():
+    walk = {"seed": 2, "size": SIZE, "walk": "straight", "frames": 9}
+    return {n: SyntheticCamera(mount=rig_mount(i, 0.2, -30), **walk) for i, n in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def rig_bag(rig, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bags") / "rig"
+    write_synthetic_bag(path, rig)
+    return path
+
+
+class Interrupted(TruthSession):
+    """Noisy windows that depend on nothing but their number; one of them is interrupted."""
+
+    def __init__(self, truth, at=-1):
+        super().__init__(truth, noise=Noise(0.01, 0.02, 0.02, 0.5, 0.02))
+        self.at, self.ran = at, 0
+
+    def infer(self, window):
+        if self.ran == self.at:
+            raise KeyboardInterrupt
+        self.ran += 1
+        self._rng = np.random.default_rng(window.id)
+        return super().infer(window)
+
+
+def run(bag, output, truth, *assignments, at=-1, **options):
+    config = load_config(None, [*QUICK, *assignments])
+    session = Interrupted(truth, at)
+    with contextlib.suppress(KeyboardInterrupt):
+        replay(ReplayOptions(bag, output, **options), config, session)
+    return session.ran
+
+
+def contents(folder):
+    found = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    del found[Path("measured.json")]
+    return found
+
+
+def assert_same(a, b):
+    ours, theirs = contents(a), contents(b)
+    assert set(ours) == set(theirs)
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+CASES = {
+    "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
+    "loops": ("window.new:=2", "loop.every:=1"),
+    "full_disk": ("map.disk_gb:=0.0001", "refinement.enabled:=false"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_continued_replay_writes_the_same_bytes(often, camera, bag, tmp_path, case):
+    arguments, options = CASES[case], {"camera": "/camera/image_raw", "pictures": True}
+    windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
+    output = tmp_path / "parts"
+    ran = run(bag, output, camera, *arguments, at=3, **options)
+    assert [p.name for p in output.iterdir()] == ["unfinished"]
+    for at in (2, 4, -1):  # interrupted twice more
+        ran += run(bag, output, camera, *arguments, at=at, go_on=True, **options)
+    assert windows <= ran <= windows + 3  # what came after a checkpoint is repeated
+    assert_same(tmp_path / "whole", output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["joint", "independent"])
+def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
+    often, rig, rig_bag, tmp_path, mode
+):
+    arguments = ("cameras:=[front, left]", f"window.mode:={mode}")
+    run(rig_bag, tmp_path / "whole", rig, *arguments)
+    for at in (3, 2, -1):
+        run(rig_bag, tmp_path / "parts", rig, *arguments, at=at, go_on=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_nothing_to_go_on_with_is_said_and_begins_anew(camera, bag, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        run(bag, tmp_path / "out", camera, go_on=True, end_s=1.0, camera="/camera/image_raw")
+    assert "has no unfinished replay: it begins at the first frame" in caplog.text
+    assert (tmp_path / "out" / "trajectory.tum").exists()
+
+
+def test_another_run_is_not_continued(often, camera, bag, tmp_path):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
+    run(bag, output, camera, at=3, **one)
+    before = contents_of_checkpoint(output)
+    with pytest.raises(ReplayError, match=r"had parameter window.size 5, not 6: repeat it, or"):
+        run(bag, output, camera, "window.size:=6", go_on=True, **one)
+    with pytest.raises(ReplayError, match=r"had option end_s None, not 2\.0"):
+        run(bag, output, camera, go_on=True, end_s=2.0, **one)
+    assert contents_of_checkpoint(output) == before
+    # Without --resume the old one is kept beside the new one.
+    run(bag, output, camera, "window.size:=6", at=3, **one)
+    assert contents_of_checkpoint(output) == before
+    assert (output / "unfinished-2" / checkpoint_name()).exists()
+
+
+def checkpoint_name():
+    return "checkpoint.da3k"
+
+
+def contents_of_checkpoint(output):
+    return (output / "unfinished" / checkpoint_name()).read_bytes()
+
+
+def test_a_damaged_checkpoint_is_named(often, camera, bag, tmp_path):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
+    run(bag, output, camera, at=3, **one)
+    file = output / "unfinished" / checkpoint_name()
+    whole = file.read_bytes()
+    for at in (10, len(whole) // 3, len(whole) // 2, len(whole) - 10):
+        file.write_bytes(whole[:at])
+        with pytest.raises(ReplayError, match=r"checkpoint\.da3k"):
+            run(bag, output, camera, go_on=True, **one)
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(ReplayError):  # a bit that no record needs
+            run(bag, output, camera, go_on=True, at=0, **one)
+        assert file.exists()
+
+
+def test_files_that_are_missing_are_named(often, camera, bag, tmp_path):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
+    run(bag, output, camera, at=3, **one)
+    journal = output / "unfinished" / "keyframes" / JOURNAL
+    journal.write_bytes(journal.read_bytes()[:200])
+    with pytest.raises(ReplayError, match=f"{JOURNAL} ends at byte"):
+        run(bag, output, camera, go_on=True, **one)
+    (output / "unfinished" / ".output.mcap.part").unlink()
+    with pytest.raises(ReplayError, match=r"output\.mcap"):
+        run(bag, output, camera, go_on=True, **one)
+
+
+def test_a_running_replay_is_left_alone(often, camera, bag, tmp_path):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
+    run(bag, output, camera, at=3, **one)
+    other = subprocess.Popen(
+        ["flock", str(output / "unfinished"), "sleep", "60"], stdout=subprocess.PIPE
+    )
+    try:
+        wait_for_lock(output / "unfinished")
+        with pytest.raises(ReplayError, match="another process works in"):
+            run(bag, output, camera, go_on=True, at=0, **one)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def wait_for_lock(folder):
+    for _ in range(200):
+        if subprocess.run(["flock", "--nonblock", str(folder), "true"], check=False).returncode:
+            return
+        time.sleep(0.05)
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(
+    often, camera, bag, tmp_path, monkeypatch, caplog
+):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_state", full)
+    run(bag, tmp_path / "out", camera, camera="/camera/image_raw")
+    assert "no checkpoint could be saved" in caplog.text
+    assert (tmp_path / "out" / "trajectory.tum").exists()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_replay_goes_on(bag, tmp_path, kill):
+    output = tmp_path / "out"
+    arguments = ["replay", str(bag), "--camera", "/camera/image_raw"]
+    arguments += [x for a in ("model:=da3-tiny", "process_res:=140", "backend:=torch",
+                              "mixed_precision:=off") for x in ("-p", a)]  # fmt: skip
+    killed = subprocess.Popen(
+        [sys.executable, "-c", OFTEN, *arguments, "--output", str(output)],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stored = output / "unfinished" / "keyframes"
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not size_of(stored / JOURNAL) > 100_000:
+        time.sleep(0.02)
+    killed.send_signal(kill)
+    _, errors = killed.communicate(timeout=60)
+    assert "Traceback" not in errors
+    if kill == signal.SIGINT:
+        assert killed.returncode == 130
+        assert "the same command with --resume goes on" in errors
+        assert f"keyframes are kept: da3_ros export {stored}" in errors
+    assert [p.name for p in output.iterdir()] == ["unfinished"]
+    assert main(["export", str(stored), str(tmp_path / "x.ply")]) == 0
+    assert main([*arguments, "--output", str(tmp_path / "whole")]) == 0
+    assert main([*arguments, "--output", str(output), "--resume"]) == 0
+    assert_same(tmp_path / "whole", output)
+    assert json.loads((output / "measured.json").read_text())["wall_s"] > 0
+
+
+def size_of(file):
+    return file.stat().st_size if file.exists() else 0
+
+
+def test_options_of_results_name_no_place():
+    names = ReplayOptions(Path("a"), Path("b")).of_results()
+    assert not {"input", "output", "plan", "resume", "go_on"} & set(names)
+    assert {"every", "start_s", "pictures"} <= set(names)
+    assert set(names) | {"input", "output", "plan", "resume", "go_on"} == {
+        f.name for f in dataclasses.fields(ReplayOptions)
+    }
