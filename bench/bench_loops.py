@@ -31,7 +31,7 @@ import torch
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceSession, Session
 from da3_ros.inference.preprocess import normalize
-from da3_ros.mapping.loop_closure import whitened, whitening
+from da3_ros.mapping.loop_keyframes import whitened, whitening
 from da3_ros.network import build_network, load_checkpoint
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk

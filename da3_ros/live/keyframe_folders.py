@@ -8,6 +8,7 @@ from pathlib import Path
 
 from da3_ros.config import NodeConfig
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
@@ -27,11 +28,12 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
     try:
         folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
         for i, (name, pipeline) in enumerate(pipelines.items()):
+            limit, place = round(1e9 * limits.disk_gb), path_for_camera(folder, name)
             recorder = KeyframeRecorder(
-                path_for_camera(folder, name) if i else folder, counters=pipeline.counters,
-                wait=False, limit_bytes=round(1e9 * limits.disk_gb),
-            )  # fmt: skip
-            pipeline.scene_map.record(KeyframeRecording(recorder))
+                place if i else folder, counters=pipeline.counters, wait=False, limit_bytes=limit
+            )
+            spill = ArraySpill(folder, limit_bytes=limit)
+            pipeline.scene_map.record(KeyframeRecording(recorder), spill)
     except (OSError, PathError) as error:
         raise ConfigError(f"map.store is {limits.store!r}: {error}") from error
     log.info("keyframes are stored in %s", folder)

@@ -26,9 +26,16 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.loop_keyframes import (
+    LoopKeyframe,
+    LoopKeyframes,
+    merged_keyframe,
+    with_fewer_pixels,
+)
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import SharedView, sample
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
     Absorbed,
     Correction,
@@ -38,8 +45,6 @@ from da3_ros.mapping.submap_graph import (
 )
 from da3_ros.types import Array, FloatImage, Prediction, Window
 
-MAX_KEYFRAMES = 300  # keyframes kept, each an image and a thousand numbers
-SAMPLES = 1024  # pixels of each keyframe that keep their depth
 VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
@@ -49,45 +54,12 @@ MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
 SIGMAS = 4.0
 MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
 MAX_ROTATION_DEG = 60.0  # rotation at which they can
-DIMENSIONS = 64  # of descriptors after whitening
 # Of a true loop: share of points that both sides see, and share of those that agree.
 MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
 DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
 NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
-
-
-@dataclass(frozen=True, eq=False)
-class LoopKeyframe:
-    """A keyframe kept for loop detection."""
-
-    shared_view: SharedView
-    descriptor: Array  # [D]
-    submap: int
-    own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
-
-    @property
-    def T_vo_camera(self) -> Array:
-        """The camera's pose [4, 4]."""
-        return self.shared_view.T_ref_camera
-
-    @property
-    def depth(self) -> float:
-        """Median depth, scene units."""
-        return float(np.median(self.shared_view.depth))
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held, bytes."""
-        a = self.shared_view
-        parts = (a.view.image, a.pixels, a.depth, a.confidence, self.descriptor)
-        return sum(part.nbytes for part in parts)
-
-    @property
-    def centre(self) -> Array:
-        """The camera's centre [3]."""
-        return np.asarray(self.T_vo_camera[:3, 3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +107,15 @@ class DriftModel:
 class LoopClosure:
     """Keeps keyframes and the graph of submaps; finds and verifies loops."""
 
-    def __init__(self, before: LoopClosure | None = None) -> None:
-        """``before``: keeps the corrections and counts of this object, not its keyframes."""
+    def __init__(self, before: LoopClosure | None = None, spill: ArraySpill | None = None) -> None:
+        """before: keeps the corrections and counts of this object, not its keyframes.
+
+        spill: where keyframes go that memory cannot hold; None: they are forgotten.
+        """
         self.T_scene_vo: Array = before.T_scene_vo if before else np.eye(4)
         self.found: int = before.found if before else 0  # verified loops
         self.refused: int = before.refused if before else 0  # windows that verified none
-        self._keyframes: list[LoopKeyframe] = []
-        self._descriptors = DescriptorIndex()  # of the keyframes
+        self._keyframes = LoopKeyframes(spill)
         self._graph = SubmapGraph()
         self._unconfirmed: list[Loop] = []
         # Drift since the newest submap began; None: no edge to the submap before it.
@@ -183,7 +157,7 @@ class LoopClosure:
     ) -> None:
         """Adds a keyframe of the submap ``submap``; ``shared_view`` is in the ``vo`` frame.
 
-        max_bytes: of all keyframes; 0: no limit but MAX_KEYFRAMES.
+        max_bytes: of all keyframes in memory; 0: no limit but their number.
         """
         centre = shared_view.T_ref_camera[:3, 3]
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
@@ -192,31 +166,34 @@ class LoopClosure:
             return
         assert self._drift_model is not None
         own = self._drift_model.variance_at(centre)
-        self._keyframes.append(
-            LoopKeyframe(with_fewer_pixels(shared_view), np.array(descriptor), submap, own)
+        self._keyframes.add(
+            LoopKeyframe(with_fewer_pixels(shared_view), np.array(descriptor), submap, own),
+            max_bytes,
         )
-        self._descriptors.add([keyframe.descriptor for keyframe in self._keyframes])
         self._searching = True
         self._compared.clear()
-        while (count := len(self._keyframes)) > 2 and (
-            count > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
-        ):
-            self._forget_most_similar()
 
     def resize(self, cut: Cut) -> None:
         """Adapts the keyframes to a new image size of the network.
 
         Keyframes of a third size stay as they are and are in no window.
         """
-        for i, kept in enumerate(self._keyframes):
-            if cut.fits(kept.shared_view):
-                cut_view = cut.shared_view(kept.shared_view)
-                self._keyframes[i] = replace(kept, shared_view=cut_view)
+        self._keyframes.change(
+            lambda kept: (
+                replace(kept, shared_view=cut.shared_view(kept.shared_view))
+                if cut.fits(kept.shared_view)
+                else kept
+            )
+        )
 
     @property
     def nbytes(self) -> int:
-        """Memory of the keyframes, bytes, by the newest one: all take about the same."""
-        return len(self._keyframes) * self._keyframes[-1].nbytes if self._keyframes else 0
+        """Memory of the keyframes, bytes."""
+        return self._keyframes.nbytes
+
+    def spill_to(self, spill: ArraySpill) -> None:
+        """Sets where keyframes go from now on that memory cannot hold."""
+        self._keyframes.spill_to(spill)
 
     def _start_submap(self, id: int, T: Array) -> None:
         place = Similarity.from_pose(T.copy())
@@ -232,22 +209,14 @@ class LoopClosure:
             here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
             self._unconfirmed = [w for w in self._unconfirmed if w.old.submap > absorbed.last]
             for i in reversed([i for i, inside in enumerate(here) if inside]):
-                self._drop(i)
-            self._searching = self._searching and bool(self._keyframes)
+                self._keyframes.remove(i)
+            self._searching = self._searching and len(self._keyframes) > 0
             return
-        self._keyframes = [merged_keyframe(p, absorbed) for p in self._keyframes]
+        self._keyframes.change(lambda p: merged_keyframe(p, absorbed))
         self._unconfirmed = [
             replace(w, old=merged_keyframe(w.old, absorbed), new=merged_keyframe(w.new, absorbed))
             for w in self._unconfirmed
         ]
-
-    def _forget_most_similar(self) -> None:
-        """Forgets the newer one of the two most similar consecutive keyframes."""
-        self._drop(int(np.argmax(self._descriptors.neighbours()[:-1])) + 1)
-
-    def _drop(self, index: int) -> None:
-        del self._keyframes[index]
-        self._descriptors.remove(index)
 
     # Finding a loop
 
@@ -258,7 +227,7 @@ class LoopClosure:
             or self._graph.index(self._keyframes[-1].submap) < MIN_SUBMAPS_APART
         ):
             return None
-        new, similarity = self._keyframes[-1], self._descriptors.like_newest()
+        new, similarity = self._keyframes[-1], self._keyframes.similarity()
         newest = self._graph.index(new.submap)
         tied = self._graph.loop_partners(new.submap)  # need not be found again
         seen = 0
@@ -417,14 +386,16 @@ class LoopClosure:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
         self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
-        self._keyframes = [
-            replace(p, shared_view=p.shared_view.moved(correction.moves[p.submap]))
-            if p.submap in correction.moves
-            else p
-            for p in self._keyframes
-        ]
+        moves = correction.moves
+        self._keyframes.change(
+            lambda p: (
+                replace(p, shared_view=p.shared_view.moved(moves[p.submap]))
+                if p.submap in moves
+                else p
+            )
+        )
         self._unconfirmed.clear()
-        self._searching = bool(self._keyframes)
+        self._searching = len(self._keyframes) > 0
 
 
 def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
@@ -438,26 +409,7 @@ def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
     return model.variance_at(fit.T_ref_window.scale * arm)
 
 
-def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
-    """Returns the keyframe with its variance relative to the node that its submap is in now."""
-    if absorbed.variance is None or not absorbed.first <= keyframe.submap <= absorbed.last:
-        return keyframe
-    arm = float(np.linalg.norm(absorbed.at - keyframe.centre))
-    return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
-
-
 # Functions --------------------------------------------------------------------------------------
-
-
-def with_fewer_pixels(shared_view: SharedView) -> SharedView:
-    """Returns the view with fewer pixels: many keyframes are kept for a long time."""
-    keep = sample(np.ones(len(shared_view.pixels), bool), SAMPLES)
-    return replace(
-        shared_view,
-        pixels=shared_view.pixels[keep],
-        depth=shared_view.depth[keep],
-        confidence=shared_view.confidence[keep],
-    )
 
 
 def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:
@@ -468,64 +420,6 @@ def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -
         float(np.linalg.norm(a.points(point) - b.points(point))) / math.sqrt(3),
     ])  # fmt: skip
     return bool((residual <= SIGMAS * np.sqrt(variance)).all())
-
-
-class DescriptorIndex:
-    """Similarities of the kept keyframes' descriptors, in the order of the keyframes.
-
-    Descriptors are whitened by the statistics of all kept ones. These change slowly: the whitening
-    is computed anew when the number of new descriptors reaches an eighth of all.
-    """
-
-    def __init__(self) -> None:
-        self._whitened = np.zeros((0, 0))
-        self._whitening: tuple[Array, Array] | None = None
-        self._added = 0  # descriptors since the whitening was computed
-
-    def add(self, descriptors: Sequence[Array]) -> None:
-        """Adds the last one of all ``descriptors``."""
-        self._added += 1
-        if self._whitening is None or 8 * self._added >= len(descriptors):
-            x = np.array(descriptors)
-            self._whitening, self._added = whitening(x), 0
-            self._whitened = whitened(x, self._whitening)
-        else:
-            newest = whitened(descriptors[-1][None], self._whitening)
-            self._whitened = np.concatenate((self._whitened, newest))
-
-    def remove(self, index: int) -> None:
-        """Removes the descriptor at ``index``."""
-        self._whitened = np.delete(self._whitened, index, axis=0)
-
-    def like_newest(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the last one."""
-        return np.asarray(self._whitened @ self._whitened[-1])
-
-    def neighbours(self) -> Array:
-        """Returns the cosines [M - 1] of each descriptor with the next one."""
-        return np.asarray((self._whitened[:-1] * self._whitened[1:]).sum(axis=1))
-
-
-def whitening(descriptors: Array) -> tuple[Array, Array]:
-    """Returns the mean [D] and the scaled axes [D, d] in which descriptors [M, D] have equal
-    variance."""
-    x = np.asarray(descriptors, dtype=np.float64)
-    mean = x.mean(axis=0)
-    if len(x) <= 8:
-        return mean, np.eye(x.shape[1])
-    x = x - mean
-    # Principal axes from the smaller one of the two products: M is some hundred, D up to 1 536.
-    most = min(DIMENSIONS, len(x) // 2)
-    squares, left = (part[..., -most:] for part in np.linalg.eigh(x @ x.T))
-    size = np.sqrt(np.maximum(squares, 1e-12 * max(squares[-1], 1e-12)))
-    # Axes of little variance among few descriptors are noise and must not be scaled up fully.
-    return mean, x.T @ (left / (size * (size + 0.1 * size[-1])))
-
-
-def whitened(descriptors: Array, whitening: tuple[Array, Array]) -> Array:
-    """Returns unit rows [M, d]: descriptors [M, D] whitened by the result of ``whitening``."""
-    x = (descriptors - whitening[0]) @ whitening[1]
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
 
 
 def see_same_surface(prediction: Prediction, source: int, target: int) -> bool:

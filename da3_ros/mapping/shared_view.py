@@ -35,7 +35,8 @@ class SharedView:
 
     def moved(self, move: Similarity) -> SharedView:
         """Returns the view after a move of the scene, or in the frame that ``move`` maps to."""
-        T, depth = move.pose(self.T_ref_camera), move.scale * self.depth
+        depth = self.depth if move.scale == 1.0 else move.scale * self.depth
+        T = move.pose(self.T_ref_camera)
         return replace(self, T_ref_camera=T, depth=depth)
 
     @staticmethod

@@ -1,11 +1,13 @@
 """Points and images of the submaps, with limits on number, memory and distance.
 
 Only the newest submap grows, in a voxel hash; the others are compact arrays, so that the cost of a
-window does not depend on the size of the map.
+window does not depend on the size of the map. What is above the limits goes to the disk if the
+scene is stored, and is dropped else.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +17,13 @@ import numpy as np
 
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.scene import CHUNK, REFERENCE, Shot, join
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
 from da3_ros.types import Array, Image
+
+log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
 MARGIN = 0.05  # camera motion over the radius after which distant points are dropped
@@ -47,7 +52,7 @@ class Submap:
 
 
 class SubmapPoints:
-    """Points and images of one scene's submaps; drops the oldest ones first.
+    """Points and images of one scene's submaps; removes the oldest ones first.
 
     Lengths are in scene units. Another thread may read ``len`` and ``nbytes``.
     """
@@ -57,10 +62,23 @@ class SubmapPoints:
         self._submaps = submaps
         self.newest: Submap | None = None  # the one that grows
         self._growing: VoxelMap | None = None  # its points
-        self._point_total = self._image_bytes = 0  # points outside it, bytes of all images
+        self._in_memory: dict[int, Submap] = {}  # closed ones with points there
+        self._point_total = self._image_bytes = 0  # points of these, bytes of all images
+        self._spill: ArraySpill | None = None
+        self._spilled: dict[int, int] = {}  # number of points on the disk, by submap
+        self._spilled_total = 0
+        self._warned = False  # that the disk is full
         self._dropped_at = np.full(3, np.inf)
 
+    def spill_to(self, spill: ArraySpill | None) -> None:
+        """Sets where points go that memory cannot hold; None: they are dropped."""
+        self._spill = spill
+
     def __len__(self) -> int:
+        return self._memory_points + self._spilled_total
+
+    @property
+    def _memory_points(self) -> int:
         growing = self._growing  # once: it may be closed meanwhile
         return self._point_total + (0 if growing is None else len(growing))
 
@@ -84,6 +102,10 @@ class SubmapPoints:
         """Returns the chosen points of a submap, in its frame."""
         growing = self._growing_of(submap)
         return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
+
+    def is_in_memory(self, submap: Submap) -> bool:
+        """Whether a submap's points are in memory."""
+        return submap.id not in self._spilled
 
     def begin(self, submap: Submap, voxel: float) -> None:
         """Makes ``submap`` the growing one, in voxels of this edge length in its own unit."""
@@ -134,18 +156,22 @@ class SubmapPoints:
         voxel: returns the edge length for a submap, in the submap's unit.
         """
         for submap in self._with_points():
+            on_disk = not self.is_in_memory(submap)
             self._set_cloud(submap, compact(regridded(submap.cloud, voxel(submap))))
+            if on_disk:
+                self._move_to_disk(submap)
         if self._growing is not None and self.newest is not None:
             cloud, self._growing = self._growing.cloud(), VoxelMap(voxel(self.newest))
             self._growing.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
 
     def enforce_limits(self, most: int, room: int, pose_bytes: int) -> None:
-        """Drops points above the number ``most``, and points and images above ``room`` bytes.
+        """Removes points above the number ``most``, and points and images above ``room`` bytes,
+        from memory.
 
         0: no limit. pose_bytes: memory of the poses, a part of ``room``.
         """
-        if most and len(self) > most:
-            self._drop_points(lambda: len(self) - math.floor(KEPT_SHARE * most))
+        if most and self._memory_points > most:
+            self._drop_points(lambda: self._memory_points - math.floor(KEPT_SHARE * most))
         if room and self._growing is not None and self._growing.nbytes > room / 4:
             self.close()  # closed submaps need a third of the memory
         if room and self.nbytes + pose_bytes > room:
@@ -179,27 +205,63 @@ class SubmapPoints:
         return (s for s in list(self._submaps.values()) if len(s.cloud))
 
     def _set_cloud(self, submap: Submap, cloud: PointCloud) -> None:
-        self._point_total += len(cloud) - len(submap.cloud)
+        """Replaces a submap's points by others in memory."""
+        self._note_points(submap, len(cloud), on_disk=False)
         submap.cloud = cloud
         if len(cloud):
             submap.middle = (cloud.xyz.min(axis=0) + cloud.xyz.max(axis=0)) / 2
             submap.reach = math.sqrt(((cloud.xyz - submap.middle) ** 2).sum(axis=1).max())
 
+    def _note_points(self, submap: Submap, count: int, *, on_disk: bool) -> None:
+        """Counts the points that a submap has from now on."""
+        if self._in_memory.pop(submap.id, None) is not None:
+            self._point_total -= len(submap.cloud)
+        self._spilled_total -= self._spilled.pop(submap.id, 0)
+        if on_disk:
+            self._spilled[submap.id] = count
+            self._spilled_total += count
+        elif count:
+            self._in_memory[submap.id] = submap
+            self._point_total += count
+
+    def _move_to_disk(self, submap: Submap) -> bool:
+        """Moves a submap's points to the disk, if that is possible."""
+        if self._spill is None:
+            return False
+        cloud = submap.cloud
+        try:
+            arrays = self._spill.put([cloud.xyz, cloud.rgb, cloud.confidence, cloud.count])
+        except OSError as error:
+            if not self._warned:
+                log.warning("points that memory cannot hold are dropped: %s", error)
+            self._warned = True
+            return False
+        self._note_points(submap, len(cloud), on_disk=True)
+        submap.cloud = PointCloud(*arrays)
+        return True
+
     def _keep_near(self, submap: Submap, camera: Array, radius: float) -> None:
         xyz = submap.T_scene_submap.points(submap.cloud.xyz)
         near = ((xyz - camera) ** 2).sum(axis=1) <= radius**2
-        self._set_cloud(submap, submap.cloud.take(near))
+        on_disk = not self.is_in_memory(submap)
+        if not near.all():
+            self._set_cloud(submap, submap.cloud.take(near))
         if not near.any():
             self.drop_images(submap)
+        elif on_disk and not near.all():
+            self._move_to_disk(submap)
 
     def _drop_points(self, excess: Callable[[], int]) -> None:
-        """Drops the oldest points until ``excess``, the number to drop, is not positive."""
+        """Removes the oldest points from memory until ``excess``, their number, is not
+        positive."""
         if self._growing is not None and excess() > self._point_total:
             self.close()
-        for submap in self._with_points():
+        for submap in (self._in_memory[id] for id in sorted(self._in_memory)):
             points = excess()
             if points <= 0:
                 return
+            if self._move_to_disk(submap):
+                continue
             # A copy: a view would hold the memory of all.
             rest = np.arange(min(points, len(submap.cloud)), len(submap.cloud))
             self._set_cloud(submap, submap.cloud.take(rest))

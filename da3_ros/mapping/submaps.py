@@ -17,6 +17,7 @@ import numpy as np
 from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.scene import (
     REFERENCE,
@@ -66,21 +67,27 @@ class SubmapStore:
     """Submaps and trajectory of a scene, within ``limits``.
 
     Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
-    points are dropped first; points are dropped before they are farther than ``radius_m`` from the
-    camera.
+    points leave memory first; points are dropped before they are farther than ``radius_m`` from
+    the camera.
     """
 
-    def __init__(self, limits: MapConfig) -> None:
+    def __init__(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
+        """spill: where points go that memory cannot hold; None: they are dropped."""
         self.limits = limits
         self.scene_scale = 1.0
         self.trajectory = Trajectory()
         self.submaps: dict[int, Submap] = {}
         self._points = SubmapPoints(self.submaps)
+        self._points.spill_to(spill)
         self._next = self._segment = 0
         self.part = REFERENCE  # part of new frames
         self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
+
+    def spill_to(self, spill: ArraySpill) -> None:
+        """Sets where points go from now on that memory cannot hold."""
+        self._points.spill_to(spill)
 
     def set_limits(self, limits: MapConfig, scene_scale: float) -> None:
         """Sets the limits and the scale for frames from now on."""
@@ -221,12 +228,16 @@ class SubmapStore:
         return self.submaps[newest].part if newest >= 0 else self.part
 
     def thinned(self, most: int, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """Returns an even choice of at most ``most`` points of the shown part, for display.
+        """Returns an even choice of at most ``most`` points of the shown part that are in memory,
+        for display.
 
         The cost is proportional to the chosen points.
         """
         places, clouds, before = self._places(), [], 0
-        shown = [s for s in self.submaps.values() if s.part == self.shown_part]
+        part = self.shown_part
+        shown = [
+            s for s in self.submaps.values() if s.part == part and self._points.is_in_memory(s)
+        ]
         sizes = [self._points.point_count(s) for s in shown]
         stride = max(1, -(-sum(sizes) // most))
         for s, size in zip(shown, sizes, strict=True):

@@ -16,6 +16,7 @@ import numpy as np
 from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.resizing import Cut
@@ -38,12 +39,18 @@ class LoopScheduler:
         self.enabled = True
         self.closed = 0
         self._solver: ThreadPoolExecutor | None = None
-        self._max_bytes = 0  # of keyframes; 0: no limit
+        self._max_bytes = 0  # of keyframes in memory; 0: no limit
+        self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
         self.restart()
+
+    def spill_to(self, spill: ArraySpill) -> None:
+        """Sets where keyframes go from now on that memory cannot hold."""
+        self._spill = spill
+        self._closure.spill_to(spill)
 
     def restart(self) -> None:
         """Begins a new scene."""
-        self._closure = LoopClosure()
+        self._closure = LoopClosure(spill=self._spill)
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
 
@@ -54,7 +61,7 @@ class LoopScheduler:
     def set_enabled(self, enabled: bool) -> None:
         """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
         if self.enabled and not enabled:
-            self._closure = LoopClosure(self._closure)
+            self._closure = LoopClosure(self._closure, self._spill)
         self.enabled = enabled
 
     def start_segment(self, *, lost: bool) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
@@ -41,6 +42,7 @@ class SceneMap:
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
         self.recording: KeyframeRecording | None = None
+        self._spill: ArraySpill | None = None
         self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         self._reset_map_place()
@@ -51,7 +53,9 @@ class SceneMap:
 
     def forget(self) -> None:
         """Begins with an empty map."""
-        self.submaps = SubmapStore(self.config.map)
+        if self._spill is not None:
+            self._spill.begin()
+        self.submaps = SubmapStore(self.config.map, self._spill)
         self.loops.restart()
         self.scale.forget()
         if self.recording is not None:
@@ -148,9 +152,11 @@ class SceneMap:
         """Whether frames are stored."""
         return self.recording is not None
 
-    def record(self, recording: KeyframeRecording) -> None:
-        """Stores all frames from now on."""
-        self.recording = recording
+    def record(self, recording: KeyframeRecording, spill: ArraySpill) -> None:
+        """Stores all frames from now on; what memory cannot hold goes to ``spill``."""
+        self.recording, self._spill = recording, spill
+        self.submaps.spill_to(spill)
+        self.loops.spill_to(spill)
 
     def finish_recording(self, timeout_s: float | None = None) -> bool:
         """Stores all that waits, and no more; False if the disk is still busy after a time."""

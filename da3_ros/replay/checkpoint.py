@@ -19,13 +19,12 @@ from typing import Any
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.inference import Plan
-from da3_ros.keyframe_store.recorder import RecorderState
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings import Recording
 from da3_ros.refinement.effort import Effort
 from da3_ros.replay.object_state import StateError, load_state, save_state
 from da3_ros.replay.result_bag import BagState
-from da3_ros.replay.results import ReplayOptions
+from da3_ros.replay.results import ReplayOptions, WrittenScene
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,7 @@ class Written:
     """How much of the files was written."""
 
     bag: BagState
-    trajectories: dict[str, int]  # bytes, by scene
-    keyframes: dict[str, RecorderState]  # by scene
+    scenes: dict[str, WrittenScene]
 
 
 @dataclass(frozen=True, eq=False)

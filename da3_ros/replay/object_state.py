@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 
 FORMAT, VERSION = "da3_ros state", 1
@@ -78,11 +79,15 @@ def load_state(path: Path, name: str, there: Any, services: Mapping[str, Any]) -
 
 
 class _Writer:
-    """Turns objects into nodes: JSON values, and records of the journal for bytes and arrays."""
+    """Turns objects into nodes: JSON values, and records of the journal for bytes and arrays.
+
+    Arrays that lie in a spill stay there.
+    """
 
     def __init__(self, journal: JournalWriter, services: Mapping[str, Any]) -> None:
         self._journal = journal
         self._names = {id(service): name for name, service in services.items()}
+        self._spills = {n: s for n, s in services.items() if isinstance(s, ArraySpill)}
         self._index: dict[int, int] = {}  # of the node of an object, by its id
         self._alive: list[Any] = []  # else an id could be used again
         self._records = 0
@@ -149,11 +154,15 @@ class _Writer:
         array = np.asarray(value)
         if array.dtype.hasobject:
             raise StateError(f"{where}: arrays of objects cannot be written")
+        about = {"type": np.lib.format.dtype_to_descr(array.dtype), "shape": array.shape}
+        for name, spill in self._spills.items():
+            place = spill.place_of(array)
+            if place is not None:
+                return {"kind": "spilled", **about, "service": name, "place": place}
         data = np.ascontiguousarray(array)
         return {
             "kind": "array",
-            "type": np.lib.format.dtype_to_descr(array.dtype),
-            "shape": array.shape,
+            **about,
             "strides": array.strides,
             "scalar": isinstance(value, np.generic),
             "writeable": bool(array.flags.writeable),
@@ -208,6 +217,9 @@ class _Reader:
             self._made[index] = made_by(*map(self.value, node["values"]))
         elif kind == "array":
             self._made[index] = self._array(node)
+        elif kind == "spilled":
+            spill, dtype = self._services[node["service"]], _dtype(node)
+            self._made[index] = spill.at(node["place"], dtype, node["shape"])
         elif kind == "bytes":
             self._made[index] = self._bytes(node["record"], node["size"])
         elif kind == "future":
@@ -249,9 +261,7 @@ class _Reader:
             made[name] = self.value(value, old.get(name, _NOTHING))
 
     def _array(self, node: dict[str, Any]) -> Any:
-        dtype = np.lib.format.descr_to_dtype(_tuples(node["type"]))
-        if dtype.hasobject:
-            raise StateError("an array of objects")
+        dtype = _dtype(node)
         shape, strides = (tuple(int(n) for n in node[k]) for k in ("shape", "strides"))
         count = math.prod(shape)
         data = np.frombuffer(self._bytes(node["record"], count * dtype.itemsize), dtype, count)
@@ -304,6 +314,13 @@ def _empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any
     if size > SPREAD * most:
         return np.empty(shape, dtype)  # few values of a large array
     return np.ndarray(shape, dtype, np.empty(size, np.uint8), before, strides)
+
+
+def _dtype(node: dict[str, Any]) -> np.dtype[Any]:
+    dtype = np.lib.format.descr_to_dtype(_tuples(node["type"]))
+    if dtype.hasobject:
+        raise StateError("an array of objects")
+    return dtype
 
 
 def _tuples(descr: Any) -> Any:

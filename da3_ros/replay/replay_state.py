@@ -46,15 +46,16 @@ class ReplayState:
         bag = stack.enter_context(ResultBag(folder, None if written is None else written.bag))
         scenes = {}
         for i, (name, pipeline) in enumerate(pipelines.items()):
+            before = None if written is None else written.scenes[name]
             results = SceneResults(
                 folder, bag, options.pictures, settings, annotator, pipeline.scene_map,
                 TrackFilm(pipeline.refinement.trails), name, additional=i > 0,
                 resumed=options.resume is not None,
-                written=0 if written is None else written.trajectories[name],
+                written=0 if before is None else before.trajectory,
             )  # fmt: skip
             stack.enter_context(results)
             stack.callback(pipeline.scene_map.finish_recording)
-            results.store(pipeline, None if written is None else written.keyframes.get(name))
+            results.store(pipeline, before)
             scenes[name] = ReplayScene(pipeline, results)
         every = 1 if not settings.pipeline.cameras else options.every
         return ReplayState(scenes, annotator, bag, every)
@@ -92,12 +93,8 @@ class ReplayState:
 
     def written(self) -> Written:
         """Returns how much of the files was written; it is on the disk then. Raises OSError."""
-        results = {name: scene.results for name, scene in self.scenes.items()}
-        return Written(
-            self._bag.state(),
-            {name: one.written() for name, one in results.items()},
-            {name: one.recorder.state() for name, one in results.items() if one.recorder},
-        )
+        scenes = {name: scene.results.written() for name, scene in self.scenes.items()}
+        return Written(self._bag.state(), scenes)
 
     def services(self) -> dict[str, Any]:
         """Returns the objects that are no part of the state: files, and what is read at start."""
@@ -108,6 +105,7 @@ class ReplayState:
         for name, scene in self.scenes.items():
             found[f"trajectory {name}"] = scene.results.trajectory
             found[f"recorder {name}"] = scene.results.recorder
+            found[f"spill {name}"] = scene.results.spill
         return {name: service for name, service in found.items() if service is not None}
 
     def load(self, path: Path, services: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
 from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.scene_file import save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
+from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
@@ -25,7 +26,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.replay.result_bag import ResultBag
-from da3_ros.replay.work_folder import KEYFRAMES
+from da3_ros.replay.work_folder import KEYFRAMES, SPILL
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.types import Frame, TrackedFrame
 
@@ -121,6 +122,15 @@ class ReplayScene:
         self.results.add(result)
 
 
+@dataclass(frozen=True, eq=False)
+class WrittenScene:
+    """How much of the files of a scene was written."""
+
+    trajectory: int = 0  # bytes
+    keyframes: RecorderState | None = None
+    spilled: int = 0  # bytes of points and keyframes that memory could not hold
+
+
 class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     """The files of one scene, written while frames are processed."""
 
@@ -161,23 +171,31 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.refined, self.tracks, self.reprojection_px = 0, 0, 0.0  # windows, and sums over them
         self._units: set[bool] = set()  # True, False: whether frames were metric
         self.recorder: KeyframeRecorder | None = None
+        self.spill: ArraySpill | None = None
 
-    def store(self, pipeline: Pipeline, continued: RecorderState | None = None) -> None:
-        """Stores the keyframes of a scene from now on. Raises OSError, JournalError."""
+    def store(self, pipeline: Pipeline, written: WrittenScene | None = None) -> None:
+        """Stores the keyframes of a scene from now on, after what an interrupted replay has
+        ``written``. Raises OSError, JournalError."""
         if not pipeline.config.map.enabled:
             return
-        limit = round(1e9 * pipeline.config.map.disk_gb)
+        limit, folder = round(1e9 * pipeline.config.map.disk_gb), self._path(KEYFRAMES)
         self.recorder = KeyframeRecorder(
-            self._path(KEYFRAMES), counters=pipeline.counters, wait=True, limit_bytes=limit,
-            continued=continued,
+            folder, counters=pipeline.counters, wait=True, limit_bytes=limit,
+            continued=None if written is None else written.keyframes,
         )  # fmt: skip
-        pipeline.scene_map.record(KeyframeRecording(self.recorder))
+        size = 0 if written is None else written.spilled
+        self.spill = ArraySpill(folder, SPILL, size=size, limit_bytes=limit)
+        pipeline.scene_map.record(KeyframeRecording(self.recorder), self.spill)
 
-    def written(self) -> int:
-        """Returns the bytes of the trajectory, and waits until they are on the disk."""
+    def written(self) -> WrittenScene:
+        """Returns how much was written, and waits until it is on the disk. Raises OSError."""
         self.trajectory.flush()
         os.fsync(self.trajectory.fileno())
-        return os.fstat(self.trajectory.fileno()).st_size
+        size = os.fstat(self.trajectory.fileno()).st_size
+        if self.recorder is None or self.spill is None:
+            return WrittenScene(size)
+        self.spill.sync()
+        return WrittenScene(size, self.recorder.state(), self.spill.size)
 
     @property
     def mixed(self) -> bool:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint.da3k"
 KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs; with a camera's suffix
+SPILL = "points.spill"  # in it: what memory cannot hold
 UNFINISHED = "unfinished"
 OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
 

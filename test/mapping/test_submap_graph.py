@@ -11,14 +11,8 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.loop_closure import (
-    DescriptorIndex,
-    DriftModel,
-    Loop,
-    LoopClosure,
-    whitened,
-    whitening,
-)
+from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
+from da3_ros.mapping.loop_keyframes import DescriptorIndex, whitened, whitening
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
@@ -262,7 +256,7 @@ def along(closer, count):
     """So many submaps of four keyframes, each with the window that brought it."""
     sure = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
     fit = Similarity(1.0, np.eye(3), np.zeros(3))
-    begin = 4 * (closer._keyframes[-1].submap + 1) if closer._keyframes else 0
+    begin = 4 * (closer._keyframes[-1].submap + 1) if len(closer._keyframes) else 0
     for n in range(begin, begin + 4 * count):
         T = np.eye(4)
         T[0, 3] = 0.4 * n
@@ -316,7 +310,7 @@ def test_a_camera_that_stands_still_takes_no_memory():
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_a_long_way_takes_bounded_memory(monkeypatch):
-    monkeypatch.setattr("da3_ros.mapping.loop_closure.MAX_KEYFRAMES", 30)
+    monkeypatch.setattr("da3_ros.mapping.loop_keyframes.MAX_KEYFRAMES", 30)
     stage, held = LoopScheduler(), []
     for n in range(16 * 300):
         still(stage, 1)
@@ -362,7 +356,7 @@ def test_places_of_a_forgotten_segment_are_forgotten(monkeypatch):
         keyframe(stage, n)
     closer = stage._closure
     assert {p.submap for p in closer._keyframes} == set(range(20, 30))
-    assert len(closer._descriptors.like_newest()) == len(closer._keyframes)
+    assert len(closer._keyframes.similarity()) == len(closer._keyframes)
 
 
 def test_likeness_kept_along_the_way_is_that_of_all_at_once():

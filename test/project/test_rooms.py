@@ -40,7 +40,7 @@ ROOMS = {
     "inference": {"backends", "geometry", "network"},
     "backends": {"network"},
     "sensors": {"geometry"},
-    "mapping": {"geometry"},
+    "mapping": {"geometry", "keyframe_store"},
     "refinement": {"geometry"},
     "keyframe_store": {"geometry"},
     "geometry": set(),

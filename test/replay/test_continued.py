@@ -105,6 +105,7 @@ def assert_same(a, b):
 CASES = {
     "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "loops": ("window.new:=2", "loop.every:=1"),
+    "spilled": ("map.max_points:=20000", "keyframe.parallax:=0.02", "refinement.enabled:=false"),
     "full_disk": ("map.disk_gb:=0.0001", "refinement.enabled:=false"),
 }
 

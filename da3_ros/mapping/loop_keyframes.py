@@ -1,0 +1,247 @@
+"""The keyframes that are kept for loop detection, with an index of their descriptors.
+
+If the scene is stored, only the newest ones are in memory; the arrays of the others lie on the
+disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.mapping.shared_view import SharedView, sample
+from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
+from da3_ros.types import Array
+
+MAX_KEYFRAMES = 300  # keyframes kept in memory, each an image and a thousand numbers
+MAX_STORED = 10_000  # keyframes kept in memory and on the disk
+STATISTICS = 512  # descriptors of which the statistics are computed, at most
+SAMPLES = 1024  # pixels of each keyframe that keep their depth
+DIMENSIONS = 64  # of descriptors after whitening
+OVERHEAD = 2000  # bytes of a keyframe's objects
+
+
+@dataclass(frozen=True, eq=False)
+class LoopKeyframe:
+    """A keyframe kept for loop detection."""
+
+    shared_view: SharedView
+    descriptor: Array  # [D]
+    submap: int
+    own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
+
+    @property
+    def T_vo_camera(self) -> Array:
+        """The camera's pose [4, 4]."""
+        return self.shared_view.T_ref_camera
+
+    @property
+    def depth(self) -> float:
+        """Median depth, scene units."""
+        return float(np.median(self.shared_view.depth))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes, unless its arrays are on the disk."""
+        return sum(part.nbytes for part in (*self.arrays, self.descriptor)) + OVERHEAD
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays that may lie on the disk."""
+        a = self.shared_view
+        return a.view.image, a.pixels, a.depth, a.confidence
+
+    def with_arrays(self, arrays: Sequence[Array]) -> LoopKeyframe:
+        """Returns the keyframe with equal ``arrays`` that lie elsewhere."""
+        image, pixels, depth, confidence = arrays
+        view = replace(self.shared_view.view, image=image)
+        shared_view = replace(
+            self.shared_view, view=view, pixels=pixels, depth=depth, confidence=confidence
+        )
+        return replace(self, shared_view=shared_view)
+
+    @property
+    def centre(self) -> Array:
+        """The camera's centre [3]."""
+        return np.asarray(self.T_vo_camera[:3, 3])
+
+
+class LoopKeyframes:
+    """The kept keyframes, oldest first."""
+
+    def __init__(self, spill: ArraySpill | None = None) -> None:
+        """spill: where keyframes go that memory cannot hold; None: they are forgotten."""
+        self._spill = spill
+        self._all: list[LoopKeyframe] = []
+        self._on_disk = 0  # number of the first keyframes, whose arrays lie there
+        self._descriptors = DescriptorIndex()
+
+    def spill_to(self, spill: ArraySpill) -> None:
+        """Sets where keyframes go from now on that memory cannot hold."""
+        self._spill = spill
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[LoopKeyframe]:
+        return iter(self._all)
+
+    def __getitem__(self, index: int) -> LoopKeyframe:
+        return self._all[index]
+
+    def index(self, keyframe: LoopKeyframe) -> int:
+        """Returns the number of a keyframe. Raises ValueError."""
+        return self._all.index(keyframe)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes, by the newest keyframe: all take about the same."""
+        if not self._all:
+            return 0
+        newest = self._all[-1]
+        on_disk = self._on_disk * (newest.descriptor.nbytes + OVERHEAD)
+        return (len(self._all) - self._on_disk) * newest.nbytes + on_disk
+
+    def add(self, keyframe: LoopKeyframe, max_bytes: int) -> None:
+        """Adds the newest keyframe; moves others to the disk, or forgets them, so that all take
+        at most ``max_bytes`` (0: no limit)."""
+        self._all.append(keyframe)
+        self._descriptors.add([one.descriptor for one in self._all])
+        while (count := len(self._all)) > 2 and (
+            count - self._on_disk > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
+        ):
+            if not self._move_to_disk():
+                self._forget_most_similar()
+        if len(self._all) > MAX_STORED:
+            self._forget_most_similar()
+
+    def remove(self, index: int) -> None:
+        """Forgets a keyframe."""
+        del self._all[index]
+        self._on_disk -= index < self._on_disk
+        self._descriptors.remove(index)
+
+    def change(self, changed: Callable[[LoopKeyframe], LoopKeyframe]) -> None:
+        """Replaces each keyframe by what ``changed`` returns, with an equal descriptor."""
+        for i, old in enumerate(self._all):
+            new = changed(old)
+            if new is not old and i < self._on_disk:
+                new = self._stored(new, old)
+            self._all[i] = new
+
+    def similarity(self) -> Array:
+        """Returns the cosines [M] of each descriptor with the newest one."""
+        return self._descriptors.like_newest()
+
+    def _forget_most_similar(self) -> None:
+        """Forgets the newer one of the two most similar consecutive keyframes."""
+        self.remove(int(np.argmax(self._descriptors.neighbours()[:-1])) + 1)
+
+    def _move_to_disk(self) -> bool:
+        """Moves the oldest keyframe in memory to the disk, if that is possible; the two newest
+        ones stay."""
+        if self._spill is None or self._on_disk + 2 >= len(self._all):
+            return False
+        one = self._all[self._on_disk]
+        try:
+            self._all[self._on_disk] = one.with_arrays(self._spill.put(one.arrays))
+        except OSError:  # points go there too: they warn
+            return False
+        self._on_disk += 1
+        return True
+
+    def _stored(self, new: LoopKeyframe, old: LoopKeyframe) -> LoopKeyframe:
+        """Returns a keyframe with those arrays on the disk that differ from ``old``'s."""
+        assert self._spill is not None
+        arrays = list(new.arrays)
+        changed = [
+            i for i, (a, b) in enumerate(zip(arrays, old.arrays, strict=True)) if a is not b
+        ]
+        try:
+            there = self._spill.put([arrays[i] for i in changed])
+        except OSError:
+            return new
+        for i, array in zip(changed, there, strict=True):
+            arrays[i] = array
+        return new.with_arrays(arrays)
+
+
+def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
+    """Returns the keyframe with its variance relative to the node that its submap is in now."""
+    if absorbed.variance is None or not absorbed.first <= keyframe.submap <= absorbed.last:
+        return keyframe
+    arm = float(np.linalg.norm(absorbed.at - keyframe.centre))
+    return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
+
+
+def with_fewer_pixels(shared_view: SharedView) -> SharedView:
+    """Returns the view with fewer pixels: many keyframes are kept for a long time."""
+    keep = sample(np.ones(len(shared_view.pixels), bool), SAMPLES)
+    return replace(
+        shared_view,
+        pixels=shared_view.pixels[keep],
+        depth=shared_view.depth[keep],
+        confidence=shared_view.confidence[keep],
+    )
+
+
+class DescriptorIndex:
+    """Similarities of the kept keyframes' descriptors, in the order of the keyframes.
+
+    Descriptors are whitened by the statistics of all kept ones. These change slowly: the whitening
+    is computed anew when the number of new descriptors reaches an eighth of all.
+    """
+
+    def __init__(self) -> None:
+        self._whitened = np.zeros((0, 0))
+        self._whitening: tuple[Array, Array] | None = None
+        self._added = 0  # descriptors since the whitening was computed
+
+    def add(self, descriptors: Sequence[Array]) -> None:
+        """Adds the last one of all ``descriptors``."""
+        self._added += 1
+        if self._whitening is None or 8 * self._added >= len(descriptors):
+            x = np.array(descriptors)
+            even = np.arange(min(len(x), STATISTICS)) * len(x) // min(len(x), STATISTICS)
+            self._whitening, self._added = whitening(x[even]), 0
+            self._whitened = whitened(x, self._whitening)
+        else:
+            newest = whitened(descriptors[-1][None], self._whitening)
+            self._whitened = np.concatenate((self._whitened, newest))
+
+    def remove(self, index: int) -> None:
+        """Removes the descriptor at ``index``."""
+        self._whitened = np.delete(self._whitened, index, axis=0)
+
+    def like_newest(self) -> Array:
+        """Returns the cosines [M] of each descriptor with the last one."""
+        return np.asarray(self._whitened @ self._whitened[-1])
+
+    def neighbours(self) -> Array:
+        """Returns the cosines [M - 1] of each descriptor with the next one."""
+        return np.asarray((self._whitened[:-1] * self._whitened[1:]).sum(axis=1))
+
+
+def whitening(descriptors: Array) -> tuple[Array, Array]:
+    """Returns the mean [D] and the scaled axes [D, d] in which descriptors [M, D] have equal
+    variance."""
+    x = np.asarray(descriptors, dtype=np.float64)
+    mean = x.mean(axis=0)
+    if len(x) <= 8:
+        return mean, np.eye(x.shape[1])
+    x = x - mean
+    # Principal axes from the smaller one of the two products: M is some hundred, D up to 1 536.
+    most = min(DIMENSIONS, len(x) // 2)
+    squares, left = (part[..., -most:] for part in np.linalg.eigh(x @ x.T))
+    size = np.sqrt(np.maximum(squares, 1e-12 * max(squares[-1], 1e-12)))
+    # Axes of little variance among few descriptors are noise and must not be scaled up fully.
+    return mean, x.T @ (left / (size * (size + 0.1 * size[-1])))
+
+
+def whitened(descriptors: Array, whitening: tuple[Array, Array]) -> Array:
+    """Returns unit rows [M, d]: descriptors [M, D] whitened by the result of ``whitening``."""
+    x = (descriptors - whitening[0]) @ whitening[1]
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))

@@ -1,0 +1,142 @@
+"""With a store, what the map's limits take from memory is on the disk, and comes back."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+from support.pipelines import settings, to_frame
+
+from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.mapping import loop_keyframes
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+
+SIZE = (140, 112)
+
+
+@pytest.fixture(scope="module")
+def camera():
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=70, rate_hz=4.0)
+
+
+def run(camera, folder=None, limit_bytes=-1, **values):
+    """Returns a pipeline after all frames; with a store if there is a folder."""
+    session = TruthSession(camera, seed=1)
+    pipeline = Pipeline(settings(**{"keyframe.parallax": 0.02, **values}), session)
+    if folder is not None:
+        recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
+        spill = ArraySpill(folder, limit_bytes=limit_bytes)
+        pipeline.scene_map.record(KeyframeRecording(recorder), spill)
+    for frame in camera:
+        for _ in pipeline.push(to_frame(camera, frame)):
+            pass
+    pipeline.scene_map.finish_recording()
+    return pipeline
+
+
+def cloud(pipeline):
+    scene = pipeline.scene()
+    xyz = np.concatenate([c.xyz for c in scene.chunks()])
+    return xyz[np.lexsort(xyz.T)]
+
+
+@pytest.fixture(scope="module")
+def whole(camera):
+    return run(camera, **{"map.max_points": 0})
+
+
+FEW = {"map.max_points": 100_000}
+
+
+def test_all_points_are_exported_and_few_are_in_memory(camera, whole, tmp_path):
+    pipeline = run(camera, tmp_path, **FEW)
+    assert len(pipeline.map) == len(whole.map) > 150_000
+    np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
+    assert pipeline.map._points._memory_points <= 100_000
+    assert pipeline.map.nbytes < whole.map.nbytes - 19 * 50_000
+    shown = pipeline.map.thinned(1_000_000)
+    assert 0 < len(shown) <= 100_000  # the display shows what is in memory
+
+
+def test_without_a_store_the_oldest_points_are_dropped(camera):
+    assert len(run(camera, **FEW).map) <= 100_000
+
+
+def test_a_full_disk_drops_points_with_one_warning(camera, whole, tmp_path, caplog):
+    pipeline = run(camera, tmp_path, limit_bytes=1_500_000, **FEW)
+    assert caplog.text.count("points that memory cannot hold are dropped") == 1
+    assert 100_000 < len(pipeline.map) < len(whole.map)
+    assert len(cloud(pipeline)) == len(pipeline.map)
+
+
+def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
+    limits = {"map.radius_m": 3.0}
+    near, spilled = run(camera, **limits), run(camera, tmp_path, **FEW, **limits)
+    assert len(spilled.map) == len(near.map)
+    np.testing.assert_array_equal(cloud(spilled), cloud(near))
+
+
+def test_a_found_scale_regrids_points_on_the_disk(camera, tmp_path):
+    pipeline = run(camera, tmp_path, **FEW)
+    before, nbytes = len(pipeline.map), pipeline.map.nbytes
+    pipeline.map.set_limits(dataclasses.replace(pipeline.map.limits, voxel_m=0.1), 1.0)
+    pipeline.map.regrid()
+    assert len(pipeline.map) < 0.6 * before
+    assert pipeline.map.nbytes <= nbytes
+    assert len(cloud(pipeline)) == len(pipeline.map)
+
+
+def test_a_reset_begins_with_an_empty_map_and_disk(camera, tmp_path):
+    pipeline = run(camera, tmp_path, **FEW)
+    held = pipeline.snapshot().scene()
+    before = np.concatenate([c.xyz for c in held.chunks()])
+    pipeline.reset()
+    assert len(pipeline.map) == 0
+    for frame in list(camera)[:30]:
+        list(pipeline.push(to_frame(camera, frame)))
+    after = np.concatenate([c.xyz for c in held.chunks()])
+    np.testing.assert_array_equal(before, after)  # an export that still runs
+
+
+class Described(TruthSession):
+    """With a descriptor of each view, and the number of verified loops."""
+
+    verified = 0
+
+    def __init__(self, camera):
+        super().__init__(camera, seed=1)
+        self.poses = {f.stamp_ns: f.T_world_camera for f in camera}
+
+    def infer(self, window):
+        self.verified += window.new == 0
+        waves = np.random.default_rng(5).normal(size=(3, 64))
+        T = [self.poses[v.stamp_ns] for v in window.views]
+        angle = [np.arctan2(t[1, 2], t[0, 2]) for t in T]
+        seen = np.cos([[*t[:2, 3], 2 * a] @ waves for t, a in zip(T, angle, strict=True)])
+        return dataclasses.replace(super().infer(window), descriptor=seen)
+
+
+def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 4)
+    values = {"keyframe.parallax": 0.02, "loop.every": 1}
+    pipeline = Pipeline(settings(**values), Described(camera))
+    recorder = KeyframeRecorder(tmp_path, counters=Counter(), wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder), ArraySpill(tmp_path))
+    for _ in range(2):  # the second time on top of the first
+        for frame in camera:
+            list(pipeline.push(to_frame(camera, frame)))
+    pipeline.scene_map.finish_recording()
+    keyframes = pipeline.loops._closure._keyframes
+    assert len(keyframes) > 20
+    assert keyframes._on_disk == len(keyframes) - 4
+    one = keyframes[0]
+    assert keyframes.nbytes < 0.5 * len(keyframes) * one.nbytes
+    images = {f.stamp_ns: f.image for f in camera}
+    for kept in keyframes:
+        view = kept.shared_view.view
+        np.testing.assert_array_equal(view.image, images[view.stamp_ns])
+    assert pipeline.session.verified > 0
