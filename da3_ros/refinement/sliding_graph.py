@@ -236,12 +236,16 @@ class SlidingGraph:
         own = points - view.T_ref_camera[:3, 3]
         own /= np.linalg.norm(own, axis=1, keepdims=True)
         largest = np.zeros(len(tracks))
-        for other in self.views.values():
-            seen = np.isin(tracks, other.track)
-            ray = points[seen] - other.T_ref_camera[:3, 3]
-            ray /= np.linalg.norm(ray, axis=1, keepdims=True) + 1e-300
-            sine = np.linalg.norm(np.cross(own[seen], ray), axis=1)
-            largest[seen] = np.maximum(largest[seen], sine)
+        if not len(tracks):
+            return largest
+        views = list(self.views.values())
+        order, track = np.argsort(tracks), np.concatenate([v.track for v in views])
+        at = order[np.minimum(np.searchsorted(tracks, track, sorter=order), len(tracks) - 1)]
+        seen = tracks[at] == track
+        at, by = at[seen], np.repeat(np.arange(len(views)), [len(v.track) for v in views])[seen]
+        ray = points[at] - np.array([v.T_ref_camera[:3, 3] for v in views])[by]
+        ray /= np.linalg.norm(ray, axis=1, keepdims=True) + 1e-300
+        np.maximum.at(largest, at, np.linalg.norm(np.cross(own[at], ray), axis=1))
         return largest
 
     def _chosen(self, new: Sequence[int]) -> tuple[list[int], Array]:
