@@ -225,7 +225,10 @@ class MapConfig:
         low=1e-4,
     )
     max_points: int = option(
-        5_000_000, "most points in the map; the oldest are removed first; 0: no limit", low=0
+        5_000_000,
+        "most points in memory; the oldest leave it first: to the disk if keyframes are stored, "
+        "else for good; 0: no limit",
+        low=0,
     )
     radius_m: float = option(
         0.0,
@@ -234,7 +237,8 @@ class MapConfig:
     )
     memory_mb: int = option(
         1024,
-        "most MiB of points, poses and images; the oldest are removed first; 0: no limit",
+        "most MiB of points, poses and images in memory; the oldest leave it first: points to the "
+        "disk if keyframes are stored, else for good; 0: no limit",
         low=0,
     )
     keep_images: bool = option(
@@ -246,10 +250,14 @@ class MapConfig:
     store: str = option(
         "",
         "folder under export_dir in which keyframes are stored while the node runs, a new one for "
-        "each run; empty: none. A replay always stores them",
+        "each run, with what max_points and memory_mb take from memory; empty: none. A replay "
+        "always stores them",
     )
     disk_gb: float = option(
-        -1.0, "most GB of a run's stored keyframes; then storing is paused; -1: no limit", low=-1.0
+        -1.0,
+        "most GB of a run's stored keyframes, and of the points that leave memory; then storing "
+        "is paused; -1: no limit",
+        low=-1.0,
     )
 
 

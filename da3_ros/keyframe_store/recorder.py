@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import logging
 import queue
 import threading
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 WAITING = 8  # keyframes that may wait for the disk
 RETRY_S = 10.0  # after a failure
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SYNC_S = 2.0  # between two waits for the disk
 # Frames after which changes are written without a keyframe. Not a time: two replays shall write
 # the same bytes.
@@ -75,14 +77,20 @@ class KeyframeRecorder:
         whether ``add`` waits for the disk; else keyframes that are too many are not stored,
         and counted (``keyframes_not_stored``). limit_bytes: of the journal; -1: none.
         """
-        self._writer = StoreWriter(folder, None if continued is None else continued.size)
-        self._folder = folder
+        self._folder, self._size = folder, None if continued is None else continued.size
+        self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
+        self._writer: StoreWriter | None = None
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._pause(str(error))
         self._counters, self._wait, self._limit = counters, wait, limit_bytes
         self._queue: queue.Queue[Keyframe | _Changes | threading.Event | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
         # Not written yet; of the thread.
         self._changes = _Changes() if continued is None else continued.changes
-        self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
         self._thread.start()
 
@@ -124,6 +132,8 @@ class KeyframeRecorder:
         done = threading.Event()
         self._queue.put(done)
         done.wait()
+        if self._writer is None:
+            return RecorderState(self._size or 0, copy.deepcopy(self._changes))
         self._writer.sync()
         return RecorderState(self._writer.size, copy.deepcopy(self._changes))
 
@@ -147,26 +157,37 @@ class KeyframeRecorder:
                 self._room.release()
                 self._counters["keyframes_stored" if stored else "keyframes_not_stored"] += 1
             if time.monotonic() - synced > SYNC_S:
-                with contextlib.suppress(OSError):  # the next record fails too
-                    self._writer.sync()
+                self._sync()
                 synced = time.monotonic()
         self._retry_at = 0.0  # one last attempt
         self._attempt(None)
-        with contextlib.suppress(OSError):
-            self._writer.sync()
-        self._writer.close()
+        self._sync()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> StoreWriter:
+        """Returns the open journal. Raises OSError, JournalError."""
+        if self._writer is None:
+            self._writer = StoreWriter(self._folder, self._size)
+        return self._writer
+
+    def _sync(self) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # the next record fails too
+                self._writer.sync()
 
     def _attempt(self, keyframe: Keyframe | None) -> bool:
         """Writes what has changed, and a keyframe; False if that fails."""
         if time.monotonic() < self._retry_at:
             return False
         try:
-            self._write_changes()  # also past the limit: they are small
-            if keyframe is not None and 0 <= self._limit < self._writer.size:
-                self._pause(f"it holds {self._writer.size / 1e9:.1f} GB: see map.disk_gb")
+            writer = self._open()
+            self._write_changes(writer)  # also past the limit: they are small
+            if keyframe is not None and 0 <= self._limit < writer.size:
+                self._pause(f"it holds {writer.size / 1e9:.1f} GB: see map.disk_gb")
                 return False
             if keyframe is not None:
-                self._writer.add(keyframe)
+                writer.add(keyframe)
         except OSError as error:
             self._pause(str(error))
             self._retry_at = time.monotonic() + RETRY_S
@@ -185,20 +206,20 @@ class KeyframeRecorder:
             log.warning("%s: storing keyframes is paused: %s", self._folder, why)
         self._paused = True
 
-    def _write_changes(self) -> None:
+    def _write_changes(self, writer: StoreWriter) -> None:
         changes = self._changes
         if changes.begins:
-            self._writer.begin()
+            writer.begin()
             changes.begins = False
         if changes.places:
-            self._writer.place(changes.places.values())
+            writer.place(changes.places.values())
             changes.places = {}
         if changes.frames:
-            self._writer.add_frames(changes.frames)
+            writer.add_frames(changes.frames)
             changes.frames = []
         if changes.poses:
-            self._writer.correct(changes.poses)
+            writer.correct(changes.poses)
             changes.poses = {}
         if changes.map is not None:
-            self._writer.set_map(changes.map)
+            writer.set_map(changes.map)
             changes.map = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from da3_ros.config import NodeConfig
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.keyframe_store.array_spill import ArraySpill
-from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.recorder import FULL, KeyframeRecorder
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
@@ -23,7 +24,10 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
     Frames do not wait for the disk. Raises ConfigError if the folder cannot be used.
     """
     limits = config.pipeline.map
-    if not limits.store or not limits.enabled:
+    if not limits.store:
+        return
+    if not limits.enabled:
+        log.warning("map.store: no keyframes are stored, because map.enabled is false")
         return
     try:
         folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
@@ -32,17 +36,38 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
             recorder = KeyframeRecorder(
                 place if i else folder, counters=pipeline.counters, wait=False, limit_bytes=limit
             )
-            spill = ArraySpill(folder, limit_bytes=limit)
-            pipeline.scene_map.record(KeyframeRecording(recorder), spill)
+            pipeline.scene_map.record(KeyframeRecording(recorder), _spill(folder, limit))
     except (OSError, PathError) as error:
         raise ConfigError(f"map.store is {limits.store!r}: {error}") from error
     log.info("keyframes are stored in %s", folder)
 
 
 def _new_folder(parent: Path) -> Path:
-    """Makes and returns the next numbered folder in ``parent``. Raises OSError."""
-    parent.mkdir(parents=True, exist_ok=True)
-    numbers = [int(p.name) for p in parent.iterdir() if p.name.isdecimal()]
+    """Makes and returns the next numbered folder in ``parent``; on a full disk the recorder makes
+    it later. Raises OSError."""
+    with _unless_full():
+        parent.mkdir(parents=True, exist_ok=True)
+    numbers = [int(p.name) for p in parent.glob("*") if p.name.isdecimal()]
     folder = parent / f"{max(numbers, default=0) + 1:06d}"
-    folder.mkdir()
+    with _unless_full():
+        folder.mkdir()
     return folder
+
+
+def _spill(folder: Path, limit_bytes: int) -> ArraySpill | None:
+    """Returns where the map's points go that memory cannot hold; None: the disk is full."""
+    with _unless_full():
+        return ArraySpill(folder, limit_bytes=limit_bytes)
+    return None
+
+
+@contextlib.contextmanager
+def _unless_full() -> Iterator[None]:
+    """Ignores that a disk is full, which may end later: the recorder warns."""
+    try:
+        yield
+    except FileNotFoundError:  # a folder that could not be made
+        pass
+    except OSError as error:
+        if error.errno not in FULL:
+            raise

@@ -152,11 +152,12 @@ class SceneMap:
         """Whether frames are stored."""
         return self.recording is not None
 
-    def record(self, recording: KeyframeRecording, spill: ArraySpill) -> None:
+    def record(self, recording: KeyframeRecording, spill: ArraySpill | None) -> None:
         """Stores all frames from now on; what memory cannot hold goes to ``spill``."""
         self.recording, self._spill = recording, spill
-        self.submaps.spill_to(spill)
-        self.loops.spill_to(spill)
+        if spill is not None:
+            self.submaps.spill_to(spill)
+            self.loops.spill_to(spill)
 
     def finish_recording(self, timeout_s: float | None = None) -> bool:
         """Stores all that waits, and no more; False if the disk is still busy after a time."""

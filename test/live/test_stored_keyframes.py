@@ -1,8 +1,13 @@
 """A stream that stores its keyframes, without a middleware."""
 
+import errno
+from pathlib import Path
+
 import pytest
 from support.streams import as_messages, stream_of
 
+from da3_ros.keyframe_store import recorder
+from da3_ros.keyframe_store.journal import JournalWriter
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.synthetic import SyntheticCamera
@@ -62,3 +67,33 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path, store):
         stream_in(tmp_path, **{"map.store": store})
     assert "\n" not in str(error.value)
     assert not (tmp_path.parent / "outside").exists()
+
+
+def test_a_map_that_is_off_stores_nothing_and_says_so(tmp_path, caplog):
+    stream_in(tmp_path, **{"map.enabled": False})
+    assert "map.store: no keyframes are stored, because map.enabled is false" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", ["folder", "journal"])
+def test_a_disk_that_is_full_at_the_start_pauses_storing(tmp_path, monkeypatch, caplog, part):
+    """The node starts, and stores as soon as there is room."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(recorder, "RETRY_S", 0.0)
+    with monkeypatch.context() as disk:
+        if part == "folder":
+            disk.setattr(Path, "mkdir", full)
+        else:
+            disk.setattr(JournalWriter, "append", full)
+        stream, host = stream_in(tmp_path)
+        shown(stream, host, frames=2)
+        assert stream.processed == 2
+        assert caplog.text.count("storing keyframes is paused") == 1
+    shown(stream, host)
+    assert stream.finish_recording(10)
+    assert "storing keyframes goes on" in caplog.text
+    assert stored(tmp_path / "night" / "000001")[1] > 0
