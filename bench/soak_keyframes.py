@@ -4,9 +4,10 @@
 
 A camera looks at the wall of a corridor, for half of the way out and then back to its start. The
 network is the truth with noise and a made-up descriptor; everything else is what a node runs:
-refinement, alignment, map, loops, keyframes on the disk. Memory is the process's own (without
-mapped files), at even steps; its growth is the slope of the second half (``growth``), as is that
-of the time per frame. At the end the scene is exported, and its points are held against the
+alignment, map, loops, keyframes on the disk; ``--refine`` adds the refinement, for which such
+small images are too coarse (the scale drifts). Memory is the process's own (without mapped files),
+at even steps; its growth is the slope of the second half (``growth``), as is that of the time per
+frame. At the end the scene is exported, and its points are held against the
 corridor's walls. The exit code is 1 if memory or time grew, or if the export lacks a part of the
 way.
 """
@@ -42,15 +43,14 @@ K = np.array([[70.0, 0, 49], [0, 70.0, 35], [0, 0, 1]])
 STEP_M, STEP_NS = 0.03, 33_000_000
 HALF_WIDTH, HEIGHT = 2.0, 2.8  # of the corridor, metres
 FAR = 12.0  # metres beyond which nothing is seen
-CELL = 0.12  # of the texture, metres
+CELL = 0.25  # of the texture, metres
 HEADING = np.radians(60)  # of the camera, from the way to the wall
-NOISE = Noise(0.01, 0.01, 0.01, 0.1, 0.002)
+NOISE = Noise(0.01, 0.002, 0.002, 0.05, 0.001)
 SAMPLES = 60
 GROWTH = 0.05  # tolerated over the whole run, of memory and of time per frame
 SETTINGS = {
     "process_res": 98, "model": "da3-tiny", "checkpoint": "random", "window.size": 10,
     "window.new": 6, "map.voxel_m": 0.05, "map.memory_mb": 64, "scale.source": "fixed",
-    "refinement.max_features": 100,
 }  # fmt: skip
 
 
@@ -85,7 +85,12 @@ class Corridor(TruthSession):
         at = T[:3, 3] + depth[:, None] * rays
         along = np.where(on_wall, at[:, 2], at[:, 1])
         plane = np.where(on_wall, np.sign(rays[:, 1]), 2 * np.sign(rays[:, 2]))
-        image = _texture(at[:, 0] / CELL, along / CELL, plane.astype(np.int64))
+        grey = _texture(at[:, 0] / CELL, along / CELL, plane.astype(np.int64))
+        # What is finer than a pixel fades: it would look like a pattern that moves by itself.
+        slope = np.abs(np.where(on_wall, rays[:, 1], rays[:, 2])) / np.linalg.norm(rays, axis=1)
+        pixel = depth / K[0, 0] / np.maximum(slope, 0.05)
+        grey = 127 + (grey - 127) * np.exp(-((pixel / (0.3 * CELL)) ** 2))
+        image = np.repeat(grey.astype(np.uint8)[:, None], 3, axis=1)
         depth = np.where(depth < FAR, depth, np.inf).reshape(SIZE[::-1])
         truth = Truth((number + 1) * STEP_NS, depth, T, K)
         return image.reshape(*SIZE[::-1], 3), truth
@@ -107,8 +112,8 @@ def _rays() -> Array:
     return np.stack((column, row, np.ones(len(row))), axis=1) @ np.linalg.inv(K).T
 
 
-def _texture(u: Array, v: Array, plane: Array) -> Image:
-    """Returns colours [M, 3] that are smooth between the points of a grid."""
+def _texture(u: Array, v: Array, plane: Array) -> Array:
+    """Returns grey values [M] that are smooth between the points of a grid."""
     i, j = np.floor(u).astype(np.int64), np.floor(v).astype(np.int64)
     a, b = u - i, v - j
     grey = np.zeros(len(u))
@@ -116,7 +121,7 @@ def _texture(u: Array, v: Array, plane: Array) -> Image:
         key = (i + di) * 73856093 ^ (j + dj) * 19349663 ^ plane * 83492791
         key = (key ^ key >> 13) * 1274126177
         grey += (a if di else 1 - a) * (b if dj else 1 - b) * ((key ^ key >> 16) & 255)
-    return np.repeat(grey.astype(np.uint8)[:, None], 3, axis=1)
+    return grey
 
 
 def own_mb() -> float:
@@ -127,10 +132,13 @@ def own_mb() -> float:
     return int(fields["RssAnon"].split()[0]) / 1024
 
 
-def run(frames: int, folder: Path) -> tuple[Pipeline, dict, dict[str, list[float]]]:
+def run(
+    frames: int, folder: Path, *, refine: bool
+) -> tuple[Pipeline, dict, dict[str, list[float]]]:
     """Runs the pipeline; returns it, what it did, and series of memory and time."""
     session = Corridor(frames)
-    pipeline = Pipeline(config_from_parameters(SETTINGS), session)
+    settings = {**SETTINGS, "refinement.enabled": refine}
+    pipeline = Pipeline(config_from_parameters(settings), session)
     recorder = KeyframeRecorder(folder, counters=pipeline.counters, wait=True)
     spill = ArraySpill(folder)
     pipeline.scene_map.record(KeyframeRecording(recorder), spill)
@@ -150,7 +158,8 @@ def run(frames: int, folder: Path) -> tuple[Pipeline, dict, dict[str, list[float
             show(pipeline, number + 1, series, time.perf_counter() - start)
     pipeline.scene_map.finish_recording()
     found = {
-        "frames": frames, "km": frames * STEP_M / 1000, "seconds": time.perf_counter() - start,
+        "refine": refine, "frames": frames, "km": frames * STEP_M / 1000,
+        "seconds": time.perf_counter() - start,
         "keyframes": pipeline.counters["keyframes_stored"], "points": len(pipeline.map),
         "map_mb": pipeline.map.nbytes / 2**20, "spilled_mb": spill.size / 2**20,
         "loops_closed": pipeline.loops.closed, "loops_looked_at": session.loops,
@@ -228,13 +237,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--frames", type=int, default=100_000)
+    parser.add_argument("--refine", action="store_true", help="with refinement by tracks")
     parser.add_argument("--folder", type=Path, help="for the store; default: a temporary one")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.disable(logging.INFO)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        pipeline, row, series = run(options.frames, folder)
+        pipeline, row, series = run(options.frames, folder, refine=options.refine)
         path, took = export(pipeline, folder)
         row |= took | checkpoint(pipeline, folder)
         row["coverage"] = coverage(pipeline, options.frames, path)

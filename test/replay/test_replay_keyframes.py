@@ -1,8 +1,8 @@
 """Keyframes that a replay stores: what is derived from them, and what an interruption leaves."""
 
 import dataclasses
-from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import trimesh
@@ -16,10 +16,10 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import TruthSession
 
 SIZE, FRAMES = (280, 210), 12
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +166,102 @@ def test_a_scene_without_keyframes_names_the_remedy(output, tmp_path, capsys, op
     said = capsys.readouterr().err
     assert "has no stored keyframes" in said
     assert said.count("\n") == 1
+
+
+# Metres, a mask, and two cameras
+
+
+@pytest.fixture(scope="module")
+def metric(tmp_path_factory):
+    """A scene in metres by the robot's odometry, seen past a mask, at twice the network's size."""
+    folder = tmp_path_factory.mktemp("metric")
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=24, rate_hz=4.0)
+    write_synthetic_bag(folder / "bag", camera, tf=True)
+    drawn = np.full(SIZE[::-1], 255, np.uint8)
+    drawn[150:] = 0
+    cv2.imwrite(str(folder / "mask.png"), drawn)
+    assignments = [
+        "process_res:=140", "window.size:=5", "model:=da3-tiny", "map.voxel_m:=0.03",
+        "pose_prior.source:=odometry", "scale.source:=odometry", f"mask:={folder / 'mask.png'}",
+    ]  # fmt: skip
+    options = ReplayOptions(folder / "bag", folder / "out", camera="/camera/image_raw")
+    replay(options, load_config(None, assignments), TruthSession(camera, seed=4))
+    return folder / "out", camera
+
+
+def test_points_derived_in_metres_are_those_of_the_map(metric, tmp_path):
+    output, _ = metric
+    with StoredScene.open(output / "scene") as stored:
+        assert stored.map.metric
+        units = {p.T_scene_submap.scale for p in stored.places.values()}
+        assert abs(stored.map.scene_scale - 1) > 0.05 or units != {1.0}  # units are not metres
+    path = tmp_path / "derived.ply"
+    assert main(["export", str(output), str(path), "--edge-filter", "--voxel", "0.03"]) == 0
+    derived, mapped = points(path), points(output / "scene.ply")
+    far, _ = cKDTree(mapped).query(derived)
+    back, _ = cKDTree(derived).query(mapped)
+    assert max(np.quantile(far, 0.95), np.quantile(back, 0.95)) < 0.04
+
+
+def test_npz_depth_is_in_metres_without_what_the_mask_hides(metric, tmp_path):
+    output, camera = metric
+    assert main(["export", str(output), str(tmp_path / "x.npz")]) == 0
+    truth = {f.stamp_ns: f for f in camera}
+    for file in sorted((tmp_path / "x.npz").glob("*.npz")):
+        one = np.load(file)
+        assert bool(one["metric"])
+        frame, height = truth[int(one["stamp_ns"])], one["depth"].shape[0]
+        small = cv2.resize(frame.depth, one["depth"].shape[::-1], interpolation=cv2.INTER_NEAREST)
+        known = np.isfinite(one["depth"])
+        assert not known[int(152 / SIZE[1] * height) :].any()
+        assert known.mean() > 0.5
+        ratio = np.median(one["depth"][known] / small[known])
+        assert ratio == pytest.approx(1, abs=0.03)  # metres
+        factor = one["depth"].shape[1] / SIZE[0]
+        assert one["K"][0, 0] == pytest.approx(factor * frame.K[0, 0], rel=1e-3)
+
+
+def test_sky_is_kept_as_sky(tmp_path):
+    """Some networks tell sky; depth without an end is stored as such."""
+    camera = SyntheticCamera(seed=2, size=(140, 112), walk="loop", frames=6, rate_hz=2)
+    write_synthetic_bag(tmp_path / "bag", camera)
+
+    class Open(TruthSession):
+        def infer(self, window):
+            found = super().infer(window)
+            found.depth[:, :20] = np.inf
+            sky = np.zeros_like(found.depth)
+            sky[:, :20] = 1.0
+            return dataclasses.replace(found, sky=sky)
+
+    settings = load_config(None, ["process_res:=140", "window.size:=4", "model:=da3-tiny"])
+    replay(ReplayOptions(tmp_path / "bag", tmp_path / "out"), settings, Open(camera))
+    with StoredScene.open(tmp_path / "out" / "scene") as stored:
+        for key in stored.images:
+            assert np.isposinf(stored.load(key).depth[2:18]).all()
+            assert np.isfinite(stored.load(key).depth[22:]).any()
+
+
+def test_a_rig_is_one_store_and_independent_cameras_are_two(tmp_path):
+    walk = {"seed": 2, "size": (140, 112), "walk": "straight", "frames": 6}
+    rig = {n: SyntheticCamera(mount=rig_mount(i, 0.2, -30), **walk)
+           for i, n in enumerate(("front", "left"))}  # fmt: skip
+    write_synthetic_bag(tmp_path / "bag", rig)
+    quick = ["process_res:=140", "window.size:=4", "model:=da3-tiny", "cameras:=[front, left]"]
+    both, each = {"scene": {"front", "left"}}, {"scene": {"front"}, "scene_left": {"left"}}
+    for mode, scenes in (("joint", both), ("independent", each)):
+        output = tmp_path / mode
+        settings = load_config(None, [*quick, f"window.mode:={mode}"])
+        replay(ReplayOptions(tmp_path / "bag", output), settings, TruthSession(rig))
+        assert {p.parent.name for p in output.rglob(JOURNAL)} == set(scenes)
+        for name, cameras in scenes.items():
+            with StoredScene.open(output / name) as stored:
+                assert {f.camera for f in stored.frames} == cameras
+                assert len(stored.frames) == (12 if mode == "joint" else 6)
+            assert main(["export", str(output / name), str(output / f"{name}_new.ply"),
+                         "--edge-filter"]) == 0  # fmt: skip
+            # The replay's own file of that scene, with its cameras' common or own frame.
+            derived, mapped = (points(output / f"{name}{kind}.ply") for kind in ("_new", ""))
+            far, _ = cKDTree(mapped).query(derived)
+            assert np.quantile(far, 0.95) < 0.1
+            assert len(derived) > 1000
