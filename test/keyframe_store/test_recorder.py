@@ -1,6 +1,7 @@
 """Keyframes stored by a thread: order, a slow disk, a full disk, errors, the end."""
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -184,3 +185,17 @@ def test_a_file_that_really_cannot_grow_stays_readable(tmp_path):
     assert done.stderr.count("paused") == 1
     with StoredScene.open(tmp_path) as scene:
         same(scene, stored - 1)
+
+
+def test_what_is_stored_is_on_the_disk_soon(tmp_path, monkeypatch):
+    """A pulled plug costs the last seconds."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(True))
+    monkeypatch.setattr(module, "SYNC_S", 0.0)
+    one = KeyframeRecorder(tmp_path, counters=Counter(), wait=True)
+    one.add(keyframe(1))
+    one.state()
+    while_running = len(synced)
+    assert while_running >= 2  # behind the keyframe, and for the state
+    one.close()
+    assert len(synced) > while_running

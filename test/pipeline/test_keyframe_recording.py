@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.pipelines import settings, to_frame
 from support.scenes import frame, pose
 
 from da3_ros.geometry.similarity import Similarity
@@ -13,6 +14,9 @@ from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredScene
 from da3_ros.mapping.submap_points import Submap
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
 
 R = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
 
@@ -84,3 +88,32 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
         assert not scene.images
         np.testing.assert_array_equal(scene.frames[0].T_submap_camera, pose(9.0))
         assert not scene.frames[0].keyframe
+
+
+def test_depth_of_a_later_segment_is_in_the_unit_of_the_scene(tmp_path):
+    """Each segment has a unit of its own; metres relate them."""
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=24, rate_hz=4.0)
+    values = {"pose_prior.source": "odometry", "scale.source": "odometry"}
+    pipeline = Pipeline(settings(**values), TruthSession(camera, seed=6))
+    recorder = KeyframeRecorder(tmp_path, counters=Counter(), wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder), None)
+    units = []
+    for lap in (0, -(10**12)):  # the second one is a jump back in time
+        for f in camera:
+            changes = {"T_prior_camera": f.T_world_camera, "stamp_ns": f.stamp_ns + lap}
+            pipeline.session.add(dataclasses.replace(f, stamp_ns=f.stamp_ns + lap))
+            list(pipeline.push(to_frame(camera, f, **changes)))
+        units.append(pipeline.scale.unit)
+    assert pipeline.scene_map.finish_recording(10)
+    assert abs(units[1] / units[0] - 1) > 0.1
+    truth = {f.stamp_ns % 10**12: f.depth for f in camera}
+    with StoredScene.open(tmp_path) as stored:
+        segments = {p.segment for p in stored.places.values()}
+        assert len(segments) == 2
+        for key in stored.images:
+            one = stored.load(key)
+            place = stored.places[one.pose.submap].T_scene_submap
+            depth = one.depth * place.scale * stored.map.scene_scale
+            known = np.isfinite(depth)
+            ratio = np.median(depth[known] / truth[one.pose.stamp_ns % 10**12][known])
+            assert ratio == pytest.approx(1, abs=0.05)

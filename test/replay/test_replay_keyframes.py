@@ -123,10 +123,14 @@ def test_npz_has_each_keyframe_in_the_map(output, camera):
     assert np.median(far) < 0.03
 
 
-def test_a_colmap_model_has_images_at_the_cameras_size(output):
+def test_a_colmap_model_has_images_at_the_cameras_size(output, camera):
     folder = exported(output, "model.colmap")
     line = (folder / "cameras.txt").read_text().splitlines()[1].split()
     assert line[:4] == ["1", "PINHOLE", *map(str, SIZE)]
+    K = next(iter(camera)).K
+    np.testing.assert_allclose(
+        [float(v) for v in line[4:8]], [K[0, 0], K[1, 1], K[0, 2], K[1, 2]], rtol=1e-3
+    )
     assert len(list((folder / "images").glob("*.jpg"))) > 2
 
 
