@@ -17,9 +17,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.export.derived import DepthFilters, Readable, readable_keyframes
+from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
 from da3_ros.geometry.projection import backproject
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
@@ -63,12 +64,11 @@ def fused_surface(
     """
     extract = marching_cubes()
     filters.check()
-    keyframes = readable_keyframes(stored, filters)
-    parts = sorted({one.part for one in keyframes})
-    found = []
-    for part in parts if guessed else parts[:1] * (REFERENCE in parts):
-        of_part = [one for one in keyframes if one.part == part]
-        found.append(_fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress))
+    parts = by_part(readable_keyframes(stored, filters))
+    found = [
+        _fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress)
+        for part, of_part in parts.items() if guessed or part == REFERENCE
+    ]  # fmt: skip
     return _cropped(_concatenated(found), crop)
 
 
@@ -112,6 +112,7 @@ class _Looks:
 
     def __init__(self, keyframes: Sequence[Readable], voxel: float) -> None:
         self._readable, self._voxel = keyframes, voxel
+        self._judges = CrossViews(keyframes)
         self._decoded: OrderedDict[int, _Look] = OrderedDict()
         self._blocks: list[Blocks] = []
 
@@ -120,7 +121,7 @@ class _Looks:
 
     def __getitem__(self, index: int) -> _Look:
         if index not in self._decoded:
-            self._decoded[index] = _look(self._readable[index])
+            self._decoded[index] = _look(self._readable[index], self._judges)
             if len(self._decoded) > CACHED:
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(index)
@@ -133,9 +134,9 @@ class _Looks:
         return self._blocks[index]
 
 
-def _look(keyframe: Readable) -> _Look:
+def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     found = keyframe.load()
-    confidence, depth = found.confidence, keyframe.depth_of(found)
+    confidence, depth = found.confidence, judges.depth_of(keyframe, found)
     known = np.isfinite(depth)
     typical = float(np.median(confidence[known])) if known.any() else 1.0
     with np.errstate(invalid="ignore", divide="ignore"):
