@@ -24,6 +24,7 @@ NEAREST = 48  # keyframes, by the distance of their cameras, of which voters are
 VOTERS = 16  # keyframes that judge one
 OVERLAP = 0.1  # least share of a keyframe's points in a voter's image
 CACHED = 256  # keyframes whose depth is kept in cells
+JUDGED = 1024  # keyframes of which is kept what moved away
 SAMPLE = 4000  # pixels that show how well the depths of two keyframes agree
 
 
@@ -35,6 +36,7 @@ class CrossViews:
         self._index = {one.key: index for index, one in enumerate(keyframes)}
         self._T = np.array([one.T_map_camera for one in keyframes]).reshape(-1, 4, 4)
         self._tree = cKDTree(self._T[:, :3, 3])
+        self._gone: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()  # bits
         self._views: OrderedDict[int, DepthView] = OrderedDict()
 
     def depth_of(self, one: Readable, keyframe: Keyframe) -> FloatImage:
@@ -47,12 +49,17 @@ class CrossViews:
         if not one.filters.remove_movers:
             return depth
         rows, columns = np.nonzero(np.isfinite(depth))
-        points, index = backproject(depth, keyframe.pose.K)[rows, columns], self._index[one.key]
-        gone = self._gone(index, points)
+        index = self._index[one.key]
+        if index not in self._gone:
+            points = backproject(depth, keyframe.pose.K)[rows, columns]
+            self._gone[index] = np.packbits(self._judged(index, points))
+            if len(self._gone) > JUDGED:
+                self._gone.popitem(last=False)
+        gone = np.unpackbits(self._gone[index], count=len(rows)).astype(bool)
         depth[rows[gone], columns[gone]] = np.nan
         return depth
 
-    def _gone(self, index: int, points: Array) -> NDArray[np.bool_]:
+    def _judged(self, index: int, points: Array) -> NDArray[np.bool_]:
         """Returns the mask [M] of points of a keyframe that others look through."""
         voters, count = self._voters(index, points), len(points)
         votes = {j: self._votes(j, index, points) for j in voters}

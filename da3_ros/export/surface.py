@@ -76,7 +76,7 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
     of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(looks)):
         progress("finding blocks", index / len(looks))
-        for cube in np.unique(looks.blocks(index) // CUBE, axis=0).tolist():
+        for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
             of_cube[tuple(cube)].append(index)
     if len(of_cube) > MAX_CUBES:
         raise ExportError(
@@ -91,7 +91,7 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
         volume = _Volume(np.array(cube), voxel)
         for index in sorted(nearby):
-            volume.add(looks[index], looks.blocks(index))
+            volume.add(*looks[index])
         parts.append(volume.surface(extract))
     return _welded(_concatenated(parts), voxel)
 
@@ -113,25 +113,20 @@ class _Looks:
     def __init__(self, keyframes: Sequence[Readable], voxel: float) -> None:
         self._readable, self._voxel = keyframes, voxel
         self._judges = CrossViews(keyframes)
-        self._decoded: OrderedDict[int, _Look] = OrderedDict()
-        self._blocks: list[Blocks] = []
+        self._decoded: OrderedDict[int, tuple[_Look, Blocks]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._readable)
 
-    def __getitem__(self, index: int) -> _Look:
+    def __getitem__(self, index: int) -> tuple[_Look, Blocks]:
+        """Returns a look, and the blocks near the surface that it sees."""
         if index not in self._decoded:
-            self._decoded[index] = _look(self._readable[index], self._judges)
+            look = _look(self._readable[index], self._judges)
+            self._decoded[index] = look, _near_surface(look, self._voxel)
             if len(self._decoded) > CACHED:
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(index)
         return self._decoded[index]
-
-    def blocks(self, index: int) -> Blocks:
-        """Returns the blocks near the surface that a keyframe sees; call in turn first."""
-        if index == len(self._blocks):
-            self._blocks.append(_near_surface(self[index], self._voxel))
-        return self._blocks[index]
 
 
 def _look(keyframe: Readable, judges: CrossViews) -> _Look:
