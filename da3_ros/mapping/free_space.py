@@ -126,5 +126,5 @@ def looked_through(votes: Iterable[NDArray[np.int8]], count: int) -> NDArray[np.
     """
     through = np.zeros(count, np.int8)
     for vote in votes:
-        through = np.maximum(through + np.minimum(vote, THROUGH), 0).astype(np.int8)
+        through = np.clip(through + vote, 0, ENOUGH).astype(np.int8)
     return through >= ENOUGH

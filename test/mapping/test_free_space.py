@@ -76,6 +76,7 @@ def test_the_last_votes_decide():
     assert not leaves(through)
     assert not leaves(through, confirmed, through)
     assert not leaves(through, through, confirmed)
+    assert not leaves(*[through] * 9, confirmed, confirmed, through)
 
 
 def keyframe(stamp, depth, x=0.0, camera=""):
@@ -134,12 +135,12 @@ def filled(store, extra=0):
 
 
 def test_closed_submaps_are_judged_at_their_corrected_places():
-    """Both submaps were moved by a loop, which scaled them too: keyframes move with them."""
+    """A loop moved and scaled both submaps, not alike: keyframes move with them."""
     store = store_of()
     filled(store, extra=1)
     R = np.array([[0.0, 0, 1], [0, 1, 0], [-1, 0, 0]])
-    places = {id: Similarity(2.0, R, np.array([5.0, 6, 7])) @ s.T_scene_submap
-              for id, s in store.submaps.items()}  # fmt: skip
+    t = np.array([5.0, 6, 7])
+    places = {0: Similarity(2.0, R, t), 1: Similarity(0.5, R, t)}
     store.move(places)
     assert len(store.submaps) == 2
     before = len(store.submaps[0].cloud)
@@ -156,9 +157,19 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
 def test_parts_at_guessed_places_do_not_judge_each_other():
     store = store_of()
     filled(store)
+    store.add(keyframe(50, wall()))
     store.start_segment()
-    for stamp in range(100, 103):
+    store.add(keyframe(100, wall()))
+    assert box_points(store) > 30
+
+
+def test_keyframes_of_another_part_do_not_vote():
+    store = store_of()
+    for stamp in range(3):
         store.add(keyframe(stamp, wall()))
+    store.start_segment()
+    store.add(keyframe(100, wall(1.0)))
+    store.add(keyframe(101, wall()))
     assert box_points(store) > 30
 
 
