@@ -6,8 +6,10 @@ Each keyframe is judged by those near it that see the same place, as the live ma
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,14 @@ JUDGED = 1024  # keyframes of which is kept what moved away
 SAMPLE = 4000  # pixels that show how well the depths of two keyframes agree
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Depth of a keyframe after the judgement of the others."""
+
+    depth: FloatImage  # [h, w] units of the scene, NaN where unknown or moved away
+    sigma: float  # relative standard deviation of depths from each other; NaN: alone
+
+
 class CrossViews:
     """Keyframes of one part of a scene, in the order of time, that judge each other's depth."""
 
@@ -36,37 +46,43 @@ class CrossViews:
         self._index = {one.key: index for index, one in enumerate(keyframes)}
         self._T = np.array([one.T_map_camera for one in keyframes]).reshape(-1, 4, 4)
         self._tree = cKDTree(self._T[:, :3, 3])
-        self._gone: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()  # bits
+        self._found: OrderedDict[int, tuple[NDArray[np.uint8], float]] = OrderedDict()
         self._views: OrderedDict[int, DepthView] = OrderedDict()
 
-    def depth_of(self, one: Readable, keyframe: Keyframe) -> FloatImage:
-        """Returns a keyframe's depth [h, w] that passes the filters, units of the scene, else NaN.
+    def judge(self, one: Readable, keyframe: Keyframe) -> Judged:
+        """Returns a keyframe's depth that passes the filters, as the others see it.
 
         keyframe: ``one``, loaded. Later keyframes decide what has moved away; earlier ones where
         no later one has seen that something is still there.
         """
-        depth = one.depth_of(keyframe)
-        if not one.filters.remove_movers:
-            return depth
+        depth, index = one.depth_of(keyframe), self._index[one.key]
         rows, columns = np.nonzero(np.isfinite(depth))
-        index = self._index[one.key]
-        if index not in self._gone:
+        if index not in self._found:
             points = backproject(depth, keyframe.pose.K)[rows, columns]
-            self._gone[index] = np.packbits(self._judged(index, points))
-            if len(self._gone) > JUDGED:
-                self._gone.popitem(last=False)
-        gone = np.unpackbits(self._gone[index], count=len(rows)).astype(bool)
-        depth[rows[gone], columns[gone]] = np.nan
-        return depth
+            self._found[index] = self._compare(index, points)
+            if len(self._found) > JUDGED:
+                self._found.popitem(last=False)
+        bits, sigma = self._found[index]
+        if one.filters.remove_movers:
+            gone = np.unpackbits(bits, count=len(rows)).astype(bool)
+            depth[rows[gone], columns[gone]] = np.nan
+        return Judged(depth, sigma)
 
-    def _judged(self, index: int, points: Array) -> NDArray[np.bool_]:
-        """Returns the mask [M] of points of a keyframe that others look through."""
+    def _compare(self, index: int, points: Array) -> tuple[NDArray[np.uint8], float]:
+        """Returns which points [M] of a keyframe others look through, as bits, and by how much
+        depths disagree."""
         voters, count = self._voters(index, points), len(points)
-        votes = {j: self._votes(j, index, points) for j in voters}
+        votes, sigmas = {}, [math.nan]
+        for j in voters:
+            moved, view = self._moved(j, index, points), self._view(j)
+            sigmas.append(view.disagreement(moved[:: max(1, count // SAMPLE)]))
+            votes[j] = view.votes(moved, sigmas[-1])
         later = [votes[j] for j in voters if j > index]
         earlier = [votes[j] for j in reversed(voters) if j < index]
         confirmed = np.any([np.zeros(count, bool), *(v == CONFIRMED for v in later)], axis=0)
-        return looked_through(later, count) | looked_through(earlier, count) & ~confirmed
+        gone = looked_through(later, count) | looked_through(earlier, count) & ~confirmed
+        known = [sigma for sigma in sigmas if not math.isnan(sigma)]
+        return np.packbits(gone), float(np.median(known)) if known else math.nan
 
     def _voters(self, index: int, points: Array) -> list[int]:
         """Returns the keyframes that see the same place, in the order of time; an even choice."""
@@ -91,10 +107,6 @@ class CrossViews:
         """Returns points [M, 3] of a keyframe in the camera of another."""
         T = (invert_pose(self._T[j]) @ self._T[index]).astype(np.float32)
         return np.asarray(points @ T[:3, :3].T + T[:3, 3])
-
-    def _votes(self, j: int, index: int, points: Array) -> NDArray[np.int8]:
-        moved, view = self._moved(j, index, points), self._view(j)
-        return view.votes(moved, view.tolerance(moved[:: max(1, len(moved) // SAMPLE)]))
 
     def _view(self, j: int) -> DepthView:
         if j not in self._views:

@@ -96,7 +96,7 @@ def _insert(voxels: VoxelMap, one: Readable, judges: CrossViews) -> None:
     """Adds the points of a keyframe that pass, in its submap's frame."""
     keyframe = one.load()
     pose = keyframe.pose
-    depth = judges.depth_of(one, keyframe) / np.float32(one.place.scale)
+    depth = judges.judge(one, keyframe).depth / np.float32(one.place.scale)
     known = np.isfinite(depth)
     image = np.asarray(
         cv2.resize(keyframe.image, pose.size, interpolation=cv2.INTER_AREA), np.uint8

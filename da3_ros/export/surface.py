@@ -29,7 +29,8 @@ from da3_ros.types import Array, FloatImage, Image
 BLOCK = 16  # voxels along an edge of a block
 CUBE = 12  # blocks along an edge of a cube that is fused at once
 NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
-DEPTH_SIGMA = 0.01  # relative standard deviation of depth; three of them are fused
+DEPTH_SIGMA = 0.01, 0.03  # least and largest relative standard deviation of depth
+SIGMAS = 3.0  # of them are fused
 FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
@@ -105,6 +106,11 @@ class _Look:
     depth: FloatImage  # [h, w] NaN: no surface
     weight: FloatImage  # [h, w]
     image: Image  # [h, w, 3]
+    sigma: float  # relative standard deviation of depth
+
+    def reach(self, depth: FloatImage, voxel: float) -> FloatImage:
+        """Returns how far behind a surface at ``depth`` it may still be, units of the scene."""
+        return np.maximum(np.float32(NEAR_VOXELS * voxel), np.float32(SIGMAS * self.sigma) * depth)
 
 
 class _Looks:
@@ -131,7 +137,8 @@ class _Looks:
 
 def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     found = keyframe.load()
-    confidence, depth = found.confidence, judges.depth_of(keyframe, found)
+    judged = judges.judge(keyframe, found)
+    confidence, depth = found.confidence, judged.depth
     known = np.isfinite(depth)
     typical = float(np.median(confidence[known])) if known.any() else 1.0
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -139,13 +146,8 @@ def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
     return _Look(
         keyframe.T_map_camera, found.pose.K, depth, weight.astype(np.float32),
-        np.asarray(image, np.uint8),
+        np.asarray(image, np.uint8), float(np.clip(np.nan_to_num(judged.sigma), *DEPTH_SIGMA)),
     )  # fmt: skip
-
-
-def _reach(depth: FloatImage, voxel: float) -> FloatImage:
-    """Returns how far behind a surface at ``depth`` it may still be, units of the scene."""
-    return np.maximum(np.float32(NEAR_VOXELS * voxel), np.float32(3 * DEPTH_SIGMA) * depth)
 
 
 def _near_surface(look: _Look, voxel: float) -> Blocks:
@@ -157,7 +159,7 @@ def _near_surface(look: _Look, voxel: float) -> Blocks:
     stride = int(np.clip(BLOCK * voxel / (2 * pixel), 1, 8))
     points = backproject(look.depth, look.K)[::stride, ::stride].reshape(-1, 3)
     points = points[np.isfinite(points[:, 2])]
-    reach = _reach(points[:, 2], voxel)
+    reach = look.reach(points[:, 2], voxel)
     steps = int(min(np.ceil(reach.max(initial=0.0) / (BLOCK * voxel)), 8)) + 1
     around = np.concatenate([
         points * (1 + share * reach / points[:, 2])[:, None]
@@ -202,7 +204,7 @@ class _Volume:
         row, column = v[at].astype(int), u[at].astype(int)
         depth = look.depth[row, column]
         with np.errstate(invalid="ignore"):
-            reach = _reach(depth, self._voxel)
+            reach = look.reach(depth, self._voxel)
             seen = depth - z[at] > -reach
         at, row, column, reach = at[seen], row[seen], column[seen], reach[seen]
         distance = np.clip(depth[seen] - z[at], -reach, reach)

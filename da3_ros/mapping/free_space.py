@@ -45,25 +45,27 @@ class DepthView:
         """Memory held, bytes."""
         return self.near.nbytes + self.far.nbytes
 
-    def tolerance(self, xyz: Array) -> float:
-        """Returns by how much (logarithm of depth) a point must lie before the surface behind it.
+    def disagreement(self, xyz: Array) -> float:
+        """Returns the relative standard deviation of this depth from that of points [M, 3] in the
+        camera's frame, of which most are still there; NaN for too few.
 
-        It follows from the points [M, 3], in the camera's frame, of which most are still there:
-        whatever makes depths disagree (depth, poses, scale) is in it. Inf for too few points.
+        Whatever makes depths disagree (depth, poses, scale) is in it.
         """
         _, before, behind = self._compared(xyz)
         off = np.maximum(np.maximum(before, behind), 0)
         same = off[off < SAME]
-        if len(same) < FEWEST:
-            return math.inf
-        return CLEAR + SIGMAS * float(1.4826 * np.median(same))
+        return 1.4826 * float(np.median(same)) if len(same) >= FEWEST else math.nan
 
-    def votes(self, xyz: Array, tolerance: float) -> NDArray[np.int8]:
+    def votes(self, xyz: Array, sigma: float) -> NDArray[np.int8]:
         """Returns the vote on each point [M, 3] in the camera's frame: THROUGH, CONFIRMED, or NONE
-        where the keyframe does not see it."""
+        where the keyframe does not see it.
+
+        sigma: relative, by which their depths and this one disagree; NaN: unknown, no votes.
+        """
         out = np.zeros(len(xyz), np.int8)
-        if tolerance == math.inf:
+        if math.isnan(sigma):
             return out
+        tolerance = CLEAR + SIGMAS * sigma
         index, before, behind = self._compared(xyz)
         out[index[before > tolerance]] = THROUGH
         off = np.maximum(before, behind)

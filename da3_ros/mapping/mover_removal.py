@@ -92,4 +92,4 @@ class MoverRemoval:
         T = to_camera @ place.inverse() @ submap.T_scene_submap
         scale_R, t = (T.scale * T.R.T).astype(np.float32), T.t.astype(np.float32)
         sample = among[:: max(1, len(among) // SAMPLE)]
-        return voter.view.votes(xyz @ scale_R + t, voter.view.tolerance(sample @ scale_R + t))
+        return voter.view.votes(xyz @ scale_R + t, voter.view.disagreement(sample @ scale_R + t))

@@ -28,7 +28,7 @@ def view(depth, confidence=None):
 
 
 def votes(view, *points):
-    return view.votes(np.array(points, np.float32), 0.05).tolist()
+    return view.votes(np.array(points, np.float32), 0.01).tolist()
 
 
 def test_points_before_on_and_behind_a_surface():
@@ -56,12 +56,16 @@ def test_pixels_without_depth_or_confidence_do_not_vote():
     assert votes(view(sky), middle) == [NONE]
 
 
-def test_the_tolerance_covers_what_most_depths_are_off_by():
+def test_points_within_what_most_depths_are_off_by_get_no_vote():
     points = backproject(wall(), K).reshape(-1, 3)
-    assert view(wall()).tolerance(points) == pytest.approx(0.03)
-    assert view(1.1 * wall()).tolerance(points) > 0.3
-    few = view(wall()).tolerance(points[:5])
-    assert few == np.inf
+    assert view(wall()).disagreement(points) == pytest.approx(0, abs=1e-6)
+    off = view(1.1 * wall()).disagreement(points)
+    assert off == pytest.approx(1.4826 * np.log(1.1), rel=1e-3)
+    near = np.array([[0, 0, 2.9]], np.float32)
+    assert view(1.1 * wall()).votes(near, off) == [CONFIRMED]
+    assert view(1.1 * wall()).votes(near, 0.0) == [THROUGH]
+    few = view(wall()).disagreement(points[:5])
+    assert np.isnan(few)
     assert view(wall()).votes(points / 2, few).tolist() == [NONE] * len(points)
 
 
