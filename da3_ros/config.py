@@ -244,6 +244,11 @@ class MapConfig:
     keep_images: bool = option(
         True, "whether keyframes' images are kept (JPEG), for COLMAP exports"
     )
+    remove_movers: bool = option(
+        True,
+        "whether points leave the map that later keyframes look through: what moved away. Also "
+        "thin or glassy things that depth misses now and then",
+    )
     export_guessed: bool = option(
         True, "whether exports by the service contain parts of the scene whose place is a guess"
     )

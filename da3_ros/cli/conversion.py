@@ -11,12 +11,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
-from da3_ros.export.derived import DepthFilters, derived_scene
+from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
 from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name, write_mesh
 from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
 from da3_ros.export.selection import ExportError, Progress
+from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.surface import fused_surface
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
@@ -50,7 +51,8 @@ def convert(
         if frames or mesh or derive:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
-                "out --format npz or mesh, --max-depth, --confidence-percentile and --edge-filter"
+                "out --format npz or mesh, --max-depth, --confidence-percentile, --edge-filter, "
+                "--remove-movers"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:

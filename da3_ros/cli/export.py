@@ -47,6 +47,10 @@ def add_export(commands: Any) -> None:
         help="leave out smears at depth edges of stored keyframes (default: yes)",
     )  # fmt: skip
     export.add_argument(
+        "--remove-movers", action=argparse.BooleanOptionalAction,
+        help="leave out what other stored keyframes look through (default: yes)",
+    )  # fmt: skip
+    export.add_argument(
         "--min-observations", type=int, default=1, metavar="N",
         help="leave out points with fewer observations (after averaging)",
     )  # fmt: skip
@@ -74,9 +78,9 @@ def add_export(commands: Any) -> None:
 
 def _run_export(options: argparse.Namespace) -> int:
     from da3_ros.cli.conversion import convert
-    from da3_ros.export.derived import DepthFilters
     from da3_ros.export.export import ExportError, Selection
     from da3_ros.export.scene_file import SceneFileError
+    from da3_ros.export.stored_depth import DepthFilters
     from da3_ros.keyframe_store.journal import JournalError
 
     selection = Selection(
@@ -90,7 +94,7 @@ def _run_export(options: argparse.Namespace) -> int:
     )
     asked = {
         name: getattr(options, name)
-        for name in ("confidence_percentile", "max_depth", "edge_filter")
+        for name in ("confidence_percentile", "max_depth", "edge_filter", "remove_movers")
         if getattr(options, name) is not None
     }
     filters = DepthFilters(

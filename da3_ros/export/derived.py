@@ -5,118 +5,27 @@ No network runs, and no filter that was set while the keyframes were taken count
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
-from da3_ros.config import DepthConfig
-from da3_ros.export.selection import MIN_VOXEL, ExportError, Progress, silent
+from da3_ros.export.cross_views import CrossViews
+from da3_ros.export.selection import Progress, silent
+from da3_ros.export.stored_depth import (
+    DepthFilters,
+    Readable,
+    by_part,
+    places_of,
+    readable_keyframes,
+)
 from da3_ros.geometry.projection import backproject, resize_K
-from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.keyframe_store.store import StoredScene
-from da3_ros.mapping.depth_filter import filter_depth, without_smears
 from da3_ros.mapping.scene import Scene, Shot, SubmapCloud
 from da3_ros.mapping.submap_points import compact
 from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import VoxelMap
-from da3_ros.types import Array, FloatImage
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DepthFilters:
-    """Which depth of keyframes becomes points."""
-
-    voxel: float = 0.02  # edge of the voxels that points are averaged in, units of the scene
-    min_confidence: float = 0.0
-    confidence_percentile: float = 0.0  # least confident share of each keyframe, percent
-    max_depth: float = math.inf  # units of the scene: metres if it is metric
-    edge_filter: bool = True  # whether smears at depth edges are left out
-
-    def check(self) -> None:
-        """Raises ExportError for invalid numbers."""
-        if not MIN_VOXEL <= self.voxel < math.inf:
-            raise ExportError(f"voxel is {self.voxel:g}: must be at least 1e-06 and finite")
-        if not 0 <= self.confidence_percentile < 100:
-            raise ExportError(
-                f"confidence_percentile is {self.confidence_percentile:g}: must be 0 to 99"
-            )
-        for name in ("min_confidence", "max_depth"):
-            if not getattr(self, name) >= 0:
-                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
-
-    def of(self, keyframe: Keyframe, unit: float) -> FloatImage:
-        """Returns the depth [h, w] of a keyframe that passes, in its submap's unit, else NaN.
-
-        unit: units of the scene per unit of the submap.
-        """
-        config = DepthConfig(
-            min_confidence=self.min_confidence,
-            confidence_percentile=self.confidence_percentile,
-            edge_filter=self.edge_filter,
-        )
-        sky = np.isposinf(keyframe.depth)
-        depth = filter_depth(keyframe.depth, keyframe.confidence, config, sky=sky)
-        if self.edge_filter:
-            depth = without_smears(depth)
-        depth[~(depth * np.float32(unit) <= self.max_depth) | np.isinf(depth)] = np.nan
-        return depth
-
-
-@dataclass(frozen=True, eq=False)
-class Readable:
-    """A stored keyframe that can be read, and its place."""
-
-    stored: StoredScene
-    key: int  # its index in ``stored.frames``
-    filters: DepthFilters
-    place: Similarity  # of its submap in the scene, in the scene's published unit
-
-    @property
-    def part(self) -> int:
-        """The part of the scene that it is in."""
-        return self.stored.places[self.stored.frames[self.key].submap].part
-
-    @property
-    def T_map_camera(self) -> Array:
-        """Pose [4, 4] in the map, units of the scene."""
-        pose = self.place.pose(self.stored.frames[self.key].T_submap_camera)
-        return np.asarray(self.stored.map.T_map_world @ pose)
-
-    def load(self) -> Keyframe:
-        """Returns the keyframe. Raises JournalError if it is damaged."""
-        return self.stored.load(self.key)
-
-    def depth_of(self, keyframe: Keyframe) -> FloatImage:
-        """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
-        return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
-
-
-def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Readable]:
-    """Returns the keyframes that are not damaged, with a warning for each of the others.
-
-    Raises ExportError if none is left.
-    """
-    places, out = _places(stored), []
-    for key in stored.images:
-        one = Readable(stored, key, filters, places[stored.frames[key].submap])
-        try:
-            stored.check(key)
-        except JournalError as error:
-            log.warning("%s: it is left out", error)
-        else:
-            out.append(one)
-    if stored.images and not out:
-        raise ExportError("all stored keyframes are damaged")
-    return out
 
 
 def derived_scene(
@@ -131,6 +40,7 @@ def derived_scene(
     readable = readable_keyframes(stored, filters)
     for one in readable:
         of_submap[stored.frames[one.key].submap].append(one)
+    judges = {part: CrossViews(ones) for part, ones in by_part(readable).items()}
     clouds, done = [], 0
     for id, keyframes in of_submap.items():
         place = keyframes[0].place
@@ -138,20 +48,13 @@ def derived_scene(
         for one in keyframes:
             progress("deriving points", done / len(stored.images))
             done += 1
-            _insert(voxels, one.load(), filters, place.scale)
+            _insert(voxels, one, judges[one.part])
         clouds.append(SubmapCloud(compact(voxels.cloud()), place, stored.places[id].part))
     part_of = {p.id: p.part for p in stored.places.values()}
     return Scene(
-        tuple(clouds), poses_of(stored).moved(_places(stored)), stored.map.T_map_world,
+        tuple(clouds), poses_of(stored).moved(places_of(stored)), stored.map.T_map_world,
         StoredImages(stored, readable), part_of,
     )  # fmt: skip
-
-
-def _places(stored: StoredScene) -> dict[int, Similarity]:
-    """Returns the places of submaps in the world, in metres if the scene is metric."""
-    scale = stored.map.scene_scale
-    places = ((p.id, p.T_scene_submap) for p in stored.places.values())
-    return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in places}
 
 
 def poses_of(stored: StoredScene) -> Poses:
@@ -189,9 +92,11 @@ class StoredImages(Mapping[Shot, bytes]):
         return len(self._index)
 
 
-def _insert(voxels: VoxelMap, keyframe: Keyframe, filters: DepthFilters, unit: float) -> None:
+def _insert(voxels: VoxelMap, one: Readable, judges: CrossViews) -> None:
     """Adds the points of a keyframe that pass, in its submap's frame."""
-    depth, pose = filters.of(keyframe, unit), keyframe.pose
+    keyframe = one.load()
+    pose = keyframe.pose
+    depth = judges.judge(one, keyframe).depth / np.float32(one.place.scale)
     known = np.isfinite(depth)
     image = np.asarray(
         cv2.resize(keyframe.image, pose.size, interpolation=cv2.INTER_AREA), np.uint8

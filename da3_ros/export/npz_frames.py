@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.export.colmap import image_name
-from da3_ros.export.derived import DepthFilters, readable_keyframes
 from da3_ros.export.selection import Progress, silent
+from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.keyframe_store.store import StoredScene
 
 SUFFIX, MARKER = ".npz", "da3_ros.txt"

@@ -17,9 +17,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.export.derived import DepthFilters, Readable, readable_keyframes
+from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.mesh import Mesh
 from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
 from da3_ros.geometry.projection import backproject
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
@@ -28,7 +29,8 @@ from da3_ros.types import Array, FloatImage, Image
 BLOCK = 16  # voxels along an edge of a block
 CUBE = 12  # blocks along an edge of a cube that is fused at once
 NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
-DEPTH_SIGMA = 0.01  # relative standard deviation of depth; three of them are fused
+DEPTH_SIGMA = 0.01, 0.03  # least and largest relative standard deviation of depth
+SIGMAS = 3.0  # of them are fused
 FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
@@ -63,12 +65,11 @@ def fused_surface(
     """
     extract = marching_cubes()
     filters.check()
-    keyframes = readable_keyframes(stored, filters)
-    parts = sorted({one.part for one in keyframes})
-    found = []
-    for part in parts if guessed else parts[:1] * (REFERENCE in parts):
-        of_part = [one for one in keyframes if one.part == part]
-        found.append(_fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress))
+    parts = by_part(readable_keyframes(stored, filters))
+    found = [
+        _fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress)
+        for part, of_part in parts.items() if guessed or part == REFERENCE
+    ]  # fmt: skip
     return _cropped(_concatenated(found), crop)
 
 
@@ -76,7 +77,7 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
     of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(looks)):
         progress("finding blocks", index / len(looks))
-        for cube in np.unique(looks.blocks(index) // CUBE, axis=0).tolist():
+        for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
             of_cube[tuple(cube)].append(index)
     if len(of_cube) > MAX_CUBES:
         raise ExportError(
@@ -91,7 +92,7 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
         volume = _Volume(np.array(cube), voxel)
         for index in sorted(nearby):
-            volume.add(looks[index], looks.blocks(index))
+            volume.add(*looks[index])
         parts.append(volume.surface(extract))
     return _welded(_concatenated(parts), voxel)
 
@@ -105,6 +106,11 @@ class _Look:
     depth: FloatImage  # [h, w] NaN: no surface
     weight: FloatImage  # [h, w]
     image: Image  # [h, w, 3]
+    sigma: float  # relative standard deviation of depth
+
+    def reach(self, depth: FloatImage, voxel: float) -> FloatImage:
+        """Returns how far behind a surface at ``depth`` it may still be, units of the scene."""
+        return np.maximum(np.float32(NEAR_VOXELS * voxel), np.float32(SIGMAS * self.sigma) * depth)
 
 
 class _Looks:
@@ -112,30 +118,27 @@ class _Looks:
 
     def __init__(self, keyframes: Sequence[Readable], voxel: float) -> None:
         self._readable, self._voxel = keyframes, voxel
-        self._decoded: OrderedDict[int, _Look] = OrderedDict()
-        self._blocks: list[Blocks] = []
+        self._judges = CrossViews(keyframes)
+        self._decoded: OrderedDict[int, tuple[_Look, Blocks]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._readable)
 
-    def __getitem__(self, index: int) -> _Look:
+    def __getitem__(self, index: int) -> tuple[_Look, Blocks]:
+        """Returns a look, and the blocks near the surface that it sees."""
         if index not in self._decoded:
-            self._decoded[index] = _look(self._readable[index])
+            look = _look(self._readable[index], self._judges)
+            self._decoded[index] = look, _near_surface(look, self._voxel)
             if len(self._decoded) > CACHED:
                 self._decoded.popitem(last=False)
         self._decoded.move_to_end(index)
         return self._decoded[index]
 
-    def blocks(self, index: int) -> Blocks:
-        """Returns the blocks near the surface that a keyframe sees; call in turn first."""
-        if index == len(self._blocks):
-            self._blocks.append(_near_surface(self[index], self._voxel))
-        return self._blocks[index]
 
-
-def _look(keyframe: Readable) -> _Look:
+def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     found = keyframe.load()
-    confidence, depth = found.confidence, keyframe.depth_of(found)
+    judged = judges.judge(keyframe, found)
+    confidence, depth = found.confidence, judged.depth
     known = np.isfinite(depth)
     typical = float(np.median(confidence[known])) if known.any() else 1.0
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -143,13 +146,8 @@ def _look(keyframe: Readable) -> _Look:
     image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
     return _Look(
         keyframe.T_map_camera, found.pose.K, depth, weight.astype(np.float32),
-        np.asarray(image, np.uint8),
+        np.asarray(image, np.uint8), float(np.clip(np.nan_to_num(judged.sigma), *DEPTH_SIGMA)),
     )  # fmt: skip
-
-
-def _reach(depth: FloatImage, voxel: float) -> FloatImage:
-    """Returns how far behind a surface at ``depth`` it may still be, units of the scene."""
-    return np.maximum(np.float32(NEAR_VOXELS * voxel), np.float32(3 * DEPTH_SIGMA) * depth)
 
 
 def _near_surface(look: _Look, voxel: float) -> Blocks:
@@ -161,7 +159,7 @@ def _near_surface(look: _Look, voxel: float) -> Blocks:
     stride = int(np.clip(BLOCK * voxel / (2 * pixel), 1, 8))
     points = backproject(look.depth, look.K)[::stride, ::stride].reshape(-1, 3)
     points = points[np.isfinite(points[:, 2])]
-    reach = _reach(points[:, 2], voxel)
+    reach = look.reach(points[:, 2], voxel)
     steps = int(min(np.ceil(reach.max(initial=0.0) / (BLOCK * voxel)), 8)) + 1
     around = np.concatenate([
         points * (1 + share * reach / points[:, 2])[:, None]
@@ -206,7 +204,7 @@ class _Volume:
         row, column = v[at].astype(int), u[at].astype(int)
         depth = look.depth[row, column]
         with np.errstate(invalid="ignore"):
-            reach = _reach(depth, self._voxel)
+            reach = look.reach(depth, self._voxel)
             seen = depth - z[at] > -reach
         at, row, column, reach = at[seen], row[seen], column[seen], reach[seen]
         distance = np.clip(depth[seen] - z[at], -reach, reach)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
@@ -103,9 +104,29 @@ class SubmapPoints:
         growing = self._growing_of(submap)
         return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
 
+    @property
+    def closed_in_memory(self) -> list[Submap]:
+        """The submaps with points in memory that do not grow."""
+        return list(self._in_memory.values())
+
     def is_in_memory(self, submap: Submap) -> bool:
         """Whether a submap's points are in memory."""
         return submap.id not in self._spilled
+
+    def positions(self, submap: Submap) -> NDArray[np.float32]:
+        """Returns the positions [M, 3] of all points of a submap, in its frame."""
+        growing = self._growing_of(submap)
+        return submap.cloud.xyz if growing is None else growing.positions()
+
+    def remove(self, submap: Submap, chosen: Array) -> None:
+        """Removes points of a submap by their indices [K] in ``positions``."""
+        growing = self._growing_of(submap)
+        if growing is not None:
+            growing.remove(chosen)
+            return
+        kept = np.ones(len(submap.cloud), bool)
+        kept[chosen] = False
+        self._set_cloud(submap, submap.cloud.take(kept))
 
     def begin(self, submap: Submap, voxel: float) -> None:
         """Makes ``submap`` the growing one, in voxels of this edge length in its own unit."""
@@ -164,21 +185,21 @@ class SubmapPoints:
             cloud, self._growing = self._growing.cloud(), VoxelMap(voxel(self.newest))
             self._growing.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
 
-    def enforce_limits(self, most: int, room: int, pose_bytes: int) -> None:
+    def enforce_limits(self, most: int, room: int, other_bytes: int) -> None:
         """Removes points above the number ``most``, and points and images above ``room`` bytes,
         from memory.
 
-        0: no limit. pose_bytes: memory of the poses, a part of ``room``.
+        0: no limit. other_bytes: memory of poses and of what removes movers, a part of ``room``.
         """
         if most and self._memory_points > most:
             self._drop_points(lambda: self._memory_points - math.floor(KEPT_SHARE * most))
         if room and self._growing is not None and self._growing.nbytes > room / 4:
             self.close()  # closed submaps need a third of the memory
-        if room and self.nbytes + pose_bytes > room:
+        if room and self.nbytes + other_bytes > room:
             self._drop_points(
-                lambda: math.ceil((self.nbytes + pose_bytes - KEPT_SHARE * room) / POINT_BYTES)
+                lambda: math.ceil((self.nbytes + other_bytes - KEPT_SHARE * room) / POINT_BYTES)
             )
-            self._drop_images(lambda: self.nbytes + pose_bytes > KEPT_SHARE * room)
+            self._drop_images(lambda: self.nbytes + other_bytes > KEPT_SHARE * room)
 
     def drop_distant(self, camera: Array, radius: float) -> None:
         """Drops points beyond the radius (0: no limit) of the camera [3], after enough motion."""

@@ -19,6 +19,7 @@ from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.scene import (
     REFERENCE,
     Scene,
@@ -79,6 +80,7 @@ class SubmapStore:
         self.submaps: dict[int, Submap] = {}
         self._points = SubmapPoints(self.submaps)
         self._points.spill_to(spill)
+        self._movers = MoverRemoval(self.submaps, self._points)
         self._next = self._segment = 0
         self.part = REFERENCE  # part of new frames
         self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
@@ -99,7 +101,7 @@ class SubmapStore:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
-        return self._points.nbytes + self.trajectory.nbytes
+        return self._points.nbytes + self.trajectory.nbytes + self._movers.nbytes
 
     @property
     def newest(self) -> Submap | None:
@@ -158,6 +160,8 @@ class SubmapStore:
         if frame.keyframe and self.limits.enabled:
             if self.limits.keep_images:
                 self._points.keep_image(submap, frame)
+            if self.limits.remove_movers:
+                self._movers.add(frame, T, submap)
             self._points.insert(frame, T, self._radius())
             self.revision = next(_REVISIONS)
             self._enforce_limits(frame.T_scene_camera[:3, 3])
@@ -303,7 +307,8 @@ class SubmapStore:
         """Drops points and images beyond the limits, or too far from the camera [3]."""
         room = self.limits.memory_mb * 2**20
         self._points.drop_distant(camera, self._radius())
-        self._points.enforce_limits(self.limits.max_points, room, self.trajectory.nbytes)
+        held = self.trajectory.nbytes + self._movers.nbytes
+        self._points.enforce_limits(self.limits.max_points, room, held)
         self._forget_empty()
 
     def _forget_empty(self) -> None:

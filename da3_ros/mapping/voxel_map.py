@@ -52,7 +52,7 @@ class VoxelMap:
         self._clear(1 << 12)
 
     def __len__(self) -> int:
-        return self._size
+        return self._size - self._empty
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +76,9 @@ class VoxelMap:
         if not len(keys):
             return
         unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        before = self._size
         rows = self._rows(unique)
+        self._empty -= int(((rows < before) & (self._count[rows] == 0)).sum())
         self._cells[rows] = cells[first]
         seen = np.ones(len(keys)) if count is None else count[inside].astype(np.float64)
         certain = confidence[inside].astype(np.float64)
@@ -89,17 +91,33 @@ class VoxelMap:
         hits = np.bincount(inverse, weights=seen, minlength=len(unique))
         self._count[rows] += hits.astype(np.int32)
 
-    def cloud(self, rows: slice = slice(None)) -> PointCloud:
-        """Returns all voxels, or ``rows`` of them, each at the weighted mean of its points."""
-        sums = self._sums[: self._size][rows]
+    def cloud(self, chosen: slice = slice(None)) -> PointCloud:
+        """Returns all voxels, or ``chosen`` of them, each at the weighted mean of its points."""
+        rows = self._full()[chosen]
+        sums = self._sums[rows]
         mean = sums[:, :7] / sums[:, 7:]
-        cells = self._cells[: self._size][rows]
         return PointCloud(
-            xyz=((cells + mean[:, :3]) * self.voxel).astype(np.float32),
+            xyz=((self._cells[rows] + mean[:, :3]) * self.voxel).astype(np.float32),
             rgb=np.clip(np.rint(mean[:, 3:6]), 0, 255).astype(np.uint8),
             confidence=mean[:, 6].astype(np.float32),
-            count=self._count[: self._size][rows].copy(),
+            count=self._count[rows],
         )
+
+    def positions(self) -> NDArray[np.float32]:
+        """Returns the positions [M, 3] of all voxels' points, as in ``cloud``."""
+        rows = self._full()
+        offset = self._sums[rows, :3] / self._sums[rows, 7:]
+        return ((self._cells[rows] + offset) * self.voxel).astype(np.float32)
+
+    def remove(self, chosen: Array) -> None:
+        """Empties voxels by their indices [K] in ``cloud``; observations may fill them again."""
+        rows = self._full()[chosen]
+        self._sums[rows], self._count[rows] = 0, 0
+        self._empty += len(rows)
+
+    def _full(self) -> Array:
+        """Returns the rows of voxels that have points."""
+        return np.flatnonzero(self._count[: self._size])
 
     def _clear(self, capacity: int) -> None:
         self._table = np.full(
@@ -111,6 +129,7 @@ class VoxelMap:
         self._sums = np.zeros((capacity, COLUMNS), dtype=np.float32)
         self._count = np.zeros(capacity, dtype=np.int32)
         self._size = 0
+        self._empty = 0  # rows of removed voxels; a row stays in the table
 
     def _rows(self, keys: Array) -> Array:
         """Returns the row of each of the unique ``keys``; new keys get a row."""
@@ -146,12 +165,13 @@ class VoxelMap:
         """Makes room for ``needed`` rows; doubling keeps the cost per point constant."""
         if needed <= len(self._keys):
             return
-        size = self._size
+        size, empty = self._size, self._empty
         keys, cells = self._keys[:size], self._cells[:size]
         sums, count = self._sums[:size], self._count[:size]
         self._clear(1 << int(needed - 1).bit_length())
         rows = self._rows(keys)
         self._cells[rows], self._sums[rows], self._count[rows] = cells, sums, count
+        self._empty = empty
 
 
 def voxel_hash(xyz: Array, voxel: float) -> Array:

@@ -100,3 +100,22 @@ def test_very_fine_voxels_lose_no_distant_point():
     np.testing.assert_allclose(
         np.sort(voxels.cloud().xyz, axis=0), np.sort(xyz, axis=0), atol=2e-4
     )
+
+
+def test_removed_voxels_are_gone_until_they_are_seen_again():
+    voxels = VoxelMap(1.0)
+    xyz = np.array([[0.5, 0.5, 0.5], [1.5, 0.5, 0.5], [2.5, 0.5, 0.5]])
+    for x, red in zip(xyz, (10, 20, 30), strict=True):
+        voxels.insert(x[None], np.array([[red, 0, 0]], np.uint8), np.ones(1))
+    voxels.remove(np.array([1]))
+    assert len(voxels) == 2
+    np.testing.assert_array_equal(voxels.positions()[:, 0], [0.5, 2.5])
+    np.testing.assert_array_equal(voxels.cloud(slice(1, None)).rgb[:, 0], [30])
+    many = np.column_stack([np.arange(9000), np.zeros(9000), np.full(9000, 50)]) + 0.5
+    voxels.insert(many, np.zeros((9000, 3), np.uint8), np.ones(9000))  # the table grows
+    assert len(voxels) == len(voxels.cloud()) == 9002
+    voxels.insert(xyz[1:2] + 0.25, np.array([[99, 0, 0]], np.uint8), np.ones(1))
+    cloud = voxels.cloud()
+    assert len(voxels) == len(cloud) == 9003
+    assert cloud.xyz[1, 0] == 1.75
+    assert (cloud.rgb[1, 0], cloud.count[1]) == (99, 1)

@@ -28,7 +28,9 @@ def frame(i, T, *, keyframe=True, depth=2.0, camera="", seed=0):
 
 
 def store(**limits):
-    return SubmapStore(MapConfig(**{"voxel_m": 1e-3, "keep_images": False, **limits}))
+    """A store that keeps all points: no two frames agree about the rough wall."""
+    plain = {"voxel_m": 1e-3, "keep_images": False, "remove_movers": False}
+    return SubmapStore(MapConfig(**plain | limits))
 
 
 def full_store():

@@ -1,0 +1,126 @@
+"""Depth of stored keyframes, filtered as an export asks for, and the places of keyframes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.config import DepthConfig
+from da3_ros.export.selection import MIN_VOXEL, ExportError
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.keyframe import Keyframe
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.mapping.depth_filter import filter_depth, without_smears
+from da3_ros.types import Array, FloatImage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DepthFilters:
+    """Which depth of keyframes becomes points."""
+
+    voxel: float = 0.02  # edge of the voxels that points are averaged in, units of the scene
+    min_confidence: float = 0.0
+    confidence_percentile: float = 0.0  # least confident share of each keyframe, percent
+    max_depth: float = math.inf  # units of the scene: metres if it is metric
+    edge_filter: bool = True  # whether smears at depth edges are left out
+    remove_movers: bool = True  # whether what other keyframes look through is left out
+
+    def check(self) -> None:
+        """Raises ExportError for invalid numbers."""
+        if not MIN_VOXEL <= self.voxel < math.inf:
+            raise ExportError(f"voxel is {self.voxel:g}: must be at least 1e-06 and finite")
+        if not 0 <= self.confidence_percentile < 100:
+            raise ExportError(
+                f"confidence_percentile is {self.confidence_percentile:g}: must be 0 to 99"
+            )
+        for name in ("min_confidence", "max_depth"):
+            if not getattr(self, name) >= 0:
+                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
+
+    def of(self, keyframe: Keyframe, unit: float) -> FloatImage:
+        """Returns the depth [h, w] of a keyframe that passes, in its submap's unit, else NaN.
+
+        unit: units of the scene per unit of the submap.
+        """
+        config = DepthConfig(
+            min_confidence=self.min_confidence,
+            confidence_percentile=self.confidence_percentile,
+            edge_filter=self.edge_filter,
+        )
+        sky = np.isposinf(keyframe.depth)
+        depth = filter_depth(keyframe.depth, keyframe.confidence, config, sky=sky)
+        if self.edge_filter:
+            depth = without_smears(depth)
+        depth[~(depth * np.float32(unit) <= self.max_depth) | np.isinf(depth)] = np.nan
+        return depth
+
+
+@dataclass(frozen=True, eq=False)
+class Readable:
+    """A stored keyframe that can be read, and its place."""
+
+    stored: StoredScene
+    key: int  # its index in ``stored.frames``
+    filters: DepthFilters
+    place: Similarity  # of its submap in the scene, in the scene's published unit
+
+    @property
+    def part(self) -> int:
+        """The part of the scene that it is in."""
+        return self.stored.places[self.stored.frames[self.key].submap].part
+
+    @property
+    def T_map_camera(self) -> Array:
+        """Pose [4, 4] in the map, units of the scene."""
+        pose = self.place.pose(self.stored.frames[self.key].T_submap_camera)
+        return np.asarray(self.stored.map.T_map_world @ pose)
+
+    def load(self) -> Keyframe:
+        """Returns the keyframe. Raises JournalError if it is damaged."""
+        return self.stored.load(self.key)
+
+    def depth_of(self, keyframe: Keyframe) -> FloatImage:
+        """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
+        return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
+
+
+def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Readable]:
+    """Returns the keyframes that are not damaged, with a warning for each of the others.
+
+    Raises ExportError if none is left.
+    """
+    places, out = places_of(stored), []
+    for key in stored.images:
+        one = Readable(stored, key, filters, places[stored.frames[key].submap])
+        try:
+            stored.check(key)
+        except JournalError as error:
+            log.warning("%s: it is left out", error)
+        else:
+            out.append(one)
+    if stored.images and not out:
+        raise ExportError("all stored keyframes are damaged")
+    return out
+
+
+def places_of(stored: StoredScene) -> dict[int, Similarity]:
+    """Returns the places of submaps in the world, in metres if the scene is metric."""
+    scale = stored.map.scene_scale
+    places = ((p.id, p.T_scene_submap) for p in stored.places.values())
+    return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in places}
+
+
+def by_part(keyframes: Iterable[Readable]) -> dict[int, list[Readable]]:
+    """Returns the keyframes of each part, in their order."""
+    out: defaultdict[int, list[Readable]] = defaultdict(list)
+    for one in keyframes:
+        out[one.part].append(one)
+    return dict(sorted(out.items()))

@@ -1,0 +1,99 @@
+"""Points of the map that new keyframes look through leave it (``free_space``).
+
+Each keyframe judges the growing submap and, in turn, one of the others near it. A point leaves if
+the newest keyframe looks through it and most of those before it did not confirm it since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
+from da3_ros.mapping.submap_points import Submap, SubmapPoints
+from da3_ros.types import Array
+
+LOOKED_AT = 64  # submaps per keyframe, of which the next one near is judged
+REMEMBERED = 8  # keyframes of a camera that vote
+SAMPLE = 8000  # points that show how well the depths of a keyframe agree with a submap
+
+
+@dataclass(frozen=True, eq=False)
+class _Voter:
+    """A keyframe that votes; pose and depth in the unit of its submap."""
+
+    camera: str
+    submap: int
+    T_submap_camera: Array  # [4, 4]
+    view: DepthView
+
+
+class MoverRemoval:
+    """Removes points of a scene that later keyframes look through; owner of what they saw."""
+
+    def __init__(self, submaps: Mapping[int, Submap], points: SubmapPoints) -> None:
+        self._submaps, self._points = submaps, points
+        self._voters: list[_Voter] = []
+        self._turn = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, bytes."""
+        return sum(v.view.nbytes for v in list(self._voters))
+
+    def add(self, frame: SceneFrame, T_submap_camera: Array, submap: Submap) -> None:
+        """Lets a keyframe of ``submap`` vote, before its own points are added."""
+        scale = submap.T_scene_submap.scale
+        view = depth_view(frame.depth / np.float32(scale), frame.confidence, frame.K)
+        self._remember(_Voter(frame.camera, submap.id, T_submap_camera, view))
+        reach = scale * view.reach
+        for judged in self._near(submap, frame.T_scene_camera[:3, 3], reach):
+            self._judge(judged)
+
+    def _remember(self, voter: _Voter) -> None:
+        self._voters = [v for v in self._voters if v.submap in self._submaps]
+        same = [v for v in self._voters if v.camera == voter.camera]
+        if len(same) >= REMEMBERED:
+            self._voters.remove(same[0])
+        self._voters.append(voter)
+
+    def _near(self, newest: Submap, camera: Array, reach: float) -> list[Submap]:
+        """Returns the newest submap, and the next in turn of those in memory that the camera may
+        see; a few are looked at, so that the cost does not grow with the map."""
+        others = self._points.closed_in_memory
+        for step in range(min(LOOKED_AT, len(others))):
+            one = others[(self._turn + step) % len(others)]
+            T = one.T_scene_submap
+            far = float(np.linalg.norm(T.points(one.middle) - camera)) - one.reach * T.scale
+            if one is not newest and one.part == newest.part and far < reach:
+                self._turn = (self._turn + step + 1) % len(others)
+                return [newest, one]
+        self._turn += LOOKED_AT
+        return [newest]
+
+    def _judge(self, submap: Submap) -> None:
+        xyz = self._points.positions(submap)
+        newest, *before = reversed(self._voters)
+        suspects = np.flatnonzero(self._votes(newest, submap, xyz, xyz) == THROUGH)
+        if not len(suspects):
+            return
+        voters = [v for v in reversed(before) if self._submaps[v.submap].part == submap.part]
+        votes = [self._votes(v, submap, xyz[suspects], xyz) for v in (*voters, newest)]
+        leaving = suspects[looked_through(votes, len(suspects))]
+        if len(leaving):
+            self._points.remove(submap, leaving)
+
+    def _votes(self, voter: _Voter, submap: Submap, xyz: Array, among: Array) -> NDArray[np.int8]:
+        """Returns the votes on points [M, 3] of a submap; ``among``: all of its points."""
+        place = self._submaps[voter.submap].T_scene_submap
+        to_camera = Similarity.from_pose(invert_pose(voter.T_submap_camera))
+        T = to_camera @ place.inverse() @ submap.T_scene_submap
+        scale_R, t = (T.scale * T.R.T).astype(np.float32), T.t.astype(np.float32)
+        sample = among[:: max(1, len(among) // SAMPLE)]
+        return voter.view.votes(xyz @ scale_R + t, voter.view.disagreement(sample @ scale_R + t))

@@ -1,0 +1,142 @@
+"""Movers in exports from stored keyframes: points and surface."""
+
+import numpy as np
+import pytest
+
+from da3_ros.cli import main
+from da3_ros.export import cross_views
+from da3_ros.export.derived import derived_scene
+from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.surface import fused_surface
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.synthetic import SyntheticCamera, distance_to_surface
+from da3_ros.synthetic.mover import crossing
+
+SIZE, VOXEL = (192, 144), 0.03
+FIRST, LAST = 6, 14  # frames in which the mover is there
+
+
+@pytest.fixture(scope="module")
+def walk():
+    camera = SyntheticCamera(seed=100, size=SIZE, walk="handheld", frames=24, rate_hz=3)
+    return crossing(camera, FIRST, LAST, sweeps=2)
+
+
+@pytest.fixture(scope="module")
+def stored(walk, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scene")
+    write(folder, walk.frames)
+    with StoredScene.open(folder) as scene:
+        yield scene
+
+
+def write(folder, frames, first_submap=10, parts=(0, 0)):
+    """Two submaps, of another unit each, in the world of the room."""
+    writer = StoreWriter(folder)
+    S = [Similarity(0.5, np.eye(3), np.array([1.0, 2, 3])),
+         Similarity(2.0, np.diag([-1.0, -1, 1]), np.zeros(3))]  # fmt: skip
+    writer.place([Place(i, 0, part, s) for i, (s, part) in enumerate(zip(S, parts, strict=True))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    for i, f in enumerate(frames):
+        submap = int(i >= first_submap)
+        T = S[submap].inverse().pose(f.T_world_camera)
+        pose = FramePose(f.stamp_ns, "", submap, T, f.K, SIZE, True)
+        depth = (f.depth / S[submap].scale).astype(np.float32)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
+    writer.close()
+
+
+def ghosts(walk, points):
+    """Mask of points that lie at the mover, and at no surface of the room."""
+    static = distance_to_surface(walk.room, points) < 1.5 * VOXEL
+    return ~static & (walk.distance_to_mover(points) < 1.5 * VOXEL)
+
+
+def static_cells(walk, points):
+    near = points[distance_to_surface(walk.room, points) < 1.5 * VOXEL]
+    return {tuple(c) for c in np.floor(near / (2 * VOXEL)).astype(int)}
+
+
+def points_of(stored, *, remove):
+    filters = DepthFilters(voxel=VOXEL, remove_movers=remove)
+    return derived_scene(stored, filters).cloud().xyz.astype(np.float64)
+
+
+def test_a_mover_leaves_and_the_room_stays(walk, stored):
+    before, after = (points_of(stored, remove=remove) for remove in (False, True))
+    assert ghosts(walk, before).sum() > 500
+    assert ghosts(walk, after).sum() < 0.05 * ghosts(walk, before).sum()
+    cells = static_cells(walk, before)
+    assert len(cells - static_cells(walk, after)) < 0.01 * len(cells)
+
+
+def test_it_leaves_the_surface(walk, stored):
+    pytest.importorskip("skimage")
+    before, after = (
+        fused_surface(stored, DepthFilters(voxel=VOXEL, remove_movers=remove)).vertices
+        for remove in (False, True)
+    )
+    assert ghosts(walk, before).sum() > 50
+    assert ghosts(walk, after).sum() < 0.05 * ghosts(walk, before).sum()
+
+
+def test_one_that_is_there_to_the_end_leaves_too(walk, tmp_path):
+    """Nobody looks again: that the place was empty before counts, as nothing confirms it."""
+    write(tmp_path, walk.frames[: (FIRST + LAST) // 2])
+    with StoredScene.open(tmp_path) as stored:
+        before, after = (points_of(stored, remove=remove) for remove in (False, True))
+    assert ghosts(walk, after).sum() < 0.2 * ghosts(walk, before).sum()
+
+
+def test_what_is_put_down_stays(walk, tmp_path):
+    """The mover stands still from the middle on: it belongs to the scene."""
+    f = walk.frames[int(np.argmax(walk.sees))]
+    write(tmp_path, [*[walk.frames[0]] * 3, *[f] * 3])
+    with StoredScene.open(tmp_path) as stored:
+        before, after = (points_of(stored, remove=remove) for remove in (False, True))
+    assert ghosts(walk, before).sum() > 100
+    assert ghosts(walk, after).sum() > 0.9 * ghosts(walk, before).sum()
+
+
+def test_parts_do_not_judge_each_other(walk, tmp_path):
+    write(tmp_path, walk.frames[FIRST:], LAST + 1 - FIRST, parts=(0, 1))
+    write(tmp_path / "one", walk.frames[FIRST:], LAST + 1 - FIRST)
+    left = []
+    for folder in (tmp_path, tmp_path / "one"):
+        with StoredScene.open(folder) as stored:
+            left.append(ghosts(walk, points_of(stored, remove=True)).sum())
+    assert left[0] > 2 * left[1]
+
+
+def test_what_is_kept_of_keyframes_is_bounded(stored, monkeypatch):
+    """Forgetting and decoding again changes nothing."""
+    expected = points_of(stored, remove=True)
+    monkeypatch.setattr(cross_views, "CACHED", 2)
+    monkeypatch.setattr(cross_views, "JUDGED", 1)
+    np.testing.assert_array_equal(points_of(stored, remove=True), expected)
+
+
+def test_the_command_keeps_movers_on_request(walk, stored, tmp_path):
+    folder = stored._reader.path.parent
+    sizes = []
+    for flag in ("--remove-movers", "--no-remove-movers"):
+        path = tmp_path / f"room{flag}.ply"
+        assert main(["export", str(folder), str(path), flag, "--voxel", str(VOXEL)]) == 0
+        sizes.append(path.stat().st_size)
+    assert sizes[0] < sizes[1]
+
+
+def test_keyframes_without_depth_judge_nothing(walk, tmp_path):
+    f = walk.frames[0]
+    writer = StoreWriter(tmp_path)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=invert_pose(f.T_world_camera)))
+    for stamp, depth in enumerate((f.depth, np.full_like(f.depth, np.nan))):
+        pose = FramePose(stamp, "", 0, f.T_world_camera, f.K, SIZE, True)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), f.image))
+    writer.close()
+    with StoredScene.open(tmp_path) as stored:
+        assert len(points_of(stored, remove=True)) == len(points_of(stored, remove=False))
