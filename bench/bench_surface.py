@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import results_file
 from arguments import size
@@ -32,9 +33,9 @@ from da3_ros.config import config_from_parameters
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.mesh import Mesh
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
-from da3_ros.export.surface import NEAR_VOXELS, fused_surface
+from da3_ros.export.surface import FEWEST, NEAR_VOXELS, fused_surface
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.geometry.projection import backproject, project
+from da3_ros.geometry.projection import backproject, project, ros_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import open_networks
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
@@ -138,32 +139,26 @@ def memory(name: str) -> float:
 
 
 def open3d_surface(stored: StoredScene, filters: DepthFilters) -> Mesh:
-    """Fuses the same keyframes by Open3D. Raises ImportError without it."""
+    """Fuses the same keyframes by Open3D's voxel block grid. Raises ImportError without it."""
     import open3d as o3d  # type: ignore[import-not-found]
 
-    integration = o3d.pipelines.integration
-    volume = integration.ScalableTSDFVolume(
-        voxel_length=filters.voxel, sdf_trunc=NEAR_VOXELS * filters.voxel,
-        color_type=integration.TSDFVolumeColorType.RGB8,
-    )  # fmt: skip
+    core, kinds = o3d.core, ("tsdf", "weight", "color")
+    grid = o3d.t.geometry.VoxelBlockGrid(
+        kinds, (core.float32,) * 3, ((1), (1), (3)), filters.voxel, 16, 4000
+    )
     for one in readable_keyframes(stored, filters):
         keyframe = one.load()
         depth = np.nan_to_num(one.depth_of(keyframe)).astype(np.float32)
-        height, width = depth.shape
-        K = keyframe.pose.K
-        image = np.ascontiguousarray(np.broadcast_to(np.uint8(128), (height, width, 3)))
-        rgbd = o3d.geometry.RGBDImage.create_from_color_and_depth(
-            o3d.geometry.Image(image), o3d.geometry.Image(depth), 1.0, 1e3, False
-        )
-        centres = o3d.camera.PinholeCameraIntrinsic(
-            width, height, K[0, 0], K[1, 1], K[0, 2] - 0.5, K[1, 2] - 0.5
-        )
-        volume.integrate(rgbd, centres, invert_pose(one.T_map_camera))
-    found = volume.extract_triangle_mesh()
-    vertices = np.asarray(found.vertices, np.float32)
-    return Mesh(
-        vertices, np.asarray(found.triangles, np.int64), np.zeros(vertices.shape, np.uint8)
-    )
+        image = cv2.resize(keyframe.image, depth.shape[::-1]).astype(np.float32) / 255
+        K = core.Tensor(ros_K(keyframe.pose.K), core.float64)
+        T = core.Tensor(invert_pose(one.T_map_camera), core.float64)
+        planes = [o3d.t.geometry.Image(core.Tensor(a)) for a in (depth, image)]
+        blocks = grid.compute_unique_block_coordinates(planes[0], K, T, 1.0, 1e3, NEAR_VOXELS)
+        grid.integrate(blocks, *planes, K, T, 1.0, 1e3, NEAR_VOXELS)
+    found = grid.extract_triangle_mesh(float(FEWEST))
+    vertices = found.vertex.positions.numpy().astype(np.float32)
+    faces = found.triangle.indices.numpy().astype(np.int64)
+    return Mesh(vertices, faces, np.zeros(vertices.shape, np.uint8))
 
 
 def rooms(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from da3_ros.types import Array, FloatImage, Image
 BLOCK = 16  # voxels along an edge of a block
 CUBE = 12  # blocks along an edge of a cube that is fused at once
 NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
-DEPTH_SIGMA = 0.01, 0.03  # least and largest relative standard deviation of depth
+DEPTH_SIGMA = 0.02, 0.05  # least and largest relative standard deviation of depth
 SIGMAS = 3.0  # of them are fused
 FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded

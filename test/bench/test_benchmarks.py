@@ -174,6 +174,23 @@ def test_what_the_map_and_its_exports_cost(tmp_path):
     assert "last: ratio" in text
 
 
+def test_surfaces_and_movers_are_compared_with_the_room(tmp_path):
+    pytest.importorskip("skimage")
+    report, _ = run(
+        "bench_surface.py", "rooms", "movers", "--walks", "strafe", "--frames", "20", "--rooms",
+        "1", "--size", "168x126", "--process-res", "168", "--voxel", "0.06", "--backend", "torch",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    ours = report["rooms"][0]
+    assert ours["by"] == "ours"
+    assert ours["chamfer_voxels"] < 1.5
+    assert ours["covered"] > 0.9
+    assert [row["what"] for row in report["movers"]] == ["map", "export", "surface"]
+    for row in report["movers"]:
+        assert row["ghosts_after"] <= row["ghosts_before"]
+        assert row["room_lost"] < 0.01
+
+
 TINY_ROOM = ("--rooms", "1", "--size", "112x84", "--process-res", "112", "--backend", "torch")
 
 
