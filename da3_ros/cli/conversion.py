@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
-from da3_ros.export.derived import DepthFilters, derived_scene
+from da3_ros.export.derived import DepthFilters, Readable, derived_scene, readable_keyframes
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
 from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name, write_mesh
 from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
@@ -67,8 +67,9 @@ def convert(
             return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
         if saved and not derive and form != "colmap":
             return _exported(load_scene(folder).scene(), target, selection, form)
-        scene = derived_scene(stored, filters, progress)
-        return _exported(scene, target, selection, form)
+        keyframes = readable_keyframes(stored, filters)
+        scene = derived_scene(stored, keyframes, filters, progress)
+        return _exported(scene, target, selection, form, keyframes)
 
 
 def _has_all(stored: StoredScene, folder: Path) -> bool:
@@ -101,9 +102,11 @@ def _meshed(
     return f"{len(mesh.faces)} triangles in {target} ({size:.1f} MB)\n"
 
 
-def _exported(scene: Scene, target: Path, selection: Selection, form: str) -> str:
+def _exported(
+    scene: Scene, target: Path, selection: Selection, form: str, keyframes: Sequence[Readable] = ()
+) -> str:
     with _bar() as progress:
-        done = export_scene(scene, target, selection, form, progress)
+        done = export_scene(scene, target, selection, form, progress, keyframes)
     return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
 
 

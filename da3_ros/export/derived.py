@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from da3_ros.config import DepthConfig
+from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import MIN_VOXEL, ExportError, Progress, silent
 from da3_ros.geometry.projection import backproject, resize_K
 from da3_ros.geometry.similarity import Similarity
@@ -95,6 +96,10 @@ class Readable:
         """Returns the keyframe. Raises JournalError if it is damaged."""
         return self.stored.load(self.key)
 
+    def image_data(self) -> bytes:
+        """Returns the JPEG of its image. Raises JournalError if it is damaged."""
+        return self.stored.image_data(self.key)
+
     def depth_of(self, keyframe: Keyframe) -> FloatImage:
         """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
         return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
@@ -119,16 +124,27 @@ def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Reada
     return out
 
 
+def file_names(keyframes: Sequence[Readable]) -> list[str]:
+    """Returns a name for the files of each keyframe, without suffix."""
+    names: dict[str, None] = {}
+    for one in keyframes:
+        frame = one.stored.frames[one.key]
+        name = image_name(frame.camera, frame.stamp_ns)
+        # A recording that is played again repeats stamps.
+        names[f"{name}_{one.key}" if name in names else name] = None
+    return list(names)
+
+
 def derived_scene(
-    stored: StoredScene, filters: DepthFilters, progress: Progress = silent
-) -> Scene:
-    """Returns the scene of stored keyframes. Damaged ones are left out, with a warning.
+    stored: StoredScene, readable: Sequence[Readable], filters: DepthFilters,
+    progress: Progress = silent,
+) -> Scene:  # fmt: skip
+    """Returns the scene of the readable keyframes, with the poses of all frames.
 
     ``progress`` may raise, which ends the work. Raises ExportError.
     """
     filters.check()
     of_submap: defaultdict[int, list[Readable]] = defaultdict(list)
-    readable = readable_keyframes(stored, filters)
     for one in readable:
         of_submap[stored.frames[one.key].submap].append(one)
     clouds, done = [], 0
