@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.export.atomic_files import atomic_folder, atomic_path
+from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.derived import DepthFilters, Readable, derived_scene, readable_keyframes
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
-from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name, write_mesh
+from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
 from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
 from da3_ros.export.selection import ExportError, Progress
-from da3_ros.export.surface import fused_surface
+from da3_ros.export.stored_mesh import export_mesh
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
@@ -59,7 +59,8 @@ def convert(
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if mesh:
-            return _meshed(stored, target, selection, filters, progress)
+            done = export_mesh(stored, target, selection, filters, progress)
+            return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if frames:
             with atomic_folder(target, is_npz_frames) as temporary:
                 asked = filters if derive else None
@@ -67,7 +68,7 @@ def convert(
             return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
         if saved and not derive and form != "colmap":
             return _exported(load_scene(folder).scene(), target, selection, form)
-        keyframes = readable_keyframes(stored, filters)
+        keyframes = readable_keyframes(stored, filters, progress)
         scene = derived_scene(stored, keyframes, filters, progress)
         return _exported(scene, target, selection, form, keyframes)
 
@@ -86,20 +87,6 @@ def _check_npz(selection: Selection) -> None:
             "NPZ files have no points: leave out --voxel, --crop, --min-observations, "
             "--max-points, --no-cameras and --known-only"
         )
-
-
-def _meshed(
-    stored: StoredScene, target: Path, selection: Selection, filters: DepthFilters,
-    progress: Progress,
-) -> str:  # fmt: skip
-    selection.check()
-    with atomic_path(target) as temporary:
-        mesh = fused_surface(
-            stored, filters, progress, crop=selection.crop, guessed=selection.guessed
-        )
-        write_mesh(mesh, temporary, target.suffix.lower())
-    size = target.stat().st_size / 1e6
-    return f"{len(mesh.faces)} triangles in {target} ({size:.1f} MB)\n"
 
 
 def _exported(

@@ -105,13 +105,16 @@ class Readable:
         return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
 
 
-def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Readable]:
+def readable_keyframes(
+    stored: StoredScene, filters: DepthFilters, progress: Progress = silent
+) -> list[Readable]:
     """Returns the keyframes that are not damaged, with a warning for each of the others.
 
-    Raises ExportError if none is left.
+    ``progress`` may raise, which ends the work. Raises ExportError if none is left.
     """
     places, out = _places(stored), []
     for key in stored.images:
+        progress("checking keyframes", 0.0)
         one = Readable(stored, key, filters, places[stored.frames[key].submap])
         try:
             stored.check(key)

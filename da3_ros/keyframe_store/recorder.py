@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +54,14 @@ class _Changes:
             del self.poses[old]
 
 
+@dataclass(frozen=True, eq=False)
+class Flush:
+    """The storing of all that was given so far."""
+
+    folder: Path  # of the journal
+    done: Future[bool]  # whether all is in the journal, and can be read
+
+
 class KeyframeRecorder:
     """Stores the keyframes of one scene; used by one thread."""
 
@@ -66,7 +75,7 @@ class KeyframeRecorder:
         """
         self._writer, self._folder = StoreWriter(folder), folder
         self._counters, self._wait, self._limit = counters, wait, limit_bytes
-        self._queue: queue.Queue[Keyframe | _Changes | None] = queue.Queue()
+        self._queue: queue.Queue[Keyframe | _Changes | Flush | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
         self._changes = _Changes()  # not written yet; of the thread
         self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
@@ -105,6 +114,12 @@ class KeyframeRecorder:
         it."""
         self._queue.put(_Changes(begins=True))
 
+    def flush(self) -> Flush:
+        """Begins to store all that was given so far; returns at once."""
+        flush = Flush(self._folder, Future())
+        self._queue.put(flush)
+        return flush
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Stores what waits, and ends the thread; False if it is still busy after a time."""
         self._queue.put(None)
@@ -118,6 +133,9 @@ class KeyframeRecorder:
                 self._changes.add(item)
                 if len(self._changes.frames) >= MANY:
                     self._attempt(None)
+            elif isinstance(item, Flush):
+                self._retry_at = 0.0  # a caller waits for it
+                item.done.set_result(self._attempt(None))
             else:
                 stored = self._attempt(item)
                 self._room.release()
