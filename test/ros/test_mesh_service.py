@@ -24,7 +24,7 @@ from da3_ros.cli import main
 pytestmark = pytest.mark.process
 TRIGGER = "std_srvs/srv/Trigger"
 EXPORT_SCENE = "/da3/export_scene"
-VOXEL = {"voxel_m": 0.1}
+VOXEL = {"voxel_m": 0.125}  # exact in float32, the type of the field
 
 
 def mesh_rig(tmp_path, **parameters):
@@ -93,7 +93,7 @@ def test_frames_flow_while_a_mesh_is_made(tmp_path):
             assert "\n" not in refused.message
     again = tmp_path / "again.mesh.glb"
     store = tmp_path / "night" / "000001"
-    assert main(["export", str(store), str(again), "--voxel", "0.1"]) == 0
+    assert main(["export", str(store), str(again), "--voxel", "0.125"]) == 0
     assert again.read_bytes() == (tmp_path / "last.mesh.glb").read_bytes()
 
 
