@@ -1,5 +1,6 @@
 """Meshes of a running stream, without a middleware."""
 
+import dataclasses
 import errno
 import math
 import shutil
@@ -179,6 +180,25 @@ def test_keyframes_that_are_not_stored_are_counted(tmp_path, exports):
     more = {k: StoredSoFar(s.folder, s.flushed, s.keyframes + 3) for k, s in scenes.items()}
     with exports.begun(tmp_path / "a.mesh.glb") as job:
         assert job.run(more, Selection(), FILTERS, silent)[1] == 3
+
+
+def test_cameras_with_scenes_of_their_own_get_a_mesh_each(tmp_path, exports):
+    names = ("front", "side/left")
+    values = {"cameras": list(names), "window.mode": "independent"}
+    stream, host = stream_of(
+        TruthSession({name: camera() for name in names}), export_dir=str(tmp_path),
+        **{**VALUES, **values},
+    )  # fmt: skip
+    for raw in as_messages(camera(), host.lib):
+        for name in names:
+            stream.put(dataclasses.replace(raw, camera=name))
+            while stream.step():
+                pass
+    made(exports, stream, tmp_path / "room.mesh.glb")
+    assert sorted(p.name for p in tmp_path.glob("*.glb")) == [
+        "room.mesh.glb", "room_side_left.mesh.glb",
+    ]  # fmt: skip
+    assert stream.finish_recording(10)
 
 
 def test_a_choice_of_points_is_refused(tmp_path, exports):
