@@ -24,7 +24,8 @@ import numpy as np
 import results_file
 
 from da3_ros.config import config_from_parameters
-from da3_ros.export.derived import DepthFilters, derived_scene
+from da3_ros.export.derived import derived_scene
+from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene, StoreWriter
 from da3_ros.pipeline import window_steps
@@ -80,7 +81,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
                 writer.add(stored.load(key))
         writer.close()
         start = time.perf_counter()
-        derived_scene(stored, DepthFilters())
+        derived_scene(stored, readable_keyframes(stored, DepthFilters()), DepthFilters())
         export = (time.perf_counter() - start) / len(stored.images)
         start = time.perf_counter()
         StoredScene.open(folder).close()

@@ -212,7 +212,11 @@ def movers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     stamps = {stored.frames[key].stamp_ns for key in stored.images}
                     for remove in (False, True):
                         filters = DepthFilters(options.voxel / place.scale, remove_movers=remove)
-                        points = derived_scene(stored, filters).cloud().xyz
+                        points = (
+                            derived_scene(stored, readable_keyframes(stored, filters), filters)
+                            .cloud()
+                            .xyz
+                        )
                         mesh = fused_surface(stored, filters)
                         found["export", remove] = place.points(points)
                         found["surface", remove] = place.points(mesh.vertices)

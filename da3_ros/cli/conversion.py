@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.export.atomic_files import atomic_folder, atomic_path
+from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
-from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name, write_mesh
+from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
 from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
 from da3_ros.export.selection import ExportError, Progress
-from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.surface import fused_surface
+from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
+from da3_ros.export.stored_mesh import export_mesh
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
@@ -61,7 +61,8 @@ def convert(
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if mesh:
-            return _meshed(stored, target, selection, filters, progress)
+            done = export_mesh(stored, target, selection, filters, progress)
+            return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if frames:
             with atomic_folder(target, is_npz_frames) as temporary:
                 asked = filters if derive else None
@@ -69,8 +70,9 @@ def convert(
             return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
         if saved and not derive and form != "colmap":
             return _exported(load_scene(folder).scene(), target, selection, form)
-        scene = derived_scene(stored, filters, progress)
-        return _exported(scene, target, selection, form)
+        keyframes = readable_keyframes(stored, filters, progress)
+        scene = derived_scene(stored, keyframes, filters, progress)
+        return _exported(scene, target, selection, form, keyframes)
 
 
 def _has_all(stored: StoredScene, folder: Path) -> bool:
@@ -89,23 +91,11 @@ def _check_npz(selection: Selection) -> None:
         )
 
 
-def _meshed(
-    stored: StoredScene, target: Path, selection: Selection, filters: DepthFilters,
-    progress: Progress,
-) -> str:  # fmt: skip
-    selection.check()
-    with atomic_path(target) as temporary:
-        mesh = fused_surface(
-            stored, filters, progress, crop=selection.crop, guessed=selection.guessed
-        )
-        write_mesh(mesh, temporary, target.suffix.lower())
-    size = target.stat().st_size / 1e6
-    return f"{len(mesh.faces)} triangles in {target} ({size:.1f} MB)\n"
-
-
-def _exported(scene: Scene, target: Path, selection: Selection, form: str) -> str:
+def _exported(
+    scene: Scene, target: Path, selection: Selection, form: str, keyframes: Sequence[Readable] = ()
+) -> str:
     with _bar() as progress:
-        done = export_scene(scene, target, selection, form, progress)
+        done = export_scene(scene, target, selection, form, progress, keyframes)
     return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
 
 

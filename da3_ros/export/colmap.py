@@ -1,43 +1,86 @@
 """Writes a COLMAP text model, the input of tools for 3D Gaussian splatting.
 
-``cameras.txt`` (PINHOLE), ``images.txt`` (world to camera, quaternions w first) and
-``points3D.txt`` (no tracks) as in COLMAP's documentation of its text format; COLMAP's pixel
-centres are at 0.5, the corner rule of ``types``. Its world is the ROS map frame. The folder
-``images`` holds the keyframes' images, at the network's size, that the map has kept.
+``sparse/0`` holds ``cameras.txt`` (PINHOLE), ``images.txt`` (world to camera, quaternions w first)
+and ``points3D.txt`` as in COLMAP's documentation of its text format; COLMAP's pixel centres are at
+0.5, the corner rule of ``types``. Its world is the ROS map frame. ``images`` holds the images of
+keyframes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from da3_ros.export.selection import ExportError, Points, Progress
+from da3_ros.export.track_points import NO_POINTS, TrackPoints
 from da3_ros.geometry.poses import invert_pose, quaternion_from_matrix
 from da3_ros.mapping.scene import Scene
-from da3_ros.mapping.trajectory import Pose
+from da3_ros.types import Array
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
-ROW = "%d %.6f %.6f %.6f %d %d %d 0\n"
+FOLDERS = ("depths", "images", "sparse")
+ROW = "%d %.6f %.6f %.6f %d %d %d -1\n"  # COLMAP's error of a point without a track: -1
+NO_PIXELS = np.zeros((0, 2), np.float32)
+NO_INDICES = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelImage:
+    """An image of a model."""
+
+    name: str  # of its file below ``images``
+    camera: str
+    T_map_camera: Array  # [4, 4]
+    K: Array  # [3, 3] corner rule
+    size: tuple[int, int]  # (width, height)
+    features: NDArray[np.float32] = field(default_factory=lambda: NO_PIXELS)  # [M, 2] pixels
+    point: NDArray[np.int64] = field(default_factory=lambda: NO_INDICES)  # [M] index; -1: none
 
 
 def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress) -> None:
-    """Writes a model into an empty folder. Raises ExportError if the scene has no keyframe."""
+    """Writes a scene with the images that its map has kept, at the network's size, into an empty
+    folder.
+
+    Raises ExportError if the scene has no keyframe.
+    """
     poses = [p for p in scene.poses if p.keyframe]
     shown = [p for p in poses if (p.camera, p.stamp_ns) in scene.images]
-    poses = shown or poses
-    if not poses:
+    suffix = "jpg" if shown else "png"
+    images = []
+    for pose in shown or poses:
+        name = f"{image_name(pose.camera, pose.stamp_ns)}.{suffix}"
+        T_map_camera = scene.T_map_world @ pose.T_world_camera
+        images.append(ModelImage(name, pose.camera, T_map_camera, pose.K, pose.size))
+        if shown:
+            write_image(folder, name, scene.images[pose.camera, pose.stamp_ns])
+    write_model(images, NO_POINTS, scene, points, folder, progress)
+
+
+def write_model(
+    images: Sequence[ModelImage], tracked: TrackPoints, scene: Scene, points: Points,
+    folder: Path, progress: Progress,
+) -> None:  # fmt: skip
+    """Writes the text files: points with tracks first, then those of the scene, without.
+
+    Raises ExportError if there is no image.
+    """
+    if not images:
         raise ExportError("the scene has no keyframe: a COLMAP model needs cameras")
-    cameras = _write_cameras(folder / "cameras.txt", poses)
-    _write_images(folder / "images.txt", poses, cameras, scene)
-    for pose in shown:
-        file = folder / "images" / image_name(pose.camera, pose.stamp_ns, "jpg")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(scene.images[pose.camera, pose.stamp_ns])
-    with (folder / "points3D.txt").open("w") as text:
+    model = folder / "sparse" / "0"
+    model.mkdir(parents=True)
+    cameras = _write_cameras(model / "cameras.txt", images)
+    _write_images(model / "images.txt", images, cameras)
+    with (model / "points3D.txt").open("w") as text:
         text.write("# POINT3D_ID X Y Z R G B ERROR TRACK[] (IMAGE_ID POINT2D_IDX)\n")
         if scene.guessed:
             parts, guessed = len(scene.parts), scene.guessed
             text.write(f"# parts {parts}, of which {guessed} at guessed places\n")
-        first = 1
+        text.writelines(_track_rows(images, tracked))
+        first = 1 + len(tracked)
         for chunk in points.chunks(progress):
             ids = range(first, first + len(chunk))
             columns = (*chunk["xyz"].T.tolist(), *chunk["rgb"].T.tolist())
@@ -46,39 +89,67 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
             first += len(chunk)
 
 
-def image_name(camera: str, stamp_ns: int, suffix: str) -> str:
-    """Returns a keyframe's file name below ``images``: its stamp, in a folder per camera."""
-    return f"{camera}/{stamp_ns}.{suffix}" if camera else f"{stamp_ns}.{suffix}"
+def image_name(camera: str, stamp_ns: int) -> str:
+    """Returns a keyframe's file name without suffix: its stamp, in a folder per camera."""
+    return f"{camera}/{stamp_ns}" if camera else str(stamp_ns)
+
+
+def write_image(folder: Path, name: str, data: bytes) -> None:
+    """Writes the file of an image of a model. Raises OSError."""
+    file = folder / "images" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
 
 
 def is_model(folder: Path) -> bool:
-    """True if a folder holds a COLMAP text model and nothing else."""
+    """True if a folder holds a COLMAP text model and nothing else.
+
+    Models of earlier versions have the text files beside ``images``.
+    """
     names = {p.name for p in folder.iterdir()}
-    return names >= set(FILES) and names <= {*FILES, "images"}
+    if names <= {*FILES, "images"}:
+        return names >= set(FILES)
+    texts = (folder / "sparse" / "0" / file for file in FILES)
+    return names <= set(FOLDERS) and all(text.is_file() for text in texts)
 
 
-def _write_cameras(path: Path, poses: list[Pose]) -> list[int]:
-    """Writes each distinct camera once; returns the camera number of each pose."""
-    numbers: dict[str, int] = {}
+def _write_cameras(path: Path, images: Iterable[ModelImage]) -> list[int]:
+    """Writes each distinct camera once; returns the camera number of each image."""
+    numbers: dict[tuple[str, str], int] = {}
     chosen = []
-    for p in poses:
-        K = " ".join(f"{v:.6f}" for v in (p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]))
+    for image in images:
+        K = image.K
+        values = " ".join(f"{v:.6f}" for v in (K[0, 0], K[1, 1], K[0, 2], K[1, 2]))
+        line = f"PINHOLE {image.size[0]} {image.size[1]} {values}"
         # With the name: two cameras of a rig stay two, even with equal intrinsics.
-        line = f"PINHOLE {p.size[0]} {p.size[1]} {K}"
-        chosen.append(numbers.setdefault(f"{p.camera}\n{line}", len(numbers) + 1))
-    rows = (f"{number} {key.partition(chr(10))[2]}\n" for key, number in numbers.items())
+        chosen.append(numbers.setdefault((image.camera, line), len(numbers) + 1))
+    rows = (f"{number} {line}\n" for (_, line), number in numbers.items())
     header = "# CAMERA_ID MODEL WIDTH HEIGHT PARAMS[] (fx fy cx cy)\n"
     path.write_text(header + "".join(rows))
     return chosen
 
 
-def _write_images(path: Path, poses: list[Pose], cameras: list[int], scene: Scene) -> None:
-    suffix = "jpg" if any((p.camera, p.stamp_ns) in scene.images for p in poses) else "png"
+def _write_images(path: Path, images: Sequence[ModelImage], cameras: Sequence[int]) -> None:
     with path.open("w") as text:
-        text.write("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[] (none)\n")
-        for number, (pose, camera) in enumerate(zip(poses, cameras, strict=True), start=1):
-            T_camera_map = invert_pose(scene.T_map_world @ pose.T_world_camera)
+        text.write("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n")
+        for number, (image, camera) in enumerate(zip(images, cameras, strict=True), start=1):
+            T_camera_map = invert_pose(image.T_map_camera)
             x, y, z, w = quaternion_from_matrix(T_camera_map[:3, :3])
             values = " ".join(f"{v:.9f}" for v in (w, x, y, z, *T_camera_map[:3, 3]))
-            name = image_name(pose.camera, pose.stamp_ns, suffix)
-            text.write(f"{number} {values} {camera} {name}\n\n")
+            text.write(f"{number} {values} {camera} {image.name}\n")
+            ids = np.where(image.point < 0, -1, image.point + 1).tolist()
+            seen = (
+                f"{u:.3f} {v:.3f} {id}" for (u, v), id in zip(image.features, ids, strict=True)
+            )
+            text.write(" ".join(seen) + "\n")
+
+
+def _track_rows(images: Sequence[ModelImage], tracked: TrackPoints) -> Iterable[str]:
+    """Yields the rows of points with tracks."""
+    seen: list[list[str]] = [[] for _ in range(len(tracked))]
+    for number, image in enumerate(images, start=1):
+        for index in np.flatnonzero(image.point >= 0).tolist():
+            seen[int(image.point[index])].append(f"{number} {index}")
+    columns = zip(tracked.xyz.tolist(), tracked.rgb.tolist(), tracked.error_px, seen, strict=True)
+    for id, ((x, y, z), (r, g, b), error, track) in enumerate(columns, start=1):
+        yield f"{id} {x:.6f} {y:.6f} {z:.6f} {r} {g} {b} {error:.4f} {' '.join(track)}\n"

@@ -6,11 +6,12 @@ No network runs, and no filter that was set while the keyframes were taken count
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import cv2
 import numpy as np
 
+from da3_ros.export.colmap import image_name
 from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.selection import Progress, silent
 from da3_ros.export.stored_depth import (
@@ -18,7 +19,6 @@ from da3_ros.export.stored_depth import (
     Readable,
     by_part,
     places_of,
-    readable_keyframes,
 )
 from da3_ros.geometry.projection import backproject, resize_K
 from da3_ros.keyframe_store.store import StoredScene
@@ -28,16 +28,27 @@ from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import VoxelMap
 
 
+def file_names(keyframes: Sequence[Readable]) -> list[str]:
+    """Returns a name for the files of each keyframe, without suffix."""
+    names: dict[str, None] = {}
+    for one in keyframes:
+        frame = one.stored.frames[one.key]
+        name = image_name(frame.camera, frame.stamp_ns)
+        # A recording that is played again repeats stamps.
+        names[f"{name}_{one.key}" if name in names else name] = None
+    return list(names)
+
+
 def derived_scene(
-    stored: StoredScene, filters: DepthFilters, progress: Progress = silent
-) -> Scene:
-    """Returns the scene of stored keyframes. Damaged ones are left out, with a warning.
+    stored: StoredScene, readable: Sequence[Readable], filters: DepthFilters,
+    progress: Progress = silent,
+) -> Scene:  # fmt: skip
+    """Returns the scene of the readable keyframes, with the poses of all frames.
 
     ``progress`` may raise, which ends the work. Raises ExportError.
     """
     filters.check()
     of_submap: defaultdict[int, list[Readable]] = defaultdict(list)
-    readable = readable_keyframes(stored, filters)
     for one in readable:
         of_submap[stored.frames[one.key].submap].append(one)
     judges = {part: CrossViews(ones) for part, ones in by_part(readable).items()}

@@ -7,12 +7,13 @@ processed in chunks: the memory of an export does not depend on the size of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
 from da3_ros.export.colmap import is_model, write_colmap
+from da3_ros.export.colmap_frames import write_keyframes
 from da3_ros.export.glb import write_glb
 from da3_ros.export.ply import write_ply
 from da3_ros.export.selection import (
@@ -23,6 +24,7 @@ from da3_ros.export.selection import (
     selected,
     silent,
 )
+from da3_ros.export.stored_depth import Readable
 from da3_ros.export.tum import write_tum
 from da3_ros.mapping.scene import REFERENCE, Scene
 
@@ -52,12 +54,13 @@ def export_scene(
     selection: Selection = ALL,
     form: str = "",
     progress: Progress = silent,
+    keyframes: Sequence[Readable] = (),
 ) -> Exported:
     """Writes the ``selection`` of ``scene``.
 
     ``form`` is one of FORMATS; by default it follows from the path's suffix. ``colmap`` is a
-    folder. ``progress`` may raise, which aborts the export and removes its files. Raises
-    ExportError.
+    folder; ``keyframes`` are what is stored of its images. ``progress`` may raise, which aborts
+    the export and removes its files. Raises ExportError, or JournalError for a damaged keyframe.
     """
     form = format_of(path, form)
     if _is_empty(scene):
@@ -72,8 +75,12 @@ def export_scene(
     with place as temporary, selected(scene, selection, temporary.parent, progress) as points:
         if form == "glb" and not selection.cameras:
             scene = replace(scene, poses=scene.poses.take(slice(0)))
-        FORMATS[form](scene, points, temporary, progress)
         count = len(points)
+        shown = [one for one in keyframes if one.part in scene.parts]
+        if form == "colmap" and shown:
+            count = write_keyframes(shown, selection.crop, scene, points, temporary, progress)
+        else:
+            FORMATS[form](scene, points, temporary, progress)
     return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)
 
 

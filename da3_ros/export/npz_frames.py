@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from da3_ros.export.colmap import image_name
+from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Progress, silent
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.keyframe_store.store import StoredScene
@@ -26,14 +26,12 @@ def write_npz_frames(
     """
     readable = readable_keyframes(stored, filters or DepthFilters())
     (folder / MARKER).write_text("Keyframes of da3_ros, docs/keyframes.md\n")
-    for done, one in enumerate(readable):
+    for done, (one, name) in enumerate(zip(readable, file_names(readable), strict=True)):
         progress("writing keyframes", done / len(readable))
         keyframe = one.load()
         pose = keyframe.pose
         raw = keyframe.depth * np.float32(one.place.scale)
-        file = folder / image_name(pose.camera, pose.stamp_ns, "npz")
-        if file.exists():  # a recording that was played again repeats stamps
-            file = file.with_name(f"{pose.stamp_ns}_{one.key}.npz")
+        file = folder / f"{name}{SUFFIX}"
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             file, depth=raw if filters is None else one.depth_of(keyframe),

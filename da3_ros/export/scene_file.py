@@ -307,4 +307,4 @@ def _cloud_name(id: int) -> str:
 
 def _image_name(shot: Shot) -> str:
     camera, stamp_ns = shot
-    return f"images/{image_name(camera, stamp_ns, 'jpg')}"
+    return f"images/{image_name(camera, stamp_ns)}.jpg"

@@ -29,6 +29,11 @@ class ExportError(RuntimeError):
     """A failed export; one line with the path and the cause."""
 
 
+def portion(progress: Progress, first: float, last: float) -> Progress:
+    """Returns a progress callback for a part of the work, between these shares of the whole."""
+    return lambda step, share: progress(step, first + (last - first) * share)
+
+
 def silent(step: str, share: float) -> None:
     """A progress callback that does nothing."""
 

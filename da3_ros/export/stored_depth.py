@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.config import DepthConfig
-from da3_ros.export.selection import MIN_VOXEL, ExportError
+from da3_ros.export.selection import MIN_VOXEL, ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.keyframe import Keyframe
@@ -87,18 +87,25 @@ class Readable:
         """Returns the keyframe. Raises JournalError if it is damaged."""
         return self.stored.load(self.key)
 
+    def image_data(self) -> bytes:
+        """Returns the JPEG of its image. Raises JournalError if it is damaged."""
+        return self.stored.image_data(self.key)
+
     def depth_of(self, keyframe: Keyframe) -> FloatImage:
         """Returns its depth [h, w] that passes the filters, units of the scene, else NaN."""
         return self.filters.of(keyframe, self.place.scale) * np.float32(self.place.scale)
 
 
-def readable_keyframes(stored: StoredScene, filters: DepthFilters) -> list[Readable]:
+def readable_keyframes(
+    stored: StoredScene, filters: DepthFilters, progress: Progress = silent
+) -> list[Readable]:
     """Returns the keyframes that are not damaged, with a warning for each of the others.
 
-    Raises ExportError if none is left.
+    ``progress`` may raise, which ends the work. Raises ExportError if none is left.
     """
     places, out = places_of(stored), []
     for key in stored.images:
+        progress("checking keyframes", 0.0)
         one = Readable(stored, key, filters, places[stored.frames[key].submap])
         try:
             stored.check(key)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.mesh import Mesh
-from da3_ros.export.selection import ExportError, Progress, silent
+from da3_ros.export.selection import ExportError, Progress, portion, silent
 from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
 from da3_ros.geometry.projection import backproject
 from da3_ros.keyframe_store.store import StoredScene
@@ -34,6 +34,7 @@ SIGMAS = 3.0  # of them are fused
 FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
+FINDING = 0.1  # share of the time that finding blocks takes, about
 MAX_CUBES = 20_000  # more would take days
 Blocks = NDArray[np.int64]  # [N, 3] indices
 
@@ -65,18 +66,19 @@ def fused_surface(
     """
     extract = marching_cubes()
     filters.check()
-    parts = by_part(readable_keyframes(stored, filters))
-    found = [
-        _fused(_Looks(of_part, filters.voxel), filters.voxel, extract, progress)
-        for part, of_part in parts.items() if guessed or part == REFERENCE
-    ]  # fmt: skip
+    parts = by_part(readable_keyframes(stored, filters, progress))
+    chosen = [ones for part, ones in parts.items() if guessed or part == REFERENCE]
+    found = []
+    for done, ones in enumerate(chosen):
+        step = portion(progress, done / len(chosen), (done + 1) / len(chosen))
+        found.append(_fused(_Looks(ones, filters.voxel), filters.voxel, extract, step))
     return _cropped(_concatenated(found), crop)
 
 
 def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: Progress) -> Mesh:
     of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(looks)):
-        progress("finding blocks", index / len(looks))
+        progress("finding blocks", FINDING * index / len(looks))
         for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
             of_cube[tuple(cube)].append(index)
     if len(of_cube) > MAX_CUBES:
@@ -85,15 +87,17 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
             f"{CUBE * BLOCK * voxel:.2g}); use a larger one"
         )
     parts = []
+    share = (1 - FINDING) / max(1, len(of_cube))
     for done, cube in enumerate(sorted(of_cube)):
-        progress("fusing", done / len(of_cube))
         # Cells at the upper faces need voxels of the next cubes.
         nearby = {i for offset in np.ndindex(2, 2, 2)
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
         volume = _Volume(np.array(cube), voxel)
         for index in sorted(nearby):
+            progress("fusing", FINDING + done * share)  # often, since it may end the work
             volume.add(*looks[index])
-        parts.append(volume.surface(extract))
+        step = portion(progress, FINDING + (done + 0.5) * share, FINDING + (done + 1) * share)
+        parts.append(volume.surface(extract, step))
     return _welded(_concatenated(parts), voxel)
 
 
@@ -220,10 +224,13 @@ class _Volume:
         self._weight.reshape(-1)[flat] = old + weight
         self._looks.reshape(-1)[flat] += 1
 
-    def surface(self, extract: Callable[..., Any]) -> Mesh:
+    def surface(self, extract: Callable[..., Any], progress: Progress) -> Mesh:
         """Returns the triangles of the cube's own cells."""
         own = [b for b in sorted(self._slots) if (np.array(b) < self._first + CUBE).all()]
-        found = (self._of_block(block, extract) for block in own)
+        found = []
+        for done, block in enumerate(own):
+            progress("extracting", done / len(own))
+            found.append(self._of_block(block, extract))
         return _concatenated([mesh for mesh in found if mesh is not None])
 
     def _of_block(self, block: tuple[int, int, int], extract: Callable[..., Any]) -> Mesh | None:

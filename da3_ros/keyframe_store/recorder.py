@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +65,17 @@ class RecorderState:
     changes: _Changes
 
 
+@dataclass(frozen=True, eq=False)
+class Flush:
+    """The storing of all that was given so far."""
+
+    folder: Path  # of the journal
+    done: Future[bool]  # whether all is in the journal, and can be read
+
+
+_Item = Keyframe | _Changes | Flush | threading.Event
+
+
 class KeyframeRecorder:
     """Stores the keyframes of one scene; used by one thread."""
 
@@ -87,7 +99,7 @@ class KeyframeRecorder:
                 raise
             self._pause(str(error))
         self._counters, self._wait, self._limit = counters, wait, limit_bytes
-        self._queue: queue.Queue[Keyframe | _Changes | threading.Event | None] = queue.Queue()
+        self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
         # Not written yet; of the thread.
         self._changes = _Changes() if continued is None else continued.changes
@@ -126,6 +138,12 @@ class KeyframeRecorder:
         it."""
         self._queue.put(_Changes(begins=True))
 
+    def flush(self) -> Flush:
+        """Begins to store all that was given so far; returns at once."""
+        flush = Flush(self._folder, Future())
+        self._queue.put(flush)
+        return flush
+
     def state(self) -> RecorderState:
         """Waits until the thread has done all, and returns its state; what was written is on the
         disk then. Raises OSError."""
@@ -152,6 +170,9 @@ class KeyframeRecorder:
                 self._changes.add(item)
                 if len(self._changes.frames) >= MANY:
                     self._attempt(None)
+            elif isinstance(item, Flush):
+                self._retry_at = 0.0  # a caller waits for it
+                item.done.set_result(self._attempt(None))
             else:
                 stored = self._attempt(item)
                 self._room.release()

@@ -235,6 +235,19 @@ class StoredScene:
         record = self.images[key].record
         return self._reader.data(record)[: record.description["bytes"]["image"]]
 
+    def inverse_depths(self, key: int) -> tuple[float, float]:
+        """Returns the smallest and largest inverse depth of a keyframe, in units of its submap.
+
+        Without depth both are 1. Raises JournalError.
+        """
+        try:
+            low, high = self.images[key].record.description["inverse_depth"]
+            return float(low), float(high)
+        except (LookupError, ValueError, TypeError) as error:
+            raise JournalError(
+                f"{self._reader.path}: keyframe {key} is damaged: {error}"
+            ) from error
+
     def load(self, key: int) -> Keyframe:
         """Returns a keyframe with its images, by its index in ``frames``.
 
@@ -246,7 +259,7 @@ class StoredScene:
             parts, at = {}, 0
             for name, size in about["bytes"].items():
                 parts[name], at = data[at : at + size], at + size
-            low, high = about["inverse_depth"]
+            low, high = self.inverse_depths(key)
             tracks = np.frombuffer(parts["tracks"], TRACK)
             pose, found = self.frames[key], self.images[key]
             for part, size in (("image", found.image_size), ("depth", pose.size),
@@ -259,9 +272,10 @@ class StoredScene:
                 descriptor if len(descriptor) else None, Tracks(tracks["id"], tracks["pixel"]),
             )  # fmt: skip
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
-            raise JournalError(
-                f"{self._reader.path}: keyframe {key} is damaged: {error}"
-            ) from error
+            raise self._damaged(key, error) from error
+
+    def _damaged(self, key: int, error: Exception) -> JournalError:
+        return JournalError(f"{self._reader.path}: keyframe {key} is damaged: {error}")
 
     def _read(self, begun: bool) -> None:
         records = self._reader.records()

@@ -18,6 +18,7 @@ from da3_ros.inference import BudgetError, Session, WindowTooLargeError
 from da3_ros.live.frame_accounts import FrameAccounts
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
+from da3_ros.live.mesh_exports import StoredSoFar
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
 from da3_ros.live.window_chooser import NextWindow, WindowChooser
@@ -156,6 +157,20 @@ class Stream:
         """Store the keyframes that wait for the disk, and no more; False if it is still busy."""
         done = [p.scene_map.finish_recording(timeout_s) for p in self.pipelines]
         return all(done)
+
+    def stored_scenes(self) -> dict[str, StoredSoFar]:
+        """Begin to store all that was seen so far; returns where, scene by scene as ``snapshots``.
+
+        Returns at once. Empty if nothing is stored.
+        """
+        out = {}
+        for name, scene_stream in self.scene_streams.items():
+            pipeline = scene_stream.pipeline
+            flush = pipeline.scene_map.flush_recording()
+            if flush is not None and (scene_stream is self._first or len(pipeline.map)):
+                keyframes = int(pipeline.map.trajectory.poses().rows["keyframe"].sum())
+                out[name] = StoredSoFar(flush.folder, flush.done, keyframes)
+        return out
 
     def check_budget(self, memory_budget_gb: float) -> None:
         """Raise BudgetError if nothing fits the budget (GiB). Callable from any thread."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
-from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.submap_points import Submap
@@ -56,6 +56,11 @@ class KeyframeRecording:
         """Begins the scene anew: what was stored is no part of it."""
         self._places.clear()
         self._recorder.begin()
+
+    def flush(self, state: MapState) -> Flush:
+        """Begins to store all that waits; returns at once."""
+        self._recorder.set_map(state)
+        return self._recorder.flush()
 
     def finish(self, state: MapState, timeout_s: float | None = None) -> bool:
         """Stores all that waits; False if the disk is still busy after a time."""

@@ -15,6 +15,7 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
@@ -158,6 +159,12 @@ class SceneMap:
         if spill is not None:
             self.submaps.spill_to(spill)
             self.loops.spill_to(spill)
+
+    def flush_recording(self) -> Flush | None:
+        """Begins to store all that waits, and returns at once; None if nothing is stored."""
+        if self.recording is None:
+            return None
+        return self.recording.flush(self._map_state(self._unit))
 
     def finish_recording(self, timeout_s: float | None = None) -> bool:
         """Stores all that waits, and no more; False if the disk is still busy after a time."""

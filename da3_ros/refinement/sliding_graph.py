@@ -113,8 +113,9 @@ class SlidingGraph:
         self.points, self.noise = saved.points, saved.noise
 
     def restart(self) -> None:
-        """Forgets views and tracks; keeps what is known about noise."""
-        self.views, self.points = {}, TrackPoints()
+        """Forgets views and tracks; keeps what is known about noise. Ids of tracks go on: stored
+        ones stay those of one point."""
+        self.views, self.points = {}, self.points.without_positions()
 
     def keep(self, ids: Collection[int]) -> None:
         """Forgets all views but these."""

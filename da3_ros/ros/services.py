@@ -26,8 +26,11 @@ from da3_ros.export.export import (
     format_of,
     size_of,
 )
+from da3_ros.export.mesh_file import MESH, is_mesh_name, mesh_path
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load_scene, save_scene
+from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.live.mesh_exports import MeshExports
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
 from da3_ros.mapping.submaps import Snapshot
@@ -61,6 +64,7 @@ class Services:
         self._node = node
         self.waiting = 0  # requests without a response yet
         self._files = Worker(lambda: False, lambda error: None, name="da3-files")
+        self.meshes = MeshExports()
         # Not the default group: a callback that awaits the worker would block all other callbacks.
         group = ReentrantCallbackGroup()
         qos = QoSProfile(depth=QUEUE, reliability=ReliabilityPolicy.RELIABLE)
@@ -74,8 +78,11 @@ class Services:
             node.create_service(kind, name, callback, qos_profile=qos, callback_group=group)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread and remove a half-written file. False if it is still busy."""
-        return self._files.stop(timeout_s)
+        """End the threads and remove half-written files. False if one is still busy."""
+        end = time.monotonic() + timeout_s
+        self.meshes.close(0.0)  # both stop as soon as they can
+        done = self._files.stop(timeout_s)
+        return self.meshes.close(max(0.0, end - time.monotonic())) and done
 
     async def _on_export(self, request: Any, response: Any) -> Any:
         return await self._answer(self._export, request, response)
@@ -126,6 +133,10 @@ class Services:
         return sendable(response)
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
+        asked = request.format.lower().lstrip(".")
+        if asked == MESH or (not asked and is_mesh_name(Path(request.path))):
+            await self._export_mesh(stream, request, response)
+            return
         # Without a path the error must be about the path, not about its missing suffix.
         form = format_of(Path(request.path), request.format) if request.path else "glb"
         path = resolve_inside(
@@ -134,18 +145,34 @@ class Services:
             suffix="" if form == "colmap" else f".{form}",
             folder=form == "colmap",
         )
-        selection = Selection(
-            voxel=request.voxel_m,
-            min_confidence=request.min_confidence,
-            max_points=request.max_points,
-            crop=tuple(float(v) for v in request.crop),
-            cameras=request.include_cameras,
-            guessed=stream.config.pipeline.map.export_guessed,
-        )
+        selection = _selection(stream, request)
         scenes = await self._run_on(self._worker_of(stream), stream.snapshots)
         done = await self._run_on(self._files, lambda: self._write(scenes, path, selection, form))
         response.path, response.points, response.bytes = str(done.path), done.points, done.bytes
         response.message = done.text
+
+    async def _export_mesh(self, stream: Stream, request: Any, response: Any) -> None:
+        path = resolve_inside(stream.config.export_dir, mesh_path(request.path))
+        check_outside_scenes(path)
+        selection = _selection(stream, request)
+        filters = DepthFilters(
+            voxel=request.voxel_m or DepthFilters.voxel, min_confidence=request.min_confidence
+        )
+        with self.meshes.begun(path) as job:
+            scenes = await self._run_on(self._worker_of(stream), stream.stored_scenes)
+            if not scenes:
+                raise ExportError(
+                    "a mesh needs stored keyframes: set the parameter map.store to a folder below "
+                    "export_dir, and configure the node again"
+                )
+            progress = self._progress(f"export of {path}")
+            done, missing = await self._run_on(
+                self.meshes.worker, lambda: job.run(scenes, selection, filters, progress)
+            )
+        response.path, response.points, response.bytes = str(path), done.vertices, done.bytes
+        response.message = done.text
+        if missing:
+            response.message += f"; {missing} keyframes of the scene are not stored"
 
     def _write(
         self, scenes: dict[str, Snapshot], path: Path, selection: Selection, form: str
@@ -196,6 +223,7 @@ class Services:
         response.message = f"{points} points and {len(first.poses)} poses from {path}; {where}"
 
     async def _reset(self, stream: Stream, request: Any, response: Any) -> None:
+        self.meshes.cancel()
         await self._run_on(self._worker_of(stream), stream.reset)
         self._node.forget_input()
         response.message = "window, odometry and map are reset"
@@ -240,6 +268,18 @@ class Services:
 
         worker.submit(job).add_done_callback(done)
         return future
+
+
+def _selection(stream: Stream, request: Any) -> Selection:
+    """Returns what an export's request asks for."""
+    return Selection(
+        voxel=request.voxel_m,
+        min_confidence=request.min_confidence,
+        max_points=request.max_points,
+        crop=tuple(float(v) for v in request.crop),
+        cameras=request.include_cameras,
+        guessed=stream.config.pipeline.map.export_guessed,
+    )
 
 
 def sendable(response: Any) -> Any:

@@ -33,6 +33,7 @@ class NodeFacts:
     last_error: str
     failure: str  # why the last lifecycle transition failed; empty if it succeeded
     images: ImageFacts | None  # None if not active
+    mesh_percent: float = math.nan  # of the mesh that a service makes; NaN: none
 
 
 def status(node: NodeFacts, stream: Stream | None) -> Any:
@@ -91,6 +92,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
     values.update(_backend(stream) | _alignment(stream) | _times(stream, node.now_ns))
+    values["mesh_percent"] = node.mesh_percent
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
     out = DiagnosticArray()
     out.header = message.header

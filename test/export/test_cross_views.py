@@ -6,7 +6,7 @@ import pytest
 from da3_ros.cli import main
 from da3_ros.export import cross_views
 from da3_ros.export.derived import derived_scene
-from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.export.surface import fused_surface
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
@@ -62,7 +62,8 @@ def static_cells(walk, points):
 
 def points_of(stored, *, remove):
     filters = DepthFilters(voxel=VOXEL, remove_movers=remove)
-    return derived_scene(stored, filters).cloud().xyz.astype(np.float64)
+    scene = derived_scene(stored, readable_keyframes(stored, filters), filters)
+    return scene.cloud().xyz.astype(np.float64)
 
 
 def test_a_mover_leaves_and_the_room_stays(walk, stored):

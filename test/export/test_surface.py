@@ -239,7 +239,7 @@ def test_an_abort_ends_the_work(scene):
     def stop(step, share):
         raise ExportError(step)
 
-    with pytest.raises(ExportError, match="finding blocks"):
+    with pytest.raises(ExportError, match="checking keyframes"):
         fused_surface(scene, DepthFilters(voxel=VOXEL), stop)
 
 

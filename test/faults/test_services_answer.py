@@ -92,7 +92,7 @@ def test_hostile_paths_are_refused_in_one_line_each(tmp_path):
         ask = {name: Asker(rig, name) for name in ("export_scene", "save_scene", "load_scene")}
         for path in PATHS:
             asked = [("save_scene", {"path": path}), ("load_scene", {"path": path})]
-            for form in ("ply", "colmap", ""):
+            for form in ("ply", "colmap", "mesh", ""):
                 if form != "ply" or path not in ("folder", "loop"):  # good names with .ply
                     asked.append(("export_scene", {"path": path, "format": form}))
             for name, fields in asked:

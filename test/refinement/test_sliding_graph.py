@@ -127,3 +127,11 @@ def test_guesses_of_the_focal_length_are_steadied_by_image_size():
     assert other.K[0, 0, 0] == pytest.approx(300.0)
     kept = guessed.steadied(*predicted([777.0]), known={""})
     assert kept.K[0, 0, 0] == pytest.approx(777.0)
+
+
+def test_a_restart_does_not_give_ids_again():
+    """Stored keyframes of two segments would seem to see one point."""
+    graph = SlidingGraph(100, 5)
+    first = graph.points.new_ids(3)
+    graph.restart()
+    assert not set(first) & set(graph.points.new_ids(3))

@@ -125,7 +125,7 @@ def test_npz_has_each_keyframe_in_the_map(output, camera):
 
 def test_a_colmap_model_has_images_at_the_cameras_size(output, camera):
     folder = exported(output, "model.colmap")
-    line = (folder / "cameras.txt").read_text().splitlines()[1].split()
+    line = (folder / "sparse" / "0" / "cameras.txt").read_text().splitlines()[1].split()
     assert line[:4] == ["1", "PINHOLE", *map(str, SIZE)]
     K = next(iter(camera)).K
     np.testing.assert_allclose(

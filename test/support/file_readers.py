@@ -20,22 +20,27 @@ def read_ply(path):
 
 
 def read_colmap(folder):
-    """Cameras, images and points as the readers of splatting tools do it, line by line."""
+    """Cameras, images and points as the readers of splatting tools do it, line by line.
+
+    Points: rows of id, x y z, r g b, error.
+    """
+    folder = folder / "sparse" / "0"
     cameras, images = {}, []
     for line in (folder / "cameras.txt").read_text().splitlines():
         if not line.startswith("#"):
             number, model, width, height, *parameters = line.split()
             cameras[int(number)] = (model, int(width), int(height), [float(v) for v in parameters])
     lines = [x for x in (folder / "images.txt").read_text().split("\n") if not x.startswith("#")]
-    for line, track in zip(lines[::2], lines[1::2], strict=False):
+    for line, seen in zip(lines[::2], lines[1::2], strict=False):
         number, *values, camera, name = line.split()
-        assert track == ""
+        assert len(seen.split()) % 3 == 0
         q, t = np.array(values[:4], float), np.array(values[4:], float)
         T = np.eye(4)
         T[:3, :3] = Rotation.from_quat(q[[1, 2, 3, 0]]).as_matrix()
         T[:3, 3] = t
         images.append((int(number), T, int(camera), name))
-    points = np.loadtxt(folder / "points3D.txt", ndmin=2)
+    rows = [x.split()[:8] for x in (folder / "points3D.txt").read_text().splitlines()]
+    points = np.array([row for row in rows if row[0] != "#"], float)
     return cameras, images, points
 
 

@@ -1,0 +1,125 @@
+"""Makes meshes from the stored keyframes of a running stream, one at a time, on a thread of its
+own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from da3_ros.export.mesh_file import mesh_path_for_camera
+from da3_ros.export.selection import ExportError, Progress, Selection, portion
+from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.stored_mesh import ExportedMesh, export_mesh
+from da3_ros.keyframe_store.journal import JournalError
+from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.live.worker import Worker
+
+FLUSH_S = 30.0  # longest wait for the disk
+POLL_S = 0.05  # between two looks whether the job shall end
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSoFar:
+    """The stored keyframes of a scene of a running stream."""
+
+    folder: Path  # of the journal
+    flushed: Future[bool]  # whether all that was seen so far is in it
+    keyframes: int  # of the scene, stored or not
+
+
+class MeshExports:
+    """At most one mesh is made at a time; any thread may cancel it and ask for its progress."""
+
+    def __init__(self) -> None:
+        self.worker = Worker(lambda: False, lambda error: None, name="da3-mesh")
+        self._job: MeshExport | None = None
+
+    @property
+    def percent(self) -> float:
+        """The completed share of the mesh that is being made; NaN if there is none."""
+        job = self._job
+        return math.nan if job is None else 100 * job.share
+
+    @contextmanager
+    def begun(self, path: Path) -> Iterator[MeshExport]:
+        """Yields the export of a mesh to ``path``. Raises ExportError while there is another."""
+        if self._job is not None:
+            raise ExportError(
+                f"{self._job.path} is being made ({self.percent:.0f} %): call again when it is "
+                "done, or cancel it with ~/reset"
+            )
+        self._job = job = MeshExport(path, self.worker)
+        try:
+            yield job
+        finally:
+            self._job = None
+
+    def cancel(self) -> None:
+        """Ends the mesh that is being made, soon and without a file."""
+        if self._job is not None:
+            self._job.cancelled = True
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread; False if it is still busy after a time."""
+        return self.worker.stop(timeout_s)
+
+
+class MeshExport:
+    """The export of one mesh, or of one for each scene."""
+
+    def __init__(self, path: Path, worker: Worker) -> None:
+        self.path, self._worker = path, worker
+        self.share = 0.0  # completed, 0 to 1
+        self.cancelled = False
+
+    def run(
+        self, scenes: Mapping[str, StoredSoFar], selection: Selection, filters: DepthFilters,
+        progress: Progress,
+    ) -> tuple[ExportedMesh, int]:  # fmt: skip
+        """Writes the meshes of all scenes; others than the first have the camera in their names.
+
+        Returns the first one's, and how many of its keyframes are not stored. Raises ExportError.
+        """
+
+        def step(what: str, share: float) -> None:
+            self._check()
+            self.share = max(self.share, share)
+            progress(what, share)
+
+        done = []
+        for index, (name, scene) in enumerate(scenes.items()):
+            path = mesh_path_for_camera(self.path, name) if index else self.path
+            part = portion(step, index / len(scenes), (index + 1) / len(scenes))
+            self._wait(scene)
+            try:
+                with StoredScene.open(scene.folder) as stored:
+                    mesh = export_mesh(stored, path, selection, filters, part)
+            except (JournalError, OSError) as error:
+                raise ExportError(str(error)) from error
+            done.append((mesh, max(0, scene.keyframes - mesh.keyframes)))
+        return done[0]
+
+    def _wait(self, scene: StoredSoFar) -> None:
+        """Waits until all that was seen is stored. Raises ExportError if it cannot be."""
+        end = time.monotonic() + FLUSH_S
+        while not scene.flushed.done():
+            self._check()
+            if time.monotonic() > end:
+                raise ExportError(f"{scene.folder}: the disk is too slow: call again later")
+            time.sleep(POLL_S)
+        if not scene.flushed.result():
+            raise ExportError(
+                f"{scene.folder}: storing keyframes is paused, the log has the reason: call again "
+                "when it goes on"
+            )
+
+    def _check(self) -> None:
+        if self._worker.stopping:
+            raise ExportError("the node is shutting down")
+        if self.cancelled:
+            raise ExportError(f"{self.path}: cancelled by ~/reset; no file was written")

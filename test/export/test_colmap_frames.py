@@ -1,0 +1,280 @@
+"""COLMAP models of stored keyframes, as splat trainers and COLMAP itself read them."""
+
+import dataclasses
+import errno
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+from support.file_readers import read_colmap
+from support.pipelines import to_frame
+
+from da3_ros.cli import main
+from da3_ros.config import config_from_parameters
+from da3_ros.export import colmap_frames
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+
+SIZE, FRAMES = (280, 210), 14
+DEPTH_SIZE = (56, 42)  # of the scenes that are written here
+UNIT = 1.5  # of their map per unit of their submap
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A walk with exact windows; features, tracks and their refinement are real."""
+    folder = tmp_path_factory.mktemp("recorded")
+    camera = SyntheticCamera(seed=2, size=SIZE, walk="loop", frames=FRAMES, rate_hz=5)
+    pipeline = Pipeline(
+        config_from_parameters({
+            "process_res": 140, "model": "da3-tiny", "checkpoint": "random", "window.size": 5,
+            "keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0,
+        }),
+        TruthSession(camera),
+    )  # fmt: skip
+    recorder = KeyframeRecorder(folder, counters=pipeline.counters, wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder))
+    for f in camera:
+        list(pipeline.push(to_frame(camera, f)))
+    list(pipeline.flush())
+    assert pipeline.scene_map.finish_recording()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(recorded, tmp_path_factory):
+    return exported(recorded, tmp_path_factory.mktemp("model") / "room.colmap", "--voxel", "0.1")
+
+
+def exported(scene, target, *options):
+    assert main(["export", str(scene), str(target), *options]) == 0
+    return target
+
+
+def tracks_of(model):
+    """Errors [N] of all observations, px, and of each point with a track the number of images."""
+    cameras, images, points = read_colmap(model)
+    lines = (model / "sparse" / "0" / "images.txt").read_text().split("\n")
+    lines = [line for line in lines if not line.startswith("#")]
+    seen, tracks, errors = {}, {}, []
+    for (number, T, camera, _), line in zip(images, lines[1::2], strict=False):
+        rows = np.array(line.split(), float).reshape(-1, 3)
+        fx, fy, cx, cy = cameras[camera][3]
+        for index, (u, v, point) in enumerate(rows):
+            if point < 0:
+                continue
+            seen[number, index] = int(point)
+            x, y, z = T[:3, :3] @ points[int(point) - 1, 1:4] + T[:3, 3]
+            errors.append(np.hypot(fx * x / z + cx - u, fy * y / z + cy - v))
+    for line in (model / "sparse" / "0" / "points3D.txt").read_text().splitlines():
+        values = line.split()
+        if line[0] != "#" and values[8:]:
+            pairs = np.array(values[8:], int).reshape(-1, 2).tolist()
+            tracks[int(values[0])] = [n for n, _ in pairs]
+            assert all(seen.pop((n, i)) == int(values[0]) for n, i in pairs)
+    assert not seen
+    return np.array(errors), tracks
+
+
+def test_tracks_reproject_within_a_pixel(model):
+    errors, tracks = tracks_of(model)
+    views = np.array([len(set(images)) for images in tracks.values()])
+    assert views.min() >= 2
+    assert (views >= 3).sum() > 300
+    assert errors.mean() < 0.5
+    assert np.quantile(errors, 0.95) < 1
+    *_, points = read_colmap(model)
+    stated = points[: len(tracks), 7]
+    assert np.average(stated, weights=views) == pytest.approx(errors.mean(), abs=0.01)
+    assert (points[len(tracks) :, 7] == -1).all()
+    assert len(points) > len(tracks) + 1000
+
+
+def test_points_with_tracks_lie_on_the_surface(model):
+    """A tracked point is where the dense ones are, which come from exact depth."""
+    from scipy.spatial import cKDTree
+
+    _, tracks = tracks_of(model)
+    *_, points = read_colmap(model)
+    far, _ = cKDTree(points[len(tracks) :, 1:4]).query(points[: len(tracks), 1:4])
+    assert np.median(far) < 0.06  # voxels of 0.1
+    assert np.quantile(far, 0.95) < 0.15
+
+
+def test_images_are_the_stored_ones_of_one_camera(model, recorded):
+    cameras, images, _ = read_colmap(model)
+    with StoredScene.open(recorded) as stored:
+        assert len(images) == len(stored.images) >= FRAMES - 2
+        K = next(iter(SyntheticCamera(seed=2, size=SIZE, frames=1))).K
+        assert list(cameras) == [1]
+        assert cameras[1][:3] == ("PINHOLE", *SIZE)
+        expected = [K[0, 0], K[1, 1], K[0, 2], K[1, 2]]
+        np.testing.assert_allclose(cameras[1][3], expected, rtol=1e-6)
+        for (*_, name), key in zip(images, stored.images, strict=True):
+            assert (model / "images" / name).read_bytes() == stored.image_data(key)
+
+
+def test_pycolmap_opens_the_model(model):
+    pycolmap = pytest.importorskip("pycolmap", reason="needs pycolmap: pip install pycolmap")
+    found = pycolmap.Reconstruction(str(model / "sparse" / "0"))
+    _, images, points = read_colmap(model)
+    assert (len(found.images), len(found.points3D)) == (len(images), len(points))
+    assert found.compute_num_observations() == len(tracks_of(model)[0])
+    assert found.compute_mean_reprojection_error() < 1
+    errors = [
+        np.linalg.norm(image.project_point(found.points3D[p.point3D_id].xyz) - p.xy)
+        for image in found.images.values()
+        for p in image.points2D
+        if p.has_point3D()
+    ]
+    assert np.mean(errors) == pytest.approx(tracks_of(model)[0].mean(), abs=0.01)
+
+
+def inverse_depth(model, name):
+    """Inverse depth as the trainer reads it."""
+    about = json.loads((model / "sparse" / "0" / "depth_params.json").read_text())
+    scales = np.array([one["scale"] for one in about.values()])
+    middle, one = np.median(scales[scales > 0]), about[name]
+    if not 0.2 * middle <= one["scale"] <= 5 * middle:
+        return None
+    codes = cv2.imread(str(model / "depths" / f"{name}.png"), cv2.IMREAD_UNCHANGED)
+    assert codes.dtype == np.uint16
+    return codes.astype(np.float32) / 2**16 * one["scale"] + one["offset"]
+
+
+def test_depth_maps_are_read_as_the_trainer_does(model, recorded):
+    with StoredScene.open(recorded) as stored:
+        for key in stored.images:
+            keyframe = stored.load(key)
+            unit = stored.places[keyframe.pose.submap].T_scene_submap.scale
+            found = inverse_depth(model, str(keyframe.pose.stamp_ns))
+            np.testing.assert_allclose(1 / found, keyframe.depth * unit, rtol=2e-3)
+        assert stored.map.scene_scale == 1.0
+
+
+def keyframe(camera="", stamp=0, depth=None, **values):
+    """A keyframe that looks along z, half a unit beside the last one for each stamp."""
+    T, K = np.eye(4), np.array([[40.0, 0, 28], [0, 40, 21], [0, 0, 1]])
+    T[0, 3] = 0.5 * stamp
+    depth = np.full(DEPTH_SIZE[::-1], 2, np.float32) if depth is None else depth
+    pose = FramePose(stamp, camera, 0, T, K, DEPTH_SIZE, True)
+    image = np.full((84, 112, 3), 90, np.uint8)
+    one = Keyframe(dataclasses.replace(pose, **values), depth, np.ones_like(depth), image)
+    u = 2 * (40 * (1 - 0.5 * stamp) / 2 + 28)  # of the point (1, 0, 2)
+    return dataclasses.replace(one, tracks=Tracks(np.array([5]), np.float32([[u, 42]])))
+
+
+def written(folder, *keyframes):
+    writer = StoreWriter(folder)
+    writer.place([Place(0, 0, 0, Similarity(UNIT, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    for one in keyframes:
+        writer.add(one)
+    writer.close()
+    return folder
+
+
+def test_cameras_of_a_rig_have_folders_and_stay_apart(tmp_path):
+    rig = [keyframe(name, stamp) for stamp in (0, 1) for name in ("front/left", "front_left")]
+    model = exported(written(tmp_path / "s", *rig), tmp_path / "m.colmap")
+    cameras, images, points = read_colmap(model)
+    names = ["front/left/0", "front_left/0", "front/left/1", "front_left/1"]
+    assert [name for *_, name in images] == [f"{name}.jpg" for name in names]
+    assert [camera for _, _, camera, _ in images] == [1, 2, 1, 2]
+    assert cameras[1] == cameras[2]
+    for name in names:
+        assert (model / "images" / f"{name}.jpg").is_file()
+        assert inverse_depth(model, name) is not None
+    np.testing.assert_allclose(points[0, 1:], [UNIT, 0, 2 * UNIT, 90, 90, 90, 0], atol=1e-3)
+
+
+def test_images_with_another_K_or_size_have_cameras_of_their_own(tmp_path):
+    K = np.array([[41.0, 0, 28], [0, 41, 21], [0, 0, 1]])
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1, K=K), keyframe(stamp=2))
+    cameras, images, _ = read_colmap(exported(scene, tmp_path / "m.colmap"))
+    assert [camera for _, _, camera, _ in images] == [1, 2, 1]
+    assert cameras[2][3] == [82.0, 82.0, 56.0, 42.0]
+
+
+def test_a_recording_that_was_played_again_keeps_both_images(tmp_path):
+    model = exported(written(tmp_path / "s", keyframe(), keyframe()), tmp_path / "m.colmap")
+    _, images, _ = read_colmap(model)
+    assert [name for *_, name in images] == ["0.jpg", "0_1.jpg"]
+    assert sorted(p.name for p in (model / "depths").iterdir()) == ["0.png", "0_1.png"]
+
+
+def test_unknown_depth_is_that_of_the_nearest_pixel_and_sky_is_far(tmp_path):
+    depth = np.full(DEPTH_SIZE[::-1], 2, np.float32)
+    depth[:, 30:] = 4
+    depth[10:20, 10:20] = np.nan
+    depth[:5] = np.inf
+    blind = np.full_like(depth, np.nan)
+    frames = [keyframe(depth=depth), keyframe(stamp=1), keyframe(stamp=2, depth=blind)]
+    model = exported(written(tmp_path / "s", *frames), tmp_path / "m.colmap")
+    found = inverse_depth(model, "0")
+    np.testing.assert_allclose(found[5:, :30], 0.5 / UNIT, rtol=1e-3)
+    np.testing.assert_allclose(found[5:, 30:], 0.25 / UNIT, rtol=1e-3)
+    assert (found[:5] == 0).all()
+    assert inverse_depth(model, "2") is None  # the trainer leaves it out, but needs its file
+    assert (model / "depths" / "2.png").is_file()
+
+
+def test_a_wrong_pixel_costs_the_others_no_precision(tmp_path):
+    depth = np.full(DEPTH_SIZE[::-1], 2, np.float32)
+    depth[:, 30:] = 4
+    wrong = depth.copy()
+    wrong[0, 0] = 1e-6
+    frames = [keyframe(stamp=i, depth=depth) for i in range(3)]
+    scene = written(tmp_path / "s", *frames, keyframe(stamp=3, depth=wrong))
+    model = exported(scene, tmp_path / "m.colmap")
+    for name in "012":
+        np.testing.assert_allclose(inverse_depth(model, name)[1:, :30], 0.5 / UNIT, rtol=1e-3)
+
+
+def test_the_box_and_known_parts_choose_points_and_images(tmp_path, recorded):
+    writer = StoreWriter(shutil.copytree(recorded, tmp_path / "scene"))
+    writer.place([Place(99, 9, 9, IDENTITY)])  # a part at a guessed place
+    writer.add(keyframe(submap=99))
+    writer.close()
+    box = ["--crop", "-1", "-9", "-9", "3", "9", "9"]
+    known = exported(tmp_path / "scene", tmp_path / "known.colmap", "--known-only", *box)
+    everything = exported(tmp_path / "scene", tmp_path / "all.colmap")
+    assert len(read_colmap(everything)[1]) == len(read_colmap(known)[1]) + 1
+    *_, points = read_colmap(known)
+    assert points[:, 1].min() >= -1
+    assert points[:, 1].max() <= 3
+    tracked = len(tracks_of(known)[1])
+    assert 0 < tracked < len(tracks_of(everything)[1])
+    np.testing.assert_array_equal(points[:, 0], np.arange(1, len(points) + 1))
+
+
+def test_an_export_that_fails_leaves_the_old_model(tmp_path, recorded, monkeypatch, capsys):
+    target = exported(recorded, tmp_path / "m.colmap")
+    before = sorted(p.name for p in target.rglob("*"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(colmap_frames, "_write_depth", full)
+    assert main(["export", str(recorded), str(target)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(p.name for p in target.rglob("*")) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["m.colmap"]
+
+
+def test_a_model_that_a_trainer_has_used_is_replaced_and_nobodys_files_are_not(tmp_path, recorded):
+    target = exported(recorded, tmp_path / "m.colmap")
+    (target / "sparse" / "0" / "points3D.ply").write_text("")  # the trainer's
+    exported(recorded, target)
+    assert not (target / "sparse" / "0" / "points3D.ply").exists()
+    (target / "mine.txt").write_text("")
+    assert main(["export", str(recorded), str(target)]) == 1
+    assert (target / "mine.txt").exists()
