@@ -153,8 +153,9 @@ class SceneMap:
         """Whether frames are stored."""
         return self.recording is not None
 
-    def record(self, recording: KeyframeRecording, spill: ArraySpill | None) -> None:
-        """Stores all frames from now on; what memory cannot hold goes to ``spill``."""
+    def record(self, recording: KeyframeRecording, spill: ArraySpill | None = None) -> None:
+        """Stores all frames from now on. spill: where points and keyframes go that memory cannot
+        hold; None: they are dropped."""
         self.recording, self._spill = recording, spill
         if spill is not None:
             self.submaps.spill_to(spill)
