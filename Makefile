@@ -51,7 +51,7 @@ bench: setup ## benchmarks: two things compared in one run
 	@$(ENV) $(ALONE) for file in bench/bench_*.py; do [ ! -e "$$file" ] || python "$$file"; done
 
 soak: setup ## long runs
-	@$(ENV) $(ALONE) for file in bench/soak_*.py; do [ ! -e "$$file" ] || python "$$file"; done
+	@$(ENV) $(ALONE) for file in bench/soak_*.py; do [ ! -e "$$file" ] || python "$$file" || exit 1; done
 
 clean: ## remove what was built; keeps the virtual environment
 	@rm -rf build install log underlay demo_out .pytest_cache .mypy_cache .ruff_cache

@@ -262,3 +262,22 @@ def test_depth_images_are_seen_through_the_colour_camera(recordings):
     # The depth camera has the longer focal length: it does not see the border of the image.
     assert np.isnan(first.depth[:20]).all()
     assert np.isfinite(first.depth).mean() > 0.5
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_the_soak_of_keyframes_exports_all_of_the_way(tmp_path, monkeypatch, refine):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import soak_keyframes as soak
+
+    # So little that points leave memory.
+    monkeypatch.setitem(soak.SETTINGS, "map.max_points", 60_000)
+    monkeypatch.setattr(soak, "STEP_M", 0.2)
+    pipeline, found, series = soak.run(120, tmp_path, refine=refine)
+    path, took = soak.export(pipeline, tmp_path)
+    if not refine:  # with it, such coarse images and steps bend the way
+        assert soak.coverage(pipeline, 120, path) == 1.0
+    assert found["points"] > 60_000
+    assert found["spilled_mb"] > 0
+    assert len(series["mb"]) == len(series["ms"]) == soak.SAMPLES
+    assert soak.checkpoint(pipeline, tmp_path)["checkpoint_mb"] > 1
+    assert took["export_s"] > 0
