@@ -221,21 +221,23 @@ def movers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         found["export", remove] = place.points(points)
                         found["surface", remove] = place.points(mesh.vertices)
             later = [f for f in crossed.frames[count // 2 + 1 :] if f.stamp_ns in stamps]
+            seen = seen_room([f for f in camera if f.stamp_ns in stamps], options.voxel)
             for what in ("map", "export", "surface"):
                 yield {"walk": walk, "room": seed, "network": network, "what": what} | left(
-                    found[what, False], found[what, True], crossed, later, options, network
+                    found[what, False], found[what, True], crossed, later, seen, options, network
                 )
 
 
 def left(
-    before: Array, after: Array, crossed: Crossing, later: Sequence[SyntheticFrame], options: Any,
-    network: str,
+    before: Array, after: Array, crossed: Crossing, later: Sequence[SyntheticFrame], seen: Array,
+    options: Any, network: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns numbers of ghost points, and of those that two later keyframes truly look through,
-    and the share of cells of the room that are lost."""
+    """Returns numbers of ghost points, and of those that two later keyframes truly look through;
+    the share of cells with points of the room that are lost; and the share of the room's ``seen``
+    surface that had a point near it and has none now."""
     near = 1.5 * options.voxel if network in NOISES else 5 * options.voxel
     row: dict[str, Any] = {}
-    cells = []
+    cells, met = [], []
     for name, points in (("before", before), ("after", after)):
         off = distance_to_surface(crossed.room, points)
         ghost = points[(off > near) & (crossed.distance_to_mover(points) < near)]
@@ -243,7 +245,9 @@ def left(
         row[f"ghosts_{name}"] = len(ghost)
         row[f"seen_through_{name}"] = int((through >= 2).sum())
         cells.append(set(map(tuple, np.floor(points[off < near] / (2 * options.voxel)).tolist())))
+        met.append(cKDTree(points).query(seen, distance_upper_bound=near)[0] < near)
     row["room_lost"] = 1 - len(cells[0] & cells[1]) / max(1, len(cells[0]))
+    row["surface_lost"] = float((met[0] & ~met[1]).sum() / max(1, met[0].sum()))
     return row
 
 

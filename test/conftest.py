@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import shared_memory
 from support.domains import domain
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "data"
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items):
 
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_sessionfinish():
+    """Killed nodes leave shared memory: a day of test runs would fill the machine's."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shared_memory.remove_abandoned(0.0)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import programs
+from support import programs, shared_memory
 from support.domains import domain as domain
 
 rclpy = pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
@@ -74,6 +74,7 @@ class Process:
         self._process.kill()
         self._process.join()
         self._file.close()
+        shared_memory.remove_abandoned()
 
     @property
     def pid(self) -> int:

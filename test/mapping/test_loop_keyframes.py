@@ -1,0 +1,69 @@
+"""Keyframes kept for loops: the oldest on the disk, in order, whatever happens to them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.mapping import loop_keyframes
+from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
+from da3_ros.mapping.shared_view import SharedView
+from da3_ros.types import View
+
+
+def keyframe(number):
+    rng = np.random.default_rng(number)
+    view = View(number, number, rng.integers(0, 255, (8, 10, 3), np.uint8), frame_id="")
+    pixels = np.arange(80)
+    shared = SharedView(view, np.eye(3), np.eye(4), pixels, rng.random(80), rng.random(80))
+    return LoopKeyframe(shared, rng.random(4).astype(np.float32), number, np.zeros(3))
+
+
+@pytest.fixture
+def spill(tmp_path):
+    return ArraySpill(tmp_path)
+
+
+@pytest.fixture
+def kept(spill, monkeypatch):
+    monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 3)
+    kept = LoopKeyframes(spill)
+    for number in range(8):
+        kept.add(keyframe(number), 0)
+    return kept
+
+
+def on_disk(kept, spill):
+    """The numbers of the keyframes of which all arrays lie on the disk."""
+    return [k.submap for k in kept if all(spill.place_of(a) is not None for a in k.arrays)]
+
+
+def test_a_removed_keyframe_moves_the_border(kept, spill):
+    assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
+    kept.remove(2)  # on the disk
+    kept.remove(6)  # the newest, in memory
+    kept.add(keyframe(8), 0)
+    assert [k.submap for k in kept] == [0, 1, 3, 4, 5, 6, 8]
+    kept.add(keyframe(9), 0)
+    assert on_disk(kept, spill) == [0, 1, 3, 4, 5]
+    count = len(on_disk(kept, spill))
+    one = kept[0].descriptor.nbytes + loop_keyframes.OVERHEAD
+    assert kept.nbytes == 3 * kept[-1].nbytes + count * one
+
+
+def test_what_a_loop_changes_lies_on_the_disk_again(kept, spill):
+    move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
+    before, size = [k.shared_view.depth.copy() for k in kept], spill.size
+    images = [spill.place_of(k.shared_view.view.image) for k in kept]
+    kept.change(lambda k: dataclasses.replace(k, shared_view=k.shared_view.moved(move)))
+    assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
+    for k, depth, image in zip(kept, before, images, strict=True):
+        np.testing.assert_array_equal(k.shared_view.depth, 2 * depth)
+        np.testing.assert_allclose(k.T_vo_camera[:3, 3], [1, 2, 3])
+        assert spill.place_of(k.shared_view.view.image) == image  # is not written again
+    assert spill.size - size <= 5 * (80 * 8 + 64)
+    size = spill.size
+    kept.change(lambda k: k)
+    assert spill.size == size
