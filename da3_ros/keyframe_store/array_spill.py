@@ -78,7 +78,7 @@ class ArraySpill:
             self._segments[number] = mmap.mmap(
                 self._file.fileno(), SEGMENT, prot=mmap.PROT_READ, offset=number * SEGMENT
             )
-        return np.frombuffer(self._segments[number], dtype, count, offset).reshape(shape)
+        return np.ndarray(shape, dtype, self._segments[number], offset)
 
     def place_of(self, array: NDArray[Any]) -> int | None:
         """Returns the byte of the file where an array lies; None: it does not lie there, or not

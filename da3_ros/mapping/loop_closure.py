@@ -334,7 +334,7 @@ class LoopClosure:
         for indices in (range(split), range(split, len(keyframes))):
             own = copy.deepcopy(aligner)  # the stream's own must not learn from it
             own.forget_unit()
-            fit = own.align([keyframes[i].shared_view for i in indices], prediction, indices)
+            fit = own.align([keyframes[i].in_vo for i in indices], prediction, indices)
             if fit is None or not fit.accepted:
                 return None
             fits.append(fit)
@@ -388,11 +388,7 @@ class LoopClosure:
         self._graph.apply(correction.moves)
         moves = correction.moves
         self._keyframes.change(
-            lambda p: (
-                replace(p, shared_view=p.shared_view.moved(moves[p.submap]))
-                if p.submap in moves
-                else p
-            )
+            lambda p: replace(p, move=moves[p.submap] @ p.move) if p.submap in moves else p
         )
         self._unconfirmed.clear()
         self._searching = len(self._keyframes) > 0

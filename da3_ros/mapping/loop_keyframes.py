@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.shared_view import SharedView, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
@@ -26,22 +27,29 @@ OVERHEAD = 2000  # bytes of a keyframe's objects
 
 @dataclass(frozen=True, eq=False)
 class LoopKeyframe:
-    """A keyframe kept for loop detection."""
+    """A keyframe kept for loop detection. Corrections leave its arrays, which may be on the
+    disk, as they are."""
 
-    shared_view: SharedView
+    shared_view: SharedView  # in ``vo`` as it was when the keyframe was added
     descriptor: Array  # [D]
     submap: int
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
+    move: Similarity = IDENTITY  # of its submap in ``vo`` since then
+
+    @property
+    def in_vo(self) -> SharedView:
+        """The keyframe as a shared view, in ``vo`` as it is now."""
+        return self.shared_view.moved(self.move)
 
     @property
     def T_vo_camera(self) -> Array:
         """The camera's pose [4, 4]."""
-        return self.shared_view.T_ref_camera
+        return self.move.pose(self.shared_view.T_ref_camera)
 
     @property
     def depth(self) -> float:
         """Median depth, scene units."""
-        return float(np.median(self.shared_view.depth))
+        return self.move.scale * float(np.median(self.shared_view.depth))
 
     @property
     def nbytes(self) -> int:

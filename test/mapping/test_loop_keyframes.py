@@ -53,17 +53,32 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
     assert kept.nbytes == 3 * kept[-1].nbytes + count * one
 
 
-def test_what_a_loop_changes_lies_on_the_disk_again(kept, spill):
+def test_a_correction_writes_nothing(kept, spill):
     move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
+    before, size = [k.in_vo.depth.copy() for k in kept], spill.size
+    for _ in range(2):
+        kept.change(lambda k: dataclasses.replace(k, move=move @ k.move))
+    assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
+    assert spill.size == size
+    for k, depth in zip(kept, before, strict=True):
+        np.testing.assert_array_equal(k.in_vo.depth, 4 * depth)
+        assert k.depth == pytest.approx(4 * np.median(depth))
+        np.testing.assert_allclose(k.in_vo.T_ref_camera[:3, 3], [3, 6, 9])
+        np.testing.assert_array_equal(k.T_vo_camera, k.in_vo.T_ref_camera)
+
+
+def test_what_changes_lies_on_the_disk_again(kept, spill):
+    """As images of another size do."""
     before, size = [k.shared_view.depth.copy() for k in kept], spill.size
     images = [spill.place_of(k.shared_view.view.image) for k in kept]
-    kept.change(lambda k: dataclasses.replace(k, shared_view=k.shared_view.moved(move)))
+
+    def changed(k):
+        view = dataclasses.replace(k.shared_view, depth=2 * k.shared_view.depth)
+        return dataclasses.replace(k, shared_view=view)
+
+    kept.change(changed)
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     for k, depth, image in zip(kept, before, images, strict=True):
         np.testing.assert_array_equal(k.shared_view.depth, 2 * depth)
-        np.testing.assert_allclose(k.T_vo_camera[:3, 3], [1, 2, 3])
         assert spill.place_of(k.shared_view.view.image) == image  # is not written again
     assert spill.size - size <= 5 * (80 * 8 + 64)
-    size = spill.size
-    kept.change(lambda k: k)
-    assert spill.size == size
