@@ -115,6 +115,10 @@ class KeyframeSelector:
             for k in self._keyframes
         ]
 
+    def forget(self, ids: Collection[int]) -> None:
+        """Drops keyframes that contradict the newest views."""
+        self._keyframes = [k for k in self._keyframes if k.shared_view.view.id not in ids]
+
     def adjust(self, moved: Mapping[int, tuple[Array, float]]) -> None:
         """Sets refined poses [4, 4] of views by id, and multiplies their depth by a factor."""
 

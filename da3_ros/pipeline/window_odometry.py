@@ -81,6 +81,7 @@ class WindowOdometry:
         self.refused = 0  # consecutive refused windows
         self._unit_guessed = False  # whether the unit of the newest refused window is a guess
         self._unfit = 0  # consecutive windows placed by the prior although they do not fit
+        self._suspects: set[int] = set()  # keyframes that refused windows shared
 
     @property
     def is_lost(self) -> bool:
@@ -99,7 +100,9 @@ class WindowOdometry:
 
     def choose(self, room: int, new: Sequence[PreparedView]) -> list[SharedView]:
         """Returns the views that the next window shares, at most ``room``."""
-        shared = self.shared_views.choose(room, self.config.window.keyframes)
+        # A keyframe may be near only by drift: then windows fit without it.
+        keyframes = 0 if self.refused else self.config.window.keyframes
+        shared = self.shared_views.choose(room, keyframes)
         if self.config.pose_prior.source == "none":
             return shared
         return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
@@ -159,6 +162,7 @@ class WindowOdometry:
     def apply_refinement(self, refined: RefinedWindow) -> None:
         """Takes over the poses of a refined window; it fits, even if alignment refused it."""
         self.refused = self._unfit = 0
+        self._suspects = set()
         # Alignment and tracks both contradict the depth: the pose is known all the same.
         self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
@@ -236,8 +240,11 @@ class WindowOdometry:
         fit = self._fit(shared, prediction, unit)
         if fit is not None and fit.accepted:
             self.refused = self._unfit = 0
+            self.shared_views.forget(self._suspects)
+            self._suspects = set()
             self.shared_views.observe(shared, prediction, fit)
             return fit
+        self._suspects |= {a.view.id for a in shared if a.keyframe}
         inliers = fit.inliers if fit is not None else 0.0
         newest = prediction.T_window_camera[len(shared) - 1]
         measured = self.prior.unit or unit

@@ -382,3 +382,24 @@ def test_new_limits_for_keyframes_take_effect_at_once(short):
     then = [r for f in frames[4:] for r in pipeline.push(to_frame(camera, f))]
     assert [r.keyframe for r in first] == [True, False, False, False]
     assert all(r.keyframe for r in then)
+
+
+def test_keyframes_that_are_near_only_by_drift_cost_one_window():
+    """Else the same keyframes would be shared again and again, until the track is lost."""
+    camera = SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=40)
+    frames = list(camera)
+    pipeline = Pipeline(settings(), TruthSession(frames))
+    for f in frames[:30]:
+        list(pipeline.push(to_frame(camera, f)))
+    held = pipeline.odometry.shared_views
+    old = [k.shared_view for k in held._keyframes[:2]]
+    assert len(held._keyframes) > 4
+    drift = held.newest.T_ref_camera @ invert_pose(old[0].T_ref_camera)
+    for i, one in enumerate(old):
+        moved = dataclasses.replace(one, T_ref_camera=drift @ one.T_ref_camera)
+        held._keyframes[i] = dataclasses.replace(held._keyframes[i], shared_view=moved)
+    rest = [r for f in frames[30:] for r in pipeline.push(to_frame(camera, f))]
+    assert sum(not r.window.aligned for r in rest) == 1
+    assert not {a.view.id for a in old} & {a.view.id for a in held.all()}
+    assert rest[-1].window.segment == 0
+    assert len(held._keyframes) > 2
