@@ -24,7 +24,7 @@ from typing import IO, Any
 HEADER = struct.Struct("<4sIQIII")
 MAGIC = b"DA3K"
 CHUNK = 1 << 20
-MAX_DESCRIPTION, MAX_DATA = 1 << 26, 1 << 30  # bytes
+MAX_DESCRIPTION, MAX_DATA = 1 << 20, 1 << 30  # bytes
 
 
 log = logging.getLogger(__name__)

@@ -45,6 +45,11 @@ class _Changes:
     map: MapState | None = None
     frames: list[FramePose] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        some = self.begins or self.places or self.poses or self.frames
+        return not some and self.map is None
+
     def add(self, newer: _Changes) -> None:
         if newer.begins:
             self.begins, self.places, self.poses, self.frames = True, {}, {}, []
@@ -101,6 +106,7 @@ class KeyframeRecorder:
         self._counters, self._wait, self._limit = counters, wait, limit_bytes
         self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
+        self._late = _Changes()  # not given to the thread yet
         # Not written yet; of the thread.
         self._changes = _Changes() if continued is None else continued.changes
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
@@ -113,34 +119,35 @@ class KeyframeRecorder:
             if self._counters["keyframes_not_stored"] == 1:
                 log.warning("%s: the disk is too slow for all keyframes", self._folder)
             return
+        self._put_late()
         self._queue.put(keyframe)
 
     def add_frame(self, pose: FramePose) -> None:
         """Stores the pose of a frame that is no keyframe."""
-        if self._queue.qsize() < MOST:  # more wait for a disk that hangs
-            self._queue.put(_Changes(frames=[pose]))
+        self._put(_Changes(frames=[pose]))
 
     def place(self, places: Iterable[Place]) -> None:
         """Stores new places of submaps."""
-        self._queue.put(_Changes(places={p.id: p for p in places}))
+        self._put(_Changes(places={p.id: p for p in places}))
 
     def correct(self, poses: Mapping[tuple[str, int], Array]) -> None:
         """Stores new poses ``T_submap_camera`` [4, 4], by camera and stamp."""
-        if poses and self._queue.qsize() < MOST:
-            self._queue.put(_Changes(poses=dict(poses)))
+        if poses:
+            self._put(_Changes(poses=dict(poses)))
 
     def set_map(self, state: MapState) -> None:
         """Stores the map's state."""
-        self._queue.put(_Changes(map=state))
+        self._put(_Changes(map=state))
 
     def begin(self) -> None:
         """Begins the scene anew; what was stored before stays on the disk, but is no part of
         it."""
-        self._queue.put(_Changes(begins=True))
+        self._put(_Changes(begins=True))
 
     def flush(self) -> Flush:
         """Begins to store all that was given so far; returns at once."""
         flush = Flush(self._folder, Future())
+        self._put_late()
         self._queue.put(flush)
         return flush
 
@@ -148,6 +155,7 @@ class KeyframeRecorder:
         """Waits until the thread has done all, and returns its state; what was written is on the
         disk then. Raises OSError."""
         done = threading.Event()
+        self._put_late()
         self._queue.put(done)
         done.wait()
         if self._writer is None:
@@ -157,9 +165,21 @@ class KeyframeRecorder:
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Stores what waits, and ends the thread; False if it is still busy after a time."""
+        self._put_late()
         self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _put(self, changes: _Changes) -> None:
+        """Gives changes to the thread; while a disk hangs, the newest values are kept here."""
+        self._late.add(changes)
+        if self._queue.qsize() < MOST:
+            self._put_late()
+
+    def _put_late(self) -> None:
+        late, self._late = self._late, _Changes()
+        if not late.is_empty:
+            self._queue.put(late)
 
     def _run(self) -> None:
         synced = time.monotonic()

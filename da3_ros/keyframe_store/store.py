@@ -7,6 +7,7 @@ the format.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +33,13 @@ from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalW
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.types import Array
 
+log = logging.getLogger(__name__)
+
 JOURNAL = "keyframes.da3k"
 CAMERA = re.compile(r"([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?")  # also a folder's name
 MAX_SIDE, MAX_NUMBER = 1 << 15, 1e12
+MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file names any size
+SKEW = 1e-3  # largest deviation of R R' from identity
 FORMAT, VERSION = "da3_ros keyframes", 1
 PLACE = np.dtype(
     [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
@@ -292,7 +297,10 @@ class StoredScene:
             )
         try:
             for record in records:
-                self._take(record)
+                try:
+                    self._take(record)
+                except JournalError as error:  # its data; what it was about is lost
+                    log.warning("%s: it is left out", error)
         except (LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise JournalError(
                 f"{self._reader.path} is damaged: {type(error).__name__}: {error}"
@@ -310,6 +318,7 @@ class StoredScene:
             key = str(about["camera"]), int(about["stamp_ns"])
             sides = int(width), int(height)
             _check(all(0 < side <= MAX_SIDE for side in sides), "a size")
+            _check(width * height <= MAX_IMAGE, "a size")
             if key in self.newest:  # else its frame was lost
                 self.images[self.newest[key]] = StoredImages(sides, record)
         elif about["kind"] == "frames":
@@ -320,7 +329,7 @@ class StoredScene:
         elif about["kind"] == "submaps":
             for row in self._rows(record, PLACE):
                 S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
-                _check(_is_near(row["R"], row["t"]) and 1e-9 < S.scale < 1e9, "a place")
+                _check(_is_near(S.t) and _is_rotation(S.R) and 1e-9 < S.scale < 1e9, "a place")
                 id = int(row["id"])
                 self.places[id] = Place(id, int(row["segment"]), int(row["part"]), S)
         elif about["kind"] == "poses":
@@ -334,7 +343,10 @@ class StoredScene:
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
                 np.array(about["T_map_world"], float).reshape(4, 4),
             )  # fmt: skip
-            _check(_is_near(self.map.T_map_world, self.map.scene_scale), "the map's state")
+            T = self.map.T_map_world
+            _check(
+                _is_near(T, self.map.scene_scale) and _is_rotation(T[:3, :3]), "the map's state"
+            )
             _check(self.map.scene_scale > 0, "the scale")
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
@@ -347,6 +359,7 @@ def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:
     name = _name(cameras, row)
     _check(K[0, 0] > 0 and K[1, 1] > 0 and _is_near(K), "K")
     _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
+    _check(width * height <= MAX_DEPTH, "a size")
     return FramePose(
         int(row["stamp_ns"]), name, int(row["submap"]), _pose(row["T"]), K,
         (width, height), bool(row["keyframe"]),
@@ -361,10 +374,15 @@ def _name(cameras: Sequence[str], row: NDArray[np.void]) -> str:
 
 
 def _pose(T: Array) -> Array:
-    _check(_is_near(T), "a pose")
+    _check(_is_near(T) and _is_rotation(T[:, :3]), "a pose")
     out = np.eye(4)
     out[:3] = T
     return out
+
+
+def _is_rotation(R: Array) -> bool:
+    """True but for rounding errors; False for NaN."""
+    return bool(np.allclose(R @ R.T, np.eye(3), atol=SKEW)) and bool(np.linalg.det(R) > 0)
 
 
 def _is_near(*numbers: Any) -> bool:

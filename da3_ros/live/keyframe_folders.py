@@ -47,11 +47,15 @@ def _new_folder(parent: Path) -> Path:
     it later. Raises OSError."""
     with _unless_full():
         parent.mkdir(parents=True, exist_ok=True)
-    numbers = [int(p.name) for p in parent.glob("*") if p.name.isdecimal()]
-    folder = parent / f"{max(numbers, default=0) + 1:06d}"
-    with _unless_full():
-        folder.mkdir()
-    return folder
+    while True:
+        numbers = [int(p.name) for p in parent.glob("*") if p.name.isdecimal()]
+        folder = parent / f"{max(numbers, default=0) + 1:06d}"
+        try:
+            with _unless_full():
+                folder.mkdir()
+        except FileExistsError:  # another node made it meanwhile
+            continue
+        return folder
 
 
 def _spill(folder: Path, limit_bytes: int) -> ArraySpill | None:

@@ -7,6 +7,7 @@ off what came after the checkpoint. Results do not depend on when checkpoints we
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from da3_ros.replay.results import ReplayOptions, WrittenScene
 
 log = logging.getLogger(__name__)
 
+BLOCKS, BLOCK = 64, 1 << 16  # blocks of a recording that are compared; bytes of one
 PERIOD_S = 30.0  # between two checkpoints, at least
 SHARE = 0.05  # of the time that checkpoints may take
 
@@ -59,6 +61,7 @@ def describe_run(
     about: dict[str, Any] = {
         "da3_ros": __version__,
         "recording": os.path.realpath(recording.path),
+        "recording with contents": fingerprint(Path(recording.path)),
         "--resume": None if options.resume is None else os.path.realpath(options.resume),
         **{f"option {name}": value for name, value in options.of_results().items()},
         **{f"parameter {name}": value for name, value in values.items()},
@@ -68,6 +71,24 @@ def describe_run(
     return plain
 
 
+def fingerprint(path: Path) -> str:
+    """Returns a hash of sampled blocks of a recording's files, and of their names and sizes.
+
+    Raises OSError.
+    """
+    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+    found, blocks = hashlib.blake2b(digest_size=8), max(1, BLOCKS // max(1, len(files)))
+    for index, file in enumerate(files):
+        size = file.stat().st_size
+        found.update(f"{file.name} {size};".encode())
+        if index % (len(files) // BLOCKS + 1) == 0:
+            with file.open("rb") as data:
+                for block in range(blocks):
+                    data.seek(block * max(0, size - BLOCK) // max(1, blocks - 1))
+                    found.update(data.read(BLOCK))
+    return found.hexdigest()
+
+
 def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
     """Returns the beginning of a checkpoint. Raises StateError, also if it is of another run."""
     beginning = load_state(path, "beginning", None, {})
@@ -75,6 +96,8 @@ def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
         raise StateError(f"{path} is damaged")
     for name in [*run, *(set(beginning.run) - set(run))]:
         before, now = beginning.run.get(name), run.get(name)
+        if name == "--resume" and now is None:  # without a scene it goes on in the same one
+            continue
         if before != now:
             raise StateError(
                 f"the unfinished replay in {path.parent} had {name} {before}, not {now}: repeat "
@@ -112,5 +135,8 @@ def save_checkpoint(
     """Replaces the checkpoint at ``path``. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    save_state(part, {"beginning": beginning, "state": state}, services)
-    os.replace(part, path)
+    try:
+        save_state(part, {"beginning": beginning, "state": state}, services)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)  # after a failure, others need the room on the disk

@@ -75,6 +75,12 @@ class ReplaySummary:
     measured: dict[str, float] = field(default_factory=dict)
     stopped_at: str | None = None
 
+    def about(self) -> dict[str, Any]:
+        """Returns what ``ReplaySummary`` is made of, but output and files."""
+        return {
+            "counts": self.counts, "measured": self.measured, "stopped_at": self.stopped_at,
+        }  # fmt: skip
+
     def text(self) -> str:
         """Returns a few lines for the terminal."""
         processed, wall = self.counts.get("processed", 0), self.measured["wall_s"]

@@ -7,6 +7,7 @@ interrupted run leaves no half-written result; it can go on from its last checkp
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import sys
@@ -67,8 +68,13 @@ def replay(
             _open(options, settings) as recording,
             open_work_folder(options.output, go_on=options.go_on) as work,
         ):
+            if (finished := work.finished) is not None:  # moving its results was interrupted
+                work.publish(options.output)
+                return ReplaySummary(options.output, **finished)
             run = describe_run(recording, settings, options)
             done = load_beginning(work.checkpoint, run) if work.continued else None
+            if done is not None and done.run["--resume"] is not None:
+                options = dataclasses.replace(options, resume=Path(done.run["--resume"]))
             start -= 0.0 if done is None else done.wall_s
             session, pipelines = _open_pipelines(options, settings.pipeline, session, done)
             annotator = _annotator(recording, settings, options.odometry)
@@ -94,7 +100,8 @@ def replay(
             summary = write_report(options, settings, scenes, without_prior, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
             write_json(work.path / "measured.json", summary.measured)
-            summary.files = work.publish(options.output)
+            summary.files = work.finish(summary.about())
+            work.publish(options.output)
     except (
         RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
         SceneFileError, JournalError, OutputError, StateError, OSError,

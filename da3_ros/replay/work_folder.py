@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from da3_ros.export.atomic_files import replace_folder
 from da3_ros.export.scene_file import is_scene
@@ -24,9 +26,11 @@ from da3_ros.replay.object_state import StateError
 log = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint.da3k"
+FINISHED = "finished.json"  # all results are written, and remain to be moved
 KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs; with a camera's suffix
 SPILL = "points.spill"  # in it: what memory cannot hold
 UNFINISHED = "unfinished"
+SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png")  # of results
 OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
 
 
@@ -39,36 +43,65 @@ class WorkFolder:
     """The folder of a running replay."""
 
     path: Path
-    continued: bool  # whether it has the checkpoint of an interrupted replay
+    continued: bool  # whether it is of an interrupted replay
 
     @property
     def checkpoint(self) -> Path:
         """The file with the newest saved state, which may not exist."""
         return self.path / CHECKPOINT
 
-    def publish(self, output: Path) -> list[str]:
-        """Moves all results to ``output``; replaces older ones. Returns their names.
+    @property
+    def finished(self) -> dict[str, Any] | None:
+        """What ``publish`` was told, if it was interrupted; None: the replay goes on before it.
 
-        Drawings of an older replay that this one did not make are removed: they would seem to be
-        its.
+        Raises OutputError.
         """
-        self.checkpoint.unlink(missing_ok=True)  # nothing can go on from here
-        for name in OPTIONAL:
-            if (output / name).is_file() and not (self.path / name).exists():
-                (output / name).unlink()
+        path = self.path / FINISHED
+        if not path.exists():
+            return None
+        try:
+            about = json.loads(path.read_text())
+            return {**about, "files": list(about["files"])}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise OutputError(f"{path} is damaged: {error}") from error
+
+    def finish(self, about: Mapping[str, Any]) -> list[str]:
+        """Notes that all results are written; returns their names.
+
+        about: what ``finished`` returns, but the names. Raises OSError.
+        """
         for keyframes in self.path.glob(f"{KEYFRAMES}*"):
             scene = self.path / f"scene{keyframes.name.removeprefix(KEYFRAMES)}"
             if scene.is_dir():  # else it has no frames
-                os.replace(keyframes / JOURNAL, scene / JOURNAL)
-            shutil.rmtree(keyframes)
-        # Hidden ones are what a killed replay has left of a file.
-        files = sorted(f for f in self.path.iterdir() if not f.name.startswith("."))
-        for file in files:
+                _share(keyframes / JOURNAL, scene / JOURNAL)
+        files = sorted(f.name for f in self.path.iterdir() if self._is_result(f))
+        part = self.path / f".{FINISHED}"
+        part.write_text(json.dumps({**about, "files": files}))
+        os.replace(part, self.path / FINISHED)
+        return files
+
+    def publish(self, output: Path) -> None:
+        """Moves all results to ``output``; replaces older ones. An interrupted one is repeated.
+
+        Drawings of an older replay that this one did not make are removed: they would seem to be
+        its. Raises OSError.
+        """
+        finished = self.finished
+        assert finished is not None
+        for name in OPTIONAL:
+            if (output / name).is_file() and name not in finished["files"]:
+                (output / name).unlink()
+        for file in sorted(f for f in self.path.iterdir() if self._is_result(f)):
             if file.is_dir():
                 replace_folder(file, output / file.name)
             else:
                 os.replace(file, output / file.name)
-        return [file.name for file in files]
+
+    @staticmethod
+    def _is_result(file: Path) -> bool:
+        """False for what is needed to go on; hidden files are what a killed replay has left."""
+        ours = file.name in (CHECKPOINT, FINISHED) or file.name.startswith((".", KEYFRAMES))
+        return not ours
 
 
 @contextlib.contextmanager
@@ -85,6 +118,9 @@ def open_work_folder(output: Path, *, go_on: bool) -> Iterator[WorkFolder]:
     for old in output.glob("scene*"):
         if old.is_dir() and any(old.iterdir()) and not is_scene(old):
             raise OutputError(f"{old} exists and is not a saved scene: give another folder")
+    for old in output.iterdir():
+        if old.is_dir() and old.suffix in SUFFIXES:  # no file could take its name
+            raise OutputError(f"{old} is a folder: give another folder for the results")
     with contextlib.ExitStack() as stack:
         work = _opened(output, stack, go_on)
         try:
@@ -103,11 +139,11 @@ def open_work_folder(output: Path, *, go_on: bool) -> Iterator[WorkFolder]:
 
 def _opened(output: Path, stack: contextlib.ExitStack, go_on: bool) -> WorkFolder:
     if go_on:
-        left = [f.parent for f in output.glob(f"{UNFINISHED}*/{CHECKPOINT}")]
-        newest = max(left, key=lambda f: (f / CHECKPOINT).stat().st_mtime_ns, default=None)
+        left = [f for name in (CHECKPOINT, FINISHED) for f in output.glob(f"{UNFINISHED}*/{name}")]
+        newest = max(left, key=lambda f: f.stat().st_mtime_ns, default=None)
         if newest is not None:
-            _lock(newest, stack)
-            return WorkFolder(newest, continued=True)
+            _lock(newest.parent, stack)
+            return WorkFolder(newest.parent, continued=True)
         log.info("%s has no unfinished replay: it begins at the first frame", output)
     number = 1
     while True:
@@ -117,6 +153,14 @@ def _opened(output: Path, stack: contextlib.ExitStack, go_on: bool) -> WorkFolde
             _lock(path, stack)
             return WorkFolder(path, continued=False)
         number += 1
+
+
+def _share(old: Path, new: Path) -> None:
+    """Gives a file a second name: until all is noted, a replay may go on with the first."""
+    try:
+        os.link(old, new)
+    except OSError:  # not every disk can
+        shutil.copyfile(old, new)
 
 
 def _lock(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -139,6 +183,8 @@ def _remove(folder: Path, output: Path, existed: bool) -> None:
 def _left(work: WorkFolder) -> str:
     """Returns what an interrupted replay has left, for the user; empty if that is nothing."""
     notes = []
+    if (work.path / FINISHED).exists():
+        return f"it is complete; the same command with --resume moves the results in {work.path}"
     if work.checkpoint.exists():
         notes.append("the same command with --resume goes on")
     for kept in sorted(work.path.glob(f"{KEYFRAMES}*")):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_store import keyframe, place, same
+from test_store import keyframe, moved, place, same
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import recorder as module
@@ -34,13 +34,13 @@ def test_all_that_was_given_is_stored_in_order(tmp_path):
     recorder, counters = recorder_in(tmp_path)
     for k in range(20):
         recorder.add(keyframe(k))
-    recorder.correct({("", 1003): 3 * np.eye(4)})
+    recorder.correct({("", 1003): moved(3)})
     recorder.set_map(MapState(metric=True, scene_scale=0.25))
     assert recorder.close(30)
     assert counters["keyframes_stored"] == 20
     assert stamps(tmp_path) == list(range(20))
     with StoredScene.open(tmp_path) as scene:
-        assert scene.frames[scene.newest["", 1003]].T_submap_camera[0, 0] == 3
+        assert scene.frames[scene.newest["", 1003]].T_submap_camera[0, 3] == 3
         assert (scene.map.metric, scene.map.scene_scale) == (True, 0.25)
         same(scene, 19)
 
