@@ -260,8 +260,8 @@ class MapConfig:
     )
     disk_gb: float = option(
         -1.0,
-        "most GB of a run's stored keyframes, and of the points that leave memory; then storing "
-        "is paused; -1: no limit",
+        "most GB of a run's stored keyframes and of the points that leave memory, together; then "
+        "storing is paused; a replay limits each file; -1: no limit",
         low=-1.0,
     )
 

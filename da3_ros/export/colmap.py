@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from da3_ros.export.selection import ExportError, Points, Progress
 from da3_ros.export.track_points import NO_POINTS, TrackPoints
 from da3_ros.geometry.poses import invert_pose, quaternion_from_matrix
-from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.scene import Scene, jpeg_bytes
 from da3_ros.types import Array
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
@@ -56,7 +56,7 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
         T_map_camera = scene.T_map_world @ pose.T_world_camera
         images.append(ModelImage(name, pose.camera, T_map_camera, pose.K, pose.size))
         if shown:
-            write_image(folder, name, scene.images[pose.camera, pose.stamp_ns])
+            write_image(folder, name, jpeg_bytes(scene.images[pose.camera, pose.stamp_ns]))
     write_model(images, NO_POINTS, scene, points, folder, progress)
 
 

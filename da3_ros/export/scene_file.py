@@ -24,8 +24,9 @@ from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL
-from da3_ros.mapping.scene import Shot
-from da3_ros.mapping.submap_points import POINT_BYTES, Submap
+from da3_ros.mapping.scene import Shot, jpeg_bytes
+from da3_ros.mapping.submap_points import POINT_BYTES
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import PointCloud
@@ -63,7 +64,7 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
             for shot, data in submap.images.items():
                 file = folder / _image_name(shot)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
+                file.write_bytes(jpeg_bytes(data))
         columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
         np.savez(folder / "poses.npz", **columns)
         (folder / "scene.json").write_text(json.dumps(_description(saved), indent=1) + "\n")

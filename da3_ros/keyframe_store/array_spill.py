@@ -10,27 +10,43 @@ import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.keyframe_store.disk_limit import DiskLimit
+
 SEGMENT = 1 << 30  # bytes that are mapped at once
 ALIGNMENT = 64  # bytes
+WAITING = 64 << 20  # bytes that wait for the disk at most
+RETRY_S = 10.0  # after a failure
+PIECE = 1 << 24  # bytes that are checked at once
+
+Arrays = list[NDArray[Any]]
 
 
 class ArraySpill:
-    """Appends arrays to a file, and returns them as arrays that lie there. Not thread-safe, but
-    the arrays may be read by any thread."""
+    """Appends arrays to a file, and returns them as arrays that lie there. Used by one thread;
+    the arrays may be read by any."""
 
     def __init__(
-        self, folder: Path, name: str = "", *, size: int = 0, limit_bytes: int = -1
-    ) -> None:
-        """name: of the file, which goes on after ``size`` bytes; empty: the file has no name, and
-        ends with the process. limit_bytes: of the file; -1: none. Raises OSError."""
-        self._folder, self._limit = folder, limit_bytes
+        self, folder: Path, name: str = "", *, size: int = 0, crc: int = 0,
+        limit: DiskLimit | None = None, background: bool = False,
+    ) -> None:  # fmt: skip
+        """name: of the file, which goes on after ``size`` bytes with the checksum ``crc``; empty:
+        the file has no name, and ends with the process. limit: of the files of the run.
+        background: ``offer`` does not wait for the disk. Raises OSError."""
+        self._folder, self._background = folder, background
+        self._share = (limit or DiskLimit()).share()
+        self._share.set_size(size)
         self._file: IO[bytes] = (
             open(folder / name, "r+b" if size else "w+b", buffering=0)  # noqa: SIM115
             if name
@@ -38,15 +54,78 @@ class ArraySpill:
         )
         if os.fstat(self._file.fileno()).st_size < size:
             raise OSError(f"{folder / name} is not complete")
+        if size and self._checksum(size) != crc:
+            raise OSError(f"{folder / name} is damaged")
         self._has_name = bool(name)
-        self._begin, self.size = 0, size  # bytes of the file before the first array; of the file
+        self.size = size  # bytes
+        self.crc = crc  # CRC-32 of a file with a name
         self._segments: dict[int, mmap.mmap] = {}
+        self._lock = threading.Lock()  # for what follows, all of the background
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._waiting = 0  # bytes
+        self._has_thread = False
+        self._retry_at = 0.0  # after a failure, and until when
 
-    def put(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    @property
+    def is_ready(self) -> bool:
+        """False for a time after a failure in the background: ``offer`` raises OSError."""
+        return time.monotonic() >= self._retry_at
+
+    def put(self, arrays: Sequence[NDArray[Any]]) -> Arrays:
         """Writes arrays; returns equal ones, read-only, that take no memory.
 
         Raises OSError: no room on the disk, or above the limit.
         """
+        return self.offer(arrays).result()
+
+    def offer(self, arrays: Sequence[NDArray[Any]]) -> Future[Arrays]:
+        """Writes arrays, which must not change meanwhile; the result is that of ``put``.
+
+        In the background the future has the OSError of the disk. Raises OSError: as ``put``, or
+        too much waits for the disk.
+        """
+        future: Future[Arrays] = Future()
+        if not self._background:
+            future.set_result(self._put(arrays))
+            return future
+        nbytes = sum(array.nbytes for array in arrays)
+        with self._lock:
+            if not self.is_ready:
+                raise OSError("the disk failed a moment ago")
+            if self._waiting + nbytes > WAITING:
+                raise OSError("the disk is too slow")
+            self._waiting += nbytes
+            self._do(lambda: self._put_later(arrays, nbytes, future))
+        return future
+
+    def _do(self, job: Callable[[], None]) -> None:
+        """Does a job after the ones before it. A thread lives as long as there are some."""
+        self._jobs.append(job)
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=self._work, name="da3-spill", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._has_thread = False
+                    return
+                job = self._jobs.popleft()
+            job()
+
+    def _put_later(
+        self, arrays: Sequence[NDArray[Any]], nbytes: int, future: Future[Arrays]
+    ) -> None:
+        try:
+            future.set_result(self._put(arrays))
+        except Exception as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            future.set_exception(error)
+        with self._lock:
+            self._waiting -= nbytes
+
+    def _put(self, arrays: Sequence[NDArray[Any]]) -> Arrays:
         data = [np.ascontiguousarray(array) for array in arrays]
         starts, end = [], self.size
         for array in data:
@@ -57,11 +136,15 @@ class ArraySpill:
                 raise OSError(f"an array has {array.nbytes / 1e9:.1f} GB")
             starts.append(end)
             end += array.nbytes
-        if 0 <= self._limit < end - self._begin:
-            raise OSError(f"{self._limit / 1e9:.1f} GB are reached: see map.disk_gb")
+        self._share.require(end)
+        crc, before = self.crc, self.size
         for start, array in zip(starts, data, strict=True):
-            self._write(start, array.reshape(-1).view(np.uint8).data)
-        self.size = end
+            some = array.reshape(-1).view(np.uint8).data
+            self._write(start, some)
+            if self._has_name:
+                crc = zlib.crc32(some, _crc_of_zeros(start - before, crc))
+                before = start + array.nbytes
+        self.size, self.crc = end, crc
         return [self.at(s, a.dtype, a.shape) for s, a in zip(starts, data, strict=True)]
 
     def at(self, start: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
@@ -96,13 +179,19 @@ class ArraySpill:
 
     def begin(self) -> None:
         """Begins anew: earlier arrays stay valid as long as somebody holds them."""
-        self._begin = self.size
+        if not self._background:
+            self._begin_file()
+            return
+        with self._lock:
+            self._do(self._begin_file)
+
+    def _begin_file(self) -> None:
         if self._has_name:  # the file may be needed after a crash
             return
         with contextlib.suppress(OSError):  # else it goes on in the old file
             self._file = _nameless(self._folder)
-            self._begin = self.size = 0
-            self._segments = {}
+            self.size, self._segments = 0, {}
+        self._share.set_size(self.size)
 
     def sync(self) -> None:
         """Waits until all is on the disk. Raises OSError."""
@@ -112,6 +201,19 @@ class ArraySpill:
         while len(data):
             written = os.pwrite(self._file.fileno(), data, start)
             start, data = start + written, data[written:]
+
+    def _checksum(self, size: int) -> int:
+        crc = 0
+        for start in range(0, size, PIECE):
+            crc = zlib.crc32(os.pread(self._file.fileno(), min(PIECE, size - start), start), crc)
+        return crc
+
+
+def _crc_of_zeros(count: int, crc: int) -> int:
+    """Returns the checksum after ``count`` more bytes of a hole in the file."""
+    for start in range(0, count, PIECE):
+        crc = zlib.crc32(bytes(min(PIECE, count - start)), crc)
+    return crc
 
 
 def _nameless(folder: Path) -> IO[bytes]:

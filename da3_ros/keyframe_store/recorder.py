@@ -16,9 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from da3_ros.keyframe_store.disk_limit import DiskLimit, LimitError
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
 from da3_ros.keyframe_store.store import MapState, Place, StoreWriter
 from da3_ros.types import Array
@@ -78,6 +79,11 @@ class Flush:
     done: Future[bool]  # whether all is in the journal, and can be read
 
 
+def _as_frame(keyframe: Keyframe) -> FramePose:
+    """Returns the pose of a keyframe that is not stored, as that of another frame."""
+    return replace(keyframe.pose, keyframe=False)
+
+
 _Item = Keyframe | _Changes | Flush | threading.Event
 
 
@@ -85,14 +91,14 @@ class KeyframeRecorder:
     """Stores the keyframes of one scene; used by one thread."""
 
     def __init__(
-        self, folder: Path, *, counters: Counter[str], wait: bool, limit_bytes: int = -1,
-        continued: RecorderState | None = None,
+        self, folder: Path, *, counters: Counter[str], wait: bool,
+        limit: DiskLimit | None = None, continued: RecorderState | None = None,
     ) -> None:  # fmt: skip
         """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
 
         continued: the state to go on from; what the journal has beyond it is cut off. wait:
         whether ``add`` waits for the disk; else keyframes that are too many are not stored,
-        and counted (``keyframes_not_stored``). limit_bytes: of the journal; -1: none.
+        and counted (``keyframes_not_stored``). limit: of the files of the run.
         """
         self._folder, self._size = folder, None if continued is None else continued.size
         self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
@@ -103,7 +109,8 @@ class KeyframeRecorder:
             if error.errno not in FULL:
                 raise
             self._pause(str(error))
-        self._counters, self._wait, self._limit = counters, wait, limit_bytes
+        self._counters, self._wait = counters, wait
+        self._share = (limit or DiskLimit()).share()
         self._queue: queue.Queue[_Item | None] = queue.Queue()
         self._room = threading.Semaphore(WAITING)
         self._late = _Changes()  # not given to the thread yet
@@ -118,6 +125,7 @@ class KeyframeRecorder:
             self._counters["keyframes_not_stored"] += 1
             if self._counters["keyframes_not_stored"] == 1:
                 log.warning("%s: the disk is too slow for all keyframes", self._folder)
+            self._put(_Changes(frames=[_as_frame(keyframe)]))
             return
         self._put_late()
         self._queue.put(keyframe)
@@ -195,6 +203,8 @@ class KeyframeRecorder:
                 item.done.set_result(self._attempt(None))
             else:
                 stored = self._attempt(item)
+                if not stored:
+                    self._changes.add(_Changes(frames=[_as_frame(item)]))
                 self._room.release()
                 self._counters["keyframes_stored" if stored else "keyframes_not_stored"] += 1
             if time.monotonic() - synced > SYNC_S:
@@ -224,11 +234,13 @@ class KeyframeRecorder:
         try:
             writer = self._open()
             self._write_changes(writer)  # also past the limit: they are small
-            if keyframe is not None and 0 <= self._limit < writer.size:
-                self._pause(f"it holds {writer.size / 1e9:.1f} GB: see map.disk_gb")
-                return False
             if keyframe is not None:
+                self._share.require(writer.size)
                 writer.add(keyframe)
+            self._share.set_size(writer.size)
+        except LimitError as error:
+            self._pause(str(error))
+            return False
         except OSError as error:
             self._pause(str(error))
             self._retry_at = time.monotonic() + RETRY_S

@@ -10,6 +10,7 @@ from pathlib import Path
 from da3_ros.config import NodeConfig
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import FULL, KeyframeRecorder
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
@@ -31,10 +32,11 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
         return
     try:
         folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
+        limit = DiskLimit(round(1e9 * limits.disk_gb))
         for i, (name, pipeline) in enumerate(pipelines.items()):
-            limit, place = round(1e9 * limits.disk_gb), path_for_camera(folder, name)
+            place = path_for_camera(folder, name)
             recorder = KeyframeRecorder(
-                place if i else folder, counters=pipeline.counters, wait=False, limit_bytes=limit
+                place if i else folder, counters=pipeline.counters, wait=False, limit=limit
             )
             pipeline.scene_map.record(KeyframeRecording(recorder), _spill(folder, limit))
     except (OSError, PathError) as error:
@@ -58,10 +60,10 @@ def _new_folder(parent: Path) -> Path:
         return folder
 
 
-def _spill(folder: Path, limit_bytes: int) -> ArraySpill | None:
+def _spill(folder: Path, limit: DiskLimit) -> ArraySpill | None:
     """Returns where the map's points go that memory cannot hold; None: the disk is full."""
     with _unless_full():
-        return ArraySpill(folder, limit_bytes=limit_bytes)
+        return ArraySpill(folder, limit=limit, background=True)
     return None
 
 

@@ -6,13 +6,15 @@ disk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill
 from da3_ros.mapping.shared_view import SharedView, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
 from da3_ros.types import Array
@@ -84,7 +86,8 @@ class LoopKeyframes:
         """spill: where keyframes go that memory cannot hold; None: they are forgotten."""
         self._spill = spill
         self._all: list[LoopKeyframe] = []
-        self._on_disk = 0  # number of the first keyframes, whose arrays lie there
+        self._on_disk = 0  # number of the first keyframes, whose arrays lie there, or will soon
+        self._moves: deque[tuple[LoopKeyframe, Future[Arrays]]] = deque()  # not complete
         self._descriptors = DescriptorIndex()
 
     def spill_to(self, spill: ArraySpill) -> None:
@@ -116,6 +119,7 @@ class LoopKeyframes:
     def add(self, keyframe: LoopKeyframe, max_bytes: int) -> None:
         """Adds the newest keyframe; moves others to the disk, or forgets them, so that all take
         at most ``max_bytes`` (0: no limit)."""
+        self._finish_moves()
         self._all.append(keyframe)
         self._descriptors.add([one.descriptor for one in self._all])
         while (count := len(self._all)) > 2 and (
@@ -155,11 +159,26 @@ class LoopKeyframes:
             return False
         one = self._all[self._on_disk]
         try:
-            self._all[self._on_disk] = one.with_arrays(self._spill.put(one.arrays))
+            self._moves.append((one, self._spill.offer(one.arrays)))
         except OSError:  # points go there too: they warn
             return False
         self._on_disk += 1
+        self._finish_moves()
         return True
+
+    def _finish_moves(self) -> None:
+        """Replaces the arrays that are written; keyframes that could not be are forgotten."""
+        while self._moves and self._moves[0][1].done():
+            moved, arrays = self._moves.popleft()
+            for i in range(min(self._on_disk, len(self._all)) - 1, -1, -1):
+                one = self._all[i]
+                if any(a is not b for a, b in zip(one.arrays, moved.arrays, strict=True)):
+                    continue
+                if arrays.exception() is None:
+                    self._all[i] = one.with_arrays(arrays.result())
+                else:
+                    self.remove(i)
+                break
 
     def _stored(self, new: LoopKeyframe, old: LoopKeyframe) -> LoopKeyframe:
         """Returns a keyframe with those arrays on the disk that differ from ``old``'s."""

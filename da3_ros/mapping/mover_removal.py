@@ -16,7 +16,8 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
-from da3_ros.mapping.submap_points import Submap, SubmapPoints
+from da3_ros.mapping.submap_points import SubmapPoints
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array
 
 LOOKED_AT = 64  # submaps per keyframe, of which the next one near is judged

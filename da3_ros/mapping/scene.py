@@ -20,7 +20,13 @@ from da3_ros.types import Array
 
 CHUNK = 1 << 18  # points that are processed at once
 Shot = tuple[str, int]  # key of an image: camera's name and stamp, ns
+Jpeg = bytes | NDArray[np.uint8]  # in memory, or on its way to the disk and there
 REFERENCE = 0  # the part of a scene that defines the map's frame
+
+
+def jpeg_bytes(data: Jpeg) -> bytes:
+    """Returns an image's bytes, in memory."""
+    return data if isinstance(data, bytes) else data.tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +50,7 @@ class Scene:
     clouds: tuple[SubmapCloud, ...]
     poses: Poses
     T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
-    images: Mapping[Shot, bytes] = field(default_factory=dict)  # JPEG, of keyframes
+    images: Mapping[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes
     part_of: Mapping[int, int] = field(default_factory=dict)  # part of each submap by its id
 
     def __len__(self) -> int:

@@ -7,49 +7,25 @@ scene is stored, and is dropped else.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import backproject
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
-from da3_ros.mapping.scene import CHUNK, REFERENCE, Shot, join
+from da3_ros.mapping.scene import CHUNK, Jpeg, Shot
+from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
 from da3_ros.types import Array, Image
-
-log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.9  # share of a limit that is kept when it is exceeded, so that this is rare
 MARGIN = 0.05  # camera motion over the radius after which distant points are dropped
 JPEG_QUALITY = 95
 POINT_BYTES = 19  # memory of a point in a closed submap
-
-
-@dataclass(eq=False)
-class Submap:
-    """Points and images of a run of keyframes; ``cloud`` is empty while the submap grows."""
-
-    id: int  # counts up; never used twice in a scene
-    segment: int  # windows of one segment are aligned to each other
-    T_scene_submap: Similarity
-    cloud: PointCloud = field(default_factory=lambda: join([]))
-    images: dict[Shot, bytes] = field(default_factory=dict)  # JPEG, of keyframes
-    keyframes: int = 0  # number of keyframes
-    middle: Array = field(default_factory=lambda: np.zeros(3))  # of a sphere around all points
-    reach: float = 0.0  # the sphere's radius
-    part: int = REFERENCE  # part of the scene; places within one part are measured
-
-    @property
-    def image_bytes(self) -> int:
-        """Memory of the images, bytes."""
-        return sum(map(len, self.images.values()))
 
 
 class SubmapPoints:
@@ -65,15 +41,14 @@ class SubmapPoints:
         self._growing: VoxelMap | None = None  # its points
         self._in_memory: dict[int, Submap] = {}  # closed ones with points there
         self._point_total = self._image_bytes = 0  # points of these, bytes of all images
-        self._spill: ArraySpill | None = None
+        self._disk = SubmapSpill()
         self._spilled: dict[int, int] = {}  # number of points on the disk, by submap
         self._spilled_total = 0
-        self._warned = False  # that the disk is full
         self._dropped_at = np.full(3, np.inf)
 
     def spill_to(self, spill: ArraySpill | None) -> None:
         """Sets where points go that memory cannot hold; None: they are dropped."""
-        self._spill = spill
+        self._disk.spill = spill
 
     def __len__(self) -> int:
         return self._memory_points + self._spilled_total
@@ -165,7 +140,7 @@ class SubmapPoints:
         self._image_bytes -= submap.image_bytes
         submap.images.clear()
 
-    def restore(self, submap: Submap, cloud: PointCloud, images: Mapping[Shot, bytes]) -> None:
+    def restore(self, submap: Submap, cloud: PointCloud, images: Mapping[Shot, Jpeg]) -> None:
         """Sets the points and images of a saved submap."""
         self._set_cloud(submap, cloud)
         submap.images.update(images)
@@ -191,15 +166,18 @@ class SubmapPoints:
 
         0: no limit. other_bytes: memory of poses and of what removes movers, a part of ``room``.
         """
+        self._finish_moves()
+        # Where points go to the disk, a few at a time do: no frame waits for many.
+        share = 1.0 if self._disk.is_ready else KEPT_SHARE
         if most and self._memory_points > most:
-            self._drop_points(lambda: self._memory_points - math.floor(KEPT_SHARE * most))
+            self._drop_points(lambda: self._memory_points - math.floor(share * most))
         if room and self._growing is not None and self._growing.nbytes > room / 4:
             self.close()  # closed submaps need a third of the memory
         if room and self.nbytes + other_bytes > room:
             self._drop_points(
-                lambda: math.ceil((self.nbytes + other_bytes - KEPT_SHARE * room) / POINT_BYTES)
+                lambda: math.ceil((self.nbytes + other_bytes - share * room) / POINT_BYTES)
             )
-            self._drop_images(lambda: self.nbytes + other_bytes > KEPT_SHARE * room)
+            self._drop_images(lambda: self.nbytes + other_bytes > share * room)
 
     def drop_distant(self, camera: Array, radius: float) -> None:
         """Drops points beyond the radius (0: no limit) of the camera [3], after enough motion."""
@@ -238,7 +216,7 @@ class SubmapPoints:
         if self._in_memory.pop(submap.id, None) is not None:
             self._point_total -= len(submap.cloud)
         self._spilled_total -= self._spilled.pop(submap.id, 0)
-        if on_disk:
+        if on_disk and count:
             self._spilled[submap.id] = count
             self._spilled_total += count
         elif count:
@@ -246,20 +224,20 @@ class SubmapPoints:
             self._point_total += count
 
     def _move_to_disk(self, submap: Submap) -> bool:
-        """Moves a submap's points to the disk, if that is possible."""
-        if self._spill is None:
+        """Moves a submap's points and images to the disk, if that is possible."""
+        before = submap.image_bytes
+        if not self._disk.move(submap):
             return False
-        cloud = submap.cloud
-        try:
-            arrays = self._spill.put([cloud.xyz, cloud.rgb, cloud.confidence, cloud.count])
-        except OSError as error:
-            if not self._warned:
-                log.warning("points that memory cannot hold are dropped: %s", error)
-            self._warned = True
-            return False
-        self._note_points(submap, len(cloud), on_disk=True)
-        submap.cloud = PointCloud(*arrays)
+        self._image_bytes -= before
+        self._note_points(submap, len(submap.cloud), on_disk=True)
+        self._finish_moves()
         return True
+
+    def _finish_moves(self) -> None:
+        for submap in self._disk.finish():
+            self._image_bytes += submap.image_bytes
+            if not self.is_in_memory(submap):
+                self._note_points(submap, len(submap.cloud), on_disk=False)
 
     def _keep_near(self, submap: Submap, camera: Array, radius: float) -> None:
         xyz = submap.T_scene_submap.points(submap.cloud.xyz)
@@ -294,7 +272,8 @@ class SubmapPoints:
         for submap in self._submaps.values():
             if not too_much():
                 return
-            self.drop_images(submap)
+            if submap.image_bytes and not self._move_to_disk(submap):
+                self.drop_images(submap)
 
 
 def compact(cloud: PointCloud) -> PointCloud:

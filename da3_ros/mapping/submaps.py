@@ -26,7 +26,8 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.submap_points import Submap, SubmapPoints
+from da3_ros.mapping.submap_points import SubmapPoints
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array

@@ -11,7 +11,7 @@ from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
 from da3_ros.mapping.frames import SceneFrame
-from da3_ros.mapping.submap_points import Submap
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import relative_pose
 from da3_ros.types import Array, FloatImage, Image
 

@@ -19,6 +19,7 @@ from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.scene_file import save_scene
 from da3_ros.export.tum import tum_line, write_trajectory
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
@@ -135,6 +136,7 @@ class WrittenScene:
     trajectory: int = 0  # bytes
     keyframes: RecorderState | None = None
     spilled: int = 0  # bytes of points and keyframes that memory could not hold
+    spilled_crc: int = 0  # CRC-32 of these
 
 
 class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
@@ -186,11 +188,12 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             return
         limit, folder = round(1e9 * pipeline.config.map.disk_gb), self._path(KEYFRAMES)
         self.recorder = KeyframeRecorder(
-            folder, counters=pipeline.counters, wait=True, limit_bytes=limit,
+            folder, counters=pipeline.counters, wait=True, limit=DiskLimit(limit),
             continued=None if written is None else written.keyframes,
         )  # fmt: skip
-        size = 0 if written is None else written.spilled
-        self.spill = ArraySpill(folder, SPILL, size=size, limit_bytes=limit)
+        size, crc = (0, 0) if written is None else (written.spilled, written.spilled_crc)
+        # Not one limit for both: which of two threads reaches it first would depend on time.
+        self.spill = ArraySpill(folder, SPILL, size=size, crc=crc, limit=DiskLimit(limit))
         pipeline.scene_map.record(KeyframeRecording(self.recorder), self.spill)
 
     def written(self) -> WrittenScene:
@@ -201,7 +204,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         if self.recorder is None or self.spill is None:
             return WrittenScene(size)
         self.spill.sync()
-        return WrittenScene(size, self.recorder.state(), self.spill.size)
+        return WrittenScene(size, self.recorder.state(), self.spill.size, self.spill.crc)
 
     @property
     def mixed(self) -> bool:

@@ -31,7 +31,7 @@ KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs; with 
 SPILL = "points.spill"  # in it: what memory cannot hold
 UNFINISHED = "unfinished"
 SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png")  # of results
-OPTIONAL = ("tracks.npz", "contact_sheet.png")  # files that not every replay writes
+OPTIONAL = ("tracks.npz", "contact_sheet.png", "cloud.png")  # files that not every replay writes
 
 
 class OutputError(RuntimeError):

@@ -2,12 +2,15 @@
 
 import errno
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from da3_ros.keyframe_store import array_spill
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 
 
 def arrays():
@@ -37,15 +40,87 @@ def test_arrays_come_back(tmp_path, name):
 def test_a_file_with_a_name_goes_on_where_it_was(tmp_path):
     spill = ArraySpill(tmp_path, "spill")
     one = spill.put(arrays())[0]
-    place, size = spill.place_of(one), spill.size
+    place, size, crc = spill.place_of(one), spill.size, spill.crc
     spill.put(arrays())
-    again = ArraySpill(tmp_path, "spill", size=size)
+    again = ArraySpill(tmp_path, "spill", size=size, crc=crc)
     assert_equal([again.at(place, one.dtype, one.shape)], arrays()[:1])
     assert_equal(again.put(arrays()), arrays())
-    assert again.size == spill.size
+    assert (again.size, again.crc) == (spill.size, spill.crc)
     (tmp_path / "short").write_bytes(b"123")
     with pytest.raises(OSError, match="not complete"):
         ArraySpill(tmp_path, "short", size=10)
+
+
+def test_a_damaged_file_is_no_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(array_spill, "SEGMENT", 1 << 12)
+    monkeypatch.setattr(array_spill, "PIECE", 1000)
+    spill = ArraySpill(tmp_path, "spill")
+    for _ in range(8):  # with holes between arrays and at the ends of segments
+        spill.put(arrays())
+    size, crc = spill.size, spill.crc
+    assert ArraySpill(tmp_path, "spill", size=size, crc=crc).size == size
+    with open(tmp_path / "spill", "r+b") as file:
+        file.seek(size - 20)
+        byte = file.read(1)[0]
+        file.seek(size - 20)
+        file.write(bytes([byte ^ 4]))
+    with pytest.raises(OSError, match="spill is damaged"):
+        ArraySpill(tmp_path, "spill", size=size, crc=crc)
+
+
+class HangingDisk:
+    """Writing waits for ``go_on``."""
+
+    def __init__(self, monkeypatch):
+        self.go_on = threading.Event()
+        self.error = None
+        self._write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self)
+
+    def __call__(self, *args):
+        assert threading.current_thread().name == "da3-spill"
+        assert self.go_on.wait(30)
+        if self.error is not None:
+            raise self.error
+        return self._write(*args)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    disk = HangingDisk(monkeypatch)
+    yield disk
+    disk.go_on.set()
+
+
+def test_in_the_background_nobody_waits_for_the_disk(tmp_path, disk, monkeypatch):
+    spill = ArraySpill(tmp_path, background=True)
+    monkeypatch.setattr(array_spill, "WAITING", 5000)
+    futures = [spill.offer(arrays()) for _ in range(5)]
+    with pytest.raises(OSError, match="too slow"):
+        spill.offer([np.zeros(4000, np.uint8)])
+    assert not any(future.done() for future in futures)
+    spill.begin()  # what waits is not lost
+    later = spill.offer(arrays())
+    disk.go_on.set()
+    for future in [*futures, later]:
+        assert_equal(future.result(30), arrays())
+    assert_equal(spill.put([np.zeros(4000, np.uint8)]), [np.zeros(4000, np.uint8)])
+
+
+def test_in_the_background_a_failing_disk_is_left_alone_for_a_while(tmp_path, disk, monkeypatch):
+    spill = ArraySpill(tmp_path, background=True)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.go_on.set()
+    with pytest.raises(OSError, match="No space"):
+        spill.offer(arrays()).result(30)
+    assert not spill.is_ready
+    with pytest.raises(OSError, match="failed a moment ago"):
+        spill.offer(arrays())
+    later = time.monotonic() + array_spill.RETRY_S + 1
+    monkeypatch.setattr(array_spill.time, "monotonic", lambda: later)
+    disk.error = None
+    assert spill.is_ready
+    assert_equal(spill.offer(arrays()).result(30), arrays())
 
 
 def test_places_outside_the_file_are_refused(tmp_path):
@@ -77,7 +152,7 @@ def test_arrays_over_several_segments(tmp_path, monkeypatch):
 
 
 def test_a_limit_and_a_full_disk_change_nothing(tmp_path, monkeypatch):
-    spill = ArraySpill(tmp_path, limit_bytes=4000)
+    spill = ArraySpill(tmp_path, limit=DiskLimit(4000))
     first = spill.put(arrays())
     size = spill.size
     with pytest.raises(OSError, match=r"map\.disk_gb"):
@@ -96,14 +171,15 @@ def test_a_limit_and_a_full_disk_change_nothing(tmp_path, monkeypatch):
 
 
 def test_beginning_anew_frees_the_file_and_keeps_what_is_held(tmp_path):
-    spill = ArraySpill(tmp_path, limit_bytes=2000)
+    spill = ArraySpill(tmp_path, limit=DiskLimit(1500))
     for _ in range(20):  # each one takes over half of the limit
         held = spill.put(arrays())
         spill.begin()
     assert spill.size == 0
     assert_equal(held, arrays())
-    named = ArraySpill(tmp_path, "spill", limit_bytes=2000)
+    named = ArraySpill(tmp_path, "spill", limit=DiskLimit(1500))
     one = named.put(arrays())[0]
     named.begin()
     assert_equal([named.at(named.place_of(one), one.dtype, one.shape)], arrays()[:1])
-    assert named.put(arrays())
+    with pytest.raises(OSError, match=r"map\.disk_gb"):  # a crash may need the older arrays
+        named.put(arrays())

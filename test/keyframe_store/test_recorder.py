@@ -14,6 +14,7 @@ from test_store import keyframe, moved, place, same
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import recorder as module
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
 
@@ -132,12 +133,74 @@ def settle(recorder):
         threading.Event().wait(0.01)
 
 
+def test_a_disk_that_failed_is_left_alone_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "StoreWriter", FullDisk)
+    FullDisk.full = False
+    recorder, counters = recorder_in(tmp_path)
+    recorder.add(keyframe(0))
+    settle(recorder)
+    FullDisk.full = True
+    recorder.add(keyframe(1))
+    settle(recorder)
+    FullDisk.full = False
+    recorder.add(keyframe(2))  # RETRY_S has not passed
+    recorder.correct({("", 1000): moved(4)})
+    settle(recorder)
+    assert (counters["keyframes_stored"], counters["keyframes_not_stored"]) == (1, 2)
+    assert recorder.close(30)  # with a last attempt
+    with StoredScene.open(tmp_path) as scene:
+        np.testing.assert_array_equal(scene.frames[0].T_submap_camera, moved(4))
+
+
+def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 20)
+    monkeypatch.setattr(module, "StoreWriter", SlowDisk)
+    SlowDisk.gate.clear()
+    recorder, _ = recorder_in(tmp_path, wait=False)
+    recorder.add(keyframe(0))
+    while recorder._queue.qsize():
+        threading.Event().wait(0.01)
+    for k in range(1, 500):
+        recorder.add_frame(keyframe(k).pose)
+        recorder.correct({("", 1000): moved(k)})
+        recorder.place([place(0, float(k))])
+    recorder.set_map(MapState(metric=True))
+    assert recorder._queue.qsize() <= 20
+    assert len(recorder._late.frames) == 20
+    SlowDisk.gate.set()
+    assert recorder.close(30)
+    with StoredScene.open(tmp_path) as scene:
+        assert scene.frames[scene.newest["", 1000]].T_submap_camera[0, 3] == 499
+        assert scene.places[0].T_scene_submap.t[0] == 499
+        assert scene.map.metric
+        assert scene.frames[-1].stamp_ns == 1499
+
+
+def test_what_waits_for_a_full_disk_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST", 20)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recorder, _ = recorder_in(tmp_path)
+    settle(recorder)
+    monkeypatch.setattr(StoreWriter, "place", full)
+    monkeypatch.setattr(StoreWriter, "add_frames", full)
+    for k in range(1500):
+        recorder.add_frame(keyframe(k).pose)
+        recorder.correct({("", 1000 + k): moved(k)})
+    settle(recorder)
+    assert len(recorder._changes.frames) <= 20
+    assert len(recorder._changes.poses) <= 20
+    recorder.close(30)
+
+
 def test_the_limit_of_the_disk_counts(tmp_path, caplog):
-    recorder, counters = recorder_in(tmp_path, limit_bytes=25_000)
+    recorder, counters = recorder_in(tmp_path, limit=DiskLimit(25_000))
     for k in range(30):
         recorder.add(keyframe(k))
     assert recorder.close(30)
-    assert 25_000 < (tmp_path / "keyframes.da3k").stat().st_size < 35_000
+    assert 25_000 < (tmp_path / "keyframes.da3k").stat().st_size < 40_000
     assert counters["keyframes_stored"] == len(stamps(tmp_path))
     assert caplog.text.count("see map.disk_gb") == 1
 

@@ -179,6 +179,60 @@ def test_damaged_images_cost_one_keyframe(tmp_path, part):
         same(scene, 3)
 
 
+@pytest.mark.parametrize("kind", ["submaps", "frames", "poses"])
+def test_a_damaged_record_costs_what_it_is_about(tmp_path, caplog, kind):
+    writer = written(tmp_path)
+    writer.add_frames([dataclasses.replace(keyframe(8).pose, keyframe=False, submap=1)])
+    writer.correct({("", 1000): moved(7)})
+    writer.close()
+    reader = JournalReader(tmp_path / JOURNAL)
+    records = [r for r in reader.records() if r.description["kind"] == kind]
+    reader.close()
+    data = bytearray((tmp_path / JOURNAL).read_bytes())
+    data[records[-1].start + 3] ^= 1
+    (tmp_path / JOURNAL).write_bytes(data)
+    with StoredScene.open(tmp_path) as scene:
+        assert {"submaps": 3, "frames": 6, "poses": 6}[kind] == len(scene.images)
+        assert ("", 1008) in scene.newest or kind != "poses"
+        same(scene, 2) if kind != "poses" else same(scene, 0)  # before it was corrected
+    assert caplog.text.count("is damaged: it is left out") == 1
+
+
+def test_a_record_after_a_failed_one_follows_the_last_complete_one(tmp_path, monkeypatch):
+    path = tmp_path / JOURNAL
+    writer = JournalWriter(path)
+    writer.append({"kind": "a"}, b"1")
+    real = writer._file
+
+    class Half:
+        """Writes half of a record, then fails."""
+
+        def __init__(self):
+            self.calls = 0
+
+        def write(self, data):
+            self.calls += 1
+            if self.calls > 1:
+                raise OSError(28, "No space left on device")
+            return real.write(data[: len(data) // 2])
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    writer._file = Half()
+    with pytest.raises(OSError, match="No space"):
+        writer.append({"kind": "b"}, b"2" * 100)
+    writer._file = real
+    writer.append({"kind": "c"}, b"3")
+    writer.close()
+    reader = JournalReader(path)
+    assert [(r.description["kind"], reader.data(r)) for r in reader.records()] == [
+        ("a", b"1"), ("c", b"3"),
+    ]  # fmt: skip
+    assert reader.end == path.stat().st_size  # without a hole or rest
+    reader.close()
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [(None, "holds no keyframes"), (b"", "no journal"), (b"x" * 99, "no journal")],
@@ -291,6 +345,11 @@ def broken_rows(kind, dtype, **values):
         broken_rows("frames", FRAME, size=10**9),
         broken_rows("frames", FRAME, K=0),
         broken_rows("frames", FRAME, T=np.nan),
+        broken_rows("frames", FRAME, T=2.0),
+        broken_rows("frames", FRAME, size=(1 << 14, 1 << 14)),
+        broken_rows("submaps", PLACE, R=-np.eye(3)),
+        changed_in("keyframe", image_size=[1 << 14, 1 << 14]),
+        changed_in("map", T_map_world=np.diag([2.0, 2, 2, 1]).tolist()),
         broken_rows("submaps", PLACE, scale=0),
         broken_rows("submaps", PLACE, t=1e300),
         lambda description, data: (description, data[:-1]),

@@ -1,6 +1,8 @@
 """A stream that stores its keyframes, without a middleware."""
 
 import errno
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,48 @@ def test_a_disk_that_is_full_at_the_start_pauses_storing(tmp_path, monkeypatch, 
     assert stream.finish_recording(10)
     assert "storing keyframes goes on" in caplog.text
     assert stored(tmp_path / "night" / "000001")[1] > 0
+
+
+def test_frames_do_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """Neither for the journal, nor for what memory cannot hold."""
+    go_on, write, append = threading.Event(), os.pwrite, JournalWriter.append
+
+    def slow(call):
+        return lambda *args: go_on.wait(60) and call(*args)
+
+    stream, host = stream_in(tmp_path, **{"map.max_points": 2000})
+    monkeypatch.setattr(os, "pwrite", slow(write))
+    monkeypatch.setattr(JournalWriter, "append", slow(append))
+    shown(stream, host, frames=16)
+    assert stream.processed == 16
+    assert stream.pipeline.counters["keyframes_not_stored"] > 0
+    go_on.set()
+    assert stream.finish_recording(30)
+    assert stored(tmp_path / "night" / "000001")[0] == 16
+
+
+def test_the_limit_of_the_disk_holds_for_all_files_of_a_run(tmp_path, caplog):
+    stream, host = stream_in(tmp_path, **{"map.disk_gb": 0.0001, "map.max_points": 2000})
+    shown(stream, host, frames=12)
+    assert stream.finish_recording(10)
+    assert "storing keyframes is paused: the run's files have reached 0.0 GB" in caplog.text
+    journal = tmp_path / "night" / "000001" / "keyframes.da3k"
+    spilled = stream.pipeline.scene_map._spill.size
+    assert 0 < journal.stat().st_size + spilled < 150_000
+
+
+def test_two_nodes_that_start_at_once_store_in_two_folders(tmp_path, monkeypatch):
+    make, names = Path.mkdir, []
+
+    def mkdir(self, *args, **kwargs):
+        names.append(self.name)
+        if names.count("000001") == 1 and self.name == "000001":
+            make(self)  # another node is faster
+        make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    stream, host = stream_in(tmp_path)
+    shown(stream, host, frames=3)
+    assert stream.finish_recording(10)
+    assert stored(tmp_path / "night" / "000002")[0] == 3
+    assert not list((tmp_path / "night" / "000001").iterdir())

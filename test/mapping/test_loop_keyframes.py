@@ -1,6 +1,7 @@
 """Keyframes kept for loops: the oldest on the disk, in order, whatever happens to them."""
 
 import dataclasses
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -82,3 +83,60 @@ def test_what_changes_lies_on_the_disk_again(kept, spill):
         np.testing.assert_array_equal(k.shared_view.depth, 2 * depth)
         assert spill.place_of(k.shared_view.view.image) == image  # is not written again
     assert spill.size - size <= 5 * (80 * 8 + 64)
+
+
+@pytest.fixture
+def late(tmp_path, monkeypatch):
+    """A spill of which each offer is answered by hand."""
+    spill = ArraySpill(tmp_path)
+    spill.answers = []
+
+    def offer(arrays):
+        future = Future()
+        spill.answers.append((future, list(arrays)))
+        return future
+
+    put = spill.put
+    monkeypatch.setattr(spill, "offer", offer)
+    monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 3)
+
+    def answer(error=None):
+        future, arrays = spill.answers.pop(0)
+        if error is not None:
+            future.set_exception(error)
+            return
+        with monkeypatch.context() as patch:
+            patch.setattr(spill, "offer", ArraySpill.offer.__get__(spill))
+            future.set_result(put(arrays))
+
+    spill.answer = answer
+    return spill
+
+
+def test_keyframes_on_their_way_to_the_disk_count_as_there(late):
+    kept = LoopKeyframes(late)
+    for number in range(6):
+        kept.add(keyframe(number), 0)
+    assert len(late.answers) == 3
+    assert on_disk(kept, late) == []
+    kept.remove(0)  # before it is written
+    late.answer()
+    late.answer()
+    late.answer(OSError("full"))
+    kept.add(keyframe(6), 0)
+    assert [k.submap for k in kept] == [1, 3, 4, 5, 6]  # 2 was not written: it is forgotten
+    assert on_disk(kept, late) == [1]
+    late.answer()
+    kept.add(keyframe(7), 0)
+    assert on_disk(kept, late) == [1, 3]
+    np.testing.assert_array_equal(kept[1].arrays[0], keyframe(3).arrays[0])
+
+
+def test_what_changed_on_its_way_is_not_replaced(late):
+    kept = LoopKeyframes(late)
+    for number in range(4):
+        kept.add(keyframe(number), 0)
+    kept._all[0] = kept[0].with_arrays([*kept[0].arrays[:3], 2 * kept[0].arrays[3]])
+    late.answer()
+    kept._finish_moves()
+    np.testing.assert_array_equal(kept[0].arrays[3], 2 * keyframe(0).arrays[3])

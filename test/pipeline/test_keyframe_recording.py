@@ -12,7 +12,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import NO_TRACKS
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredScene
-from da3_ros.mapping.submap_points import Submap
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera

@@ -1,6 +1,10 @@
 """With a store, what the map's limits take from memory is on the disk, and comes back."""
 
 import dataclasses
+import errno
+import os
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -8,9 +12,12 @@ import pytest
 from scipy.spatial import cKDTree
 from support.pipelines import settings, to_frame
 
+from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.mapping import loop_keyframes
+from da3_ros.mapping.scene import jpeg_bytes
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -24,13 +31,13 @@ def camera():
     return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=70, rate_hz=4.0)
 
 
-def run(camera, folder=None, limit_bytes=-1, **values):
+def run(camera, folder=None, limit_bytes=-1, background=False, **values):
     """Returns a pipeline after all frames; with a store if there is a folder."""
     session = TruthSession(camera, seed=1)
     pipeline = Pipeline(settings(**{"keyframe.parallax": 0.02, **values}), session)
     if folder is not None:
         recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
-        spill = ArraySpill(folder, limit_bytes=limit_bytes)
+        spill = ArraySpill(folder, limit=DiskLimit(limit_bytes), background=background)
         pipeline.scene_map.record(KeyframeRecording(recorder), spill)
     for frame in camera:
         for _ in pipeline.push(to_frame(camera, frame)):
@@ -61,6 +68,58 @@ def test_all_points_are_exported_and_few_are_in_memory(camera, whole, tmp_path):
     assert pipeline.map.nbytes < whole.map.nbytes - 19 * 50_000
     shown = pipeline.map.thinned(1_000_000)
     assert 0 < len(shown) <= 100_000  # the display shows what is in memory
+
+
+def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
+    pipeline = run(camera, tmp_path, background=True, **FEW)
+    assert len(pipeline.map) == len(whole.map)
+    np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
+    assert pipeline.map._points._memory_points <= 100_000
+
+
+def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monkeypatch):
+    go_on, write = threading.Event(), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *args: go_on.wait(60) and write(*args))
+    pipeline = run(camera, tmp_path, background=True, **FEW)
+    np.testing.assert_array_equal(cloud(pipeline), cloud(whole))  # what waits is not lost
+    go_on.set()
+    deadline = time.monotonic() + 30
+    while pipeline.map._points._disk._moves and time.monotonic() < deadline:
+        pipeline.map._points._finish_moves()
+        time.sleep(0.01)
+    np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
+    for submap in pipeline.map.submaps.values():
+        assert pipeline.map._points.is_in_memory(submap) != (submap.cloud.xyz.base is not None)
+
+
+def test_a_disk_that_fails_in_the_background_drops_points(
+    camera, whole, tmp_path, monkeypatch, caplog
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    pipeline = run(camera, tmp_path, background=True, **FEW)
+    assert caplog.text.count("points that memory cannot hold are dropped") == 1
+    points = pipeline.map._points
+    while points._disk._moves:
+        points._finish_moves()
+    points.enforce_limits(100_000, 0, 0)
+    assert len(cloud(pipeline)) == len(pipeline.map) <= 100_000
+
+
+def test_images_that_memory_cannot_hold_come_back(camera, tmp_path):
+    wanted = {"map.keep_images": True, "map.max_points": 0}
+    whole = run(camera, **wanted)
+    assert len(whole.scene().images) > 20
+    pipeline = run(camera, tmp_path, **wanted, **{"map.memory_mb": 2})
+    held = pipeline.map._points
+    assert held._image_bytes < 0.3 * whole.map._points._image_bytes
+    assert held._image_bytes == sum(s.image_bytes for s in pipeline.map.submaps.values())
+    found = {shot: jpeg_bytes(data) for shot, data in pipeline.scene().images.items()}
+    assert found == dict(whole.scene().images)
+    save_scene(pipeline.snapshot(), tmp_path / "scene")
+    assert load_scene(tmp_path / "scene").scene().images == found
 
 
 def test_without_a_store_the_oldest_points_are_dropped(camera):

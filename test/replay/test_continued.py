@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,6 +240,147 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(
     run(bag, tmp_path / "out", camera, camera="/camera/image_raw")
     assert "no checkpoint could be saved" in caplog.text
     assert (tmp_path / "out" / "trajectory.tum").exists()
+
+
+class InterruptedMove:
+    """``os.replace`` and ``os.link`` of which the one at a number is interrupted."""
+
+    def __init__(self, monkeypatch, at):
+        self.at, self.calls = at, 0
+        self._patch = monkeypatch
+
+    def __enter__(self):
+        self._context = self._patch.context()
+        patch = self._context.__enter__()
+        for module, name in ((os, "replace"), (os, "link"), (os, "rename"), (shutil, "rmtree")):
+            patch.setattr(module, name, self._interrupted(getattr(module, name)))
+        return self
+
+    def __exit__(self, *error):
+        self._context.__exit__(*error)
+
+    def _interrupted(self, move):
+        def call(*args, **kwargs):
+            mine = not any(str(a).endswith((checkpoint_name(), ".part")) for a in args)
+            self.calls += mine
+            if mine and self.calls == self.at:
+                raise KeyboardInterrupt
+            return move(*args, **kwargs)
+
+        return call
+
+
+def test_an_interrupted_move_of_the_results_is_repeated(often, camera, bag, tmp_path, monkeypatch):
+    one = {"camera": "/camera/image_raw", "end_s": 2.0}
+    quick = "refinement.enabled:=false"
+    with InterruptedMove(monkeypatch, 0) as all_moves:
+        windows = run(bag, tmp_path / "whole", camera, quick, **one)
+    assert all_moves.calls > 8
+    for at in range(1, all_moves.calls + 1):
+        output = tmp_path / f"out{at}"
+        with InterruptedMove(monkeypatch, at):
+            run(bag, output, camera, quick, **one)
+        with InterruptedMove(monkeypatch, 2):
+            run(bag, output, camera, quick, go_on=True, **one)
+        if (output / "unfinished").exists():
+            assert run(bag, output, camera, quick, go_on=True, **one) < windows
+        assert_same(tmp_path / "whole", output)
+        assert not list(output.glob("unfinished*")), at
+
+
+def test_results_of_an_older_replay_are_replaced_by_a_repeated_move(
+    camera, bag, tmp_path, monkeypatch
+):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw", "end_s": 1.0}
+    run(bag, output, camera, pictures=True, **one)
+    with (
+        InterruptedMove(monkeypatch, 9),
+        pytest.raises(KeyboardInterrupt, match="the same command with --resume moves the results"),
+    ):
+        replay(ReplayOptions(bag, output, **one), load_config(None, [*QUICK]), Interrupted(camera))
+    summary = output / "unfinished" / "finished.json"
+    files = json.loads(summary.read_text())["files"]
+    assert run(bag, output, camera, go_on=True, **one) == 0  # no window is inferred again
+    assert sorted(p.name for p in output.iterdir()) == sorted(files)
+    assert "contact_sheet.png" not in files
+
+
+def test_a_damaged_note_of_finished_results_is_named(camera, bag, tmp_path, monkeypatch):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw", "end_s": 1.0}
+    run(bag, output, camera, **one)
+    (output / "unfinished").mkdir()
+    for text in ("{", "[]", '{"counts": {}}', '{"files": 3}'):
+        (output / "unfinished" / "finished.json").write_text(text)
+        with pytest.raises(ReplayError, match=r"finished\.json is damaged"):
+            run(bag, output, camera, go_on=True, **one)
+
+
+@pytest.mark.parametrize("name", ["scene.ply", "output.mcap", "trajectory.tum"])
+def test_a_folder_in_the_place_of_a_result_is_refused_at_the_start(camera, bag, tmp_path, name):
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(ReplayError, match=f"{name} is a folder"):
+        run(bag, tmp_path / "out", camera, at=0)
+
+
+def test_another_recording_of_the_same_size_is_not_continued(often, camera, bag, tmp_path):
+    copy, one = tmp_path / "bag", {"camera": "/camera/image_raw"}
+    shutil.copytree(bag, copy)
+    run(copy, tmp_path / "out", camera, at=3, **one)
+    file = next(f for f in copy.iterdir() if f.suffix in (".mcap", ".db3"))
+    data = bytearray(file.read_bytes())
+    data[1000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ReplayError, match="had recording with contents"):
+        run(copy, tmp_path / "out", camera, go_on=True, **one)
+
+
+def test_a_replay_that_goes_on_from_a_scene_is_continued_without_naming_it(
+    often, camera, bag, tmp_path
+):
+    one = {"camera": "/camera/image_raw"}
+    run(bag, tmp_path / "first", camera, end_s=2.0, **one)
+    begun = {"resume": tmp_path / "first" / "scene", "start_s": 2.0, **one}
+    run(bag, tmp_path / "whole", camera, **begun)
+    output = tmp_path / "parts"
+    run(bag, output, camera, at=3, **begun)
+    run(bag, output, camera, go_on=True, **{**begun, "resume": None})
+    assert_same(tmp_path / "whole", output)
+
+
+def test_a_damaged_spill_is_named(often, camera, bag, tmp_path):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
+    run(bag, output, camera, *CASES["spilled"], at=9, **one)
+    spill = output / "unfinished" / "keyframes" / "points.spill"
+    data = bytearray(spill.read_bytes())
+    data[1000] ^= 1
+    spill.write_bytes(data)
+    with pytest.raises(ReplayError, match=r"points\.spill is damaged"):
+        run(bag, output, camera, *CASES["spilled"], go_on=True, **one)
+
+
+def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
+    often, camera, bag, tmp_path, monkeypatch
+):
+    """Else a pulled plug leaves a checkpoint of files that are shorter."""
+    synced, replace = set(), os.replace
+    order = []
+
+    def fsync(file):
+        synced.add(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+    def replaced(old, new):
+        if Path(new).name == checkpoint_name():
+            order.append(set(synced))
+            synced.clear()
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replaced)
+    run(bag, tmp_path / "out", camera, *CASES["spilled"], at=4, camera="/camera/image_raw")
+    wanted = {"keyframes.da3k", "points.spill", "trajectory.tum", ".checkpoint.da3k.part"}
+    assert order
+    assert all(wanted <= names for names in order)
+    assert all(any(name.endswith(".mcap.part") for name in names) for names in order)
 
 
 @pytest.mark.process

@@ -149,7 +149,7 @@ def test_arrays_on_the_disk_stay_there(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"one": [array, array[5:], array[::2]]}, {"spill": spill})
     assert path.stat().st_size < 500_000  # only the third is copied
-    again = ArraySpill(tmp_path, "spill", size=spill.size)
+    again = ArraySpill(tmp_path, "spill", size=spill.size, crc=spill.crc)
     found = load_state(path, "one", None, {"spill": again})
     for a, b in zip(found, (array, array[5:], array[::2]), strict=True):
         np.testing.assert_array_equal(a, b)

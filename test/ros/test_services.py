@@ -7,7 +7,8 @@ from support.node_process import EXPORT, FILE, Rig, call_async, camera_frames, f
 
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.submap_points import Submap, compact
+from da3_ros.mapping.submap_points import compact
+from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
