@@ -8,6 +8,7 @@ memory does not grow with it. Marching cubes are those of scikit-image.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,13 +30,15 @@ from da3_ros.types import Array, FloatImage, Image
 BLOCK = 16  # voxels along an edge of a block
 CUBE = 12  # blocks along an edge of a cube that is fused at once
 NEAR_VOXELS = 3.0  # least distance behind a surface that is fused, voxels
-DEPTH_SIGMA = 0.02, 0.05  # least and largest relative standard deviation of depth
+DEPTH_SIGMA = 0.005, 0.05  # least and largest relative standard deviation of depth
+UNKNOWN_SIGMA = 0.02  # that of a keyframe that no other one overlaps
 SIGMAS = 3.0  # of them are fused
 FEWEST = 2  # looks at a voxel that make surface
 CACHED = 48  # keyframes that are kept decoded
 WELD = 1024.0  # steps of a voxel in which vertices are one
 FINDING = 0.1  # share of the time that finding blocks takes, about
 MAX_CUBES = 20_000  # more would take days
+MAX_TRIANGLES = 20_000_000  # of a part; 3 GB of memory while they are welded
 Blocks = NDArray[np.int64]  # [N, 3] indices
 
 
@@ -71,25 +74,19 @@ def fused_surface(
     found = []
     for done, ones in enumerate(chosen):
         step = portion(progress, done / len(chosen), (done + 1) / len(chosen))
-        found.append(_fused(_Looks(ones, filters.voxel), filters.voxel, extract, step))
+        found.append(_fused(_Looks(ones, filters.voxel), filters.voxel, crop, extract, step))
     return _cropped(_concatenated(found), crop)
 
 
-def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: Progress) -> Mesh:
-    of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for index in range(len(looks)):
-        progress("finding blocks", FINDING * index / len(looks))
-        for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
-            of_cube[tuple(cube)].append(index)
-    if len(of_cube) > MAX_CUBES:
-        raise ExportError(
-            f"voxel is {voxel:g}: too fine for this scene ({len(of_cube)} cubes of "
-            f"{CUBE * BLOCK * voxel:.2g}); use a larger one"
-        )
-    parts = []
-    share = (1 - FINDING) / max(1, len(of_cube))
-    for done, cube in enumerate(sorted(of_cube)):
-        # Cells at the upper faces need voxels of the next cubes.
+def _fused(
+    looks: _Looks, voxel: float, crop: Sequence[float], extract: Callable[..., Any],
+    progress: Progress,
+) -> Mesh:  # fmt: skip
+    of_cube = _cubes(looks, voxel, crop, progress)
+    wanted = sorted(cube for cube in of_cube if _touches(cube, voxel, crop))
+    parts, triangles = [], 0
+    share = (1 - FINDING) / max(1, len(wanted))
+    for done, cube in enumerate(wanted):
         nearby = {i for offset in np.ndindex(2, 2, 2)
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
         volume = _Volume(np.array(cube), voxel)
@@ -98,7 +95,46 @@ def _fused(looks: _Looks, voxel: float, extract: Callable[..., Any], progress: P
             volume.add(*looks[index])
         step = portion(progress, FINDING + (done + 0.5) * share, FINDING + (done + 1) * share)
         parts.append(volume.surface(extract, step))
+        triangles += len(parts[-1].faces)
+        if triangles > MAX_TRIANGLES:
+            raise _too_fine(voxel, f"over {MAX_TRIANGLES} triangles")
     return _welded(_concatenated(parts), voxel)
+
+
+def _cubes(
+    looks: _Looks, voxel: float, crop: Sequence[float], progress: Progress
+) -> dict[tuple[int, ...], list[int]]:
+    """Returns the looks that see each cube; cubes below the crop are needed by none in it.
+
+    Raises ExportError if there are too many.
+    """
+    of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index in range(len(looks)):
+        progress("finding blocks", FINDING * index / len(looks))
+        for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
+            # Cells at the upper faces of a cube need voxels of the next ones.
+            if _touches(cube, voxel, crop, margin=1):
+                of_cube[tuple(cube)].append(index)
+        if len(of_cube) > MAX_CUBES:
+            raise _too_fine(voxel, f"over {MAX_CUBES} cubes of {CUBE * BLOCK * voxel:.2g}")
+    return of_cube
+
+
+def _touches(cube: Sequence[int], voxel: float, crop: Sequence[float], margin: int = 0) -> bool:
+    """Whether a cube, or one up to ``margin`` cubes below it, and a box overlap."""
+    if not any(crop):
+        return True
+    edge = CUBE * BLOCK * voxel
+    return all(
+        crop[k] <= (index + 1) * edge and (index - margin) * edge <= crop[k + 3]
+        for k, index in enumerate(cube)
+    )
+
+
+def _too_fine(voxel: float, why: str) -> ExportError:
+    return ExportError(
+        f"voxel is {voxel:g}: too fine for this scene ({why}); use a larger one, or a crop"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +184,10 @@ def _look(keyframe: Readable, judges: CrossViews) -> _Look:
     with np.errstate(invalid="ignore", divide="ignore"):
         weight = np.clip(confidence / max(typical, 1e-6), 0.1, 10) / depth**2
     image = cv2.resize(found.image, depth.shape[::-1], interpolation=cv2.INTER_AREA)
+    sigma = UNKNOWN_SIGMA if math.isnan(judged.sigma) else judged.sigma
     return _Look(
         keyframe.T_map_camera, found.pose.K, depth, weight.astype(np.float32),
-        np.asarray(image, np.uint8), float(np.clip(np.nan_to_num(judged.sigma), *DEPTH_SIGMA)),
+        np.asarray(image, np.uint8), float(np.clip(sigma, *DEPTH_SIGMA)),
     )  # fmt: skip
 
 

@@ -5,10 +5,12 @@ import pytest
 
 from da3_ros.cli import main
 from da3_ros.export import cross_views
+from da3_ros.export.cross_views import CrossViews, depth_sigma
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.stored_depth import DepthFilters, readable_keyframes
 from da3_ros.export.surface import fused_surface
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
 from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
@@ -141,3 +143,65 @@ def test_keyframes_without_depth_judge_nothing(walk, tmp_path):
     writer.close()
     with StoredScene.open(tmp_path) as stored:
         assert len(points_of(stored, remove=True)) == len(points_of(stored, remove=False))
+
+
+def standing(folder, stood, left):
+    """A wall that one camera sees ``stood`` times behind a person, then ``left`` times alone."""
+    K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
+    writer = StoreWriter(folder)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    rng = np.random.default_rng(0)
+    for stamp in range(stood + left):
+        depth = np.full((60, 80), 4.0, np.float32)
+        if stamp < stood:
+            depth[20:, 30:50] = 2.0
+        T = np.eye(4)
+        T[:3, 3] = rng.uniform(-0.02, 0.02, 3) if stamp < stood else (0.1, 0, 0)
+        pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
+        image = np.zeros((60, 80, 3), np.uint8)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
+    writer.close()
+
+
+@pytest.mark.parametrize(("stood", "left"), [(60, 6), (120, 3)])
+def test_a_person_who_stood_for_long_leaves(tmp_path, stood, left):
+    """The nearest keyframes have all seen the person."""
+    standing(tmp_path, stood, left)
+    with StoredScene.open(tmp_path) as stored:
+        after, before = (points_of(stored, remove=remove)[:, 2] < 2.5 for remove in (True, False))
+    assert after.sum() < 0.05 * before.sum()
+    assert (~after).sum() > 0.99 * (~before).sum() > 100
+
+
+def test_voters_see_the_place_and_are_spread_over_time(walk, stored, monkeypatch):
+    views = CrossViews(readable_keyframes(stored, DepthFilters()))
+    one = readable_keyframes(stored, DepthFilters())[5]
+    depth = one.depth_of(one.load())
+    K = stored.frames[one.key].K
+    points = backproject(depth, K)[np.isfinite(depth)]
+    voters = views._voters(5, points)
+    assert voters == sorted(set(voters))
+    assert 5 not in voters
+    assert len(voters) <= cross_views.VOTERS
+    sample = points[:: max(1, len(points) // 200)]
+    seen = [j for j in range(len(walk.frames)) if j != 5 and views._share(j, 5, sample) >= 0.1]
+    assert {seen[0], seen[1], seen[-2], seen[-1]} <= set(voters) <= set(seen)
+    assert np.diff(voters).max() <= 4
+    behind = points * (-1, 1, -1)  # what the camera does not see
+    assert views._voters(5, behind.astype(np.float32)) == []
+
+
+def test_the_deviation_of_depth_is_that_of_one_image():
+    rng = np.random.default_rng(0)
+    K = np.array([[100.0, 0, 80], [0, 100, 60], [0, 0, 1]])
+    u, v = np.meshgrid(np.arange(160) + 0.5, np.arange(120) + 0.5)
+    plane = (4 / (1 + 0.004 * (u - 80) + 0.002 * (v - 60))).astype(np.float32)
+    for sigma in (0.0, 0.01, 0.03):
+        noise = np.exp(sigma * rng.standard_normal((2, *plane.shape))).astype(np.float32)
+        points = backproject(plane * noise[0], K).reshape(-1, 3)
+        found = depth_sigma(points, plane * noise[1], K)
+        assert found == pytest.approx(sigma, rel=0.1, abs=1e-5)
+    assert np.isnan(depth_sigma(points[:5], plane, K))
+    assert np.isnan(depth_sigma(-points, plane, K))
+    assert np.isnan(depth_sigma(points, np.full_like(plane, np.nan), K))

@@ -192,6 +192,95 @@ def test_a_voxel_that_is_too_fine_is_refused(scene, monkeypatch):
         fused_surface(scene, DepthFilters(voxel=0.01))
 
 
+def test_a_mesh_of_too_many_triangles_is_refused(scene, monkeypatch):
+    monkeypatch.setattr(surface, "MAX_TRIANGLES", 1000)
+    with pytest.raises(ExportError, match=r"over 1000 triangles\); use a larger one, or a crop"):
+        fused_surface(scene, DepthFilters(voxel=VOXEL))
+
+
+def test_only_what_the_crop_needs_is_fused(scene, monkeypatch):
+    whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
+    low, high = whole.vertices.min(axis=0), whole.vertices.max(axis=0)
+    crop = [*(low + 0.4 * (high - low)), *(low + 0.7 * (high - low))]
+    monkeypatch.setattr(surface, "CUBE", 2)
+    volumes, volume = [], surface._Volume
+    monkeypatch.setattr(surface, "_Volume", lambda *a: volumes.append(a) or volume(*a))
+    fused_surface(scene, DepthFilters(voxel=VOXEL))
+    all_cubes = len(volumes)
+    cut = fused_surface(scene, DepthFilters(voxel=VOXEL), crop=crop)
+    assert 0 < len(volumes) - all_cubes < 0.3 * all_cubes
+    wanted = surface._cropped(whole, crop)
+    assert len(cut.faces) == len(wanted.faces) > 100
+    ends = [np.sort(m.vertices.round(5), axis=0) for m in (cut, wanted)]
+    np.testing.assert_allclose(*ends, atol=2e-5)
+    monkeypatch.setattr(surface, "MAX_CUBES", len(volumes) - all_cubes + 60)
+    fused_surface(scene, DepthFilters(voxel=VOXEL), crop=crop)  # cubes outside do not count
+
+
+def test_a_wall_that_is_seen_from_both_sides_keeps_its_thickness(tmp_path):
+    """12 cm, from 4 m: exact depth is not cut off by a worse one's uncertainty."""
+    K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+    writer = StoreWriter(tmp_path)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    image, depth = np.zeros((60, 80, 3), np.uint8), np.full((60, 80), 4.0, np.float32)
+    for stamp in range(12):
+        T = np.eye(4)
+        if stamp % 2:
+            T[:3, :3], T[2, 3] = np.diag([-1.0, 1, -1]), 8.12
+        T[0, 3] = 0.05 * stamp
+        pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), image))
+    writer.close()
+    with StoredScene.open(tmp_path) as stored:
+        mesh = fused_surface(stored, DepthFilters(voxel=0.04))
+    middle = mesh.vertices[np.abs(mesh.vertices[:, :2]).max(axis=1) < 0.5]
+    near, far = middle[middle[:, 2] < 4.06, 2], middle[middle[:, 2] > 4.06, 2]
+    assert min(len(near), len(far)) > 100
+    assert np.median(near) == pytest.approx(4.0, abs=0.012)
+    assert np.median(far) == pytest.approx(4.12, abs=0.012)
+
+
+def two_sheets(folder, confidences, distances, colours=(50, 150)):
+    """Looks of one camera at walls at some distances; returns the middle of the surface."""
+    K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+    writer = StoreWriter(folder)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    for stamp, z in enumerate(distances):
+        pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
+        depth = np.full((60, 80), z, np.float32)
+        depth[:, 30:] = 4.0  # in which all agree
+        confidence = np.ones_like(depth)
+        confidence[:, :30] = confidences[stamp]
+        image = np.full((60, 80, 3), colours[stamp % 2], np.uint8)
+        writer.add(Keyframe(pose, depth, confidence, image))
+    writer.close()
+    with StoredScene.open(folder) as stored:
+        mesh = fused_surface(stored, DepthFilters(voxel=0.04, remove_movers=False))
+    xyz = mesh.vertices
+    middle = (np.abs(xyz[:, 1]) < 0.5) & (xyz[:, 0] > -1.3) & (xyz[:, 0] < -0.6)
+    return np.median(xyz[middle, 2]), mesh.rgb[middle]
+
+
+def test_sure_pixels_count_more(tmp_path):
+    even, _ = two_sheets(tmp_path / "even", [1, 1, 1, 1], [4.0, 4.06] * 2)
+    first, _ = two_sheets(tmp_path / "first", [9, 0.5, 9, 0.5], [4.0, 4.06] * 2)
+    assert even == pytest.approx(4.03, abs=0.01)
+    assert first == pytest.approx(4.0, abs=0.012)
+
+
+def test_colours_are_the_mean_of_all_looks(tmp_path):
+    _, rgb = two_sheets(tmp_path, [1, 1, 1, 1], [4.0] * 4)
+    assert np.abs(np.median(rgb, axis=0) - 100).max() < 3
+
+
+def test_one_look_makes_no_surface(tmp_path):
+    for looks, some in (([np.nan, np.nan, 5.0], False), ([np.nan, 5.0, 5.0], True)):
+        z, _ = two_sheets(tmp_path / str(some), [1, 1, 1], looks)
+        assert np.isfinite(z) == some
+
+
 def test_nothing_that_was_seen_well_is_one_line(tmp_path, frames, capsys):
     write(tmp_path, frames[:1])
     path = tmp_path / "out" / "room.mesh.ply"

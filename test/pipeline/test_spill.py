@@ -138,6 +138,7 @@ def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
     near = run(camera, **limits)
     spilled = run(camera, tmp_path, **limits, **{"map.max_points": 40_000})
     assert spilled.map._points._spilled_total > 0  # some are still near
+    assert spilled.map._points._memory_points <= 40_000  # others that were cut are there again
     rows = spilled.poses().rows
     at = rows["T"][rows["keyframe"]][-1, :, 3]
     xyz = np.concatenate([c.T_world_submap.points(c.cloud.xyz) for c in spilled.scene().clouds])
