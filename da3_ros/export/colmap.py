@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.export.atomic_files import files_in
 from da3_ros.export.selection import ExportError, Points, Progress
 from da3_ros.export.track_points import NO_POINTS, TrackPoints
 from da3_ros.geometry.poses import invert_pose, quaternion_from_matrix
@@ -22,7 +24,9 @@ from da3_ros.mapping.scene import Scene
 from da3_ros.types import Array
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
-FOLDERS = ("depths", "images", "sparse")
+IMAGES_HEADER = "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n"
+DEPTH_PARAMETERS = "depth_params.json"
+TRAINERS = "points3D.ply"  # what Inria's trainer makes of points3D.txt, once: it must not survive
 ROW = "%d %.6f %.6f %.6f %d %d %d -1\n"  # COLMAP's error of a point without a track: -1
 NO_PIXELS = np.zeros((0, 2), np.float32)
 NO_INDICES = np.zeros(0, np.int64)
@@ -101,16 +105,29 @@ def write_image(folder: Path, name: str, data: bytes) -> None:
     file.write_bytes(data)
 
 
-def is_model(folder: Path) -> bool:
-    """True if a folder holds a COLMAP text model and nothing else.
+def foreign_to_model(folder: Path) -> Path | None:
+    """Returns a file of a folder that is no part of a model that was written here; None: none is.
 
     Models of earlier versions have the text files beside ``images``.
     """
-    names = {p.name for p in folder.iterdir()}
-    if names <= {*FILES, "images"}:
-        return names >= set(FILES)
-    texts = (folder / "sparse" / "0" / file for file in FILES)
-    return names <= set(FOLDERS) and all(text.is_file() for text in texts)
+    model = folder / "sparse" / "0"
+    model = model if model.is_dir() else folder
+    names = _written_names(model / "images.txt")
+    ours = {model / file for file in (*FILES, DEPTH_PARAMETERS, TRAINERS)} if names else set()
+    for name in names:
+        ours.update((folder / "images" / name, (folder / "depths" / name).with_suffix(".png")))
+    return next((file for file in files_in(folder) if file not in ours), None)
+
+
+def _written_names(file: Path) -> list[str]:
+    """Returns the images' names in a text file that was written here; else none."""
+    try:
+        with file.open(errors="replace") as text:
+            if text.readline() != IMAGES_HEADER:
+                return []
+            return [name for line in islice(text, 0, None, 2) for name in line.split()[-1:]]
+    except OSError:
+        return []
 
 
 def _write_cameras(path: Path, images: Iterable[ModelImage]) -> list[int]:
@@ -131,7 +148,7 @@ def _write_cameras(path: Path, images: Iterable[ModelImage]) -> list[int]:
 
 def _write_images(path: Path, images: Sequence[ModelImage], cameras: Sequence[int]) -> None:
     with path.open("w") as text:
-        text.write("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n")
+        text.write(IMAGES_HEADER)
         for number, (image, camera) in enumerate(zip(images, cameras, strict=True), start=1):
             T_camera_map = invert_pose(image.T_map_camera)
             x, y, z, w = quaternion_from_matrix(T_camera_map[:3, :3])

@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.export.colmap import ModelImage, write_image, write_model
+from da3_ros.export.colmap import DEPTH_PARAMETERS, ModelImage, write_image, write_model
 from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Points, Progress
 from da3_ros.export.stored_depth import Readable
@@ -70,7 +70,7 @@ def write_keyframes(
         image.point[:] = numbers
     write_model(images, tracked, scene, points, folder, progress)
     text = json.dumps(parameters, indent=1)
-    (folder / "sparse" / "0" / "depth_params.json").write_text(text)
+    (folder / "sparse" / "0" / DEPTH_PARAMETERS).write_text(text)
     return len(tracked) + len(points)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
-from da3_ros.export.colmap import is_model, write_colmap
+from da3_ros.export.colmap import foreign_to_model, write_colmap
 from da3_ros.export.colmap_frames import write_keyframes
 from da3_ros.export.glb import write_glb
 from da3_ros.export.ply import write_ply
@@ -71,7 +71,7 @@ def export_scene(
             "all parts of the scene are at guessed places: export those too (without "
             "--known-only, or with map.export_guessed: true)"
         )
-    place = atomic_folder(path, is_model) if form == "colmap" else atomic_path(path)
+    place = atomic_folder(path, foreign_to_model) if form == "colmap" else atomic_path(path)
     with place as temporary, selected(scene, selection, temporary.parent, progress) as points:
         if form == "glb" and not selection.cameras:
             scene = replace(scene, poses=scene.poses.take(slice(0)))

@@ -53,7 +53,7 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
     """
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
-    with atomic_folder(path, is_scene) as folder:
+    with atomic_folder(path, _foreign) as folder:
         (folder / "submaps").mkdir()
         for index, submap in enumerate(saved.submaps):
             progress("saving", index / len(saved.submaps))
@@ -90,6 +90,11 @@ def find_scene(path: Path) -> Path:
 def is_scene(folder: Path) -> bool:
     """True if a folder holds a scene, of any version, and nothing else."""
     return {p.name for p in folder.iterdir()} <= NAMES and _is_described(folder)
+
+
+def _foreign(folder: Path) -> Path | None:
+    """Returns something in a folder that is not a saved scene; None: it is one."""
+    return None if is_scene(folder) else next(folder.iterdir())
 
 
 def check_outside_scenes(path: Path) -> None:

@@ -270,11 +270,43 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, recorded, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["m.colmap"]
 
 
-def test_a_model_that_a_trainer_has_used_is_replaced_and_nobodys_files_are_not(tmp_path, recorded):
+def test_a_model_that_a_trainer_has_used_is_replaced(tmp_path, recorded):
     target = exported(recorded, tmp_path / "m.colmap")
     (target / "sparse" / "0" / "points3D.ply").write_text("")  # the trainer's
     exported(recorded, target)
     assert not (target / "sparse" / "0" / "points3D.ply").exists()
-    (target / "mine.txt").write_text("")
-    assert main(["export", str(recorded), str(target)]) == 1
-    assert (target / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["mine.txt", "images/mine.jpg", "images/left/0.jpg", "depths/mine.png", "sparse/1/cameras.txt",
+     "sparse/0/mine.ply", "sparse/0/points3D.bin", "images/17/mine.jpg"],
+)  # fmt: skip
+def test_a_model_with_a_file_of_the_users_stays(tmp_path, capsys, file):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    (target / file).parent.mkdir(parents=True, exist_ok=True)
+    (target / file).write_text("mine")
+    assert main(["export", str(scene), str(target)]) == 1
+    said = capsys.readouterr().err
+    assert f"with other contents ({file})" in said
+    assert said.count("\n") == 1
+    assert (target / file).read_text() == "mine"
+
+
+def test_a_link_of_the_users_stays(tmp_path, capsys):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    (target / "masks").symlink_to(tmp_path / "s")
+    assert main(["export", str(scene), str(target)]) == 1
+    assert "with other contents (masks)" in capsys.readouterr().err
+    assert (target / "masks").is_symlink()
+
+
+def test_a_model_that_colmap_made_is_not_ours(tmp_path, capsys):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    text = target / "sparse" / "0" / "images.txt"
+    text.write_text("# Image list with two lines of data per image:\n" + text.read_text())
+    assert main(["export", str(scene), str(target)]) == 1
+    assert "with other contents" in capsys.readouterr().err
