@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_a_number_out_of_range_names_the_option_and_the_range(
 
 
 @pytest.mark.parametrize("name", ["x.ply", "x.glb", "x.tum", "x.mesh.glb", "x.colmap", "x.npz"])
-@pytest.mark.parametrize("kind", ["other kind", "pipe", "below a file"])
+@pytest.mark.parametrize("kind", ["other kind", "pipe", "below a file", "in no folder for files"])
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     walls, unread, tmp_path, capsys, name, kind
 ):
@@ -161,6 +162,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     elif kind == "below a file":
         (tmp_path / "file").write_text("")
         target = tmp_path / "file" / name
+    elif kind == "in no folder for files":
+        target = Path("/proc") / name  # not even root may write there
     elif target.suffix in (".colmap", ".npz"):
         target.write_text("a file")
     else:

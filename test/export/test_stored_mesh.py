@@ -1,5 +1,7 @@
 """Meshes that cannot be: each is one line with the right remedy, before the work if possible."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.stored_walls import write_walls
@@ -43,7 +45,9 @@ def test_keyframes_that_see_different_places_make_no_surface(tmp_path):
         export_mesh(stored, tmp_path / "x.mesh.ply", Selection(), DepthFilters(voxel=0.1))
 
 
-@pytest.mark.parametrize("kind", ["folder", "file as a parent", "link to nowhere"])
+@pytest.mark.parametrize(
+    "kind", ["folder", "file as a parent", "link to a file", "no folder for files"]
+)
 def test_what_cannot_be_written_is_refused_before_fusing(tmp_path, monkeypatch, kind):
     def fused(*_, **__):
         raise AssertionError("fused")
@@ -56,10 +60,12 @@ def test_what_cannot_be_written_is_refused_before_fusing(tmp_path, monkeypatch, 
     elif kind == "file as a parent":
         (tmp_path / "file").write_text("")
         path = tmp_path / "file" / "x.mesh.ply"
+    elif kind == "no folder for files":
+        path = Path("/proc/x.mesh.ply")  # not even root may write there
     else:
-        (tmp_path / "nowhere").symlink_to(tmp_path / "file")
+        (tmp_path / "link").symlink_to(tmp_path / "file")
         (tmp_path / "file").write_text("")
-        path = tmp_path / "nowhere" / "x.mesh.ply"
+        path = tmp_path / "link" / "x.mesh.ply"
     with (
         StoredScene.open(scene) as stored,
         pytest.raises(ExportError, match=r"x\.mesh\.ply cannot be written"),
