@@ -49,6 +49,8 @@ def convert(
         _check_npz(selection)
     else:
         form = format_of(target, form)
+    if selection.centred and form != "colmap":
+        raise ExportError("--centred is for the images of a COLMAP model: leave it out")
     _check_target(target, NPZ if frames else form)
     # Saved points are averaged and filtered already: stored depth knows more.
     anew = derive or selection.voxel > 0 or selection.min_confidence > 0
@@ -58,7 +60,7 @@ def convert(
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
                 "out --format npz or mesh, --max-depth, --confidence-percentile, --edge-filter, "
-                "--remove-movers"
+                "--remove-movers, --centred"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:

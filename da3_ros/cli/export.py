@@ -76,6 +76,11 @@ def add_export(commands: Any) -> None:
         "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
     )
     export.add_argument(
+        "--centred", action="store_true",
+        help="a COLMAP model whose images are cropped around their principal point, for trainers "
+        "that take it in the middle (as graphdeco-inria/gaussian-splatting)",
+    )  # fmt: skip
+    export.add_argument(
         "--known-only", action="store_true",
         help="leave out parts of the scene whose place is guessed (after a time jump, or where "
         "windows could not be aligned)",
@@ -98,6 +103,7 @@ def _run_export(options: argparse.Namespace) -> int:
         max_points=options.max_points,
         crop=tuple(options.crop),
         cameras=not options.no_cameras,
+        centred=options.centred,
         guessed=not options.known_only,
     )
     asked = {
@@ -110,7 +116,12 @@ def _run_export(options: argparse.Namespace) -> int:
     )
     try:
         text = convert(
-            options.scene, options.output, selection, filters, options.format, derive=bool(asked)
+            options.scene,
+            options.output,
+            selection,
+            filters,
+            options.format,
+            derive=bool(asked) or options.centred,
         )
     except NumberError as error:
         sys.stderr.write(f"da3_ros: --{error.name.replace('_', '-')} {error.text}\n")

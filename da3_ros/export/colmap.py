@@ -54,9 +54,9 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
     poses = [p for p in scene.poses if p.keyframe]
     shown = [p for p in poses if (p.camera, p.stamp_ns) in scene.images]
     suffix = "jpg" if shown else "png"
-    images = []
-    for pose in shown or poses:
-        name = f"{image_name(pose.camera, pose.stamp_ns)}.{suffix}"
+    images, chosen = [], shown or poses
+    names = flat_names(image_name(pose.camera, pose.stamp_ns) for pose in chosen)
+    for pose, name in zip(chosen, (f"{name}.{suffix}" for name in names), strict=True):
         T_map_camera = scene.T_map_world @ pose.T_world_camera
         images.append(ModelImage(name, pose.camera, T_map_camera, pose.K, pose.size))
         if shown:
@@ -96,6 +96,20 @@ def write_model(
 def image_name(camera: str, stamp_ns: int) -> str:
     """Returns a keyframe's file name without suffix: its stamp, in a folder per camera."""
     return f"{camera}/{stamp_ns}" if camera else str(stamp_ns)
+
+
+def flat_names(names: Iterable[str]) -> list[str]:
+    """Returns names without folders, which stay apart.
+
+    Some trainers read the last part of an image's name only; cameras of a rig share stamps.
+    """
+    out: dict[str, None] = {}
+    for name in names:
+        flat = name.replace("/", "_")
+        while flat in out:  # cameras a/b and a_b
+            flat += "_"
+        out[flat] = None
+    return list(out)
 
 
 def write_image(folder: Path, name: str, data: bytes) -> None:

@@ -78,7 +78,7 @@ def export_scene(
         count = len(points)
         shown = [one for one in keyframes if one.part in scene.parts]
         if form == "colmap" and shown:
-            count = write_keyframes(shown, selection.crop, scene, points, temporary, progress)
+            count = write_keyframes(shown, selection, scene, points, temporary, progress)
         else:
             FORMATS[form](scene, points, temporary, progress)
     return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)

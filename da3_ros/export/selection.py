@@ -56,6 +56,7 @@ class Selection:
     max_points: int = 0  # evenly thinned to at most this many; 0: all
     crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
     cameras: bool = True
+    centred: bool = False  # images of a COLMAP model, around their principal point
     guessed: bool = True  # also parts with guessed places
 
     def check(self) -> None:
