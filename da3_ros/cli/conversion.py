@@ -66,6 +66,10 @@ def convert(
     with StoredScene.open(folder) as stored, _bar() as progress:
         if saved and not _has_all(stored, folder):
             if not (frames or mesh or derive):  # the saved points know more
+                if anew:
+                    log.warning(
+                        "%s: not all of its keyframes are stored; its points are filtered", folder
+                    )
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if mesh:

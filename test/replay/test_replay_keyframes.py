@@ -164,7 +164,7 @@ def test_a_colmap_model_has_images_at_the_cameras_size(output, camera):
     assert len(list((folder / "images").glob("*.jpg"))) > 2
 
 
-def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path):
+def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path, caplog):
     """A resumed scene, or one whose disk was full, knows more than its journal."""
     settings = load_config(None, ["process_res:=140", "model:=da3-tiny", "map.disk_gb:=0"])
     replay(ReplayOptions(bag, tmp_path), settings, TruthSession(camera))
@@ -173,7 +173,9 @@ def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_p
         assert len(stored.frames) < FRAMES
     whole = points(exported(tmp_path, "all.ply"))
     np.testing.assert_array_equal(whole, points(tmp_path / "scene.ply"))
+    assert "not all" not in caplog.text
     assert 0 < len(points(exported(tmp_path, "coarse.ply", "--voxel", "0.1"))) < len(whole)
+    assert "not all of its keyframes are stored; its points are filtered" in caplog.text
     lines = (exported(tmp_path, "all.tum")).read_text().splitlines()
     assert sum(not line.startswith("#") for line in lines) == FRAMES
 
