@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.atomic_files import atomic_folder, check_file_target, check_folder_target
+from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
 from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
-from da3_ros.export.npz_frames import is_npz_frames, write_npz_frames
+from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
 from da3_ros.export.selection import ExportError, Progress
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
@@ -32,10 +33,12 @@ def convert(
 ) -> str:  # fmt: skip
     """Export the scene folder, or replay's output folder, ``source``; returns a text.
 
-    filters: of the depth of stored keyframes. Without them, as in scenes of ``~/save_scene``, the
-    saved points are exported; derive: that would not be what was asked for. Raises
-    SceneFileError, ExportError or JournalError.
+    filters: of the depth of stored keyframes. Where not all are stored, as in scenes of
+    ``~/save_scene``, the saved points are selected from; derive: that would not be what was asked
+    for. Raises SceneFileError, ExportError or JournalError.
     """
+    selection.check()
+    filters.check()
     check_outside_scenes(target)
     folder = find_scene(source)
     mesh = form == MESH or (not form and is_mesh_name(target))
@@ -46,29 +49,38 @@ def convert(
         _check_npz(selection)
     else:
         form = format_of(target, form)
+    if selection.centred and form != "colmap":
+        raise ExportError("--centred is for the images of a COLMAP model: leave it out")
+    _check_target(target, NPZ if frames else form)
+    # Saved points are averaged and filtered already: stored depth knows more.
+    anew = derive or selection.voxel > 0 or selection.min_confidence > 0
     saved = (folder / "scene.json").exists()
     if not (folder / JOURNAL).exists():
         if frames or mesh or derive:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
                 "out --format npz or mesh, --max-depth, --confidence-percentile, --edge-filter, "
-                "--remove-movers"
+                "--remove-movers, --centred"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, _bar() as progress:
         if saved and not _has_all(stored, folder):
             if not (frames or mesh or derive):  # the saved points know more
+                if anew:
+                    log.warning(
+                        "%s: not all of its keyframes are stored; its points are filtered", folder
+                    )
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if mesh:
             done = export_mesh(stored, target, selection, filters, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if frames:
-            with atomic_folder(target, is_npz_frames) as temporary:
-                asked = filters if derive else None
+            with atomic_folder(target, foreign_to_npz_frames) as temporary:
+                asked = filters if anew else None
                 count = write_npz_frames(stored, asked, temporary, progress)
             return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
-        if saved and not derive and form != "colmap":
+        if saved and not anew and form != "colmap":
             return _exported(load_scene(folder).scene(), target, selection, form)
         keyframes = readable_keyframes(stored, filters, progress)
         scene = derived_scene(stored, keyframes, filters, progress)
@@ -80,6 +92,16 @@ def _has_all(stored: StoredScene, folder: Path) -> bool:
     the disk was full."""
     saved = load_scene(folder).poses.rows
     return int(saved["keyframe"].sum()) <= len(stored.images)
+
+
+def _check_target(target: Path, form: str) -> None:
+    """Raises ExportError if the output cannot be written: before work of minutes."""
+    if form == NPZ:
+        check_folder_target(target, foreign_to_npz_frames)
+    elif form == "colmap":
+        check_folder_target(target, foreign_to_model)
+    else:
+        check_file_target(target)
 
 
 def _check_npz(selection: Selection) -> None:

@@ -15,8 +15,10 @@ def add_export(commands: Any) -> None:
         "export",
         help="write a saved scene as GLB, PLY, COLMAP model, TUM trajectory or NPZ files",
         description="Convert a scene of a replay, of map.store or of the service save_scene. "
-        "Where keyframes are stored (a replay, map.store), their depth is filtered anew. Points "
-        "are written in chunks, so that little more memory is used than for the scene.",
+        "Where keyframes are stored (a replay, map.store), --voxel, --min-confidence and the "
+        "filters of depth make points anew from their depth; without any of them the saved points "
+        "are exported. Points are written in chunks, so that little more memory is used than for "
+        "the scene.",
     )
     export.add_argument("scene", type=Path, help="scene folder, or a replay's output folder")
     export.add_argument(
@@ -31,9 +33,13 @@ def add_export(commands: Any) -> None:
     )  # fmt: skip
     export.add_argument(
         "--voxel", type=float, default=0.0, metavar="M",
-        help="average points in voxels of this edge; also merges overlapping submaps",
+        help="average points in voxels of this edge; also merges overlapping submaps. 0, the "
+        "default: as saved, and 0.02 for a mesh and for points made anew",
     )  # fmt: skip
-    export.add_argument("--min-confidence", type=float, default=0.0, metavar="C")
+    export.add_argument(
+        "--min-confidence", type=float, default=0.0, metavar="C",
+        help="leave out what is less certain: pixels of stored keyframes, else points",
+    )  # fmt: skip
     export.add_argument(
         "--confidence-percentile", type=float, metavar="P",
         help="leave out this share of each stored keyframe, the least confident pixels, percent",
@@ -48,7 +54,8 @@ def add_export(commands: Any) -> None:
     )  # fmt: skip
     export.add_argument(
         "--remove-movers", action=argparse.BooleanOptionalAction,
-        help="leave out what other stored keyframes look through (default: yes)",
+        help="leave out what other stored keyframes look through (default: yes). With drifting "
+        "poses that may be things that stand still",
     )  # fmt: skip
     export.add_argument(
         "--min-observations", type=int, default=1, metavar="N",
@@ -69,6 +76,11 @@ def add_export(commands: Any) -> None:
         "--no-cameras", action="store_true", help="a GLB without camera frusta and path"
     )
     export.add_argument(
+        "--centred", action="store_true",
+        help="a COLMAP model whose images are cropped around their principal point, for trainers "
+        "that take it in the middle (as graphdeco-inria/gaussian-splatting)",
+    )  # fmt: skip
+    export.add_argument(
         "--known-only", action="store_true",
         help="leave out parts of the scene whose place is guessed (after a time jump, or where "
         "windows could not be aligned)",
@@ -80,6 +92,7 @@ def _run_export(options: argparse.Namespace) -> int:
     from da3_ros.cli.conversion import convert
     from da3_ros.export.export import ExportError, Selection
     from da3_ros.export.scene_file import SceneFileError
+    from da3_ros.export.selection import NumberError
     from da3_ros.export.stored_depth import DepthFilters
     from da3_ros.keyframe_store.journal import JournalError
 
@@ -90,6 +103,7 @@ def _run_export(options: argparse.Namespace) -> int:
         max_points=options.max_points,
         crop=tuple(options.crop),
         cameras=not options.no_cameras,
+        centred=options.centred,
         guessed=not options.known_only,
     )
     asked = {
@@ -102,8 +116,16 @@ def _run_export(options: argparse.Namespace) -> int:
     )
     try:
         text = convert(
-            options.scene, options.output, selection, filters, options.format, derive=bool(asked)
+            options.scene,
+            options.output,
+            selection,
+            filters,
+            options.format,
+            derive=bool(asked) or options.centred,
         )
+    except NumberError as error:
+        sys.stderr.write(f"da3_ros: --{error.name.replace('_', '-')} {error.text}\n")
+        return FAILED
     except (ExportError, SceneFileError, JournalError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED

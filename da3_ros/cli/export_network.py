@@ -70,7 +70,7 @@ def _run_export_network(options: argparse.Namespace) -> int:
         raise ConfigError(f"--output {options.output}: it is not a folder")
     request = ExportRequest(spec.name, options.checkpoint, options.format, size, views)
     try:
-        with atomic_folder(options.output, lambda folder: False) as folder:
+        with atomic_folder(options.output, lambda folder: min(folder.iterdir())) as folder:
             lines = export_network(request, folder, _say)
     except (CheckpointError, ExportError, NetworkExportError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")

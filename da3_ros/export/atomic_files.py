@@ -12,6 +12,30 @@ from pathlib import Path
 
 from da3_ros.export.selection import ExportError
 
+Foreign = Callable[[Path], Path | None]  # returns a file of a folder that is not ours to delete
+
+
+def check_file_target(path: Path) -> None:
+    """Raises ExportError if no file can be written to ``path``; makes nothing.
+
+    For what takes minutes to compute: before that, not after it.
+    """
+    try:
+        _check_regular(path)
+        _check_writable(path.parent)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+
+
+def check_folder_target(path: Path, foreign: Foreign) -> None:
+    """Raises ExportError if no folder can be written to ``path``, as ``atomic_folder`` would;
+    makes nothing."""
+    try:
+        _check_folder(path, foreign)
+        _check_writable(path.parent)
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be written: {error}") from error
+
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
@@ -41,17 +65,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, is_replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+def atomic_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
     """Yields a temporary folder beside ``path``, renamed to it at the end, removed on any error.
 
-    An existing folder is replaced if it is empty or ``is_replaceable`` accepts it. Raises
+    An existing folder is replaced if ``foreign`` finds no file in it that is not ours. Raises
     ExportError, also for any other existing folder.
     """
     try:
-        if path.is_dir():
-            _check_replaceable(path, is_replaceable)
-        else:
-            _check_regular(path)
+        _check_folder(path, foreign)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
     except (OSError, ValueError) as error:
@@ -66,20 +87,41 @@ def atomic_folder(path: Path, is_replaceable: Callable[[Path], bool]) -> Iterato
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _check_replaceable(folder: Path, is_replaceable: Callable[[Path], bool]) -> None:
-    if any(folder.iterdir()) and not is_replaceable(folder):
-        raise ExportError(f"{folder} is a folder with other contents: name a new one")
+def files_in(folder: Path) -> list[Path]:
+    """Returns what lies in a folder at any depth, links too; not folders, which hold no data."""
+    return sorted(p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+
+
+def _check_folder(path: Path, foreign: Foreign) -> None:
+    """Raises ExportError for what must not become a folder of ours; OSError, ValueError."""
+    if not path.is_dir():
+        _check_regular(path)
+        if path.exists():
+            raise ExportError(f"{path} cannot be written: it is a file, and this is a folder")
+    elif any(path.iterdir()) and (file := foreign(path)) is not None:
+        raise ExportError(
+            f"{path} is a folder with other contents ({file.relative_to(path)}): name a new one"
+        )
 
 
 def _check_regular(path: Path) -> None:
-    """Raises ExportError for a device, a pipe or a socket, which a rename would replace by a file.
-
-    A folder is accepted: the rename refuses it. Also raises OSError, ValueError.
+    """Raises ExportError for a folder, and for a device, a pipe or a socket, which a rename would
+    replace by a file. Also raises OSError, ValueError.
     """
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if stat.S_ISDIR(mode):
+            raise ExportError(f"{path} cannot be written: it is a folder")
+        if not stat.S_ISREG(mode):
             raise ExportError(f"{path} cannot be written: it is not a regular file")
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises OSError, ValueError if nothing can be made in a folder, or it cannot be made."""
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def replace_folder(new: Path, path: Path) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.export.atomic_files import files_in
 from da3_ros.export.selection import ExportError, Points, Progress
 from da3_ros.export.track_points import NO_POINTS, TrackPoints
 from da3_ros.geometry.poses import invert_pose, quaternion_from_matrix
@@ -22,7 +24,9 @@ from da3_ros.mapping.scene import Scene, jpeg_bytes
 from da3_ros.types import Array
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
-FOLDERS = ("depths", "images", "sparse")
+IMAGES_HEADER = "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n"
+DEPTH_PARAMETERS = "depth_params.json"
+TRAINERS = "points3D.ply"  # what Inria's trainer makes of points3D.txt, once: it must not survive
 ROW = "%d %.6f %.6f %.6f %d %d %d -1\n"  # COLMAP's error of a point without a track: -1
 NO_PIXELS = np.zeros((0, 2), np.float32)
 NO_INDICES = np.zeros(0, np.int64)
@@ -50,9 +54,9 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
     poses = [p for p in scene.poses if p.keyframe]
     shown = [p for p in poses if (p.camera, p.stamp_ns) in scene.images]
     suffix = "jpg" if shown else "png"
-    images = []
-    for pose in shown or poses:
-        name = f"{image_name(pose.camera, pose.stamp_ns)}.{suffix}"
+    images, chosen = [], shown or poses
+    names = flat_names(image_name(pose.camera, pose.stamp_ns) for pose in chosen)
+    for pose, name in zip(chosen, (f"{name}.{suffix}" for name in names), strict=True):
         T_map_camera = scene.T_map_world @ pose.T_world_camera
         images.append(ModelImage(name, pose.camera, T_map_camera, pose.K, pose.size))
         if shown:
@@ -94,6 +98,20 @@ def image_name(camera: str, stamp_ns: int) -> str:
     return f"{camera}/{stamp_ns}" if camera else str(stamp_ns)
 
 
+def flat_names(names: Iterable[str]) -> list[str]:
+    """Returns names without folders, which stay apart.
+
+    Some trainers read the last part of an image's name only; cameras of a rig share stamps.
+    """
+    out: dict[str, None] = {}
+    for name in names:
+        flat = name.replace("/", "_")
+        while flat in out:  # cameras a/b and a_b
+            flat += "_"
+        out[flat] = None
+    return list(out)
+
+
 def write_image(folder: Path, name: str, data: bytes) -> None:
     """Writes the file of an image of a model. Raises OSError."""
     file = folder / "images" / name
@@ -101,16 +119,29 @@ def write_image(folder: Path, name: str, data: bytes) -> None:
     file.write_bytes(data)
 
 
-def is_model(folder: Path) -> bool:
-    """True if a folder holds a COLMAP text model and nothing else.
+def foreign_to_model(folder: Path) -> Path | None:
+    """Returns a file of a folder that is no part of a model that was written here; None: none is.
 
     Models of earlier versions have the text files beside ``images``.
     """
-    names = {p.name for p in folder.iterdir()}
-    if names <= {*FILES, "images"}:
-        return names >= set(FILES)
-    texts = (folder / "sparse" / "0" / file for file in FILES)
-    return names <= set(FOLDERS) and all(text.is_file() for text in texts)
+    model = folder / "sparse" / "0"
+    model = model if model.is_dir() else folder
+    names = _written_names(model / "images.txt")
+    ours = {model / file for file in (*FILES, DEPTH_PARAMETERS, TRAINERS)} if names else set()
+    for name in names:
+        ours.update((folder / "images" / name, (folder / "depths" / name).with_suffix(".png")))
+    return next((file for file in files_in(folder) if file not in ours), None)
+
+
+def _written_names(file: Path) -> list[str]:
+    """Returns the images' names in a text file that was written here; else none."""
+    try:
+        with file.open(errors="replace") as text:
+            if text.readline() != IMAGES_HEADER:
+                return []
+            return [name for line in islice(text, 0, None, 2) for name in line.split()[-1:]]
+    except OSError:
+        return []
 
 
 def _write_cameras(path: Path, images: Iterable[ModelImage]) -> list[int]:
@@ -131,7 +162,7 @@ def _write_cameras(path: Path, images: Iterable[ModelImage]) -> list[int]:
 
 def _write_images(path: Path, images: Sequence[ModelImage], cameras: Sequence[int]) -> None:
     with path.open("w") as text:
-        text.write("# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n")
+        text.write(IMAGES_HEADER)
         for number, (image, camera) in enumerate(zip(images, cameras, strict=True), start=1):
             T_camera_map = invert_pose(image.T_map_camera)
             x, y, z, w = quaternion_from_matrix(T_camera_map[:3, :3])

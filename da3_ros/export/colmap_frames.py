@@ -19,15 +19,23 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.export.colmap import ModelImage, write_image, write_model
+from da3_ros.export.centred import centred
+from da3_ros.export.colmap import (
+    DEPTH_PARAMETERS,
+    ModelImage,
+    flat_names,
+    write_image,
+    write_model,
+)
 from da3_ros.export.derived import file_names
-from da3_ros.export.selection import Points, Progress
+from da3_ros.export.selection import Points, Progress, Selection
 from da3_ros.export.stored_depth import Readable
 from da3_ros.export.track_points import OBSERVATION, Cameras, TrackPoints, triangulated
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import resize_K
 from da3_ros.keyframe_store.keyframe import Keyframe
 from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.submap_points import jpeg
 from da3_ros.types import FloatImage
 
 CODES = 1 << 16
@@ -38,22 +46,25 @@ Rows = NDArray[np.void]  # of OBSERVATION
 
 
 def write_keyframes(
-    keyframes: Sequence[Readable], crop: Sequence[float], scene: Scene, points: Points,
+    keyframes: Sequence[Readable], selection: Selection, scene: Scene, points: Points,
     folder: Path, progress: Progress,
 ) -> int:  # fmt: skip
     """Writes a model of stored keyframes into an empty folder; returns the number of its points.
 
-    crop: box in the map frame that points with tracks are in; zeros: none. points: those of the
-    scene, which follow without tracks. Raises ExportError, JournalError or OSError.
+    selection: its box, which points with tracks are in, and whether images are ``centred`` count.
+    points: those of the scene, which follow without tracks. Raises ExportError, JournalError or
+    OSError.
     """
     images, rows, scale = [], [], _depth_scale(keyframes)
     parameters: dict[str, dict[str, float]] = {}
-    for index, (one, name) in enumerate(zip(keyframes, file_names(keyframes), strict=True)):
+    names = flat_names(file_names(keyframes))
+    for index, (one, name) in enumerate(zip(keyframes, names, strict=True)):
         progress("writing keyframes", index / len(keyframes))
-        found = one.load()
+        found = centred(one.load()) if selection.centred else one.load()
         images.append(_model_image(one, found, name))
         rows.append(_observations(one, found, index))
-        write_image(folder, images[-1].name, one.image_data())
+        data = jpeg(found.image) if selection.centred else one.image_data()
+        write_image(folder, images[-1].name, data)
         inverse = 1 / (found.depth * np.float32(one.place.scale))
         _write_depth(folder / "depths" / f"{name}.png", inverse, scale)
         known = bool(np.isfinite(inverse).any())
@@ -64,13 +75,13 @@ def write_keyframes(
         np.array([image.K for image in images]),
     )
     tracked, of_rows = triangulated(np.concatenate(rows), cameras)
-    tracked, of_rows = _cropped(tracked, of_rows, crop)
+    tracked, of_rows = _cropped(tracked, of_rows, selection.crop)
     bounds = np.cumsum([len(one) for one in rows])[:-1]
     for image, numbers in zip(images, np.split(of_rows, bounds), strict=True):
         image.point[:] = numbers
     write_model(images, tracked, scene, points, folder, progress)
     text = json.dumps(parameters, indent=1)
-    (folder / "sparse" / "0" / "depth_params.json").write_text(text)
+    (folder / "sparse" / "0" / DEPTH_PARAMETERS).write_text(text)
     return len(tracked) + len(points)
 
 

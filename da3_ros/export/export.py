@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from da3_ros.export.atomic_files import atomic_folder, atomic_path
-from da3_ros.export.colmap import is_model, write_colmap
+from da3_ros.export.colmap import foreign_to_model, write_colmap
 from da3_ros.export.colmap_frames import write_keyframes
 from da3_ros.export.glb import write_glb
 from da3_ros.export.ply import write_ply
@@ -71,14 +71,14 @@ def export_scene(
             "all parts of the scene are at guessed places: export those too (without "
             "--known-only, or with map.export_guessed: true)"
         )
-    place = atomic_folder(path, is_model) if form == "colmap" else atomic_path(path)
+    place = atomic_folder(path, foreign_to_model) if form == "colmap" else atomic_path(path)
     with place as temporary, selected(scene, selection, temporary.parent, progress) as points:
         if form == "glb" and not selection.cameras:
             scene = replace(scene, poses=scene.poses.take(slice(0)))
         count = len(points)
         shown = [one for one in keyframes if one.part in scene.parts]
         if form == "colmap" and shown:
-            count = write_keyframes(shown, selection.crop, scene, points, temporary, progress)
+            count = write_keyframes(shown, selection, scene, points, temporary, progress)
         else:
             FORMATS[form](scene, points, temporary, progress)
     return Exported(path, count, size_of(path), len(scene.parts), scene.guessed)

@@ -43,11 +43,7 @@ def mesh_path_for_camera(path: Path, camera: str) -> Path:
 
 
 def write_mesh(mesh: Mesh, path: Path, suffix: str) -> None:
-    """Writes a mesh in the format of ``suffix``. Raises ExportError if it is empty."""
-    if not len(mesh.faces):
-        raise ExportError(
-            "no surface: no place was seen by two keyframes at this voxel; use a larger one"
-        )
+    """Writes a mesh, which must not be empty, in the format of ``suffix``."""
     if suffix == ".glb":
         write_mesh_glb(mesh, path)
         return

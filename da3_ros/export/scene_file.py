@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros import __version__
-from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.atomic_files import atomic_folder, files_in
 from da3_ros.export.colmap import image_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
@@ -33,7 +34,9 @@ from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
 FORMAT, VERSION = "da3_ros scene", 1
-NAMES = {"scene.json", "poses.npz", "submaps", "images", JOURNAL}
+NAMES = re.compile(  # of files in the folder
+    rf"scene\.json|poses\.npz|{re.escape(JOURNAL)}|submaps/\d+\.npz|images/(\w+/)*-?\d+\.jpg"
+)
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
 OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
 MAX_JSON, MAX_IMAGE = 1 << 25, 1 << 26  # bytes
@@ -54,7 +57,7 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
     """
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
-    with atomic_folder(path, is_scene) as folder:
+    with atomic_folder(path, _foreign) as folder:
         (folder / "submaps").mkdir()
         for index, submap in enumerate(saved.submaps):
             progress("saving", index / len(saved.submaps))
@@ -90,7 +93,14 @@ def find_scene(path: Path) -> Path:
 
 def is_scene(folder: Path) -> bool:
     """True if a folder holds a scene, of any version, and nothing else."""
-    return {p.name for p in folder.iterdir()} <= NAMES and _is_described(folder)
+    return _is_described(folder) and _foreign(folder) is None
+
+
+def _foreign(folder: Path) -> Path | None:
+    """Returns a file of a folder that is no part of a saved scene; None: there is none."""
+    described, files = _is_described(folder), files_in(folder)
+    other = (f for f in files if not NAMES.fullmatch(f.relative_to(folder).as_posix()))
+    return next(other, None if described or not files else files[0])
 
 
 def check_outside_scenes(path: Path) -> None:

@@ -29,6 +29,14 @@ class ExportError(RuntimeError):
     """A failed export; one line with the path and the cause."""
 
 
+class NumberError(ExportError):
+    """A number outside its range: which one, and its value and range."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name} {text}")
+        self.name, self.text = name, text
+
+
 def portion(progress: Progress, first: float, last: float) -> Progress:
     """Returns a progress callback for a part of the work, between these shares of the whole."""
     return lambda step, share: progress(step, first + (last - first) * share)
@@ -48,19 +56,20 @@ class Selection:
     max_points: int = 0  # evenly thinned to at most this many; 0: all
     crop: tuple[float, ...] = (0.0,) * 6  # min x y z, max x y z in the map frame; zeros: none
     cameras: bool = True
+    centred: bool = False  # images of a COLMAP model, around their principal point
     guessed: bool = True  # also parts with guessed places
 
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""
         low, high = self.crop[:3], self.crop[3:]
         if any(self.crop) and not all(a < b for a, b in zip(low, high, strict=True)):
-            raise ExportError(f"crop is {list(self.crop)}: min x y z must be below max x y z")
+            raise NumberError("crop", f"is {list(self.crop)}: min x y z must be below max x y z")
         for name in ("voxel", "min_confidence", "min_observations", "max_points"):
             if not getattr(self, name) >= 0:
-                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
+                raise NumberError(name, f"is {getattr(self, name)}: must be at least 0")
         if self.voxel and not MIN_VOXEL <= self.voxel < math.inf:
-            raise ExportError(
-                f"voxel is {self.voxel:g}: must be 0 (none), or at least 1e-06 and finite"
+            raise NumberError(
+                "voxel", f"is {self.voxel:g}: must be 0 (none), or at least 1e-06 and finite"
             )
 
 

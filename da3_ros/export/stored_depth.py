@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.config import DepthConfig
-from da3_ros.export.selection import MIN_VOXEL, ExportError, Progress, silent
+from da3_ros.export.selection import MIN_VOXEL, ExportError, NumberError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.keyframe import Keyframe
@@ -36,14 +36,16 @@ class DepthFilters:
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""
         if not MIN_VOXEL <= self.voxel < math.inf:
-            raise ExportError(f"voxel is {self.voxel:g}: must be at least 1e-06 and finite")
+            raise NumberError("voxel", f"is {self.voxel:g}: must be at least 1e-06 and finite")
         if not 0 <= self.confidence_percentile < 100:
-            raise ExportError(
-                f"confidence_percentile is {self.confidence_percentile:g}: must be 0 to 99"
+            raise NumberError(
+                "confidence_percentile",
+                f"is {self.confidence_percentile:g}: must be at least 0 and below 100",
             )
-        for name in ("min_confidence", "max_depth"):
-            if not getattr(self, name) >= 0:
-                raise ExportError(f"{name} is {getattr(self, name)}: must be at least 0")
+        if not self.min_confidence >= 0:
+            raise NumberError("min_confidence", f"is {self.min_confidence}: must be at least 0")
+        if not self.max_depth > 0:
+            raise NumberError("max_depth", f"is {self.max_depth:g}: must be above 0")
 
     def of(self, keyframe: Keyframe, unit: float) -> FloatImage:
         """Returns the depth [h, w] of a keyframe that passes, in its submap's unit, else NaN.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from da3_ros.export.atomic_files import atomic_path
+import numpy as np
+
+from da3_ros.export.atomic_files import atomic_path, check_file_target
 from da3_ros.export.mesh_file import check_mesh_name, write_mesh
 from da3_ros.export.selection import ExportError, Progress, Selection, silent
-from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.surface import fused_surface
+from da3_ros.export.stored_depth import DepthFilters, by_part, readable_keyframes
+from da3_ros.export.surface import FEWEST, fused_surface
 from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.mapping.scene import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,10 @@ def export_mesh(
     """
     check_mesh_name(path)
     _check_selection(selection)
-    _check_writable(path)
+    check_file_target(path)
     mesh = fused_surface(stored, filters, progress, crop=selection.crop, guessed=selection.guessed)
+    if not len(mesh.faces):
+        raise ExportError(f"no surface: {_why_empty(stored, selection, filters)}")
     with atomic_path(path) as temporary:
         progress("writing", 1.0)
         write_mesh(mesh, temporary, path.suffix.lower())
@@ -60,11 +64,26 @@ def _check_selection(selection: Selection) -> None:
         )
 
 
-def _check_writable(path: Path) -> None:
-    """Raises ExportError if no file can be made beside ``path``: fusing may take minutes."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be written: {error}") from error
+def _why_empty(stored: StoredScene, selection: Selection, filters: DepthFilters) -> str:
+    """Returns why there is no surface, and the remedy."""
+    parts = by_part(readable_keyframes(stored, filters))
+    chosen = [ones for part, ones in parts.items() if selection.guessed or part == REFERENCE]
+    most = max(map(len, chosen), default=0)
+    if most < FEWEST:
+        what = "one part of the scene" if len(parts) > 1 else "the scene"
+        return f"it needs {FEWEST} keyframes that see the same place, and {what} has {most}"
+    depths = [np.nanmedian(depth) for ones in chosen for one in ones
+              if np.isfinite(depth := one.depth_of(one.load())).any()]  # fmt: skip
+    if not depths:
+        return "no depth passes the filters: choose a larger max_depth or a smaller min_confidence"
+    typical = float(np.median(depths))
+    if filters.voxel > typical / 4:
+        return (
+            f"voxel is {filters.voxel:g}, and typical depth is {typical:.2g}: choose a smaller one"
+        )
+    if any(selection.crop):
+        return f"none is inside crop {list(selection.crop)}: choose another box, in the map frame"
+    return (
+        f"no place was seen by {FEWEST} keyframes of one part of the scene; what others look "
+        "through does not count with remove_movers"
+    )

@@ -1,16 +1,19 @@
 """`da3_ros export`: from a saved scene to files, with its options and its complaints."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
 from support.file_readers import read_colmap, read_ply
 from support.scenes import full_store
+from support.stored_walls import write_walls
 
-from da3_ros.cli import main
+from da3_ros.cli import conversion, main
 from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
 from da3_ros.recordings import RecordingError, open_recording
 
@@ -108,6 +111,84 @@ def test_exporting_needs_neither_torch_nor_ros(replayed, tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert np.isfinite(read_ply(tmp_path / "a.ply")["x"]).all()
+
+
+@pytest.fixture
+def walls(tmp_path):
+    """A scene of stored keyframes whose depth must not be read."""
+    return write_walls(tmp_path / "walls", 2)
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    def read(*_):
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(conversion, "readable_keyframes", read)
+    monkeypatch.setattr(conversion, "write_npz_frames", read)
+    monkeypatch.setattr(conversion, "export_mesh", read)
+
+
+@pytest.mark.parametrize("name", ["x.ply", "x.glb", "x.tum", "x.colmap", "x.npz", "x.mesh.glb"])
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--confidence-percentile", "150", "is 150: must be at least 0 and below 100"),
+        ("--confidence-percentile", "nan", "is nan: must be at least 0 and below 100"),
+        ("--max-depth", "-1", "is -1: must be above 0"),
+        ("--max-depth", "0", "is 0: must be above 0"),
+        ("--max-depth", "nan", "is nan: must be above 0"),
+        ("--voxel", "-1", "is -1.0: must be at least 0"),
+        ("--voxel", "nan", "is nan: must be at least 0"),
+        ("--min-confidence", "nan", "is nan: must be at least 0"),
+    ],
+)
+def test_a_number_out_of_range_names_the_option_and_the_range(
+    walls, unread, tmp_path, capsys, name, option, value, words
+):
+    assert main(["export", str(walls), str(tmp_path / name), option, value]) == 1
+    assert capsys.readouterr().err == f"da3_ros: {option} {words}\n"
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["x.ply", "x.glb", "x.tum", "x.mesh.glb", "x.colmap", "x.npz"])
+@pytest.mark.parametrize("kind", ["other kind", "pipe", "below a file", "in no folder for files"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    walls, unread, tmp_path, capsys, name, kind
+):
+    target = tmp_path / name
+    if kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "below a file":
+        (tmp_path / "file").write_text("")
+        target = tmp_path / "file" / name
+    elif kind == "in no folder for files":
+        target = Path("/proc") / name  # not even root may write there
+    elif target.suffix in (".colmap", ".npz"):
+        target.write_text("a file")
+    else:
+        target.mkdir()
+    assert main(["export", str(walls), str(target)]) == 1
+    said = capsys.readouterr().err
+    assert f"{target} cannot be written: " in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["x.colmap", "x.npz"])
+def test_a_folder_with_other_files_is_refused_before_the_work(
+    walls, unread, tmp_path, capsys, name
+):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    assert main(["export", str(walls), str(tmp_path / name)]) == 1
+    assert "with other contents (thesis.txt)" in capsys.readouterr().err
+
+
+def test_a_refused_output_makes_no_folder(walls, tmp_path):
+    target = tmp_path / "new" / "deep" / "x.ply"
+    assert main(["export", str(walls), str(target), "--max-depth", "-1"]) == 1
+    assert not (tmp_path / "new").exists()
+    assert main(["export", str(walls), str(target)]) == 0
 
 
 LONG = 300 * "x"

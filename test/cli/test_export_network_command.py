@@ -49,7 +49,7 @@ def test_a_folder_with_manifest_and_example_appears(tmp_path, capsys, monkeypatc
     assert list(tmp_path.iterdir()) == [tmp_path / "new"]
     assert list(folder.parent.iterdir()) == [folder]
     assert export(folder, *SMALL) == 1
-    assert "is a folder with other contents: name a new one" in complaint(capsys)
+    assert "is a folder with other contents (example.py): name a new one" in complaint(capsys)
 
 
 @pytest.mark.parametrize(

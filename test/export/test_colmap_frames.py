@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from support.file_readers import read_colmap
 from support.pipelines import to_frame
+from support.scenes import full_store
 
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.export import colmap_frames
+from da3_ros.export.scene_file import save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
@@ -160,6 +162,68 @@ def test_depth_maps_are_read_as_the_trainer_does(model, recorded):
         assert stored.map.scene_scale == 1.0
 
 
+def test_centred_images_have_their_principal_point_in_the_middle(tmp_path):
+    """A trainer takes it there; cropped, not warped: what was at a pixel still is, and tracks."""
+    K = np.array([[40.0, 0, 34.7], [0, 41, 24.1], [0, 0, 1]])  # middle: 28, 21
+    rng = np.random.default_rng(0)
+    image = cv2.resize(rng.integers(0, 256, (14, 14, 3), np.uint8), (112, 84))
+    depth = np.linspace(2, 3, DEPTH_SIZE[1], dtype=np.float32)[:, None].repeat(DEPTH_SIZE[0], 1)
+    frames = [with_tracks(keyframe(stamp=stamp, K=K, depth=depth), image) for stamp in range(3)]
+    scene = written(tmp_path / "s", *frames)
+    whole = exported(scene, tmp_path / "whole.colmap")
+    model = exported(scene, tmp_path / "m.colmap", "--centred")
+    (kind, width, height, (fx, fy, cx, cy)), *_ = read_colmap(model)[0].values()
+    assert (kind, width, height) == ("PINHOLE", 85, 72)
+    assert (cx, cy) == pytest.approx((width / 2, height / 2), abs=0.25)
+    assert (fx, fy) == (80, 82)
+    for name in "012":
+        picture, before = (cv2.imread(str(m / "images" / f"{name}.jpg")) for m in (model, whole))
+        assert picture.shape == (height, width, 3)
+        assert np.abs(picture.astype(int) - before[12:, 27:]).mean() < 4
+        found, before = inverse_depth(model, name), inverse_depth(whole, name)
+        np.testing.assert_allclose(found, before[6:, -found.shape[1] :], rtol=1e-3)
+        assert found.shape == pytest.approx((36, 42.5), abs=0.5)
+    errors, tracks = tracks_of(model)
+    assert errors.max() < 0.2
+    assert 20 < len(tracks) < len(tracks_of(whole)[1])
+
+
+def with_tracks(one, image):
+    """A keyframe with the features of points on a surface that all keyframes of a scene see."""
+    first = np.random.default_rng(1).uniform((0, 0), (150, 84), (90, 2)) / 2
+    z = np.interp(first[:, 1] - 0.5, np.arange(DEPTH_SIZE[1]), one.depth[:, 0])[:, None]
+    xyz = z * np.column_stack((first, np.ones(90))) @ np.linalg.inv(one.pose.K).T
+    seen = (xyz - one.pose.T_submap_camera[:3, 3]) @ one.pose.K.T
+    pixels = 2 * seen[:, :2] / seen[:, 2:]
+    inside = ((pixels >= 0) & (pixels < (112, 84))).all(axis=1)
+    tracks = Tracks(np.flatnonzero(inside), pixels[inside].astype(np.float32))
+    return dataclasses.replace(one, image=image, tracks=tracks)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("x.ply", [], "--centred is for the images of a COLMAP model"),
+        ("x.colmap", ["--no-journal"], "has no stored keyframes"),
+    ],
+)
+def test_only_models_of_stored_keyframes_are_centred(tmp_path, capsys, name, options, words):
+    scene = tmp_path / "s"
+    if options:
+        save_scene(full_store().snapshot(metric=True), scene)
+    else:
+        written(scene, keyframe())
+    assert main(["export", str(scene), str(tmp_path / name), "--centred"]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_principal_point_outside_the_image_cannot_be_centred(tmp_path, capsys):
+    K = np.array([[40.0, 0, -2], [0, 40, 21], [0, 0, 1]])
+    scene = written(tmp_path / "s", keyframe(K=K))
+    assert main(["export", str(scene), str(tmp_path / "x.colmap"), "--centred"]) == 1
+    assert "principal point is outside its image" in capsys.readouterr().err
+
+
 def keyframe(camera="", stamp=0, depth=None, **values):
     """A keyframe that looks along z, half a unit beside the last one for each stamp."""
     T, K = np.eye(4), np.array([[40.0, 0, 28], [0, 40, 21], [0, 0, 1]])
@@ -182,11 +246,12 @@ def written(folder, *keyframes):
     return folder
 
 
-def test_cameras_of_a_rig_have_folders_and_stay_apart(tmp_path):
+def test_images_of_a_rig_have_names_of_their_own_in_one_folder(tmp_path):
+    """Some trainers read the last part of a name only: neither folders nor stamps tell cameras."""
     rig = [keyframe(name, stamp) for stamp in (0, 1) for name in ("front/left", "front_left")]
     model = exported(written(tmp_path / "s", *rig), tmp_path / "m.colmap")
     cameras, images, points = read_colmap(model)
-    names = ["front/left/0", "front_left/0", "front/left/1", "front_left/1"]
+    names = ["front_left_0", "front_left_0_", "front_left_1", "front_left_1_"]
     assert [name for *_, name in images] == [f"{name}.jpg" for name in names]
     assert [camera for _, _, camera, _ in images] == [1, 2, 1, 2]
     assert cameras[1] == cameras[2]
@@ -270,11 +335,44 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, recorded, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["m.colmap"]
 
 
-def test_a_model_that_a_trainer_has_used_is_replaced_and_nobodys_files_are_not(tmp_path, recorded):
+def test_a_model_that_a_trainer_has_used_is_replaced(tmp_path, recorded):
     target = exported(recorded, tmp_path / "m.colmap")
     (target / "sparse" / "0" / "points3D.ply").write_text("")  # the trainer's
     exported(recorded, target)
     assert not (target / "sparse" / "0" / "points3D.ply").exists()
-    (target / "mine.txt").write_text("")
-    assert main(["export", str(recorded), str(target)]) == 1
-    assert (target / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["mine.txt", "images/mine.jpg", "images/left/0.jpg", "depths/mine.png", "sparse/1/cameras.txt",
+     "sparse/0/mine.ply", "sparse/0/points3D.bin", "images/17/mine.jpg"],
+)  # fmt: skip
+def test_a_model_with_a_file_of_the_users_stays(tmp_path, capsys, file):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    (target / file).parent.mkdir(parents=True, exist_ok=True)
+    (target / file).write_text("mine")
+    assert main(["export", str(scene), str(target)]) == 1
+    said = capsys.readouterr().err
+    assert f"with other contents ({file})" in said
+    assert said.count("\n") == 1
+    assert (target / file).read_text() == "mine"
+
+
+def test_a_link_of_the_users_stays(tmp_path, capsys):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    (target / "masks").symlink_to(tmp_path / "s")
+    assert main(["export", str(scene), str(target)]) == 1
+    assert "with other contents (masks)" in capsys.readouterr().err
+    assert (target / "masks").is_symlink()
+
+
+def test_a_model_that_colmap_made_is_not_ours(tmp_path, capsys):
+    scene = written(tmp_path / "s", keyframe(), keyframe(stamp=1))
+    target = exported(scene, tmp_path / "m.colmap")
+    text = target / "sparse" / "0" / "images.txt"
+    _, rows = text.read_text().split("\n", 1)
+    text.write_text("# Image list with two lines of data per image:\n" + rows)
+    assert main(["export", str(scene), str(target)]) == 1
+    assert "with other contents" in capsys.readouterr().err

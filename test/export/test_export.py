@@ -214,7 +214,7 @@ def test_colmap_without_images_has_all_keyframes_with_stamps(tmp_path):
     scene = replace(make_scene(), poses=Poses.of(poses))
     cameras, shots, _ = read_colmap(export_scene(scene, tmp_path / "x.colmap").path)
     assert len(cameras) == 2  # two of a rig stay two, however alike
-    assert shots[1][3] == "left/1700000000123456789.png"
+    assert shots[1][3] == "left_1700000000123456789.png"
     assert len(shots) == 6
     assert not (tmp_path / "x.colmap" / "images").exists()
 

@@ -98,6 +98,17 @@ def test_an_older_scene_is_replaced_and_nothing_else_is(saved):
     assert [p.name for p in path.parent.iterdir()] == ["scene"]
 
 
+@pytest.mark.parametrize("file", ["notes.txt", "images/mine.jpg", "submaps/a/000000.npz"])
+def test_a_scene_with_a_file_of_the_users_stays(saved, file):
+    snapshot, path = saved
+    save_scene(snapshot, path)
+    (path / file).parent.mkdir(exist_ok=True)
+    (path / file).write_text("mine")
+    with pytest.raises(ExportError, match=rf"with other contents \({file}\)"):
+        save_scene(snapshot, path)
+    assert (path / file).read_text() == "mine"
+
+
 def test_a_save_that_ends_early_leaves_the_old_scene(saved):
     def stop(step, share):
         raise ExportError("the node is shutting down")

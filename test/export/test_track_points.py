@@ -85,6 +85,47 @@ def test_a_point_needs_two_images_and_depth():
     assert (point[len(rows) :] == -1).all()  # a track twice in an image: the first one counts
 
 
+def test_two_images_are_enough():
+    xyz, _, rows = observed()
+    found, _ = triangulated(rows[(rows["image"] == 0) | (rows["image"] == 3)], cameras())
+    np.testing.assert_allclose(found.xyz, xyz, atol=1e-3)
+
+
+def test_a_point_of_which_one_image_is_left_is_none():
+    """Two images that disagree: their depth, which is off, is no reason to keep one."""
+    _, _, rows = observed()
+    rows = rows[rows["image"] < 2]
+    rows["pixel"][:40] += (300, -200)
+    found, point = triangulated(rows, cameras())
+    assert len(found) == POINTS - 40
+    assert (point[:40] == -1).all()
+    assert (point[POINTS : POINTS + 40] == -1).all()
+
+
+def test_a_point_has_the_mean_colour_of_its_images():
+    _, _, rows = observed()
+    rows["rgb"] = 10 + 20 * rows["image"][:, None]
+    found, _ = triangulated(rows, cameras())
+    np.testing.assert_array_equal(found.rgb, np.full((POINTS, 3), 10 + 20 * (IMAGES - 1) / 2))
+
+
+def test_depth_holds_a_point_that_images_of_one_place_leave_open():
+    """Features of a camera that turns on the spot, off by half a pixel each: depth decides."""
+    xyz, _, rows = observed(pixel_sigma=0.5)
+    near = cameras()
+    near.T_camera_map[:, :3, 3] = near.T_camera_map[0, :3, 3] + 0.001 * np.arange(IMAGES)[:, None]
+    for image, T in enumerate(near.T_camera_map):
+        seen = xyz @ T[:3, :3].T + T[:3, 3]
+        of = rows[image * POINTS : (image + 1) * POINTS]
+        order = of["track"] // 7
+        noise = 0.5 * np.random.default_rng(image).standard_normal((POINTS, 2))
+        of["pixel"] = (seen / seen[:, 2:] @ K.T)[order, :2] + noise
+        of["depth"] = seen[order, 2]
+    found, _ = triangulated(rows, near)
+    off = np.linalg.norm(found.xyz - xyz, axis=1) / xyz[:, 2]
+    assert np.quantile(off, 0.95) < 0.03
+
+
 def test_nothing_gives_nothing():
     found, point = triangulated(np.zeros(0, OBSERVATION), cameras())
     assert len(found) == len(point) == 0

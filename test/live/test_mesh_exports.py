@@ -18,6 +18,7 @@ from da3_ros.export.mesh_file import mesh_path, mesh_path_for_camera
 from da3_ros.export.selection import ExportError, Selection, silent
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.keyframe_store.store import StoredScene
+from da3_ros.live import mesh_exports
 from da3_ros.live.mesh_exports import MeshExports, StoredSoFar
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
@@ -113,6 +114,23 @@ def test_the_percentage_grows_to_the_end(tmp_path, exports):
     assert seen[0] == 0
     assert any(20 < percent < 90 for percent in seen)
     assert seen[-1] == 100
+
+
+def test_the_percentage_never_goes_back(tmp_path, exports, monkeypatch):
+    """Not even where a step begins with less than the last one had."""
+    seen = []
+
+    def work(stored, path, selection, filters, progress):
+        for share in (0.0, 0.6, 0.2, 0.7):
+            progress("fusing", share)
+            seen.append(exports.percent)
+        raise ExportError("enough")
+
+    monkeypatch.setattr(mesh_exports, "export_mesh", work)
+    stream, _ = stream_in(tmp_path)
+    with pytest.raises(ExportError, match="enough"):
+        made(exports, stream, tmp_path / "a.mesh.glb")
+    assert seen == pytest.approx([0, 60, 60, 70])
 
 
 @pytest.mark.parametrize("at", ["finding blocks", "fusing", "extracting", "writing"])

@@ -1,6 +1,7 @@
 """Keyframes that a replay stores: what is derived from them, and what an interruption leaves."""
 
 import dataclasses
+import shutil
 
 import cv2
 import numpy as np
@@ -50,6 +51,12 @@ def points(path):
 def exported(output, name, *options):
     assert main(["export", str(output), str(output / name), *options]) == 0
     return output / name
+
+
+def without_keyframes(output, scene):
+    """A copy of the scene as ``~/save_scene`` writes it."""
+    ignored = shutil.ignore_patterns(JOURNAL)
+    return shutil.copytree(output / "scene", scene, ignore=ignored)
 
 
 def test_the_store_has_the_poses_of_the_saved_scene(output):
@@ -104,6 +111,29 @@ def test_filters_are_chosen_afterwards(output):
     assert len(certain) == 0
 
 
+@pytest.mark.parametrize("option", [["--voxel", "0.05"], ["--min-confidence", "1.5"]])
+def test_a_voxel_and_a_least_confidence_alone_filter_depth(output, option):
+    """As with any other filter of depth beside them, which is one by default."""
+    alone = exported(output, "alone.ply", *option).read_bytes()
+    assert alone == exported(output, "beside.ply", *option, "--edge-filter").read_bytes()
+
+
+def test_without_a_filter_of_depth_the_saved_points_are_exported(output):
+    saved = (output / "scene.ply").read_bytes()
+    assert exported(output, "saved.ply").read_bytes() == saved
+    box = ["--crop", "-99", "-99", "-99", "99", "99", "99"]
+    assert exported(output, "boxed.ply", *box, "--max-points", "999999").read_bytes() == saved
+
+
+def test_a_scene_without_keyframes_selects_from_its_points(output, tmp_path):
+    scene = without_keyframes(output, tmp_path / "scene")
+    assert main(["export", str(scene), str(tmp_path / "x.ply"), "--voxel", "0.1"]) == 0
+    coarse, mapped = points(tmp_path / "x.ply"), points(output / "scene.ply")
+    assert 0 < len(coarse) < len(mapped) / 4
+    assert main(["export", str(scene), str(tmp_path / "x.ply"), "--min-confidence", "1e9"]) == 0
+    assert len(points(tmp_path / "x.ply")) == 0
+
+
 def test_npz_has_each_keyframe_in_the_map(output, camera):
     folder = exported(output, "frames.npz")
     files = sorted(folder.glob("*.npz"))
@@ -134,7 +164,7 @@ def test_a_colmap_model_has_images_at_the_cameras_size(output, camera):
     assert len(list((folder / "images").glob("*.jpg"))) > 2
 
 
-def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path):
+def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_path, caplog):
     """A resumed scene, or one whose disk was full, knows more than its journal."""
     settings = load_config(None, ["process_res:=140", "model:=da3-tiny", "map.disk_gb:=0"])
     replay(ReplayOptions(bag, tmp_path), settings, TruthSession(camera))
@@ -143,6 +173,9 @@ def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_p
         assert [f.keyframe for f in stored.frames] == FRAMES * [False]
     whole = points(exported(tmp_path, "all.ply"))
     np.testing.assert_array_equal(whole, points(tmp_path / "scene.ply"))
+    assert "not all" not in caplog.text
+    assert 0 < len(points(exported(tmp_path, "coarse.ply", "--voxel", "0.1"))) < len(whole)
+    assert "not all of its keyframes are stored; its points are filtered" in caplog.text
     lines = (exported(tmp_path, "all.tum")).read_text().splitlines()
     assert sum(not line.startswith("#") for line in lines) == FRAMES
 
@@ -161,11 +194,7 @@ def test_nobodys_files_are_replaced(output, tmp_path, capsys):
 
 @pytest.mark.parametrize("options", [["--max-depth", "2"], ["--format", "npz"]])
 def test_a_scene_without_keyframes_names_the_remedy(output, tmp_path, capsys, options):
-    scene = tmp_path / "scene"
-    scene.mkdir()
-    for file in (output / "scene").iterdir():
-        if file.name != JOURNAL:
-            (scene / file.name).symlink_to(file)
+    scene = without_keyframes(output, tmp_path / "scene")
     assert main(["export", str(scene), str(tmp_path / "x.ply"), *options]) == 1
     said = capsys.readouterr().err
     assert "has no stored keyframes" in said
