@@ -83,10 +83,9 @@ def _fused(
     progress: Progress,
 ) -> Mesh:  # fmt: skip
     of_cube = _cubes(looks, voxel, crop, progress)
-    wanted = sorted(cube for cube in of_cube if _touches(cube, voxel, crop))
     parts, triangles = [], 0
-    share = (1 - FINDING) / max(1, len(wanted))
-    for done, cube in enumerate(wanted):
+    share = (1 - FINDING) / max(1, len(of_cube))
+    for done, cube in enumerate(sorted(of_cube)):
         nearby = {i for offset in np.ndindex(2, 2, 2)
                   for i in of_cube.get(tuple(np.add(cube, offset).tolist()), [])}  # fmt: skip
         volume = _Volume(np.array(cube), voxel)
@@ -104,29 +103,26 @@ def _fused(
 def _cubes(
     looks: _Looks, voxel: float, crop: Sequence[float], progress: Progress
 ) -> dict[tuple[int, ...], list[int]]:
-    """Returns the looks that see each cube; cubes below the crop are needed by none in it.
-
-    Raises ExportError if there are too many.
-    """
+    """Returns the looks that see each cube of the crop. Raises ExportError for too many."""
     of_cube: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(looks)):
         progress("finding blocks", FINDING * index / len(looks))
         for cube in np.unique(looks[index][1] // CUBE, axis=0).tolist():
-            # Cells at the upper faces of a cube need voxels of the next ones.
-            if _touches(cube, voxel, crop, margin=1):
+            if _touches(cube, voxel, crop):
                 of_cube[tuple(cube)].append(index)
         if len(of_cube) > MAX_CUBES:
             raise _too_fine(voxel, f"over {MAX_CUBES} cubes of {CUBE * BLOCK * voxel:.2g}")
     return of_cube
 
 
-def _touches(cube: Sequence[int], voxel: float, crop: Sequence[float], margin: int = 0) -> bool:
-    """Whether a cube, or one up to ``margin`` cubes below it, and a box overlap."""
+def _touches(cube: Sequence[int], voxel: float, crop: Sequence[float]) -> bool:
+    """Whether a cube and a box overlap, or are a voxel apart: cells at the upper faces of a cube
+    need voxels of the next ones."""
     if not any(crop):
         return True
     edge = CUBE * BLOCK * voxel
     return all(
-        crop[k] <= (index + 1) * edge and (index - margin) * edge <= crop[k + 3]
+        crop[k] <= (index + 1) * edge and index * edge - voxel <= crop[k + 3]
         for k, index in enumerate(cube)
     )
 
@@ -284,7 +280,7 @@ class _Volume:
             distance[there], looks[there] = self._distance[slot][own], self._looks[slot][own]
             rgb[there] = self._rgb[slot][own]
         known = looks >= FEWEST
-        if not known.any() or not distance[known].min() < 0 < distance[known].max():
+        if not known.any() or not distance[known].min() <= 0 < distance[known].max():
             return None
         distance[~known] = np.abs(distance).max()
         vertices, faces, *_ = extract(distance, 0.0)

@@ -198,6 +198,23 @@ def test_a_mesh_of_too_many_triangles_is_refused(scene, monkeypatch):
         fused_surface(scene, DepthFilters(voxel=VOXEL))
 
 
+def test_a_wall_between_two_blocks_is_there(tmp_path):
+    """Its voxels are exactly on the surface: the edge of a block is 80 cm."""
+    K = np.array([[100.0, 0, 40], [0, 100, 30], [0, 0, 1]])
+    writer = StoreWriter(tmp_path)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    depth = np.full((60, 80), 4.0, np.float32)
+    for stamp in range(3):
+        pose = FramePose(stamp, "", 0, np.eye(4), K, (80, 60), True)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), np.zeros((60, 80, 3), np.uint8)))
+    writer.close()
+    with StoredScene.open(tmp_path) as stored:
+        mesh = fused_surface(stored, DepthFilters(voxel=0.05))
+    assert len(mesh.faces) > 1000
+    np.testing.assert_allclose(mesh.vertices[:, 2], 4.0, atol=0.002)
+
+
 def test_only_what_the_crop_needs_is_fused(scene, monkeypatch):
     whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
     low, high = whole.vertices.min(axis=0), whole.vertices.max(axis=0)
@@ -213,7 +230,7 @@ def test_only_what_the_crop_needs_is_fused(scene, monkeypatch):
     assert len(cut.faces) == len(wanted.faces) > 100
     ends = [np.sort(m.vertices.round(5), axis=0) for m in (cut, wanted)]
     np.testing.assert_allclose(*ends, atol=2e-5)
-    monkeypatch.setattr(surface, "MAX_CUBES", len(volumes) - all_cubes + 60)
+    monkeypatch.setattr(surface, "MAX_CUBES", len(volumes) - all_cubes)
     fused_surface(scene, DepthFilters(voxel=VOXEL), crop=crop)  # cubes outside do not count
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -13,11 +14,15 @@ from scipy.spatial import cKDTree
 from support.pipelines import settings, to_frame
 
 from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.mapping import loop_keyframes
 from da3_ros.mapping.scene import jpeg_bytes
+from da3_ros.mapping.submap_points import SubmapPoints
+from da3_ros.mapping.submap_spill import Submap, SubmapSpill
+from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -75,6 +80,52 @@ def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
     assert len(pipeline.map) == len(whole.map)
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
     assert pipeline.map._points._memory_points <= 100_000
+
+
+def test_no_more_than_needed_is_moved_at_once(camera, tmp_path, monkeypatch):
+    enforce, moved = SubmapPoints.enforce_limits, []
+
+    def enforced(points, most, *rest):
+        before = {s.id: len(s.cloud) for s in points.closed_in_memory}
+        enforce(points, most, *rest)
+        gone = [size for id, size in before.items() if id not in points._in_memory]
+        if gone and points._disk.is_ready:
+            moved.append(points._memory_points + min(gone) > most)
+
+    monkeypatch.setattr(SubmapPoints, "enforce_limits", enforced)
+    run(camera, tmp_path, **{"map.max_points": 60_000})
+    assert len(moved) > 2
+    assert all(moved)
+
+
+def test_what_changes_on_its_way_to_the_disk_is_not_replaced(monkeypatch):
+    class Late:
+        is_ready = True
+
+        def offer(self, arrays):
+            self.arrays, self.future = arrays, Future()
+            return self.future
+
+    def cloud(count):
+        return PointCloud(np.ones((count, 3), np.float32), np.zeros((count, 3), np.uint8),
+                          np.ones(count, np.float16), np.ones(count, np.uint16))  # fmt: skip
+
+    disk = SubmapSpill()
+    disk.spill = late = Late()
+    submap = Submap(0, 0, IDENTITY, cloud(5), images={("", 1): b"one", ("", 2): b"two"})
+    assert disk.move(submap)
+    assert submap.image_bytes == 0  # it counts as there
+    submap.cloud, submap.images["", 1] = cloud(3), b"new"
+    late.future.set_result([array.copy() for array in late.arrays])
+    assert disk.finish() == []
+    assert len(submap.cloud) == 3
+    assert submap.images["", 1] == b"new"
+    assert jpeg_bytes(submap.images["", 2]) == b"two"
+    assert disk.move(submap)
+    late.future.set_exception(OSError("full"))
+    assert disk.finish() == [submap]
+    assert submap.images["", 1] == b"new"  # in memory again
+    assert submap.image_bytes == 3
 
 
 def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monkeypatch):
