@@ -78,7 +78,7 @@ def triangulated(rows: Rows, cameras: Cameras) -> tuple[TrackPoints, NDArray[np.
 def _chunks(order: NDArray[np.int64], bounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Returns the sorted rows in pieces of about CHUNK that end where tracks end."""
     if not len(bounds):
-        return [order]
+        return [order] if len(order) else []
     ends = bounds[np.maximum(np.searchsorted(bounds, np.arange(CHUNK, len(order), CHUNK)) - 1, 0)]
     return [piece for piece in np.split(order, np.unique(ends)) if len(piece)]
 
