@@ -18,7 +18,7 @@ from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.mapping import loop_keyframes, submap_points
+from da3_ros.mapping import loop_keyframes, submap_points, submaps
 from da3_ros.mapping.scene import jpeg_bytes
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
@@ -94,6 +94,7 @@ def test_no_more_than_needed_is_moved_at_once(camera, tmp_path, monkeypatch):
 
     monkeypatch.setattr(SubmapPoints, "enforce_limits", enforced)
     monkeypatch.setattr(submap_points, "KEPT_SHARE", 0.3)
+    monkeypatch.setattr(submaps, "KEYFRAMES", 3)
     run(camera, tmp_path, **{"map.max_points": 60_000})
     assert len(moved) > 2
     assert all(moved)
