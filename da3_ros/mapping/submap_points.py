@@ -138,7 +138,7 @@ class SubmapPoints:
     def drop_images(self, submap: Submap) -> None:
         """Drops a submap's images."""
         self._image_bytes -= submap.image_bytes
-        submap.images.clear()
+        submap.images, submap.moved = {}, []
 
     def restore(self, submap: Submap, cloud: PointCloud, images: Mapping[Shot, Jpeg]) -> None:
         """Sets the points and images of a saved submap."""

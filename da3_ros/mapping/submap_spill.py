@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -12,11 +13,42 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill
-from da3_ros.mapping.scene import REFERENCE, Jpeg, Shot, join
+from da3_ros.mapping.scene import REFERENCE, Jpeg, Shot, join, jpeg_bytes
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class MovedImages:
+    """Images on the disk, or on their way there. Tables, since there are many in a long run."""
+
+    cameras: tuple[str, ...]  # names
+    camera: NDArray[np.uint8]  # [N] index of its name
+    stamp_ns: NDArray[np.int64]  # [N]
+    end: NDArray[np.int64]  # [N] of the image in ``data``
+    data: NDArray[np.uint8]  # JPEG, one after the other
+
+    @staticmethod
+    def of(images: Mapping[Shot, bytes]) -> MovedImages:
+        """Returns the images as they are in memory."""
+        cameras = tuple(sorted({camera for camera, _ in images}))
+        return MovedImages(
+            cameras,
+            np.array([cameras.index(camera) for camera, _ in images], np.uint8),
+            np.array([stamp for _, stamp in images], np.int64),
+            np.cumsum([len(data) for data in images.values()], dtype=np.int64),
+            np.frombuffer(b"".join(images.values()), np.uint8),
+        )
+
+    def items(self) -> Iterator[tuple[Shot, NDArray[np.uint8]]]:
+        """Yields all images."""
+        starts = [0, *self.end.tolist()]
+        for i, (camera, stamp_ns) in enumerate(
+            zip(self.camera.tolist(), self.stamp_ns.tolist(), strict=True)
+        ):
+            yield (self.cameras[camera], stamp_ns), self.data[starts[i] : starts[i + 1]]
 
 
 @dataclass(eq=False)
@@ -27,7 +59,8 @@ class Submap:
     segment: int  # windows of one segment are aligned to each other
     T_scene_submap: Similarity
     cloud: PointCloud = field(default_factory=lambda: join([]))
-    images: dict[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes
+    images: dict[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes, in memory
+    moved: list[MovedImages] = field(default_factory=list)  # the other ones
     keyframes: int = 0  # number of keyframes
     middle: Array = field(default_factory=lambda: np.zeros(3))  # of a sphere around all points
     reach: float = 0.0  # the sphere's radius
@@ -36,14 +69,21 @@ class Submap:
     @property
     def image_bytes(self) -> int:
         """Memory of the images, bytes."""
-        return sum(len(data) for data in self.images.values() if isinstance(data, bytes))
+        return sum(map(len, self.images.values()))
+
+    def all_images(self) -> dict[Shot, Jpeg]:
+        """Returns the images, wherever they are."""
+        found: dict[Shot, Jpeg] = {}
+        for moved in self.moved:
+            found.update(moved.items())
+        return found | self.images
 
 
 @dataclass(frozen=True, eq=False)
 class _Move:
     submap: Submap
     cloud: PointCloud
-    images: dict[Shot, NDArray[np.uint8]]
+    images: MovedImages
     arrays: Future[Arrays]
 
 
@@ -67,17 +107,18 @@ class SubmapSpill:
         """Begins to move the points and images that a submap has now; False if that fails."""
         if self.spill is None:
             return False
-        cloud, images = submap.cloud, {}
-        for shot, data in submap.images.items():
-            if isinstance(data, bytes):
-                images[shot] = np.frombuffer(data, np.uint8)
+        cloud = submap.cloud
+        images = MovedImages.of({s: jpeg_bytes(data) for s, data in submap.images.items()})
         try:
-            points = cloud.xyz, cloud.rgb, cloud.confidence, cloud.count
-            arrays = self.spill.offer([*points, *images.values()])
+            arrays = self.spill.offer(
+                [cloud.xyz, cloud.rgb, cloud.confidence, cloud.count, images.data]
+            )
         except OSError as error:
             self._warn(error)
             return False
-        submap.images.update(images)
+        if submap.images:
+            submap.images = {}
+            submap.moved.append(images)
         self._moves.append(_Move(submap, cloud, images, arrays))
         return True
 
@@ -88,18 +129,16 @@ class SubmapSpill:
         while self._moves and self._moves[0].arrays.done():
             move = self._moves.popleft()
             submap, error = move.submap, move.arrays.exception()
-            # What has changed since then is not what was written.
-            moved = [s for s, data in move.images.items() if submap.images.get(s) is data]
             if error is not None:
                 self._warn(error)
-                submap.images.update({shot: move.images[shot].tobytes() for shot in moved})
+                if move.images in submap.moved:  # else they were dropped
+                    submap.moved.remove(move.images)
+                    submap.images |= {s: data.tobytes() for s, data in move.images.items()}
                 failed.append(submap)
                 continue
-            xyz, rgb, confidence, count, *images = move.arrays.result()
-            if submap.cloud is move.cloud:
+            xyz, rgb, confidence, count, move.images.data = move.arrays.result()
+            if submap.cloud is move.cloud:  # else it has changed since then
                 submap.cloud = PointCloud(xyz, rgb, confidence, count)
-            there = dict(zip(move.images, images, strict=True))
-            submap.images.update({shot: there[shot] for shot in moved})
         return failed
 
     def _warn(self, error: BaseException) -> None:

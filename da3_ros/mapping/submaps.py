@@ -196,7 +196,7 @@ class SubmapStore:
         """Takes over a saved scene in an empty store; new frames begin a new segment."""
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
-            one = replace(submap, cloud=join([]), images={})
+            one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
             self._note_part(one)
             self._points.restore(one, submap.cloud, submap.images)
@@ -213,8 +213,9 @@ class SubmapStore:
         """Returns the scene as it is now; cheap, and not changed by later frames."""
         places, submaps = self._places(), []
         for s in self.submaps.values():
-            cloud, images = self._points.cloud_of(s), dict(s.images)
-            submaps.append(replace(s, cloud=cloud, T_scene_submap=places[s.id], images=images))
+            cloud, images = self._points.cloud_of(s), s.all_images()
+            place = places[s.id]
+            submaps.append(replace(s, cloud=cloud, T_scene_submap=place, images=images, moved=[]))
         scale = unit * self.scene_scale
         poses, segment = self.trajectory.poses(), self._segment
         return Snapshot(tuple(submaps), poses, segment, metric, T_map_world, scale)

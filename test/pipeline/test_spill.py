@@ -117,17 +117,24 @@ def test_what_changes_on_its_way_to_the_disk_is_not_replaced(monkeypatch):
     submap = Submap(0, 0, IDENTITY, cloud(5), images={("", 1): b"one", ("", 2): b"two"})
     assert disk.move(submap)
     assert submap.image_bytes == 0  # it counts as there
-    submap.cloud, submap.images["", 1] = cloud(3), b"new"
+    submap.cloud, submap.images["", 3] = cloud(3), b"new"
     late.future.set_result([array.copy() for array in late.arrays])
     assert disk.finish() == []
     assert len(submap.cloud) == 3
-    assert submap.images["", 1] == b"new"
-    assert jpeg_bytes(submap.images["", 2]) == b"two"
+    wanted = {("", 1): b"one", ("", 2): b"two", ("", 3): b"new"}
+    assert submap.moved[0].data is not late.arrays[4]
+    assert {shot: jpeg_bytes(data) for shot, data in submap.all_images().items()} == wanted
     assert disk.move(submap)
+    assert {shot: jpeg_bytes(data) for shot, data in submap.all_images().items()} == wanted
     late.future.set_exception(OSError("full"))
     assert disk.finish() == [submap]
-    assert submap.images["", 1] == b"new"  # in memory again
+    assert submap.images == {("", 3): b"new"}  # in memory again
     assert submap.image_bytes == 3
+    assert disk.move(submap)
+    submap.images, submap.moved = {}, []  # dropped meanwhile
+    late.future.set_exception(OSError("full"))
+    assert disk.finish() == [submap]
+    assert submap.all_images() == {}
 
 
 def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monkeypatch):
