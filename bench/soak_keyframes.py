@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import resource
 import shutil
 import tempfile
@@ -54,7 +55,7 @@ LOOKED_AT = 2_000_000  # exported points that are held against the walls
 GROWTH = {"mb": 0.1, "ms": 0.05}
 SETTINGS = {
     "process_res": 98, "model": "da3-tiny", "checkpoint": "random", "window.size": 10,
-    "window.new": 6, "map.voxel_m": 0.05, "map.memory_mb": 64, "scale.source": "fixed",
+    "window.new": 6, "map.voxel_m": 0.05, "map.memory_mb": 64, "scale.source": "none",
 }  # fmt: skip
 
 
@@ -160,6 +161,7 @@ def run(
             series["ms"].append(1e3 * spent / each)
             spent = 0.0
             show(pipeline, number + 1, series, time.perf_counter() - start)
+    list(pipeline.flush())
     pipeline.scene_map.finish_recording()
     found = {
         "refine": refine, "frames": frames, "km": frames * STEP_M / 1000,
@@ -182,9 +184,10 @@ def show(pipeline: Pipeline, number: int, series: dict[str, list[float]], second
     )
 
 
-def coverage(pipeline: Pipeline, frames: int, path: Path) -> float:
+def coverage(pipeline: Pipeline, frames: int, path: Path) -> tuple[float, list[list[float]]]:
     """Returns the share of the way, in steps of 10 m, on which an exported cloud has points that
-    lie on the walls.
+    lie on the walls; and the other steps, with their number of points and median distance from
+    the walls, metres.
 
     The map has its own frame, unit and drift; the pose of the nearest keyframe relates both.
     """
@@ -194,7 +197,7 @@ def coverage(pipeline: Pipeline, frames: int, path: Path) -> float:
     assert isinstance(session, Corridor)
     numbers = poses.rows["stamp_ns"] // STEP_NS - 1
     steps = np.arange(0, STEP_M * frames / 2 - 10, 10.0)
-    found = 0
+    missed = []
     for step in steps:
         at = int(np.argmin(np.abs(numbers - (step + 5) / STEP_M)))
         near = slice(max(0, at - 100), at + 100)
@@ -214,8 +217,10 @@ def coverage(pipeline: Pipeline, frames: int, path: Path) -> float:
             np.abs(np.abs(points[:, 1]) - HALF_WIDTH), np.abs(points[:, 2]),
             np.abs(points[:, 2] - HEIGHT),
         ])  # fmt: skip
-        found += len(points) > 200 and float(np.median(off)) < 0.05
-    return found / len(steps)
+        apart = float(np.median(off)) if len(off) else math.nan
+        if not (len(points) > 200 and apart < 0.05):
+            missed.append([float(step), len(points), apart])
+    return 1 - len(missed) / len(steps), missed
 
 
 def export(pipeline: Pipeline, folder: Path) -> tuple[Path, dict]:
@@ -253,7 +258,7 @@ def main() -> int:
         pipeline, row, series = run(options.frames, folder, refine=options.refine)
         path, took = export(pipeline, folder)
         row |= took | checkpoint(pipeline, folder)
-        row["coverage"] = coverage(pipeline, options.frames, path)
+        row["coverage"], row["missed"] = coverage(pipeline, options.frames, path)
         with StoredScene.open(folder) as stored:
             row["stored_frames"] = len(stored.frames)
         row["stored_mb"] = sum(f.stat().st_size for f in folder.glob("*.da3k")) / 2**20
@@ -264,7 +269,7 @@ def main() -> int:
         row |= {f"{name}_growth": growth.growth, f"{name}_low": growth.low}
         row |= {f"{name}_high": growth.high, f"{name}_flat": growth.flat}
     row |= series
-    print({k: v for k, v in row.items() if not isinstance(v, list)})
+    print({k: v for k, v in row.items() if k not in series})
     results_file.write(options.out, {"rows": [row]}, "cpu")
     complete = row["coverage"] == 1.0 and row["stored_frames"] == options.frames
     return 0 if complete and row["mb_flat"] and row["ms_flat"] else 1
