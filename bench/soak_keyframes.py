@@ -220,7 +220,7 @@ def coverage(pipeline: Pipeline, frames: int, path: Path) -> tuple[float, list[l
         apart = float(np.median(off)) if len(off) else math.nan
         if not (len(points) > 200 and apart < 0.05):
             missed.append([float(step), len(points), apart])
-    return 1 - len(missed) / len(steps), missed
+    return 1 - len(missed) / max(1, len(steps)), missed
 
 
 def export(pipeline: Pipeline, folder: Path) -> tuple[Path, dict]:

@@ -275,7 +275,7 @@ def test_the_soak_of_keyframes_exports_all_of_the_way(tmp_path, monkeypatch, ref
     pipeline, found, series = soak.run(120, tmp_path, refine=refine)
     path, took = soak.export(pipeline, tmp_path)
     if not refine:  # with it, such coarse images and steps bend the way
-        assert soak.coverage(pipeline, 120, path) == 1.0
+        assert soak.coverage(pipeline, 120, path) == (1.0, [])
     assert found["points"] > 60_000
     assert found["spilled_mb"] > 0
     assert len(series["mb"]) == len(series["ms"]) == soak.SAMPLES
