@@ -234,8 +234,8 @@ class SubmapPoints:
         return True
 
     def _finish_moves(self) -> None:
-        for submap in self._disk.finish():
-            self._image_bytes += submap.image_bytes
+        for submap, image_bytes in self._disk.finish():
+            self._image_bytes += image_bytes
             if not self.is_in_memory(submap):
                 self._note_points(submap, len(submap.cloud), on_disk=False)
 

@@ -122,19 +122,21 @@ class SubmapSpill:
         self._moves.append(_Move(submap, cloud, images, arrays))
         return True
 
-    def finish(self) -> list[Submap]:
+    def finish(self) -> list[tuple[Submap, int]]:
         """Completes the moves that are written; returns the submaps whose points and images stay
-        in memory, because writing failed."""
+        in memory, because writing failed, with the bytes of these images."""
         failed = []
         while self._moves and self._moves[0].arrays.done():
             move = self._moves.popleft()
             submap, error = move.submap, move.arrays.exception()
             if error is not None:
                 self._warn(error)
+                back: dict[Shot, bytes] = {}
                 if move.images in submap.moved:  # else they were dropped
                     submap.moved.remove(move.images)
-                    submap.images |= {s: data.tobytes() for s, data in move.images.items()}
-                failed.append(submap)
+                    back = {shot: data.tobytes() for shot, data in move.images.items()}
+                    submap.images |= back
+                failed.append((submap, sum(map(len, back.values()))))
                 continue
             xyz, rgb, confidence, count, move.images.data = move.arrays.result()
             if submap.cloud is move.cloud:  # else it has changed since then

@@ -126,14 +126,15 @@ def test_what_changes_on_its_way_to_the_disk_is_not_replaced(monkeypatch):
     assert {shot: jpeg_bytes(data) for shot, data in submap.all_images().items()} == wanted
     assert disk.move(submap)
     assert {shot: jpeg_bytes(data) for shot, data in submap.all_images().items()} == wanted
+    submap.images["", 4] = b"newer"
     late.future.set_exception(OSError("full"))
-    assert disk.finish() == [submap]
-    assert submap.images == {("", 3): b"new"}  # in memory again
-    assert submap.image_bytes == 3
+    assert disk.finish() == [(submap, 3)]
+    assert submap.images == {("", 3): b"new", ("", 4): b"newer"}  # in memory again
+    assert submap.image_bytes == 8
     assert disk.move(submap)
     submap.images, submap.moved = {}, []  # dropped meanwhile
     late.future.set_exception(OSError("full"))
-    assert disk.finish() == [submap]
+    assert disk.finish() == [(submap, 0)]
     assert submap.all_images() == {}
 
 
