@@ -138,12 +138,16 @@ class ArraySpill:
             end += array.nbytes
         self._share.require(end)
         crc, before = self.crc, self.size
-        for start, array in zip(starts, data, strict=True):
-            some = array.reshape(-1).view(np.uint8).data
-            self._write(start, some)
-            if self._has_name:
-                crc = zlib.crc32(some, _crc_of_zeros(start - before, crc))
-                before = start + array.nbytes
+        try:
+            for start, array in zip(starts, data, strict=True):
+                some = array.reshape(-1).view(np.uint8).data
+                self._write(start, some)
+                if self._has_name:
+                    crc = zlib.crc32(some, _crc_of_zeros(start - before, crc))
+                    before = start + array.nbytes
+        except OSError:
+            self._share.set_size(self.size)
+            raise
         self.size, self.crc = end, crc
         return [self.at(s, a.dtype, a.shape) for s, a in zip(starts, data, strict=True)]
 
@@ -178,7 +182,7 @@ class ArraySpill:
         return None
 
     def begin(self) -> None:
-        """Begins anew: earlier arrays stay valid as long as somebody holds them."""
+        """Begins anew: earlier arrays stay valid while they are in use."""
         if not self._background:
             self._begin_file()
             return

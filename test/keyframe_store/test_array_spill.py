@@ -152,7 +152,8 @@ def test_arrays_over_several_segments(tmp_path, monkeypatch):
 
 
 def test_a_limit_and_a_full_disk_change_nothing(tmp_path, monkeypatch):
-    spill = ArraySpill(tmp_path, limit=DiskLimit(4000))
+    limit = DiskLimit(4000)
+    spill = ArraySpill(tmp_path, limit=limit)
     first = spill.put(arrays())
     size = spill.size
     with pytest.raises(OSError, match=r"map\.disk_gb"):
@@ -165,7 +166,14 @@ def test_a_limit_and_a_full_disk_change_nothing(tmp_path, monkeypatch):
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
             spill.put(arrays())
+        with pytest.raises(OSError, match="No space"):
+            spill.put([np.zeros(2500, np.uint8)])
     assert spill.size == size
+    other = limit.share()
+    other.require(4000 - size)  # what was not written takes no room
+    with pytest.raises(OSError, match="disk_gb"):
+        other.require(4001 - size)
+    other.set_size(0)
     assert_equal(spill.put(arrays()), arrays())
     assert_equal(first, arrays())
 
