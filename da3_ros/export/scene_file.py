@@ -7,6 +7,7 @@ anything is changed, and reads arrays and numbers only, never objects.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 from da3_ros import __version__
 from da3_ros.export.atomic_files import atomic_folder, files_in
 from da3_ros.export.colmap import image_name
+from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_recognition
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL
+from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot, jpeg_bytes
 from da3_ros.mapping.submap_points import POINT_BYTES
 from da3_ros.mapping.submap_spill import Submap
@@ -33,13 +36,16 @@ from da3_ros.mapping.trajectory import ROW, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
+log = logging.getLogger(__name__)
+
 FORMAT, VERSION = "da3_ros scene", 1
 NAMES = re.compile(  # of files in the folder
-    rf"scene\.json|poses\.npz|{re.escape(JOURNAL)}|submaps/\d+\.npz|images/(\w+/)*-?\d+\.jpg"
+    rf"scene\.json|poses\.npz|{re.escape(JOURNAL)}|{re.escape(RECOGNITION)}|submaps/\d+\.npz|"
+    r"images/(\w+/)*-?\d+\.jpg"
 )
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
 OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
-MAX_JSON, MAX_IMAGE = 1 << 25, 1 << 26  # bytes
+MAX_JSON, MAX_IMAGE, MAX_RECOGNITION = 1 << 25, 1 << 26, 1 << 36  # bytes
 MAX_POINTS = 10**8  # of a submap
 MAX_INTEGER = 1 << 30  # of other integers: half of int32, so that ids can still be added
 MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
@@ -70,6 +76,8 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
                 file.write_bytes(jpeg_bytes(data))
         columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
         np.savez(folder / "poses.npz", **columns)
+        if saved.recognition is not None and saved.recognition.keyframes:
+            save_recognition(saved.recognition, folder / RECOGNITION, progress)
         (folder / "scene.json").write_text(json.dumps(_description(saved), indent=1) + "\n")
 
 
@@ -175,7 +183,20 @@ def _load(path: Path) -> Snapshot:
     unit, metric = float(described["unit"]), described["metric"]
     _check(_is_scale(unit) and isinstance(metric, bool), "unit")
     poses = _poses(path, described, ids)
-    return Snapshot(submaps, poses, _integer(described, "segment"), metric, T, unit)
+    segment = _integer(described, "segment")
+    return Snapshot(submaps, poses, segment, metric, T, unit, _recognition(path))
+
+
+def _recognition(path: Path) -> Recognition | None:
+    """Returns what recognises the scene; None, with a warning, if that is damaged."""
+    if not os.path.lexists(path / RECOGNITION):
+        return None
+    try:
+        with _opened(path, RECOGNITION, MAX_RECOGNITION) as file:
+            return load_recognition(Path(file.name))
+    except (OSError, ValueError) as error:
+        log.warning("the places of the scene in %s cannot be recognised: %s", path, error)
+        return None
 
 
 def _submap(path: Path, entry: dict[str, Any]) -> Submap:

@@ -15,25 +15,26 @@ and poses; no network, no ROS. Not thread-safe, but ``solve`` may run on another
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.geometry.poses import invert_pose
-from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.loop_keyframes import (
     LoopKeyframe,
     LoopKeyframes,
     merged_keyframe,
+    scaled_keyframe,
     with_fewer_pixels,
 )
+from da3_ros.mapping.loop_verification import SIGMAS, Loop, measured_loop, within_sigmas
+from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
@@ -43,7 +44,7 @@ from da3_ros.mapping.submap_graph import (
     SubmapGraph,
     with_lever_arm,
 )
-from da3_ros.types import Array, FloatImage, Prediction, Window
+from da3_ros.types import Array, Prediction, Window
 
 VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
@@ -51,57 +52,10 @@ MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
 MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
-SIGMAS = 4.0
 MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
 MAX_ROTATION_DEG = 60.0  # rotation at which they can
-# Of a true loop: share of points that both sides see, and share of those that agree.
-MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
-DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
-NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
-
-
-@dataclass(frozen=True, eq=False)
-class Loop:
-    """An old and a new keyframe that one window has seen together.
-
-    ``drift`` maps, in ``vo``, the scene around the new keyframe to where the old one measures it.
-    """
-
-    old: LoopKeyframe
-    new: LoopKeyframe
-    drift: Similarity
-    variance: Array  # [3] of log scale, rotation and position of the new camera
-
-
-class DriftModel:
-    """Variance that the alignments of windows add up to along the path, kept as sums.
-
-    The memory does not grow with the number of windows.
-    """
-
-    def __init__(self) -> None:
-        self._own = np.zeros(3)
-        self._arms = 0.0  # total variance of scales and rotations
-        self._middle = np.zeros(3)  # mean of their positions, weighted by variance
-        self._spread = 0.0  # weighted sum of squared distances from the mean
-
-    def add(self, variance: Array, camera: Array) -> None:
-        """Adds a window's variance [3] (log scale, rotation, position) at its camera [3]."""
-        self._own = self._own + variance
-        weight = float(variance[0] + variance[1])
-        if not weight > 0:
-            return
-        self._arms += weight
-        offset = camera - self._middle
-        self._middle = self._middle + weight / self._arms * offset
-        self._spread += weight * float(offset @ (camera - self._middle))
-
-    def variance_at(self, point: Array) -> Array:
-        """Returns the variance [3] at a point: rotation and scale errors move distant points."""
-        by_arms = self._spread + self._arms * float(((self._middle - point) ** 2).sum())
-        return np.asarray(self._own + [0, 0, by_arms])
 
 
 class LoopClosure:
@@ -123,6 +77,7 @@ class LoopClosure:
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._searching = False  # whether the newest keyframe may still have a candidate
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
+        self._joins = False  # whether the loops to be solved connect two parts
 
     # Adding windows and keyframes
 
@@ -167,24 +122,32 @@ class LoopClosure:
         assert self._drift_model is not None
         own = self._drift_model.variance_at(centre)
         self._keyframes.add(
-            LoopKeyframe(with_fewer_pixels(shared_view), np.array(descriptor), submap, own),
+            LoopKeyframe(
+                with_fewer_pixels(shared_view), np.array(descriptor), submap, own,
+                float(np.median(shared_view.depth)),
+            ),
             max_bytes,
-        )
-        self._searching = True
-        self._compared.clear()
+        )  # fmt: skip
+        self._search_anew()
 
-    def resize(self, cut: Cut) -> None:
-        """Adapts the keyframes to a new image size of the network.
+    def wait_for_keyframe(self) -> None:
+        """Looks for no loop before the next keyframe: images have another size now."""
+        self._searching = False
 
-        Keyframes of a third size stay as they are and are in no window.
-        """
-        self._keyframes.change(
-            lambda kept: (
-                replace(kept, shared_view=cut.shared_view(kept.shared_view))
-                if cut.fits(kept.shared_view)
-                else kept
-            )
-        )
+    def forget(self, keyframe: LoopKeyframe) -> None:
+        """Forgets a keyframe that cannot be read."""
+        self._keyframes.remove(self._keyframes.index(keyframe))
+
+    def restore(self, saved: Recognition) -> None:
+        """Takes over what recognises the places of a saved scene; this has no keyframes yet."""
+        self._graph.restore(saved.nodes, saved.edges)
+        self._keyframes.restore(saved.keyframes)
+
+    def recognition(self, scale: float) -> Recognition:
+        """Returns what recognises the places of this scene, in units of 1 / ``scale`` scene
+        units."""
+        T = Similarity(scale, self.T_scene_vo[:3, :3], scale * self.T_scene_vo[:3, 3])
+        return Recognition(tuple(self._graph.nodes), self._graph.edges, tuple(self._keyframes), T)
 
     @property
     def nbytes(self) -> int:
@@ -222,20 +185,19 @@ class LoopClosure:
 
     def candidate(self) -> LoopKeyframe | None:
         """Returns the old keyframe to compare the newest one with, or None."""
-        if (
-            not self._searching
-            or self._graph.index(self._keyframes[-1].submap) < MIN_SUBMAPS_APART
-        ):
+        if not self._searching:
             return None
         new, similarity = self._keyframes[-1], self._keyframes.similarity()
         newest = self._graph.index(new.submap)
         tied = self._graph.loop_partners(new.submap)  # need not be found again
         seen = 0
-        for i in np.argsort(-similarity, kind="stable"):
+        similar = np.flatnonzero(similarity > MIN_SIMILARITY)
+        for i in similar[np.argsort(-similarity[similar], kind="stable")]:
             old, at = self._keyframes[i], self._graph.index(self._keyframes[i].submap)
-            if similarity[i] <= MIN_SIMILARITY or seen == MAX_CANDIDATES:
+            if seen == MAX_CANDIDATES:
                 break
-            if newest - at < MIN_SUBMAPS_APART or at in tied:
+            near = newest - at < MIN_SUBMAPS_APART
+            if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
                 continue
             seen += 1
             if old.submap not in self._compared and self._can_overlap(old, new):
@@ -246,7 +208,7 @@ class LoopClosure:
 
     def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
         """True if two keyframes can see the same surface, given the possible drift."""
-        if old.shared_view.view.image.shape != new.shared_view.view.image.shape:
+        if _cut(old, new) is None:
             return False
         drift = np.sqrt(self._drift_variance(old, new))
         away = float(np.linalg.norm(old.centre - new.centre))
@@ -262,31 +224,34 @@ class LoopClosure:
         """Returns a window of both keyframes and their neighbours, its views' keyframes, and the
         index of the first one of the new side.
 
-        each: most views per side.
+        All images have the size of the newest one. each: most views per side. Raises OSError.
         """
-        first = self._neighbours(old, each)
-        keyframes = first + self._neighbours(self._keyframes[-1], each)
+        new = self._keyframes[-1]
+        first = [_as_large(one, new) for one in self._neighbours(old, each)]
+        keyframes = first + [_as_large(one, new) for one in self._neighbours(new, each)]
         views = tuple(p.shared_view.view for p in keyframes)
         return Window(id, views, 0), keyframes, len(first)
 
     def _neighbours(self, keyframe: LoopKeyframe, most: int) -> list[LoopKeyframe]:
         """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``."""
-        at = self._keyframes.index(keyframe)
-        around = sorted(
-            (
-                i
-                for i in range(len(self._keyframes))
-                if self._can_share_window(keyframe, self._keyframes[i])
-            ),
-            key=lambda i: (abs(i - at), i),
-        )
-        return [self._keyframes[i] for i in around[: min(VIEWS_PER_SIDE, most)]]
+        at, most = self._keyframes.index(keyframe), min(VIEWS_PER_SIDE, most)
+        found = [keyframe]
+        for away in range(1, len(self._keyframes)):
+            around = [i for i in (at - away, at + away) if 0 <= i < len(self._keyframes)]
+            if len(found) == most or not any(
+                abs(self._keyframes[i].submap - keyframe.submap) <= 1 for i in around
+            ):
+                break
+            near = [self._keyframes[i] for i in around]
+            found += [one for one in near if self._can_share_window(keyframe, one)]
+        return found[:most]
 
     def _can_share_window(self, keyframe: LoopKeyframe, other: LoopKeyframe) -> bool:
-        """True if both have one image size, and are of the same or of consecutive submaps."""
-        if keyframe.shared_view.view.image.shape != other.shared_view.view.image.shape:
-            return False  # a window has one size
-        return abs(keyframe.submap - other.submap) <= 1
+        """True if both are of the same submap, or of consecutive ones of a segment, and images of
+        one size can show both."""
+        if abs(keyframe.submap - other.submap) > 1 or _cut(other, self._keyframes[-1]) is None:
+            return False
+        return self._graph.in_one_segment(keyframe.submap, other.submap)
 
     def verify(
         self,
@@ -305,44 +270,20 @@ class LoopClosure:
         split = keyframes.index(new)
         loop = None
         if prediction is not None:
-            loop = self._align_both_sides(old, new, keyframes, split, prediction, aligner)
+            loop = measured_loop(old, new, keyframes, split, prediction, aligner)
         if loop is None or not self._within_drift(loop):
             self.refused += 1
             return False
         self.found += 1
         for other in self._unconfirmed:
             if other.new is not new and self._agree(other, loop):
+                self._joins = not self._graph.connected(old.submap, new.submap)
                 for one in (other, loop):
                     self._add_to_graph(one)
                 self._unconfirmed.clear()
                 return True
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
-
-    def _align_both_sides(
-        self,
-        old: LoopKeyframe,
-        new: LoopKeyframe,
-        keyframes: Sequence[LoopKeyframe],
-        split: int,
-        prediction: Prediction,
-        aligner: WindowAligner,
-    ) -> Loop | None:
-        """Returns the loop that a window measures; None if either side does not fit, or both do
-        not see the same surface."""
-        fits = []
-        for indices in (range(split), range(split, len(keyframes))):
-            own = copy.deepcopy(aligner)  # the stream's own must not learn from it
-            own.forget_unit()
-            fit = own.align([keyframes[i].in_vo for i in indices], prediction, indices)
-            if fit is None or not fit.accepted:
-                return None
-            fits.append(fit)
-        if not see_same_surface(prediction, split, 0):
-            return None
-        drift = fits[0].T_ref_window @ fits[1].T_ref_window.inverse()
-        variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
-        return Loop(old, new, drift, np.asarray(variance))
 
     def _within_drift(self, loop: Loop) -> bool:
         """True if the drift that a loop measures is possible."""
@@ -380,7 +321,7 @@ class LoopClosure:
 
     def problem(self, metric: bool) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
-        return self._graph.problem(self.T_scene_vo, metric)
+        return self._graph.problem(self.T_scene_vo, metric, keep_unit=self._joins)
 
     def apply(self, correction: Correction) -> None:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
@@ -391,54 +332,35 @@ class LoopClosure:
             lambda p: replace(p, move=moves[p.submap] @ p.move) if p.submap in moves else p
         )
         self._unconfirmed.clear()
+        self._rescale(correction.unit)
+        self._search_anew()
+
+    def _rescale(self, factor: float) -> None:
+        """Takes over that lengths in ``vo`` are ``factor`` times what they were."""
+        if factor == 1.0:
+            return
+        self._graph.rescale(factor)
+        self._keyframes.change(lambda one: scaled_keyframe(one, factor))
+        if self._drift_model is not None:
+            self._drift_model.rescale(factor)
+
+    def _search_anew(self) -> None:
         self._searching = len(self._keyframes) > 0
+        self._compared.clear()
 
 
-def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
-    """Returns the variance [3] of an alignment at the camera of view ``index``."""
-    assert fit.covariance is not None
-    assert fit.pivot is not None
-    spread = np.diag(fit.covariance)
-    arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
-    model = DriftModel()
-    model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
-    return model.variance_at(fit.T_ref_window.scale * arm)
+def _cut(old: LoopKeyframe, new: LoopKeyframe) -> Cut | None:
+    """Returns the cut from a keyframe's image to one of the size of another's; None: too little
+    would remain."""
+    cut = Cut.of(old.shared_view.view.image.shape, new.shared_view.view.image.shape)
+    return cut if cut is not None and cut.fits(old.shared_view) else None
 
 
-# Functions --------------------------------------------------------------------------------------
-
-
-def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:
-    """True if two similarities differ at a point by no more than the variance [3] explains."""
-    residual = np.array([
-        abs(math.log(a.scale / b.scale)),
-        float(Rotation.from_matrix(a.R.T @ b.R).magnitude()) / math.sqrt(3),
-        float(np.linalg.norm(a.points(point) - b.points(point))) / math.sqrt(3),
-    ])  # fmt: skip
-    return bool((residual <= SIGMAS * np.sqrt(variance)).all())
-
-
-def see_same_surface(prediction: Prediction, source: int, target: int) -> bool:
-    """True if the source view sees enough surfaces of the target view, at the same depth."""
-    depth, other = prediction.depth[source], prediction.depth[target]
-    points = backproject(depth, prediction.K[source]).reshape(-1, 3)
-    points = points[np.isfinite(points).all(axis=1)].astype(np.float64)
-    if not len(points):
-        return False
-    T = invert_pose(prediction.T_window_camera[target]) @ prediction.T_window_camera[source]
-    there = points @ T[:3, :3].T + T[:3, 3]
-    inside, seen = visible_depths(there, prediction.K[target], other)
-    agree = np.abs(np.log(seen / there[inside, 2])) < DEPTH_TOLERANCE
-    return bool(inside.mean() > MIN_VISIBLE and agree.mean() > MIN_AGREEING)
-
-
-def visible_depths(points: Array, K: Array, depth: FloatImage) -> tuple[Array, Array]:
-    """Returns which camera points [M, 3] project into a depth image, and its depth there."""
-    height, width = depth.shape
-    with np.errstate(invalid="ignore", divide="ignore"):
-        column, row = np.floor(project(points, K)).T
-    inside = (points[:, 2] > 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    seen = np.full(len(points), np.nan)
-    seen[inside] = depth[row[inside].astype(int), column[inside].astype(int)]
-    inside &= np.isfinite(seen) & (seen > 0)
-    return inside, seen[inside]
+def _as_large(keyframe: LoopKeyframe, new: LoopKeyframe) -> LoopKeyframe:
+    """Returns a keyframe with its arrays, and with an image of the size of another's. Raises
+    OSError."""
+    keyframe, cut = keyframe.loaded(), _cut(keyframe, new)
+    if keyframe.shared_view.view.image.shape == new.shared_view.view.image.shape:
+        return keyframe
+    assert cut is not None
+    return replace(keyframe, shared_view=cut.shared_view(keyframe.shared_view))

@@ -1,7 +1,7 @@
 """The keyframes that are kept for loop detection, with an index of their descriptors.
 
 If the scene is stored, only the newest ones are in memory; the arrays of the others lie on the
-disk.
+disk. Those of a loaded scene lie in its file, and are read when they are needed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill
@@ -27,6 +29,15 @@ DIMENSIONS = 64  # of descriptors after whitening
 OVERHEAD = 2000  # bytes of a keyframe's objects
 
 
+class KeyframeFile(Protocol):
+    """A file with the keyframes of a saved scene."""
+
+    def arrays(self, index: int) -> tuple[Arrays, NDArray[np.bool_] | None]:
+        """Returns the arrays of a keyframe, as ``LoopKeyframe.arrays``, and the valid pixels of
+        its image, if not all are. Raises OSError."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class LoopKeyframe:
     """A keyframe kept for loop detection. Corrections leave its arrays, which may be on the
@@ -36,7 +47,12 @@ class LoopKeyframe:
     descriptor: Array  # [D]
     submap: int
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
+    typical_depth: float  # median, in the unit of ``shared_view``
     move: Similarity = IDENTITY  # of its submap in ``vo`` since then
+    # Of a loaded scene: the file that holds its arrays, and its number there. Until it is
+    # ``loaded``, its image is black and it has no samples.
+    file: KeyframeFile | None = None
+    index: int = -1
 
     @property
     def in_vo(self) -> SharedView:
@@ -51,7 +67,16 @@ class LoopKeyframe:
     @property
     def depth(self) -> float:
         """Median depth, scene units."""
-        return self.move.scale * float(np.median(self.shared_view.depth))
+        return self.move.scale * self.typical_depth
+
+    def loaded(self) -> LoopKeyframe:
+        """Returns the keyframe with its arrays. Raises OSError."""
+        if self.file is None:
+            return self
+        arrays, valid = self.file.arrays(self.index)
+        out = self.with_arrays(arrays)
+        view = replace(out.shared_view.view, valid=valid)
+        return replace(out, shared_view=replace(out.shared_view, view=view))
 
     @property
     def nbytes(self) -> int:
@@ -65,13 +90,13 @@ class LoopKeyframe:
         return a.view.image, a.pixels, a.depth, a.confidence
 
     def with_arrays(self, arrays: Sequence[Array]) -> LoopKeyframe:
-        """Returns the keyframe with equal ``arrays`` that lie elsewhere."""
+        """Returns the keyframe with the ``arrays`` that are its own."""
         image, pixels, depth, confidence = arrays
         view = replace(self.shared_view.view, image=image)
         shared_view = replace(
             self.shared_view, view=view, pixels=pixels, depth=depth, confidence=confidence
         )
-        return replace(self, shared_view=shared_view)
+        return replace(self, shared_view=shared_view, file=None)
 
     @property
     def centre(self) -> Array:
@@ -93,6 +118,13 @@ class LoopKeyframes:
     def spill_to(self, spill: ArraySpill) -> None:
         """Sets where keyframes go from now on that memory cannot hold."""
         self._spill = spill
+
+    def restore(self, keyframes: Sequence[LoopKeyframe]) -> None:
+        """Takes over the keyframes of a loaded scene, whose arrays are on the disk; this has none
+        yet."""
+        self._all = list(keyframes[-MAX_STORED:])
+        self._on_disk = len(self._all)
+        self._descriptors.restore([one.descriptor for one in self._all])
 
     def __len__(self) -> int:
         return len(self._all)
@@ -126,7 +158,7 @@ class LoopKeyframes:
             count - self._on_disk > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
         ):
             if not self._move_to_disk():
-                self._forget_most_similar()
+                self._forget_most_similar(self._on_disk)
         if len(self._all) > MAX_STORED:
             self._forget_most_similar()
 
@@ -137,20 +169,18 @@ class LoopKeyframes:
         self._descriptors.remove(index)
 
     def change(self, changed: Callable[[LoopKeyframe], LoopKeyframe]) -> None:
-        """Replaces each keyframe by what ``changed`` returns, with an equal descriptor."""
-        for i, old in enumerate(self._all):
-            new = changed(old)
-            if new is not old and i < self._on_disk:
-                new = self._stored(new, old)
-            self._all[i] = new
+        """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
+        self._all = [changed(one) for one in self._all]
 
     def similarity(self) -> Array:
         """Returns the cosines [M] of each descriptor with the newest one."""
         return self._descriptors.like_newest()
 
-    def _forget_most_similar(self) -> None:
-        """Forgets the newer one of the two most similar consecutive keyframes."""
-        self.remove(int(np.argmax(self._descriptors.neighbours()[:-1])) + 1)
+    def _forget_most_similar(self, first: int = 0) -> None:
+        """Forgets the newer one of the two most similar consecutive keyframes, from ``first`` on;
+        not the newest of all."""
+        first = min(first, len(self._all) - 3)
+        self.remove(first + int(np.argmax(self._descriptors.neighbours()[first:-1])) + 1)
 
     def _move_to_disk(self) -> bool:
         """Moves the oldest keyframe in memory to the disk, if that is possible; the two newest
@@ -180,21 +210,6 @@ class LoopKeyframes:
                     self.remove(i)
                 break
 
-    def _stored(self, new: LoopKeyframe, old: LoopKeyframe) -> LoopKeyframe:
-        """Returns a keyframe with those arrays on the disk that differ from ``old``'s."""
-        assert self._spill is not None
-        arrays = list(new.arrays)
-        changed = [
-            i for i, (a, b) in enumerate(zip(arrays, old.arrays, strict=True)) if a is not b
-        ]
-        try:
-            there = self._spill.put([arrays[i] for i in changed])
-        except OSError:
-            return new
-        for i, array in zip(changed, there, strict=True):
-            arrays[i] = array
-        return new.with_arrays(arrays)
-
 
 def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
     """Returns the keyframe with its variance relative to the node that its submap is in now."""
@@ -202,6 +217,12 @@ def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
         return keyframe
     arm = float(np.linalg.norm(absorbed.at - keyframe.centre))
     return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
+
+
+def scaled_keyframe(keyframe: LoopKeyframe, factor: float) -> LoopKeyframe:
+    """Returns the keyframe in a frame whose lengths are ``factor`` times as large."""
+    by = Similarity(factor, np.eye(3), np.zeros(3))
+    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, factor**2])
 
 
 def with_fewer_pixels(shared_view: SharedView) -> SharedView:
@@ -227,17 +248,25 @@ class DescriptorIndex:
         self._whitening: tuple[Array, Array] | None = None
         self._added = 0  # descriptors since the whitening was computed
 
+    def restore(self, descriptors: Sequence[Array]) -> None:
+        """Takes over ``descriptors``; it has none yet."""
+        if descriptors:
+            self._whiten(descriptors)
+
     def add(self, descriptors: Sequence[Array]) -> None:
         """Adds the last one of all ``descriptors``."""
         self._added += 1
         if self._whitening is None or 8 * self._added >= len(descriptors):
-            x = np.array(descriptors)
-            even = np.arange(min(len(x), STATISTICS)) * len(x) // min(len(x), STATISTICS)
-            self._whitening, self._added = whitening(x[even]), 0
-            self._whitened = whitened(x, self._whitening)
+            self._whiten(descriptors)
         else:
             newest = whitened(descriptors[-1][None], self._whitening)
             self._whitened = np.concatenate((self._whitened, newest))
+
+    def _whiten(self, descriptors: Sequence[Array]) -> None:
+        x = np.array(descriptors)
+        even = np.arange(min(len(x), STATISTICS)) * len(x) // min(len(x), STATISTICS)
+        self._whitening, self._added = whitening(x[even]), 0
+        self._whitened = whitened(x, self._whitening)
 
     def remove(self, index: int) -> None:
         """Removes the descriptor at ``index``."""

@@ -244,20 +244,46 @@ class SceneScale:
     def forget(self) -> None:
         """Begins a new scene; a fixed factor is for its first window."""
         self._scene_scale: float | None = None  # metres per scene unit, once known
+        # Metres per scene unit of a loaded map, where no source measures: holds for segments
+        # that are joined to it.
+        self._map_scale: float | None = None
+        self._map_sigma: float | None = None  # of the current segment, once it is joined
         self._begun = False
         self.to_origin()
         self.restart(np.eye(4))
 
     def resume(self, metric: bool) -> None:
-        """Begins in a saved scene: in metres, or in an unknown unit."""
+        """Begins in a saved scene: in metres, or in an unknown unit.
+
+        Without a source the scale is known as soon as new frames are joined to a metric scene.
+        """
         self.forget()
-        self._scene_scale = 1.0 if metric else None
+        if metric and self._scale_filter.config.source == "none":
+            self._map_scale = 1.0
+        elif metric:
+            self._scene_scale = 1.0
+
+    def take_from_map(self, covariance: Array | None) -> None:
+        """Takes over the scale of the loaded map, which the current segment was joined to.
+
+        covariance: [7, 7] of the newest submap's place, log scale first; None: unknown.
+        """
+        if self._map_scale is not None and covariance is not None:
+            self._scene_scale = self._map_scale
+            self._map_sigma = math.hypot(math.sqrt(max(float(covariance[0, 0]), 0.0)), FLOOR)
 
     def to_origin(self) -> None:
         """Places the next segment at the scene's origin, not at the end of the last one."""
         self._odom_correction = OdomCorrection()
         self._factor = 1.0  # scene units per unit of the segment
         self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and in vo
+
+    def rescale(self, factor: float) -> None:
+        """Takes over that lengths in ``vo`` are ``factor`` times what they were; odometry stays
+        where it is."""
+        self._factor *= factor
+        self._to = self._to * factor
+        self._odom_correction.rescale(factor)
 
     def restart(self, T_segment_camera: Array) -> None:
         """Begins a new segment at this pose of the last one, with an unknown unit."""
@@ -266,6 +292,8 @@ class SceneScale:
         self._from, self._factor = begin.copy(), 1.0
         self.scale = Scale()  # of the newest window; metres per unit of its segment
         self._scale_filter.restart(declared=not self._begun)
+        if self._map_scale is not None:  # until the new segment is joined to the map
+            self._scene_scale = self._map_sigma = None
 
     def set_unplaced(self, scale: Scale) -> None:
         """Takes the scale of a window without poses, which has no place in the scene."""
@@ -320,7 +348,7 @@ class SceneScale:
         The factor of what the source measures counts. A declared scale stays.
         """
         factor = depth if self._scale_filter.config.source == "metric_model" else motion
-        if factor == 1.0 or not self.learns:
+        if factor == 1.0 or not (self.learns or self._map_sigma is not None):
             return
         self._scale_filter.change_unit(factor)
         if self.scale.metric:  # what is in the scene stays
@@ -336,6 +364,8 @@ class SceneScale:
         else:
             self._add_measurements(window, prediction, T_segment_window)
         before, self.scale = self.scale, self._scale_filter.update()
+        if self._map_sigma is not None:
+            self.scale = Scale("map", self._factor * self.scene_scale, self._map_sigma)
         if self.scale.metric:
             if self._scene_scale is not None and not before.metric:
                 self._factor = self.scale.value / self._scene_scale
@@ -432,6 +462,13 @@ class OdomCorrection:
         if leads:
             self._last = T_vo_camera[:3, 3]
         return self.T_odom_vo
+
+    def rescale(self, factor: float) -> None:
+        """Takes over that scene units are 1 / ``factor`` of what they were; odometry takes the new
+        ones for new motion only."""
+        T, after = self.T_odom_vo.copy(), factor * self._last
+        T[:3, 3] += T[:3, :3] @ (self._last - after)
+        self.T_odom_vo, self._last = T, after
 
     def refined(self, before: Array, after: Array) -> None:
         """Takes over that the last camera's pose [4, 4], scene units, was refined; odometry

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +91,7 @@ class Correction:
     # [7, 7] of the newest submap's place relative to the first submap that edges connect it to:
     # (log scale; rotation, rad; position, scene units), in the axes of the vo frame
     covariance: Array | None = None
+    unit: float = 1.0  # factor on all lengths of the vo frame, after the moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,7 @@ class Problem:
     edges: list[Edge]  # between indices of nodes
     T_scene_vo: Array
     metric: bool
+    keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
 
 
 class SubmapGraph:
@@ -113,6 +115,7 @@ class SubmapGraph:
         self._predecessor_cache: dict[int, Array] = {}
         self._best_edges: dict[tuple[int, int], Edge] = {}
         self._loop_partners: dict[int, set[int]] = {}
+        self._segment_cache: Array | None = None
         self._at: dict[int, int] = {}  # index of a node by its first submap
 
     def index(self, submap: int) -> int:
@@ -165,6 +168,16 @@ class SubmapGraph:
         self._predecessor_cache.clear()
         self._best_edges.clear()
         self._loop_partners.clear()
+        self._segment_cache = None
+
+    def in_one_segment(self, submap: int, other: int) -> bool:
+        """True if aligned windows connect two submaps, rather than loops, guesses or nothing."""
+        first, second = self.index(submap), self.index(other)
+        return bool(self._segments()[first] == self._segments()[second])
+
+    def connected(self, submap: int, other: int) -> bool:
+        """True if edges of any kind connect two submaps."""
+        return self._path(self.index(submap), self.index(other)) is not None
 
     # Drift
 
@@ -305,19 +318,39 @@ class SubmapGraph:
 
     def _segments(self) -> Array:
         """Returns the number of each node's segment: aligned windows connect its nodes."""
-        tied = {e.second for e in self._edges if not e.loop}
-        begins = [node.guessed or node.first not in tied for node in self.nodes]
-        return np.cumsum(begins)
+        if self._segment_cache is None:
+            tied = {e.second for e in self._edges if not e.loop}
+            begins = [node.guessed or node.first not in tied for node in self.nodes]
+            self._segment_cache = np.cumsum(begins)
+        return self._segment_cache
+
+    # Saved scenes
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges; their ends are the first submaps of nodes."""
+        return tuple(self._edges)
+
+    def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
+        """Takes over the graph of a saved scene."""
+        self.nodes, self._edges = list(nodes), list(edges)
+        self._changed()
+
+    def rescale(self, factor: float) -> None:
+        """Takes over that lengths are ``factor`` times what they were."""
+        by = Similarity(factor, np.eye(3), np.zeros(3))
+        self.nodes = [dataclasses.replace(n, place=by @ n.place) for n in self.nodes]
+        self._changed()
 
     # Solving
 
-    def problem(self, T_scene_vo: Array, metric: bool) -> Problem:
+    def problem(self, T_scene_vo: Array, metric: bool, keep_unit: bool = False) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         edges = [
             dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
             for e in self._edges
         ]
-        return Problem(tuple(self.nodes), edges, T_scene_vo.copy(), metric)
+        return Problem(tuple(self.nodes), edges, T_scene_vo.copy(), metric, keep_unit)
 
     def apply(self, moves: Mapping[int, Similarity]) -> None:
         """Moves the nodes whose submaps move."""
@@ -336,8 +369,9 @@ def with_lever_arm(variance: Array, arm: float) -> Array:
 def solve(problem: Problem) -> Correction:
     """Solves for the places of all submaps in the vo frame; the newest one stays.
 
-    Raises ValueError if the solution is not credible: contradicting loops can shrink a part of the
-    scene to a point.
+    Submaps that no edges connect to the newest one keep their place in the scene. Raises
+    ValueError if the solution is not credible: contradicting loops can shrink a part of the scene
+    to a point.
     """
     nodes, edges = [node.place for node in problem.nodes], problem.edges
     newest = len(nodes) - 1
@@ -346,15 +380,21 @@ def solve(problem: Problem) -> Correction:
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MAX_LOG_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
+    part = parts(len(nodes), edges)
+    oldest = int(np.argmax(part == part[newest]))
+    unit = 1 / moves[oldest].scale if problem.keep_unit else 1.0
     # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
     T = problem.T_scene_vo
     place = T[:3, :3] @ nodes[0].t + T[:3, 3]
     out = np.eye(4)
     out[:3, :3] = orthonormal(T[:3, :3] @ nodes[0].R @ found[0].R.T)
-    out[:3, 3] = place - out[:3, :3] @ found[0].t
+    out[:3, 3] = place - out[:3, :3] @ found[0].t * unit
+    # What no edges connect to the newest submap keeps its place and size in the scene.
+    scaled = Similarity(unit, np.eye(3), np.zeros(3))
+    stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
+    here = part == part[newest]
+    moves = tuple(m if near else stays for m, near in zip(moves, here, strict=True))
     ids = [node.first for node in problem.nodes]
     loops = tuple((ids[e.first], ids[e.second]) for e in edges if e.loop)
-    part = parts(len(nodes), edges)
-    oldest = int(np.argmax(part == part[newest]))
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, loops, sure)
+    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, loops, sure, unit)

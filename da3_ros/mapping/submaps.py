@@ -20,6 +20,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.mover_removal import MoverRemoval
+from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
     REFERENCE,
     Scene,
@@ -53,6 +54,7 @@ class Snapshot:
     T_map_world: Array
     # Lengths of the snapshot (metres if ``metric``) per network unit of the newest window.
     unit: float = 1.0
+    recognition: Recognition | None = None  # None: its places are not recognised
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""

@@ -19,7 +19,7 @@ from da3_ros.inference import WindowTooLargeError
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.resizing import Cut
+from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction, Moves, solve
 from da3_ros.types import Array, Prediction, Window
@@ -54,9 +54,18 @@ class LoopScheduler:
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
 
-    def resize(self, cut: Cut) -> None:
-        """Adapts the keyframes to a new image size of the network."""
-        self._closure.resize(cut)
+    def restore(self, saved: Recognition) -> None:
+        """Begins a new scene in which the places of a saved one are recognised."""
+        self.restart()
+        self._closure.restore(saved)
+
+    def recognition(self, scale: float) -> Recognition:
+        """Returns what recognises the places of this scene; see ``LoopClosure.recognition``."""
+        return self._closure.recognition(scale)
+
+    def wait_for_keyframe(self) -> None:
+        """Looks for no loop before the next keyframe: images have another size now."""
+        self._closure.wait_for_keyframe()
 
     def set_enabled(self, enabled: bool) -> None:
         """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
@@ -112,8 +121,10 @@ class LoopScheduler:
         aligner: WindowAligner,
         metric: bool,
         refine: Callable[[Window, int, Prediction], Prediction | None] | None = None,
+        place_known: bool = True,
     ) -> None:
-        """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows.
+        """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
+        or after each one while the place in the map is unknown.
 
         Starts the solver when two loops agree. views: most views of a window. metric: the scale is
         known, so that the graph does not change it. refine: returns the prediction of a window
@@ -122,13 +133,18 @@ class LoopScheduler:
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
-        if 0 <= window_id - self._last_try < config.every:
+        if 0 <= window_id - self._last_try < (config.every if place_known else 1):
             return
         old = self._closure.candidate()
         if old is None:
             return
         self._last_try = window_id
-        window, keyframes, split = self._closure.window(old, window_id, views // 2)
+        try:
+            window, keyframes, split = self._closure.window(old, window_id, views // 2)
+        except OSError as error:  # the file of a loaded scene
+            log.warning("a keyframe of the loaded scene cannot be read: %s", error)
+            self._closure.forget(old)
+            return
         try:
             prediction: Prediction | None = infer(window)
         except WindowTooLargeError as error:
@@ -161,12 +177,13 @@ class LoopScheduler:
     ) -> dict[int, Similarity]:
         """Applies a correction. Returns the new places of the submaps ``places`` in the scene.
 
-        Submaps of a loaded scene are older than the graph, and stay.
+        Submaps that are older than the graph stay.
         """
         T_vo_scene = Similarity.from_pose(np.linalg.inv(self.T_scene_vo))
         self._closure.apply(correction)
         self.closed += 1
-        T_scene_vo = Similarity.from_pose(self.T_scene_vo)
+        unit = Similarity(correction.unit, np.eye(3), np.zeros(3))
+        T_scene_vo = Similarity.from_pose(self.T_scene_vo) @ unit
         out = {}
         oldest = next(iter(correction.moves), 0)
         for id, place in places.items():

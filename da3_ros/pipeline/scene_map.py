@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -104,13 +105,18 @@ class SceneMap:
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
         self.forget()
-        self.scale.resume(saved.metric and self.config.scale.source != "none")
+        self.scale.resume(saved.metric)
         self.submaps.restore(saved)
+        if saved.recognition is not None and saved.recognition.model == weights_name(self.config):
+            self.loops.restore(saved.recognition)
         self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames."""
-        return self.submaps.snapshot(self.T_map_world, self.scale.known, unit)
+        saved = self.submaps.snapshot(self.T_map_world, self.scale.known, unit)
+        recognition = self.loops.recognition(self.scale.scene_scale)
+        recognition = dataclasses.replace(recognition, model=weights_name(self.config))
+        return dataclasses.replace(saved, recognition=recognition)
 
     def update_scale(
         self, window: Window, prediction: Prediction, placed: Alignment, *, fits: bool
@@ -267,7 +273,11 @@ class SceneMap:
             return None
         places = {id: s.T_scene_submap for id, s in self.submaps.submaps.items()}
         self.submaps.move(self.loops.apply(correction, places))
+        before = self.submaps.place_known
         self.submaps.merge_parts(correction.loops)
+        self.scale.rescale(correction.unit)
+        if self.submaps.place_known and not before:
+            self.scale.take_from_map(correction.covariance)
         if self.recording is not None:
             self.recording.place(self.submaps.submaps.values())
         return correction
@@ -282,8 +292,9 @@ class SceneMap:
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``."""
         self.loops.try_close_loop(
-            window_id, self.config.loop, views, infer, aligner, self.scale.known, refine
-        )
+            window_id, self.config.loop, views, infer, aligner, self.scale.known, refine,
+            self.submaps.place_known,
+        )  # fmt: skip
 
     def _in_scene(self, frame: SegmentFrame) -> SceneFrame:
         """Returns a frame that has a place in the scene, in scene coordinates."""
@@ -322,3 +333,9 @@ class SceneMap:
             in_map = rotated_covariance(in_map, self.loops.T_scene_vo[:3, :3])
             in_map = in_metres(in_map, unit, sigma, T[:3, 3])
         return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
+
+
+def weights_name(config: PipelineConfig) -> str:
+    """Returns the name of the weights that descriptors are computed by."""
+    model, checkpoint = config.inference.model, config.inference.checkpoint
+    return f"{model} {Path(checkpoint).name}".strip()

@@ -178,10 +178,11 @@ class WindowSteps:
 
     def _close_loop(self) -> bool:
         """Applies a loop closure to scene and odometry, if there is one; returns whether."""
+        T_vo_segment = self.scene_map.scale.T_vo_segment
         correction = self.scene_map.close_loop()
         if correction is None:
             return False
-        moves = self.odometry.apply_correction(correction, self.scene_map.scale.T_vo_segment)
+        moves = self.odometry.apply_correction(correction, T_vo_segment)
         self.refinement.move(moves)
         return True
 
@@ -210,7 +211,7 @@ class WindowSteps:
         cut = Cut.of(self.builder.image_format.shape, new.shape)
         if cut is None or not self.odometry.resize(cut):
             return False
-        self.scene_map.loops.resize(cut)
+        self.scene_map.loops.wait_for_keyframe()
         self.builder.resize(cut, new)
         self.refinement.forget_calibration()
         self.counters["size_changes"] += 1

@@ -1,0 +1,263 @@
+"""The file of a saved scene that recognises its places: graph of submaps, and keyframes.
+
+Records of a journal, described in ``docs/map.md``. A record that is damaged costs its keyframe.
+Keyframes are described in memory; their images and samples are read when they are needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.export.selection import Progress, silent
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.array_spill import Arrays
+from da3_ros.keyframe_store.encoding import decode_image, encode_image
+from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
+from da3_ros.mapping.loop_keyframes import SAMPLES, LoopKeyframe
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.submap_graph import Node
+from da3_ros.types import Array, View
+
+log = logging.getLogger(__name__)
+
+RECOGNITION = "recognition.da3k"
+FORMAT, VERSION = "da3_ros recognition", 1
+PLACE = [("scale", "<f8"), ("R", "<f8", (3, 3)), ("t", "<f8", (3,))]
+NODE = np.dtype([("first", "<i4"), ("last", "<i4"), ("guessed", "?"), *PLACE])
+EDGE = np.dtype(
+    [("first", "<i4"), ("second", "<i4"), ("loop", "?"), ("sigma", "<f8", (3,)), *PLACE]
+)
+KEYFRAME = np.dtype(
+    [("stamp_ns", "<i8"), ("submap", "<i4"), ("size", "<i4", (2,)), ("K", "<f8", (3, 3)),
+     ("T", "<f8", (3, 4)), ("own", "<f8", (3,)), ("depth", "<f8"), *PLACE]
+)  # fmt: skip
+SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
+MAX_SIDE, MAX_NUMBER, SKEW = 1 << 13, 1e12, 1e-3
+MAX_DESCRIPTOR = 1 << 13
+
+
+class RecognitionFile:
+    """An open file; its keyframes' arrays may be read by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._journal = JournalReader(path)
+        self._lock = threading.Lock()
+        self._records: list[Record] = []
+        self._sizes: list[tuple[int, int]] = []
+
+    def __del__(self) -> None:
+        if hasattr(self, "_journal"):
+            self._journal.close()
+
+    def read(self) -> Recognition:
+        """Returns graph and keyframes. Raises OSError, JournalError, LookupError, TypeError,
+        ValueError."""
+        head, *records = self._journal.records()
+        good = (head.description["format"], head.description["version"]) == (FORMAT, VERSION)
+        _check(good, "format")
+        by_kind: dict[str, list[Record]] = {}
+        for record in records:
+            by_kind.setdefault(str(record.description["kind"]), []).append(record)
+        nodes = [_node(row) for row in self._rows(by_kind["nodes"][0], NODE)]
+        firsts = [n.first for n in nodes]
+        _check(firsts == sorted(set(firsts)), "the order of nodes")
+        _check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
+        edges = tuple(_edge(row, set(firsts)) for row in self._rows(by_kind["edges"][0], EDGE))
+        keyframes = [k for r in by_kind.get("keyframe", []) if (k := self._keyframe(r))]
+        last_of = {n.first: n.last for n in nodes}
+        known = [k for k in keyframes if _lies_in(k.submap, firsts, last_of)]
+        _check(len({k.descriptor.shape for k in known}) <= 1, "descriptors")
+        model = str(head.description["model"])
+        return Recognition(tuple(nodes), edges, tuple(known), model=model)
+
+    def arrays(self, index: int) -> tuple[Arrays, NDArray[np.bool_] | None]:
+        """Returns the arrays of a keyframe, and the valid pixels of its image, if not all are.
+
+        Raises OSError.
+        """
+        size = self._sizes[index]
+        try:
+            data = self.data(index)
+            mask = self.count(index, "samples") * SAMPLE.itemsize
+            picture = mask + self.count(index, "mask")
+            samples = np.frombuffer(data[:mask], SAMPLE)
+            image = decode_image(data[picture:])
+            valid = _mask(data[mask:picture], size)
+            _check(image.shape[1::-1] == size, "the size of an image")
+            pixels = samples["pixel"].astype(np.int64)
+            _check(bool(((pixels >= 0) & (pixels < size[0] * size[1])).all()), "a pixel")
+            depth, confidence = (samples[n].astype(np.float64) for n in ("depth", "confidence"))
+            _check(_is_near(depth, confidence) and bool((depth > 0).all()), "a depth")
+        except (JournalError, LookupError, TypeError, ValueError, zlib.error) as error:
+            raise OSError(f"{self._journal.path} is damaged: {error}") from error
+        return [image, pixels, depth, confidence], valid
+
+    def count(self, index: int, name: str) -> int:
+        """Returns a number by which a keyframe is described."""
+        return int(self._records[index].description[name])
+
+    def data(self, index: int) -> bytes:
+        """Returns samples and image of a keyframe as they are in the file. Raises OSError,
+        JournalError."""
+        with self._lock:
+            record = self._records[index]
+            return self._journal.data(record)[int(record.description["head"]) :]
+
+    def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
+        return np.frombuffer(self._journal.data(record), kind)
+
+    def _keyframe(self, record: Record) -> LoopKeyframe | None:
+        """Returns a keyframe without its arrays; None for a damaged record."""
+        description = record.description
+        size = int(description["head"])
+        try:
+            head = self._journal.data(record)[:size]
+        except JournalError:
+            log.warning("%s: a damaged keyframe is left out", self._journal.path)
+            return None
+        row = np.frombuffer(head, KEYFRAME, 1)[0]
+        descriptor = np.frombuffer(head[KEYFRAME.itemsize :], "<f4")
+        _check(0 < len(descriptor) <= MAX_DESCRIPTOR and _is_near(descriptor), "a descriptor")
+        width, height = (int(n) for n in row["size"])
+        _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
+        _check(0 < int(description["samples"]) <= SAMPLES, "samples")
+        T = np.eye(4)
+        T[:3] = row["T"]
+        _check(_is_near(T, row["K"], row["own"], row["depth"]) and _is_rotation(T), "a pose")
+        _check(bool(row["depth"] > 0 and (row["own"] >= 0).all()), "depth or variance")
+        index = len(self._records)
+        self._records.append(record)
+        self._sizes.append((width, height))
+        # Not an image in memory, but the shape of one. Ids of new views are not negative.
+        image = np.broadcast_to(np.uint8(0), (height, width, 3))
+        view = View(-1 - index, int(row["stamp_ns"]), image, row["K"])
+        none = np.zeros(0)
+        shared_view = SharedView(view, row["K"], T, none.astype(np.int64), none, none)
+        return LoopKeyframe(
+            shared_view, descriptor, int(row["submap"]), row["own"], float(row["depth"]),
+            _place(row), self, index,
+        )  # fmt: skip
+
+
+def save_recognition(saved: Recognition, path: Path, progress: Progress = silent) -> None:
+    """Writes what recognises a scene to a new file. Raises OSError."""
+    journal = JournalWriter(path)
+    try:
+        journal.append({"format": FORMAT, "version": VERSION, "model": saved.model})
+        nodes = [(n.first, n.last, n.guessed, *_row(n.place)) for n in saved.nodes_in_scene()]
+        edges = [(e.first, e.second, e.loop, e.sigma, *_row(e.measured)) for e in saved.edges]
+        for kind, rows, dtype in (("nodes", nodes, NODE), ("edges", edges, EDGE)):
+            journal.append({"kind": kind}, np.array(rows, dtype).tobytes())
+        for number, keyframe in enumerate(saved.keyframes):
+            progress("saving", number / len(saved.keyframes))
+            place, own = saved.place_of(keyframe)
+            head = _head(keyframe, place, own)
+            try:
+                samples, mask, data = _data(keyframe)
+            except (OSError, JournalError):  # of the file that it was loaded from
+                continue
+            described = {"kind": "keyframe", "head": len(head), "samples": samples, "mask": mask}
+            journal.append(described, head + data)
+        journal.sync()
+    finally:
+        journal.close()
+
+
+def load_recognition(path: Path) -> Recognition:
+    """Reads what ``save_recognition`` wrote. Raises OSError; ValueError for damage that leaves
+    nothing to recognise."""
+    try:
+        return RecognitionFile(path).read()
+    except (JournalError, LookupError, TypeError, OverflowError) as error:
+        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from error
+
+
+def _head(keyframe: LoopKeyframe, place: Similarity, own: Array) -> bytes:
+    a = keyframe.shared_view
+    height, width = a.view.image.shape[:2]
+    row = (
+        a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_ref_camera[:3], own,
+        keyframe.typical_depth, *_row(place),
+    )  # fmt: skip
+    return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
+
+
+def _data(keyframe: LoopKeyframe) -> tuple[int, int, bytes]:
+    """Returns the number of samples, the bytes of the mask, and samples, mask and image. Raises
+    OSError, JournalError."""
+    if isinstance(keyframe.file, RecognitionFile):
+        file, index = keyframe.file, keyframe.index
+        return file.count(index, "samples"), file.count(index, "mask"), file.data(index)
+    a = keyframe.shared_view
+    samples = np.zeros(len(a.pixels), SAMPLE)
+    samples["pixel"], samples["depth"], samples["confidence"] = a.pixels, a.depth, a.confidence
+    valid = a.view.valid
+    mask = b"" if valid is None else zlib.compress(np.packbits(valid).tobytes(), 1)
+    return len(samples), len(mask), samples.tobytes() + mask + encode_image(a.view.image)
+
+
+def _mask(data: bytes, size: tuple[int, int]) -> NDArray[np.bool_] | None:
+    """Returns the valid pixels [h, w]; None: all. Raises ValueError, zlib.error."""
+    width, height = size
+    if not data:
+        return None
+    inflate = zlib.decompressobj()
+    bits = np.frombuffer(inflate.decompress(data, -(-width * height // 8)), np.uint8)
+    return np.unpackbits(bits, count=width * height).astype(bool).reshape(height, width)
+
+
+def _lies_in(submap: int, firsts: Sequence[int], last_of: Mapping[int, int]) -> bool:
+    at = bisect_right(firsts, submap) - 1
+    return at >= 0 and submap <= last_of[firsts[at]]
+
+
+def _row(place: Similarity) -> tuple[float, Array, Array]:
+    return place.scale, place.R, place.t
+
+
+def _place(row: NDArray[np.void]) -> Similarity:
+    place = Similarity(float(row["scale"]), row["R"], row["t"])
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = place.R, place.t
+    good = 1 / MAX_NUMBER < place.scale < MAX_NUMBER and _is_near(T) and _is_rotation(T)
+    _check(good, "a place")
+    return place
+
+
+def _node(row: NDArray[np.void]) -> Node:
+    _check(bool(0 <= row["first"] <= row["last"]), "a node")
+    return Node(int(row["first"]), int(row["last"]), _place(row), bool(row["guessed"]))
+
+
+def _edge(row: NDArray[np.void], firsts: set[int]) -> Edge:
+    first, second = int(row["first"]), int(row["second"])
+    _check(first != second and {first, second} <= firsts, "an edge")
+    _check(_is_near(row["sigma"]) and bool((row["sigma"] > 0).all()), "an edge's sigma")
+    return Edge(first, second, _place(row), row["sigma"], bool(row["loop"]))
+
+
+def _is_rotation(T: Array) -> bool:
+    R = T[:3, :3]
+    return bool(np.allclose(R @ R.T, np.eye(3), atol=SKEW)) and bool(np.linalg.det(R) > 0)
+
+
+def _is_near(*numbers: Any) -> bool:
+    return all(bool((np.abs(n) <= MAX_NUMBER).all()) for n in numbers)  # False for NaN
+
+
+def _check(good: bool, what: str) -> None:
+    if not good:
+        raise ValueError(f"{what} is invalid")
