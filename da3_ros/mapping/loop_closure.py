@@ -77,7 +77,9 @@ class LoopClosure:
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._searching = False  # whether the newest keyframe may still have a candidate
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
-        self._joins = False  # whether the loops to be solved connect two parts
+        # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
+        # loaded scene.
+        self._keeps_unit = False
 
     # Adding windows and keyframes
 
@@ -277,7 +279,7 @@ class LoopClosure:
         self.found += 1
         for other in self._unconfirmed:
             if other.new is not new and self._agree(other, loop):
-                self._joins = not self._graph.connected(old.submap, new.submap)
+                self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
                 for one in (other, loop):
                     self._add_to_graph(one)
                 self._unconfirmed.clear()
@@ -321,7 +323,7 @@ class LoopClosure:
 
     def problem(self, metric: bool) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
-        return self._graph.problem(self.T_scene_vo, metric, keep_unit=self._joins)
+        return self._graph.problem(self.T_scene_vo, metric, keep_unit=self._keeps_unit)
 
     def apply(self, correction: Correction) -> None:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""

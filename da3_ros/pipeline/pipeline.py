@@ -19,6 +19,7 @@ from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
+from da3_ros.pipeline.saved_places import search_note
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
 from da3_ros.refinement.effort import Effort
@@ -152,7 +153,7 @@ class Pipeline:
             self.odometry.expect_unit(saved.unit)
         self._steps.start_segment(self.map.poses().newest())
         self.odometry.uncertainty.start_segment(known=True)  # odometry begins with new frames
-        where = "new windows begin a new segment where the saved one ended"
+        where = search_note(saved, self.config)
         if saved.metric and source == "none":
             where += "; the scene is metric, the unit of new windows is a guess: set scale.source"
         return where

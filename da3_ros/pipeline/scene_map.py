@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
@@ -107,16 +107,16 @@ class SceneMap:
         self.forget()
         self.scale.resume(saved.metric)
         self.submaps.restore(saved)
-        if saved.recognition is not None and saved.recognition.model == weights_name(self.config):
-            self.loops.restore(saved.recognition)
+        known = usable_recognition(saved, self.config)
+        if known is not None:
+            self.loops.restore(known)
         self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames."""
         saved = self.submaps.snapshot(self.T_map_world, self.scale.known, unit)
-        recognition = self.loops.recognition(self.scale.scene_scale)
-        recognition = dataclasses.replace(recognition, model=weights_name(self.config))
-        return dataclasses.replace(saved, recognition=recognition)
+        known = self.loops.recognition(self.scale.scene_scale)
+        return with_recognition(saved, known, self.config)
 
     def update_scale(
         self, window: Window, prediction: Prediction, placed: Alignment, *, fits: bool
@@ -333,9 +333,3 @@ class SceneMap:
             in_map = rotated_covariance(in_map, self.loops.T_scene_vo[:3, :3])
             in_map = in_metres(in_map, unit, sigma, T[:3, 3])
         return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
-
-
-def weights_name(config: PipelineConfig) -> str:
-    """Returns the name of the weights that descriptors are computed by."""
-    model, checkpoint = config.inference.model, config.inference.checkpoint
-    return f"{model} {Path(checkpoint).name}".strip()

@@ -1,0 +1,327 @@
+"""A saved scene is found again: by frames of another session, in metres where it has them."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.ring import SIZE, DescribedTruth, descriptor_at, shifted, walked
+
+from da3_ros.config import config_from_parameters
+from da3_ros.export.recognition_file import RECOGNITION, load_recognition
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic.truth import Noise
+from da3_ros.types import Calibration, Frame, ScaleMeasurement
+
+LATER = 10**12  # ns, of a second session
+CALM = Noise(0.01, 0.01, 0.01, 0.1, 0.005)
+METRIC = {"scale.source": "metric_model", "scale.metric_every": 1}
+
+
+class MetricModel:
+    """Measures exact metres of the windows of a session."""
+
+    def __init__(self, session):
+        self.session = session
+
+    def measure(self, window, prediction):
+        measure = ScaleMeasurement(1 / self.session.unit, 0.01)
+        return dataclasses.replace(prediction, measure=measure)
+
+
+def opened(truth, seed=0, metric=False, **values):
+    """A pipeline on exact windows with noise."""
+    settings = {
+        "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
+    }  # fmt: skip
+    session = DescribedTruth(truth, seed, noise=CALM)
+    values |= METRIC if metric else {}
+    config = config_from_parameters({**settings, **values})
+    return Pipeline(config, session, MetricModel(session) if metric else None)
+
+
+def push(pipeline, truth, size=SIZE):
+    """Frames of the truth with black images of another size."""
+    K = np.diag([size[0] / SIZE[0], size[1] / SIZE[1], 1]) @ truth[0].K
+    K[:2, 2] -= 0.5
+    black, lens = np.zeros((*size[::-1], 3), np.uint8), Calibration(*size, K)
+    results = []
+    for f in truth:
+        results += pipeline.push(Frame(f.stamp_ns, black, calibration=lens))
+    return results
+
+
+def later(truth):
+    """The same frames in another session."""
+    return [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATER) for f in truth]
+
+
+def errors(results, truth, first):
+    """Distance and angle, degrees, of published poses from the truth; the map's frame is the
+    ``first`` camera."""
+    true = {f.stamp_ns: invert_pose(first) @ f.T_world_camera for f in truth}
+    out = []
+    for r in results:
+        T = invert_pose(true[r.stamp_ns]) @ r.T_world_camera
+        angle = Rotation.from_matrix(T[:3, :3]).magnitude()
+        out.append((np.linalg.norm(T[:3, 3]), np.degrees(angle)))
+    return np.array(out)
+
+
+def found_at(pipeline, results):
+    """Number of the first frame that is published in the map; None: there is none."""
+    known = [i for i, r in enumerate(results) if r.covariance_map is not None]
+    return known[0] if known and pipeline.map.place_known else None
+
+
+@pytest.fixture(scope="module")
+def ring():
+    return walked(100, 0.6)
+
+
+@pytest.fixture(scope="module")
+def metric_folder(ring, tmp_path_factory):
+    pipeline = opened(ring[:70], metric=True)
+    push(pipeline, ring[:70])
+    return saved(pipeline, tmp_path_factory.mktemp("metric"))
+
+
+@pytest.fixture(scope="module")
+def plain_folder(ring, tmp_path_factory):
+    pipeline = opened(ring[:70])
+    push(pipeline, ring[:70])
+    return saved(pipeline, tmp_path_factory.mktemp("plain"))
+
+
+def saved(pipeline, folder):
+    save_scene(pipeline.snapshot(), folder / "scene")
+    return folder / "scene"
+
+
+def resumed(folder, known, truth, seed=3, **values):
+    """A pipeline in a saved scene, of which it knows the frames."""
+    pipeline = opened([*known, *truth], seed, **values)
+    pipeline.resume(load_scene(folder))
+    return pipeline
+
+
+def test_a_metric_map_is_entered_where_the_camera_is(metric_folder, ring):
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again, metric=True)
+    places = {id: s.T_scene_submap for id, s in pipeline.map.submaps.items()}
+    results = push(pipeline, again)
+    at = found_at(pipeline, results)
+    assert at is not None
+    assert at < 15
+    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    for id, place in places.items():  # the map is where it was
+        now = pipeline.map.submaps[id].T_scene_submap
+        np.testing.assert_allclose(now.t, place.t, atol=0.15)
+        assert now.scale == pytest.approx(place.scale)
+    after = errors(results, again, ring[0].T_world_camera)[at:]
+    assert np.median(after[:, 0]) < 0.15
+    assert np.median(after[:, 1]) < 2.0
+    before = errors(results, again, ring[0].T_world_camera)[:at]
+    assert before[:, 0].min() > 1.0  # a guess: the last pose of the map
+
+
+def test_odometry_goes_on_when_the_place_is_found(metric_folder, ring):
+    again = later(ring[30:60])
+    results = push(resumed(metric_folder, ring, again, metric=True), again)
+    T = [r.T_odom_world @ r.T_world_camera for r in results if r.scale.metric]
+    steps = [np.linalg.norm((invert_pose(a) @ b)[:3, 3]) for a, b in itertools.pairwise(T)]
+    assert max(steps) < 3 * np.median(steps)
+
+
+def test_metres_are_taken_from_the_map(metric_folder, ring):
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again)
+    results = push(pipeline, again)
+    at = next(i for i, r in enumerate(results) if r.scale.metric)
+    assert not any(r.scale.metric for r in results[:at])
+    assert {r.scale.source for r in results[at:]} == {"map"}
+    assert all(0 < r.scale.sigma < 0.1 for r in results[at:])
+    true = {f.stamp_ns: f.depth for f in again}
+    ratios = [np.nanmedian(r.depth_m / true[r.stamp_ns]) for r in results[at:]]
+    np.testing.assert_allclose(ratios, 1.0, atol=0.1)
+    after = errors(results, again, ring[0].T_world_camera)[at:]
+    assert np.median(after[:, 0]) < 0.2
+    assert pipeline.snapshot().metric
+    # A jump of time: the scale is unknown until the camera is found again.
+    back = [dataclasses.replace(f, stamp_ns=f.stamp_ns - LATER // 2) for f in again]
+    pipeline.session._frames |= {("", f.stamp_ns): f for f in back}
+    pipeline.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_world_camera) for f in back}
+    results = push(pipeline, back)
+    assert not results[0].scale.metric
+    assert not pipeline.map.place_known or results[-1].scale.metric
+    assert results[-1].scale.source == "map"
+
+
+def test_a_map_without_metres_gives_its_unit(plain_folder, ring):
+    again = later(ring[30:60])
+    pipeline = resumed(plain_folder, ring, again)
+    sizes = {id: s.T_scene_submap.scale for id, s in pipeline.map.submaps.items()}
+    results = push(pipeline, again)
+    assert pipeline.map.place_known
+    assert not any(r.scale.metric for r in results)
+    first = min(sizes)
+    assert pipeline.map.submaps[first].T_scene_submap.scale == pytest.approx(sizes[first])
+    # What both saw has one size: depth now over depth then, of the same camera.
+    then = {r.stamp_ns + LATER: r.depth_m for r in push(opened(ring[:70]), ring[:70])}
+    ratio = np.nanmedian(results[-1].depth_m / then[results[-1].stamp_ns])
+    assert ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_another_place_is_never_joined(metric_folder, ring):
+    other = [
+        dataclasses.replace(f, T_world_camera=shifted(f, np.array([60.0, 0, 0])))
+        for f in later(walked(40, 0.25, seed=5))
+    ]
+    pipeline = resumed(metric_folder, ring, other, metric=True)
+    for f, same in zip(other, ring[:40], strict=True):  # it looks the same
+        pipeline.session.descriptors[f.stamp_ns] = descriptor_at(same.T_world_camera)
+    push(pipeline, other)
+    assert pipeline.loops.refused > 2  # it was looked at
+    assert not pipeline.map.place_known
+
+
+@pytest.mark.parametrize("size", [(84, 56), (168, 140)])
+def test_images_of_another_size_find_the_place(metric_folder, ring, size):
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again, metric=True)
+    results = push(pipeline, again, size)
+    assert found_at(pipeline, results) is not None
+
+
+def test_a_found_scene_is_saved_with_what_was_loaded(metric_folder, ring, tmp_path):
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again, metric=True)
+    push(pipeline, again)
+    old, folder = load_scene(metric_folder), saved(pipeline, tmp_path)
+    new = load_scene(folder)
+    assert len(new.recognition.keyframes) > len(old.recognition.keyframes)
+    for a, b in zip(old.recognition.keyframes, new.recognition.keyframes):  # noqa: B905
+        assert a.shared_view.view.stamp_ns == b.shared_view.view.stamp_ns
+        for x, y in zip(a.loaded().arrays, b.loaded().arrays, strict=True):
+            np.testing.assert_array_equal(x, y)
+    # Third session, where only the second one was.
+    third = [dataclasses.replace(f, stamp_ns=f.stamp_ns + LATER) for f in again]
+    results = push(last := resumed(folder, [*ring, *again], third, 5, metric=True), third)
+    assert found_at(last, results) is not None
+    assert np.median(errors(results[-5:], third, ring[0].T_world_camera)[:, 0]) < 0.5
+
+
+def test_a_saved_keyframe_comes_back_as_it_was(ring, tmp_path):
+    pipeline = opened(ring[:20], metric=True)
+    push(pipeline, ring[:20])
+    before = pipeline.snapshot().recognition
+    after = load_scene(saved(pipeline, tmp_path)).recognition
+    assert after.model == before.model == "da3-small"
+    assert len(before.keyframes) == len(after.keyframes) > 2
+    scale = pipeline.scale.scene_scale
+    for a, b in zip(before.keyframes, after.keyframes, strict=True):
+        b = b.loaded()
+        x, y = a.in_vo.moved(before.T_scene_ref), b.in_vo
+        np.testing.assert_allclose(x.T_ref_camera, y.T_ref_camera, atol=1e-9)
+        np.testing.assert_allclose(x.depth, y.depth, rtol=1e-6)
+        np.testing.assert_allclose(x.confidence, y.confidence, rtol=1e-6)
+        np.testing.assert_array_equal(x.pixels, y.pixels)
+        np.testing.assert_allclose(x.K, y.K)
+        np.testing.assert_allclose(a.own * [1, 1, scale**2], b.own)
+        assert b.depth == pytest.approx(a.depth * scale)
+        assert np.abs(x.view.image.astype(int) - y.view.image).max() <= 8
+    for a, b in zip(before.nodes_in_scene(), after.nodes, strict=True):
+        np.testing.assert_allclose(a.place.t, b.place.t)
+    assert [(e.first, e.second) for e in before.edges] == [
+        (e.first, e.second) for e in after.edges
+    ]
+
+
+def test_damage_costs_keyframes_not_the_scene(metric_folder, ring, tmp_path, caplog):
+    """A byte anywhere in the file is wrong, or the file ends there."""
+    data = (metric_folder / RECOGNITION).read_bytes()
+    whole = len(load_recognition(metric_folder / RECOGNITION).keyframes)
+    rng = np.random.default_rng(0)
+    file = tmp_path / RECOGNITION
+    fewer = 0
+    for at in rng.integers(0, len(data), 60):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x41
+        for content in (damaged, data[:at]):
+            file.write_bytes(content)
+            try:
+                found = load_recognition(file)
+            except ValueError:
+                continue
+            fewer += len(found.keyframes) < whole
+            for keyframe in found.keyframes:
+                keyframe.loaded()
+    assert fewer > 20
+
+
+def test_numbers_that_cannot_be_are_refused(metric_folder, tmp_path):
+    from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
+
+    reader = JournalReader(metric_folder / RECOGNITION)
+    records = [(r.description, reader.data(r)) for r in reader.records()]
+    reader.close()
+
+    def written(changed):
+        file = tmp_path / RECOGNITION
+        file.unlink(missing_ok=True)
+        journal = JournalWriter(file)
+        for number, (description, data) in enumerate(records):
+            journal.append(*changed(number, json.loads(json.dumps(description)), bytearray(data)))
+        journal.close()
+        return file
+
+    def with_version(number, description, data):
+        return ({**description, "version": 9} if number == 0 else description), bytes(data)
+
+    def with_nan(number, description, data):
+        if number == 3:
+            data[20:28] = np.float64(np.nan).tobytes()  # K
+        return description, bytes(data)
+
+    def with_samples(number, description, data):
+        if number == 3:
+            description["samples"] = 10**9
+        return description, bytes(data)
+
+    def without_nodes(number, description, data):
+        return description, b"" if number == 1 else bytes(data)
+
+    load_recognition(written(lambda _, d, b: (d, bytes(b))))
+    for changed in (with_version, with_nan, with_samples):
+        with pytest.raises(ValueError, match="invalid"):
+            load_recognition(written(changed))
+    with pytest.raises(ValueError, match="invalid"):  # edges without nodes
+        load_recognition(written(without_nodes))
+
+
+def test_another_model_looks_for_no_place(metric_folder, ring, tmp_path):
+    again = later(ring[30:40])
+    pipeline = opened(again, metric=True, model="da3-tiny")
+    said = pipeline.resume(load_scene(metric_folder))
+    assert "by the model da3-small only" in said
+    assert not pipeline.loops.recognition(1.0).keyframes
+    push(pipeline, again)
+
+
+def test_a_file_that_ends_later_costs_a_candidate(metric_folder, ring, tmp_path, caplog):
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again, metric=True)
+
+    def fail(index):
+        raise OSError("unplugged")
+
+    for keyframe in pipeline.loops.recognition(1.0).keyframes:
+        keyframe.file.arrays = fail
+    results = push(pipeline, again)
+    assert len(results) == len(again)
+    assert "cannot be read" in caplog.text
+    assert not pipeline.map.place_known
