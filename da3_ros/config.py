@@ -252,6 +252,12 @@ class MapConfig:
     export_guessed: bool = option(
         True, "whether exports by the service contain parts of the scene whose place is a guess"
     )
+    load: str = option(
+        "",
+        "saved scene under export_dir in which the node begins: a folder of save_scene or of a "
+        "replay. Its places are recognised; until then the place of new frames is a guess. Empty: "
+        "a new scene. Live only: a replay has --resume",
+    )
     store: str = option(
         "",
         "folder under export_dir in which keyframes are stored while the node runs, a new one for "

@@ -14,17 +14,21 @@ from collections import deque
 from collections.abc import Callable
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.export.scene_file import SceneFileError
 from da3_ros.inference import BudgetError, Session, WindowTooLargeError
 from da3_ros.live.frame_accounts import FrameAccounts
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
 from da3_ros.live.mesh_exports import StoredSoFar
 from da3_ros.live.publish_thread import Publisher
+from da3_ros.live.saved_scenes import scenes_at_start
 from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
 from da3_ros.live.window_chooser import NextWindow, WindowChooser
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.library import MessageLibrary
 from da3_ros.messages.odometry_tf import open_prior
+from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
@@ -61,6 +65,7 @@ class Stream:
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
             pipeline.refinement.skip_when_late()
+        saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made
         record_keyframes(pipelines, config)
         self.scene_streams = {
             name: SceneStream(
@@ -81,6 +86,8 @@ class Stream:
         self._chooser = WindowChooser(self.scene_streams, host, self._accounts, self.stages)
         self._session = self._first.pipeline.session  # shared by all scenes
         self._session.on_window_running = self._chooser.choose_ahead
+        if saved:
+            self._begin_in(saved)
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
@@ -229,6 +236,34 @@ class Stream:
         for name, snapshot in saved.items():
             self.scene_streams[name].pipeline.check_unit(snapshot)
         self._forget_next()
+        return self._resume(saved)
+
+    def look_near(self, map_frame: str, x: float, y: float, sigma: float) -> str:
+        """Look for the camera near a place in the map first, for a while; returns what was done.
+
+        Lengths are in the unit of the map. Nothing changes if the place is known already.
+        """
+        frames = {s.output.messages.map_frame: s.pipeline for s in self.scene_streams.values()}
+        if map_frame not in frames:
+            known = " or ".join(frames)
+            return f"not used, because it is in the frame '{map_frame}': give it in {known}"
+        pipeline = frames[map_frame]
+        if pipeline.map.place_known:
+            return "not used, because the place in the map is known"
+        pipeline.place_search.hint = PlaceHint.on_map(x, y, sigma)
+        return f"the place is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
+
+    def _begin_in(self, saved: dict[str, Snapshot]) -> None:
+        """Begin in saved scenes. Raises ConfigError."""
+        folder = self.config.pipeline.map.load
+        try:
+            for name, snapshot in saved.items():
+                self.scene_streams[name].pipeline.check_unit(snapshot)
+        except SceneFileError as error:
+            raise ConfigError(f"map.load is {folder!r}: {error}") from error
+        log.info("map.load: %s: %s", folder, self._resume(saved))
+
+    def _resume(self, saved: dict[str, Snapshot]) -> str:
         texts = [
             scene_stream.resume(saved[name])
             for name, scene_stream in self.scene_streams.items()

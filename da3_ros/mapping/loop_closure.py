@@ -27,6 +27,7 @@ from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.loop_keyframes import (
+    KeyframeFile,
     LoopKeyframe,
     LoopKeyframes,
     merged_keyframe,
@@ -34,8 +35,9 @@ from da3_ros.mapping.loop_keyframes import (
     with_fewer_pixels,
 )
 from da3_ros.mapping.loop_verification import SIGMAS, Loop, measured_loop, within_sigmas
+from da3_ros.mapping.loop_window import cut_to, loop_window
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
     Absorbed,
@@ -46,7 +48,6 @@ from da3_ros.mapping.submap_graph import (
 )
 from da3_ros.types import Array, Prediction, Window
 
-VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
@@ -145,6 +146,11 @@ class LoopClosure:
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
 
+    @property
+    def saved_keyframes(self) -> KeyframeFile | None:
+        """The file of a loaded scene in which keyframes are; None: there is none."""
+        return next((one.file for one in self._keyframes if one.file is not None), None)
+
     def recognition(self, scale: float) -> Recognition:
         """Returns what recognises the places of this scene, in units of 1 / ``scale`` scene
         units."""
@@ -185,21 +191,26 @@ class LoopClosure:
 
     # Finding a loop
 
-    def candidate(self) -> LoopKeyframe | None:
-        """Returns the old keyframe to compare the newest one with, or None."""
+    def candidate(self, hint: PlaceHint | None = None) -> LoopKeyframe | None:
+        """Returns the old keyframe to compare the newest one with, or None.
+
+        hint: where the camera may be, in ``vo``: keyframes there need not look similar.
+        """
         if not self._searching:
             return None
         new, similarity = self._keyframes[-1], self._keyframes.similarity()
         newest = self._graph.index(new.submap)
         tied = self._graph.loop_partners(new.submap)  # need not be found again
         seen = 0
-        similar = np.flatnonzero(similarity > MIN_SIMILARITY)
+        similar = np.flatnonzero(similarity > (MIN_SIMILARITY if hint is None else 0.0))
         for i in similar[np.argsort(-similarity[similar], kind="stable")]:
             old, at = self._keyframes[i], self._graph.index(self._keyframes[i].submap)
             if seen == MAX_CANDIDATES:
                 break
             near = newest - at < MIN_SUBMAPS_APART
             if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
+                continue
+            if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
                 continue
             seen += 1
             if old.submap not in self._compared and self._can_overlap(old, new):
@@ -210,7 +221,7 @@ class LoopClosure:
 
     def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
         """True if two keyframes can see the same surface, given the possible drift."""
-        if _cut(old, new) is None:
+        if cut_to(old, new) is None:
             return False
         drift = np.sqrt(self._drift_variance(old, new))
         away = float(np.linalg.norm(old.centre - new.centre))
@@ -228,32 +239,7 @@ class LoopClosure:
 
         All images have the size of the newest one. each: most views per side. Raises OSError.
         """
-        new = self._keyframes[-1]
-        first = [_as_large(one, new) for one in self._neighbours(old, each)]
-        keyframes = first + [_as_large(one, new) for one in self._neighbours(new, each)]
-        views = tuple(p.shared_view.view for p in keyframes)
-        return Window(id, views, 0), keyframes, len(first)
-
-    def _neighbours(self, keyframe: LoopKeyframe, most: int) -> list[LoopKeyframe]:
-        """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``."""
-        at, most = self._keyframes.index(keyframe), min(VIEWS_PER_SIDE, most)
-        found = [keyframe]
-        for away in range(1, len(self._keyframes)):
-            around = [i for i in (at - away, at + away) if 0 <= i < len(self._keyframes)]
-            if len(found) == most or not any(
-                abs(self._keyframes[i].submap - keyframe.submap) <= 1 for i in around
-            ):
-                break
-            near = [self._keyframes[i] for i in around]
-            found += [one for one in near if self._can_share_window(keyframe, one)]
-        return found[:most]
-
-    def _can_share_window(self, keyframe: LoopKeyframe, other: LoopKeyframe) -> bool:
-        """True if both are of the same submap, or of consecutive ones of a segment, and images of
-        one size can show both."""
-        if abs(keyframe.submap - other.submap) > 1 or _cut(other, self._keyframes[-1]) is None:
-            return False
-        return self._graph.in_one_segment(keyframe.submap, other.submap)
+        return loop_window(self._keyframes, self._graph, old, id, each)
 
     def verify(
         self,
@@ -349,20 +335,3 @@ class LoopClosure:
     def _search_anew(self) -> None:
         self._searching = len(self._keyframes) > 0
         self._compared.clear()
-
-
-def _cut(old: LoopKeyframe, new: LoopKeyframe) -> Cut | None:
-    """Returns the cut from a keyframe's image to one of the size of another's; None: too little
-    would remain."""
-    cut = Cut.of(old.shared_view.view.image.shape, new.shared_view.view.image.shape)
-    return cut if cut is not None and cut.fits(old.shared_view) else None
-
-
-def _as_large(keyframe: LoopKeyframe, new: LoopKeyframe) -> LoopKeyframe:
-    """Returns a keyframe with its arrays, and with an image of the size of another's. Raises
-    OSError."""
-    keyframe, cut = keyframe.loaded(), _cut(keyframe, new)
-    if keyframe.shared_view.view.image.shape == new.shared_view.view.image.shape:
-        return keyframe
-    assert cut is not None
-    return replace(keyframe, shared_view=cut.shared_view(keyframe.shared_view))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
 from da3_ros.mapping.depth_filter import filter_depth, sky_mask
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.pipeline.window_builder import PreparedView
@@ -133,3 +136,25 @@ def _focal_ratio(window: Window, prediction: Prediction) -> float:
     views = zip(window.views, prediction.K, strict=True)
     ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
     return float(np.median(ratios)) if ratios else float("nan")
+
+
+def with_covariance(
+    frame: TrackedFrame, T_odom_vo: Array, T_vo_camera: Array, unit: float,
+    R_scene_vo: Array | None, uncertainty: PoseUncertainty,
+) -> TrackedFrame:  # fmt: skip
+    """Returns the frame with its covariances, in the world's axes and the published unit.
+
+    Transforms [4, 4] are in the published unit, ``unit`` times the segment's. ``T_odom_vo`` is
+    what odometry has not taken over of later estimates: a known part of its error. R_scene_vo
+    [3, 3]: None if the place in the map is unknown.
+    """
+    sigma, T = frame.scale.sigma, frame.T_world_camera
+    in_odom = uncertainty.odometry(frame.id)
+    if in_odom is not None:
+        place = (T_odom_vo @ T_vo_camera)[:3, 3]
+        in_odom = in_metres(in_odom, unit, sigma, place) + kept_error(T_odom_vo, T_vo_camera)
+    in_map = None if R_scene_vo is None else uncertainty.in_map(frame.id)
+    if in_map is not None and R_scene_vo is not None:
+        in_map = rotated_covariance(in_map, R_scene_vo)
+        in_map = in_metres(in_map, unit, sigma, T[:3, 3])
+    return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)

@@ -19,6 +19,8 @@ from da3_ros.inference import WindowTooLargeError
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.loop_keyframes import KeyframeFile
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction, Moves, solve
@@ -62,6 +64,11 @@ class LoopScheduler:
     def recognition(self, scale: float) -> Recognition:
         """Returns what recognises the places of this scene; see ``LoopClosure.recognition``."""
         return self._closure.recognition(scale)
+
+    @property
+    def saved_keyframes(self) -> KeyframeFile | None:
+        """The file of a loaded scene in which keyframes are; None: there is none."""
+        return self._closure.saved_keyframes
 
     def wait_for_keyframe(self) -> None:
         """Looks for no loop before the next keyframe: images have another size now."""
@@ -122,6 +129,7 @@ class LoopScheduler:
         metric: bool,
         refine: Callable[[Window, int, Prediction], Prediction | None] | None = None,
         place_known: bool = True,
+        hint: PlaceHint | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
         or after each one while the place in the map is unknown.
@@ -129,13 +137,14 @@ class LoopScheduler:
         Starts the solver when two loops agree. views: most views of a window. metric: the scale is
         known, so that the graph does not change it. refine: returns the prediction of a window
         with poses by tracks, or None if too few tracks connect its parts before and after an
-        index; not given: the network's poses count.
+        index; not given: the network's poses count. hint: where the camera may be, in ``vo``,
+        while its place is unknown.
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
         if 0 <= window_id - self._last_try < (config.every if place_known else 1):
             return
-        old = self._closure.candidate()
+        old = self._closure.candidate(None if place_known else hint)
         if old is None:
             return
         self._last_try = window_id

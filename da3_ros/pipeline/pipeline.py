@@ -49,7 +49,7 @@ class Pipeline:
         self._steps = WindowSteps(config, inference, self.counters, effort)
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
-        self.refinement = self._steps.refinement
+        self.refinement, self.place_search = self._steps.refinement, self._steps.place_search
         self.scale, self.loops = self.scene_map.scale, self.scene_map.loops
         self.config, self.session = config, session
         self._steps.start_at_origin()
@@ -125,6 +125,7 @@ class Pipeline:
     def reset(self) -> None:
         """Forgets window, odometry and map; keeps the loaded network and the counters."""
         self.scene_map.reset()
+        self.place_search.restart()
         self._steps.start_at_origin()
 
     def snapshot(self) -> Snapshot:
@@ -148,6 +149,7 @@ class Pipeline:
         self.check_unit(saved)
         source = self.config.scale.source
         self.scene_map.restore(saved)
+        self.place_search.restart()
         self._steps.start_at_origin()
         if source != "fixed":  # scale.factor holds for the first new window
             self.odometry.expect_unit(saved.unit)

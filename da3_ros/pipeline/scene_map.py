@@ -18,14 +18,15 @@ from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
+from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import SceneFrame, SegmentFrame
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
-from da3_ros.pipeline.delivery import tracked_frame
+from da3_ros.pipeline.delivery import tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
@@ -260,7 +261,11 @@ class SceneMap:
             T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
         depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
         out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
-        return self._with_covariance(out, T_odom_vo, scaled_pose(T_vo_camera, unit), uncertainty)
+        R_scene_vo = self.loops.T_scene_vo[:3, :3] if self.submaps.place_known else None
+        return with_covariance(
+            out, T_odom_vo, scaled_pose(T_vo_camera, unit), self.scale.unit * unit, R_scene_vo,
+            uncertainty,
+        )  # fmt: skip
 
     def published_unposed(self, frame: SegmentFrame) -> TrackedFrame:
         """Returns the frame to publish from a single-image network: depth without a pose."""
@@ -289,11 +294,20 @@ class SceneMap:
         infer: Callable[[Window], Prediction],
         aligner: WindowAligner,
         refine: Callable[[Window, int, Prediction], Prediction | None] | None,
+        hint: PlaceHint | None = None,
     ) -> None:
-        """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``."""
+        """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``.
+
+        hint: where the camera may be, in the map.
+        """
+        if hint is not None:
+            unit = self.scale.scene_scale
+            hint = hint.moved(
+                self.T_map_world @ scaled_pose(self.loops.T_scene_vo, unit), 1 / unit
+            )
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.known, refine,
-            self.submaps.place_known,
+            self.submaps.place_known, hint,
         )  # fmt: skip
 
     def _in_scene(self, frame: SegmentFrame) -> SceneFrame:
@@ -311,25 +325,3 @@ class SceneMap:
             T_scene_camera=self.loops.T_scene_vo @ self.scale.T_vo_camera(frame),
             keyframe=frame.keyframe,
         )
-
-    def _with_covariance(
-        self, frame: TrackedFrame, T_odom_vo: Array, T_vo_camera: Array,
-        uncertainty: PoseUncertainty,
-    ) -> TrackedFrame:  # fmt: skip
-        """Returns the frame with its covariances, in the world's axes and the published unit.
-
-        Transforms [4, 4] are in the published unit. ``T_odom_vo`` is what odometry has not taken
-        over of later estimates: a known part of its error.
-        """
-        unit = self.scale.unit
-        unit *= self.scale.scene_scale if frame.scale.metric else 1.0
-        sigma, T = frame.scale.sigma, frame.T_world_camera
-        in_odom = uncertainty.odometry(frame.id)
-        if in_odom is not None:
-            place = (T_odom_vo @ T_vo_camera)[:3, 3]
-            in_odom = in_metres(in_odom, unit, sigma, place) + kept_error(T_odom_vo, T_vo_camera)
-        in_map = uncertainty.in_map(frame.id) if self.submaps.place_known else None
-        if in_map is not None:
-            in_map = rotated_covariance(in_map, self.loops.T_scene_vo[:3, :3])
-            in_map = in_metres(in_map, unit, sigma, T[:3, 3])
-        return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)

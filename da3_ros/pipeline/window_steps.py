@@ -20,6 +20,7 @@ from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame, unfiltered_depth
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
+from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.pipeline.refined_scale import in_refined_unit
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
@@ -51,6 +52,7 @@ class WindowSteps:
         self.odometry = WindowOdometry(config, error, counters)
         self.refinement = WindowRefinement(config, counters, effort)
         self.scene_map = SceneMap(config)
+        self.place_search = PlaceSearch()
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
@@ -125,6 +127,7 @@ class WindowSteps:
                 lambda pair: without_invalid_depth(pair, self.inference.session.infer(pair)),
                 self.odometry.aligner,
                 self.refinement.loop if self.config.refinement.enabled else None,
+                self.place_search.hint,
             )
 
     def _deliver(
@@ -147,6 +150,7 @@ class WindowSteps:
                 dataclasses.replace(shared_view, submap=submap), keyframe=frame.keyframe
             )
         self.counters["processed"] += 1
+        self.place_search.add(frame.stamp_ns, known=self.scene_map.submaps.place_known)
         out = self.scene_map.published(frame, self.odometry.uncertainty)
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.

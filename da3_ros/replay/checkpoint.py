@@ -63,6 +63,7 @@ def describe_run(
         "recording": os.path.realpath(recording.path),
         "recording with contents": fingerprint(Path(recording.path)),
         "--resume": None if options.resume is None else os.path.realpath(options.resume),
+        "--resume with contents": None if options.resume is None else fingerprint(options.resume),
         **{f"option {name}": value for name, value in options.of_results().items()},
         **{f"parameter {name}": value for name, value in values.items()},
         "frames": recording.length,  # last: what a user has chosen is named first
@@ -96,8 +97,8 @@ def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
         raise StateError(f"{path} is damaged")
     for name in [*run, *(set(beginning.run) - set(run))]:
         before, now = beginning.run.get(name), run.get(name)
-        if name == "--resume" and now is None:  # without a scene it goes on in the same one
-            continue
+        if name in ("--resume", "--resume with contents") and now is None:
+            continue  # without a scene it goes on in the same one
         if before != now:
             raise StateError(
                 f"the unfinished replay in {path.parent} had {name} {before}, not {now}: repeat "

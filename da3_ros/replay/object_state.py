@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 
-FORMAT, VERSION = "da3_ros state", 1
+FORMAT, VERSION = "da3_ros state", 2
 PACKAGE = "da3_ros."
 SPREAD = 64  # bytes of memory per byte of an array, at most
 PIECE = 1 << 26  # bytes of the largest record
@@ -159,12 +159,14 @@ class _Writer:
             place = spill.place_of(array)
             if place is not None:
                 return {"kind": "spilled", **about, "service": name, "place": place}
-        data = np.ascontiguousarray(array)
+        constant = array.size > 1 and not any(array.strides)  # one value in memory
+        data = np.ascontiguousarray(array.flat[:1] if constant else array)
         return {
             "kind": "array",
             **about,
             "strides": array.strides,
             "scalar": isinstance(value, np.generic),
+            "constant": constant,
             "writeable": bool(array.flags.writeable),
             "record": self.data("array", data.reshape(-1).view(np.uint8)),
         }
@@ -263,8 +265,10 @@ class _Reader:
     def _array(self, node: dict[str, Any]) -> Any:
         dtype = _dtype(node)
         shape, strides = (tuple(int(n) for n in node[k]) for k in ("shape", "strides"))
-        count = math.prod(shape)
+        count = 1 if node["constant"] else math.prod(shape)
         data = np.frombuffer(self._bytes(node["record"], count * dtype.itemsize), dtype, count)
+        if node["constant"]:
+            return np.broadcast_to(data[0], shape)
         if node["scalar"]:
             return data.reshape(shape)[()]
         out = _empty(shape, strides, dtype)

@@ -106,6 +106,7 @@ class ReplayState:
             found[f"trajectory {name}"] = scene.results.trajectory
             found[f"recorder {name}"] = scene.results.recorder
             found[f"spill {name}"] = scene.results.spill
+            found[f"saved keyframes {name}"] = scene.pipeline.loops.saved_keyframes
         return {name: service for name, service in found.items() if service is not None}
 
     def load(self, path: Path, services: dict[str, Any]) -> None:

@@ -75,6 +75,8 @@ def replay(
             done = load_beginning(work.checkpoint, run) if work.continued else None
             if done is not None and done.run["--resume"] is not None:
                 options = dataclasses.replace(options, resume=Path(done.run["--resume"]))
+                run = describe_run(recording, settings, options)
+                load_beginning(work.checkpoint, run)  # the scene must be what it was
             start -= 0.0 if done is None else done.wall_s
             session, pipelines = _open_pipelines(options, settings.pipeline, session, done)
             annotator = _annotator(recording, settings, options.odometry)
@@ -128,7 +130,7 @@ def _open_pipelines(
     elif options.plan is not None:
         effort = _use_plan(session, options.plan, config.refinement.max_ms > 0)
     pipelines = open_pipelines(config, session, metric_model, effort=effort)
-    if options.resume is not None and done is None:
+    if options.resume is not None:
         _resume(pipelines, find_scene(options.resume))
     return session, pipelines
 

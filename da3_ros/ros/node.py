@@ -36,6 +36,7 @@ from da3_ros.parameter_schema import ConfigError
 from da3_ros.ros import parameters
 from da3_ros.ros import status_report as report
 from da3_ros.ros.camera_subscriber import GRAPH_PERIOD_S, SAME_S, CameraInputs
+from da3_ros.ros.initial_pose import InitialPose
 from da3_ros.ros.map_display import MapDisplay
 from da3_ros.ros.node_log import NodeLog
 from da3_ros.ros.parameter_changes import ParameterChanges
@@ -76,6 +77,7 @@ class Da3Node(LifecycleNode):
         self.input: CameraInputs | None = None  # while it is active
         self.tf_input: TfInput | None = None
         self._odometry: Any = None
+        self._initial_pose: InitialPose | None = None
         self.enabled = True
         self._closing = False
         self.ending: Callable[[], bool] = lambda: False  # returns True if the process must end
@@ -128,7 +130,7 @@ class Da3Node(LifecycleNode):
         if self.runner is None or self.runner.stopping:
             return self._failed("a cleanup has not finished: clean up again")
         try:
-            self._subscribe(self.runner.stream)
+            self._subscribe(self.runner)
         except Exception as error:  # rclpy would ignore it silently
             known = isinstance(error, EXPECTED)
             text = str(error) if known else f"activating failed: {type(error).__name__}: {error}"
@@ -137,11 +139,13 @@ class Da3Node(LifecycleNode):
         self.log.failure = ""
         return super().on_activate(state)
 
-    def _subscribe(self, stream: Stream) -> None:
+    def _subscribe(self, runner: StreamRunner) -> None:
+        stream = runner.stream
         if stream.prior is not None and stream.prior.source == "odometry":
             # Best effort is compatible with every publisher; a lost pose is interpolated.
             qos = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
             self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
+        self._initial_pose = InitialPose(self.endpoints, runner, self.log.info)
         config = stream.config
         self.input = CameraInputs(
             self, config.input, config.pipeline.cameras, self.endpoints, self
@@ -320,6 +324,9 @@ class Da3Node(LifecycleNode):
         if self._odometry is not None:
             self.endpoints.drop_subscription(self._odometry)
             self._odometry = None
+        if self._initial_pose is not None:
+            self._initial_pose.close()
+            self._initial_pose = None
 
     def _finish(self, what: str) -> bool:
         """Stop the work between two windows and release everything; ``what`` names the transition.

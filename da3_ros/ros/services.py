@@ -28,9 +28,10 @@ from da3_ros.export.export import (
 )
 from da3_ros.export.mesh_file import MESH, is_mesh_name, mesh_path
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
-from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, load_scene, save_scene
+from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, save_scene
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.live.mesh_exports import MeshExports
+from da3_ros.live.saved_scenes import load_scenes
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
 from da3_ros.mapping.submaps import Snapshot
@@ -206,16 +207,8 @@ class Services:
     async def _load(self, stream: Stream, request: Any, response: Any) -> None:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
 
-        def load() -> dict[str, Snapshot]:
-            first, *others = stream.scene_streams
-            there = {
-                name: path_for_camera(path, name)
-                for name in others
-                if path_for_camera(path, name).is_dir()
-            }
-            return {name: load_scene(place) for name, place in {first: path, **there}.items()}
-
-        scenes = await self._run_on(self._files, load)
+        names = list(stream.scene_streams)
+        scenes = await self._run_on(self._files, lambda: load_scenes(path, names))
         where = await self._run_on(self._worker_of(stream), lambda: stream.resume(scenes))
         self._node.forget_input()
         first = next(iter(scenes.values()))

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from da3_ros.live.health import Facts, assess
@@ -125,6 +126,9 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
     parts = [scene.parts for scene in scenes]
     return {
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+        "place_search_s": float(
+            np.fmax.reduce([p.place_search.seconds for p in stream.pipelines])
+        ),
         "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
         "parts": sum(map(len, parts)),
         "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
@@ -134,6 +138,11 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         "focal_source": ", ".join(sorted(_focal_sources(stream))),
         "loops_closed": stream.pipeline.loops.closed,
     } | _refinement(stream, report)
+
+
+def _longest(seconds: list[float]) -> float:
+    """Returns the largest value that is not NaN; NaN if there is none."""
+    return float(np.fmax.reduce(seconds))
 
 
 def _refinement(stream: Stream, report: WindowReport) -> dict[str, Any]:
