@@ -47,7 +47,7 @@ class InitialPose:
 
 def sigma_of(covariance: list[float]) -> float | None:
     """Returns the larger standard deviation on the ground, of a covariance [36]; None: invalid."""
-    variance = max(covariance[0], covariance[7])
-    if not math.isfinite(variance) or min(covariance[0], covariance[7]) < 0:
+    variances = covariance[0], covariance[7]
+    if not all(math.isfinite(v) and v >= 0 for v in variances):
         return None
-    return min(math.sqrt(variance) or SIGMA, MAX_SIGMA)
+    return min(math.sqrt(max(variances)) or SIGMA, MAX_SIGMA)

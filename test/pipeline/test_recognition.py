@@ -7,18 +7,20 @@ import json
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from support.ring import SIZE, DescribedTruth, descriptor_at, shifted, walked
+from support.ring import CALM, SIZE, DescribedTruth, descriptor_at, shifted, walked
 
 from da3_ros.config import config_from_parameters
 from da3_ros.export.recognition_file import RECOGNITION, load_recognition
 from da3_ros.export.scene_file import load_scene, save_scene
-from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.pipeline import place_search
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.synthetic.truth import Noise
+from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.types import Calibration, Frame, ScaleMeasurement
 
 LATER = 10**12  # ns, of a second session
-CALM = Noise(0.01, 0.01, 0.01, 0.1, 0.005)
 METRIC = {"scale.source": "metric_model", "scale.metric_every": 1}
 
 
@@ -325,3 +327,78 @@ def test_a_file_that_ends_later_costs_a_candidate(metric_folder, ring, tmp_path,
     assert len(results) == len(again)
     assert "cannot be read" in caplog.text
     assert not pipeline.map.place_known
+
+
+def looked_at(pipeline, monkeypatch):
+    """The old keyframes that are verified."""
+    found, candidate = [], LoopClosure.candidate
+
+    def noted(self, *args):
+        old = candidate(self, *args)
+        if old is not None:
+            found.append(old)
+        return old
+
+    monkeypatch.setattr(LoopClosure, "candidate", noted)
+    return found
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_a_hint_restricts_the_search(metric_folder, ring, monkeypatch, near):
+    again = later(ring[30:50])
+    pipeline = resumed(metric_folder, ring, again, metric=True)
+    T_map_camera = pipeline.scene_map.T_map_world @ invert_pose(ring[0].T_world_camera)
+    at = (T_map_camera @ ring[35 if near else 0].T_world_camera)[:2, 3]
+    pipeline.place_search.hint = PlaceHint.on_map(*at, 0.25)
+    looks = looked_at(pipeline, monkeypatch)
+    push(pipeline, again)
+    own = min(s.id for s in pipeline.map.submaps.values() if s.segment > 0)
+    true = {f.stamp_ns: f.T_world_camera[:3, 3] for f in ring}
+    there = ring[35 if near else 0].T_world_camera[:3, 3]
+    sight = 2 * np.nanmedian(ring[0].depth)
+    away = [
+        np.linalg.norm(true[k.shared_view.view.stamp_ns] - there) for k in looks if k.submap < own
+    ]
+    assert all(distance < 4 * 0.25 + sight for distance in away)
+    assert (len(away) > 1) == near  # what is there looks different
+    assert pipeline.map.place_known == near
+
+
+def test_a_hint_ends_after_a_while(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(place_search.time, "monotonic", lambda: now[0])
+    search = PlaceSearch()
+    search.hint = hint = PlaceHint.on_map(0, 0, 1)
+    now[0] = place_search.HINT_S - 1
+    assert search.hint is hint
+    now[0] = place_search.HINT_S + 1
+    assert search.hint is None
+
+
+def test_the_time_of_a_search_is_that_of_its_stamps():
+    search = PlaceSearch()
+    search.add(5 * 10**9, known=True)
+    assert np.isnan(search.seconds)
+    search.add(6 * 10**9, known=False)
+    search.add(8 * 10**9, known=False)
+    assert search.seconds == 2
+    search.add(9 * 10**9, known=True)
+    search.add(20 * 10**9, known=True)
+    assert search.seconds == 3  # the last one's
+    search.add(30 * 10**9, known=False)
+    assert search.seconds == 0
+    search.add(10**9, known=False)  # the clock was set back
+    search.add(2 * 10**9, known=False)
+    assert search.seconds == 1
+
+
+def test_a_hint_is_a_place_on_the_ground():
+    T = np.eye(4)
+    T[:3, :3] = T_MAP_WORLD[:3, :3]  # optical axes: y is down
+    T[:3, 3] = 1.0, 2.0, 3.0
+    hint = PlaceHint.on_map(3.0, 2.0, 0.5).moved(T, 2.0)
+    assert hint.sigma == 1.0
+    at = np.array([0.0, -8.0, 4.0])  # 2 m ahead, 8 units above
+    assert hint.allows(at, 0.0)
+    assert hint.allows(at + [4.5, 0, 0], 1.0)
+    assert not hint.allows(at + [5.5, 0, 0], 1.0)

@@ -97,6 +97,17 @@ class Interrupted(TruthSession):
         return super().infer(window)
 
 
+class Described(Interrupted):
+    """With descriptors, so that places are recognised."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        described = [
+            np.random.default_rng(view.stamp_ns % 10**9).normal(size=16) for view in window.views
+        ]
+        return dataclasses.replace(found, descriptor=np.array(described, np.float32))
+
+
 def run(bag, output, truth, *assignments, at=-1, **options):
     config = load_config(None, [*QUICK, *assignments])
     session = Interrupted(truth, at)
@@ -149,6 +160,35 @@ def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
     for at in (3, 2, -1):
         run(rig_bag, tmp_path / "parts", rig, *arguments, at=at, go_on=True)
     assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
+    often, camera, bag, tmp_path, monkeypatch
+):
+    """Keyframes of the saved scene stay in its file."""
+    monkeypatch.setattr(sys.modules[__name__], "Interrupted", Described)
+    values, one = ("loop.every:=1", "refinement.enabled:=false"), {"camera": "/camera/image_raw"}
+    run(bag, tmp_path / "monday", camera, *values, end_s=4.0, **one)
+    assert (tmp_path / "monday" / "scene" / "recognition.da3k").exists()
+    saved = {"resume": tmp_path / "monday", "start_s": 3.0, **one}
+    run(bag, tmp_path / "whole", camera, *values, **saved)
+    output = tmp_path / "parts"
+    run(bag, output, camera, *values, at=4, **saved)
+    state = output / "unfinished" / checkpoint_name()
+    assert state.stat().st_size < 8e6
+    run(bag, output, camera, *values, at=3, go_on=True, start_s=3.0, **one)
+    run(bag, output, camera, *values, go_on=True, start_s=3.0, **one)
+    assert_same(tmp_path / "whole", output)
+
+
+def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp_path):
+    one = {"camera": "/camera/image_raw"}
+    run(bag, tmp_path / "monday", camera, end_s=2.0, **one)
+    run(bag, tmp_path / "out", camera, at=3, resume=tmp_path / "monday", start_s=2.0, **one)
+    (tmp_path / "monday" / "scene" / "poses.npz").write_bytes(b"other")
+    with pytest.raises(ReplayError, match="had --resume with contents"):
+        run(bag, tmp_path / "out", camera, go_on=True, start_s=2.0, **one)
 
 
 def test_nothing_to_go_on_with_is_said_and_begins_anew(camera, bag, tmp_path, caplog):

@@ -9,6 +9,7 @@ from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 
 SIZE = (84, 70)
 NOISE = Noise(0.01, 0.02, 0.02, 0.5, 0.02)
+CALM = Noise(0.01, 0.01, 0.01, 0.1, 0.005)
 STEP_NS = 10**8
 
 
