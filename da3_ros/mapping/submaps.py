@@ -87,7 +87,7 @@ class SubmapStore:
         self._next = self._segment = 0
         self.part = REFERENCE  # part of new frames
         self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
-        self._is_loaded = False  # whether the first part was loaded
+        self.is_searched = False  # whether new frames are looked for in the first part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
@@ -205,7 +205,7 @@ class SubmapStore:
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.trajectory.extend(saved.poses)
-        self._segment, self._is_loaded = saved.segment + 1, True
+        self._segment = saved.segment + 1
         self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
         if len(self.trajectory):
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
@@ -230,11 +230,11 @@ class SubmapStore:
     @property
     def shown_part(self) -> int:
         """The part to display: the current one, or the last one while that is empty; the first
-        one of a loaded scene until the camera is found in it.
+        one while the camera is looked for in it.
 
         Points of another part would be shown at a guessed place in the same frame.
         """
-        if self._is_loaded and any(s.part == REFERENCE for s in self.submaps.values()):
+        if self.is_searched and any(s.part == REFERENCE for s in self.submaps.values()):
             return REFERENCE
         newest = max(self.submaps, default=-1)
         return self.submaps[newest].part if newest >= 0 else self.part

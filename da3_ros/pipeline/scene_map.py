@@ -111,6 +111,7 @@ class SceneMap:
         known = usable_recognition(saved, self.config)
         if known is not None:
             self.loops.restore(known)
+            self.submaps.is_searched = True
         self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
