@@ -87,7 +87,7 @@ class SubmapStore:
         self._next = self._segment = 0
         self.part = REFERENCE  # part of new frames
         self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
-        self.is_searched = False  # whether new frames are looked for in the first part
+        self._is_searched = False  # whether new frames are looked for in the first part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
 
@@ -195,8 +195,11 @@ class SubmapStore:
         self.revision = next(_REVISIONS)
         self._points.regrid(self._voxel)
 
-    def restore(self, saved: Snapshot) -> None:
-        """Takes over a saved scene in an empty store; new frames begin a new segment."""
+    def restore(self, saved: Snapshot, *, searched: bool = False) -> None:
+        """Takes over a saved scene in an empty store; new frames begin a new segment.
+
+        searched: whether the place of new frames is looked for in the scene.
+        """
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
@@ -205,7 +208,7 @@ class SubmapStore:
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.trajectory.extend(saved.poses)
-        self._segment = saved.segment + 1
+        self._segment, self._is_searched = saved.segment + 1, searched
         self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
         if len(self.trajectory):
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
@@ -234,7 +237,7 @@ class SubmapStore:
 
         Points of another part would be shown at a guessed place in the same frame.
         """
-        if self.is_searched and any(s.part == REFERENCE for s in self.submaps.values()):
+        if self._is_searched and any(s.part == REFERENCE for s in self.submaps.values()):
             return REFERENCE
         newest = max(self.submaps, default=-1)
         return self.submaps[newest].part if newest >= 0 else self.part

@@ -107,11 +107,10 @@ class SceneMap:
         """Begins with a saved scene."""
         self.forget()
         self.scale.resume(saved.metric)
-        self.submaps.restore(saved)
         known = usable_recognition(saved, self.config)
+        self.submaps.restore(saved, searched=known is not None)
         if known is not None:
             self.loops.restore(known)
-            self.submaps.is_searched = True
         self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
