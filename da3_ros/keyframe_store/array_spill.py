@@ -28,9 +28,14 @@ SEGMENT = 1 << 30  # bytes that are mapped at once
 ALIGNMENT = 64  # bytes
 WAITING = 64 << 20  # bytes that wait for the disk at most
 RETRY_S = 10.0  # after a failure
+HANGS_S = 10.0  # without anything written while something waits: the disk hangs
 PIECE = 1 << 24  # bytes that are checked at once
 
 Arrays = list[NDArray[Any]]
+
+
+class SpillBusyError(Exception):
+    """Much waits for a disk that works: offer it later."""
 
 
 class ArraySpill:
@@ -56,6 +61,8 @@ class ArraySpill:
             raise OSError(f"{folder / name} is not complete")
         if size and self._checksum(size) != crc:
             raise OSError(f"{folder / name} is damaged")
+        if size:  # what follows was written after the last checkpoint
+            os.ftruncate(self._file.fileno(), size)
         self._has_name = bool(name)
         self.size = size  # bytes
         self.crc = crc  # CRC-32 of a file with a name
@@ -63,6 +70,7 @@ class ArraySpill:
         self._lock = threading.Lock()  # for what follows, all of the background
         self._jobs: deque[Callable[[], None]] = deque()
         self._waiting = 0  # bytes
+        self._progress_at = 0.0  # when something was written, or began to wait
         self._has_thread = False
         self._retry_at = 0.0  # after a failure, and until when
 
@@ -81,8 +89,8 @@ class ArraySpill:
     def offer(self, arrays: Sequence[NDArray[Any]]) -> Future[Arrays]:
         """Writes arrays, which must not change meanwhile; the result is that of ``put``.
 
-        In the background the future has the OSError of the disk. Raises OSError: as ``put``, or
-        too much waits for the disk.
+        In the background the future has the OSError of the disk. Raises SpillBusyError: too much
+        waits for the disk; OSError: as ``put``, or the disk hangs.
         """
         future: Future[Arrays] = Future()
         if not self._background:
@@ -92,8 +100,12 @@ class ArraySpill:
         with self._lock:
             if not self.is_ready:
                 raise OSError("the disk failed a moment ago")
-            if self._waiting + nbytes > WAITING:
-                raise OSError("the disk is too slow")
+            if self._waiting and time.monotonic() > self._progress_at + HANGS_S:
+                raise OSError("the disk does not answer")
+            if self._waiting and self._waiting + nbytes > WAITING:
+                raise SpillBusyError
+            if not self._waiting:
+                self._progress_at = time.monotonic()
             self._waiting += nbytes
             self._do(lambda: self._put_later(arrays, nbytes, future))
         return future
@@ -124,6 +136,7 @@ class ArraySpill:
             future.set_exception(error)
         with self._lock:
             self._waiting -= nbytes
+            self._progress_at = time.monotonic()
 
     def _put(self, arrays: Sequence[NDArray[Any]]) -> Arrays:
         data = [np.ascontiguousarray(array) for array in arrays]
@@ -146,10 +159,18 @@ class ArraySpill:
                     crc = zlib.crc32(some, _crc_of_zeros(start - before, crc))
                     before = start + array.nbytes
         except OSError:
+            self._cut()
             self._share.set_size(self.size)
             raise
         self.size, self.crc = end, crc
         return [self.at(s, a.dtype, a.shape) for s, a in zip(starts, data, strict=True)]
+
+    def _cut(self) -> None:
+        """Removes what a write that failed has left, so that holes are zeros."""
+        with contextlib.suppress(OSError):
+            length = os.fstat(self._file.fileno()).st_size
+            os.ftruncate(self._file.fileno(), self.size)
+            os.ftruncate(self._file.fileno(), length)  # arrays are mapped up to there
 
     def at(self, start: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
         """Returns the array that lies at a byte of the file. Raises OSError, ValueError."""

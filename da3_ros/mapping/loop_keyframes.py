@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill
+from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
 from da3_ros.mapping.shared_view import SharedView, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
 from da3_ros.types import Array
@@ -157,7 +157,11 @@ class LoopKeyframes:
         while (count := len(self._all)) > 2 and (
             count - self._on_disk > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
         ):
-            if not self._move_to_disk():
+            try:
+                moved = self._move_to_disk()
+            except SpillBusyError:  # memory holds more until the disk has time
+                break
+            if not moved:
                 self._forget_most_similar(self._on_disk)
         if len(self._all) > MAX_STORED:
             self._forget_most_similar()
@@ -184,7 +188,7 @@ class LoopKeyframes:
 
     def _move_to_disk(self) -> bool:
         """Moves the oldest keyframe in memory to the disk, if that is possible; the two newest
-        ones stay."""
+        ones stay. Raises SpillBusyError."""
         if self._spill is None or self._on_disk + 2 >= len(self._all):
             return False
         one = self._all[self._on_disk]

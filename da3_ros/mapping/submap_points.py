@@ -7,6 +7,7 @@ scene is stored, and is dropped else.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import backproject
-from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
 from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.scene import CHUNK, Jpeg, Shot
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
@@ -155,7 +156,7 @@ class SubmapPoints:
             on_disk = not self.is_in_memory(submap)
             self._set_cloud(submap, compact(regridded(submap.cloud, voxel(submap))))
             if on_disk:
-                self._move_to_disk(submap)
+                self._move_back(submap)
         if self._growing is not None and self.newest is not None:
             cloud, self._growing = self._growing.cloud(), VoxelMap(voxel(self.newest))
             self._growing.insert(cloud.xyz, cloud.rgb, cloud.confidence, cloud.count)
@@ -165,8 +166,14 @@ class SubmapPoints:
         from memory.
 
         0: no limit. other_bytes: memory of poses and of what removes movers, a part of ``room``.
+        While the disk is busy, memory holds more.
         """
         self._finish_moves()
+        with contextlib.suppress(SpillBusyError):
+            self._enforce_limits(most, room, other_bytes)
+
+    def _enforce_limits(self, most: int, room: int, other_bytes: int) -> None:
+        """As ``enforce_limits``. Raises SpillBusyError."""
         # Where points go to the disk, a few at a time do: no frame waits for many.
         share = 1.0 if self._disk.is_ready else KEPT_SHARE
         if most and self._memory_points > most:
@@ -223,8 +230,14 @@ class SubmapPoints:
             self._in_memory[submap.id] = submap
             self._point_total += count
 
+    def _move_back(self, submap: Submap) -> None:
+        """Moves changed points to the disk where they were, or later, if that is possible."""
+        with contextlib.suppress(SpillBusyError):
+            self._move_to_disk(submap)
+
     def _move_to_disk(self, submap: Submap) -> bool:
-        """Moves a submap's points and images to the disk, if that is possible."""
+        """Moves a submap's points and images to the disk, if that is possible. Raises
+        SpillBusyError."""
         before = submap.image_bytes
         if not self._disk.move(submap):
             return False
@@ -248,11 +261,11 @@ class SubmapPoints:
         if not near.any():
             self.drop_images(submap)
         elif on_disk and not near.all():
-            self._move_to_disk(submap)
+            self._move_back(submap)
 
     def _drop_points(self, excess: Callable[[], int]) -> None:
         """Removes the oldest points from memory until ``excess``, their number, is not
-        positive."""
+        positive. Raises SpillBusyError."""
         if self._growing is not None and excess() > self._point_total:
             self.close()
         for submap in (self._in_memory[id] for id in sorted(self._in_memory)):
@@ -268,7 +281,7 @@ class SubmapPoints:
                 self.drop_images(submap)
 
     def _drop_images(self, too_much: Callable[[], bool]) -> None:
-        """Drops the oldest images until ``too_much`` is False."""
+        """Drops the oldest images until ``too_much`` is False. Raises SpillBusyError."""
         for submap in self._submaps.values():
             if not too_much():
                 return

@@ -104,7 +104,10 @@ class SubmapSpill:
         return self.spill is not None and self.spill.is_ready
 
     def move(self, submap: Submap) -> bool:
-        """Begins to move the points and images that a submap has now; False if that fails."""
+        """Begins to move the points and images that a submap has now; False if that fails.
+
+        Raises SpillBusyError: it can be moved later.
+        """
         if self.spill is None:
             return False
         cloud = submap.cloud

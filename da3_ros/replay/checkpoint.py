@@ -58,12 +58,13 @@ def describe_run(
 ) -> dict[str, Any]:
     """Returns what the results of a replay depend on, by names that a user knows."""
     values = {p.name: p.value for p in parameters(settings)}
+    saved = options.resume if options.resume is not None and options.resume.exists() else None
     about: dict[str, Any] = {
         "da3_ros": __version__,
         "recording": os.path.realpath(recording.path),
-        "recording with contents": fingerprint(Path(recording.path)),
+        "recording with contents": fingerprint(Path(recording.path), options.output),
         "--resume": None if options.resume is None else os.path.realpath(options.resume),
-        "--resume with contents": None if options.resume is None else fingerprint(options.resume),
+        "--resume with contents": saved and fingerprint(saved, options.output),
         **{f"option {name}": value for name, value in options.of_results().items()},
         **{f"parameter {name}": value for name, value in values.items()},
         "frames": recording.length,  # last: what a user has chosen is named first
@@ -72,22 +73,27 @@ def describe_run(
     return plain
 
 
-def fingerprint(path: Path) -> str:
-    """Returns a hash of sampled blocks of a recording's files, and of their names and sizes.
+def fingerprint(path: Path, output: Path) -> str:
+    """Returns a hash of sampled blocks of a recording's files, and of their names and sizes;
+    without those in ``output``, which may lie inside.
 
     Raises OSError.
     """
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-    found, blocks = hashlib.blake2b(digest_size=8), max(1, BLOCKS // max(1, len(files)))
+    files = [path]
+    if path.is_dir():
+        own = output.resolve()
+        found = (f for f in path.rglob("*") if f.is_file() and own not in f.resolve().parents)
+        files = sorted(found)
+    digest, blocks = hashlib.blake2b(digest_size=8), max(1, BLOCKS // max(1, len(files)))
     for index, file in enumerate(files):
         size = file.stat().st_size
-        found.update(f"{file.name} {size};".encode())
+        digest.update(f"{file.name} {size};".encode())
         if index % (len(files) // BLOCKS + 1) == 0:
             with file.open("rb") as data:
                 for block in range(blocks):
                     data.seek(block * max(0, size - BLOCK) // max(1, blocks - 1))
-                    found.update(data.read(BLOCK))
-    return found.hexdigest()
+                    digest.update(data.read(BLOCK))
+    return digest.hexdigest()
 
 
 def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
@@ -95,16 +101,20 @@ def load_beginning(path: Path, run: Mapping[str, Any]) -> Beginning:
     beginning = load_state(path, "beginning", None, {})
     if not isinstance(beginning, Beginning):
         raise StateError(f"{path} is damaged")
-    for name in [*run, *(set(beginning.run) - set(run))]:
-        before, now = beginning.run.get(name), run.get(name)
-        if name in ("--resume", "--resume with contents") and now is None:
-            continue  # without a scene it goes on in the same one
-        if before != now:
-            raise StateError(
-                f"the unfinished replay in {path.parent} had {name} {before}, not {now}: repeat "
-                "it, or begin anew without --resume"
-            )
+    check_run(path.parent, beginning.run, run)
     return beginning
+
+
+def check_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises StateError if the unfinished replay in a folder is another run than this one."""
+    for name in [*now, *(set(before) - set(now))]:
+        if name in ("--resume", "--resume with contents") and now.get(name) is None:
+            continue  # without a scene it goes on in the same one
+        if before.get(name) != now.get(name):
+            raise StateError(
+                f"the unfinished replay in {folder} had {name} {before.get(name)}, not "
+                f"{now.get(name)}: repeat it, or begin anew without --resume"
+            )
 
 
 class Checkpoints:

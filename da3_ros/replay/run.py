@@ -41,7 +41,13 @@ from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
 from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
 from da3_ros.refinement.effort import Effort
-from da3_ros.replay.checkpoint import Beginning, Checkpoints, describe_run, load_beginning
+from da3_ros.replay.checkpoint import (
+    Beginning,
+    Checkpoints,
+    check_run,
+    describe_run,
+    load_beginning,
+)
 from da3_ros.replay.object_state import StateError
 from da3_ros.replay.replay_state import ReplayState
 from da3_ros.replay.report import measure_run, write_json, write_report
@@ -68,10 +74,11 @@ def replay(
             _open(options, settings) as recording,
             open_work_folder(options.output, go_on=options.go_on) as work,
         ):
+            run = describe_run(recording, settings, options)
             if (finished := work.finished) is not None:  # moving its results was interrupted
+                check_run(work.path, finished.pop("run"), run)
                 work.publish(options.output)
                 return ReplaySummary(options.output, **finished)
-            run = describe_run(recording, settings, options)
             done = load_beginning(work.checkpoint, run) if work.continued else None
             if done is not None and done.run["--resume"] is not None:
                 options = dataclasses.replace(options, resume=Path(done.run["--resume"]))
@@ -102,7 +109,7 @@ def replay(
             summary = write_report(options, settings, scenes, without_prior, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
             write_json(work.path / "measured.json", summary.measured)
-            summary.files = work.finish(summary.about())
+            summary.files = work.finish({**summary.about(), "run": run})
             work.publish(options.output)
     except (
         RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,

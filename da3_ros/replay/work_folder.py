@@ -52,7 +52,8 @@ class WorkFolder:
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """What ``publish`` was told, if it was interrupted; None: the replay goes on before it.
+        """What ``finish`` was told, and ``files``, if moving the results was interrupted; None:
+        the replay goes on before it.
 
         Raises OutputError.
         """
@@ -61,14 +62,15 @@ class WorkFolder:
             return None
         try:
             about = json.loads(path.read_text())
-            return {**about, "files": list(about["files"])}
+            return {**about, "run": dict(about["run"]), "files": list(about["files"])}
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OutputError(f"{path} is damaged: {error}") from error
 
     def finish(self, about: Mapping[str, Any]) -> list[str]:
         """Notes that all results are written; returns their names.
 
-        about: what ``finished`` returns, but the names. Raises OSError.
+        about: what ``finished`` returns, but the names; with ``run``, which describes the replay.
+        Raises OSError.
         """
         for keyframes in self.path.glob(f"{KEYFRAMES}*"):
             scene = self.path / f"scene{keyframes.name.removeprefix(KEYFRAMES)}"
@@ -174,6 +176,14 @@ def _lock(folder: Path, stack: contextlib.ExitStack) -> None:
 
 
 def _remove(folder: Path, output: Path, existed: bool) -> None:
+    """Removes a folder; interrupted anywhere, what is left of it is complete or finished."""
+    with contextlib.suppress(OSError):
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+        for file in folder.iterdir():
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file, ignore_errors=True)
+            elif file.name != FINISHED:
+                file.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     if not existed:
         with contextlib.suppress(OSError):  # not empty: it holds the results

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from da3_ros.keyframe_store import array_spill
-from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 
 
@@ -96,7 +96,7 @@ def test_in_the_background_nobody_waits_for_the_disk(tmp_path, disk, monkeypatch
     spill = ArraySpill(tmp_path, background=True)
     monkeypatch.setattr(array_spill, "WAITING", 5000)
     futures = [spill.offer(arrays()) for _ in range(5)]
-    with pytest.raises(OSError, match="too slow"):
+    with pytest.raises(SpillBusyError):
         spill.offer([np.zeros(4000, np.uint8)])
     assert not any(future.done() for future in futures)
     spill.begin()  # what waits is not lost
@@ -121,6 +121,73 @@ def test_in_the_background_a_failing_disk_is_left_alone_for_a_while(tmp_path, di
     disk.error = None
     assert spill.is_ready
     assert_equal(spill.offer(arrays()).result(30), arrays())
+
+
+def test_a_disk_that_hangs_is_no_busy_one(tmp_path, disk, monkeypatch):
+    spill, now = ArraySpill(tmp_path, background=True), [100.0]
+    monkeypatch.setattr(array_spill.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(array_spill, "WAITING", 5000)
+    first = spill.offer([np.zeros(4000, np.uint8)])
+    now[0] += array_spill.HANGS_S - 1
+    with pytest.raises(SpillBusyError):
+        spill.offer([np.zeros(4000, np.uint8)])
+    now[0] += 2
+    with pytest.raises(OSError, match="does not answer"):
+        spill.offer([np.zeros(4000, np.uint8)])
+    disk.go_on.set()
+    first.result(30)
+    while spill._has_thread:
+        time.sleep(0.001)
+    assert_equal(spill.offer(arrays()).result(30), arrays())
+
+
+def test_what_failed_no_longer_waits(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(array_spill, "WAITING", 5000)
+    monkeypatch.setattr(array_spill, "RETRY_S", -1.0)
+    spill = ArraySpill(tmp_path, background=True)
+    disk.go_on.set()
+    disk.error = OSError(errno.EIO, "Input/output error")
+    for _ in range(3):
+        with pytest.raises(OSError, match="Input"):
+            spill.offer([np.zeros(4000, np.uint8)]).result(30)
+        while spill._has_thread:
+            time.sleep(0.001)
+    disk.error = None
+    assert_equal(spill.offer([np.ones(4000, np.uint8)]).result(30), [np.ones(4000, np.uint8)])
+
+
+@pytest.mark.parametrize("size", [1, 40, 200])
+def test_half_a_write_leaves_nothing(tmp_path, monkeypatch, size):
+    """A disk that becomes full writes a part first."""
+    spill, write = ArraySpill(tmp_path, "spill"), os.pwrite
+    spill.put([np.zeros(30, np.uint8)])
+
+    def half(file, data, at):
+        if len(data) > 1:
+            return write(file, data[: (len(data) + 1) // 2], at)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", half)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space"):
+                spill.put([np.full(31, 7, np.uint8), np.full(200, 9, np.uint8)])
+    one = spill.put([np.full(size, 3, np.uint8)])
+    two = spill.put(arrays())
+    again = ArraySpill(tmp_path, "spill", size=spill.size, crc=spill.crc)
+    assert_equal(one + two, [np.full(size, 3, np.uint8), *arrays()])
+    assert_equal(again.put(arrays()), arrays())
+
+
+def test_what_follows_a_checkpoint_is_no_part_of_later_holes(tmp_path):
+    spill = ArraySpill(tmp_path, "spill")
+    spill.put([np.ones(30, np.uint8)])
+    size, crc = spill.size, spill.crc
+    spill.put([np.full(300, 9, np.uint8)])
+    again = ArraySpill(tmp_path, "spill", size=size, crc=crc)
+    again.put([np.ones(10, np.uint8)])
+    again.put([np.ones(10, np.uint8)])  # after a hole
+    ArraySpill(tmp_path, "spill", size=again.size, crc=again.crc)
 
 
 def test_places_outside_the_file_are_refused(tmp_path):

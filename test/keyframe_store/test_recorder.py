@@ -152,6 +152,20 @@ def test_a_disk_that_failed_is_left_alone_for_a_while(tmp_path, monkeypatch):
         np.testing.assert_array_equal(scene.frames[0].T_submap_camera, moved(4))
 
 
+def test_who_waits_for_a_flush_need_not_wait_for_a_disk_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "StoreWriter", FullDisk)
+    FullDisk.full = True
+    recorder, _ = recorder_in(tmp_path)
+    recorder.add(keyframe(0))
+    settle(recorder)
+    FullDisk.full = False
+    recorder.correct({("", 1000): moved(4)})
+    recorder.flush().done.result(30)  # RETRY_S has not passed
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.frames) == 1
+    assert recorder.close(30)
+
+
 def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST", 20)
     monkeypatch.setattr(module, "StoreWriter", SlowDisk)

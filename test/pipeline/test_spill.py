@@ -13,8 +13,10 @@ import pytest
 from scipy.spatial import cKDTree
 from support.pipelines import settings, to_frame
 
+from da3_ros.config import MapConfig
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import IDENTITY
+from da3_ros.keyframe_store import array_spill
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
@@ -151,6 +153,31 @@ def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monke
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
     for submap in pipeline.map.submaps.values():
         assert pipeline.map._points.is_in_memory(submap) != (submap.cloud.xyz.base is not None)
+
+
+def test_more_than_may_wait_for_the_disk_is_not_lost(camera, tmp_path, monkeypatch):
+    """As when a large scene is loaded, or a limit is lowered."""
+    monkeypatch.setattr(array_spill, "WAITING", 300_000)
+    monkeypatch.setattr(submaps, "KEYFRAMES", 2)
+    saved = run(camera, **{"map.max_points": 0}).snapshot()
+    images = sum(len(s.images) for s in saved.submaps)
+    spill = ArraySpill(tmp_path, background=True)
+    store = submaps.SubmapStore(MapConfig(max_points=10_000, memory_mb=2), spill)
+    go_on, write = threading.Event(), os.pwrite  # the disk works, but not yet
+    monkeypatch.setattr(os, "pwrite", lambda *args: go_on.wait(60) and write(*args))
+    store.restore(saved)
+    total = sum(len(s.cloud) for s in saved.submaps)
+    assert len(store) == total
+    assert store._points._memory_points > 10_000
+    go_on.set()
+    for _ in range(200):  # keyframes of later frames
+        store._enforce_limits(np.zeros(3))
+        time.sleep(0.01)
+        if not store._points._disk._moves and store._points._memory_points <= 10_000:
+            break
+    assert store._points._memory_points <= 10_000
+    assert len(store) == total
+    assert len(store.snapshot().scene().images) == images > 0
 
 
 def test_a_disk_that_fails_in_the_background_drops_points(

@@ -18,7 +18,7 @@ from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.replay import checkpoint
+from da3_ros.replay import checkpoint, work_folder
 from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
@@ -326,6 +326,62 @@ def test_an_interrupted_move_of_the_results_is_repeated(often, camera, bag, tmp_
             assert run(bag, output, camera, quick, go_on=True, **one) < windows
         assert_same(tmp_path / "whole", output)
         assert not list(output.glob("unfinished*")), at
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_an_interrupted_removal_of_the_work_is_repeated(
+    often, camera, bag, tmp_path, monkeypatch, at
+):
+    """Whatever file is the first that stays."""
+    one, remove, calls = {"camera": "/camera/image_raw", "end_s": 1.0}, work_folder._remove, []
+
+    def interrupted(*args):
+        unlink = os.unlink
+
+        def counted(*names, **options):
+            calls.append(names)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            unlink(*names, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", counted)
+            remove(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work_folder, "_remove", interrupted)
+        run(bag, tmp_path / "out", camera, **one)
+    files = contents_without(tmp_path / "out", "unfinished")
+    assert run(bag, tmp_path / "out", camera, go_on=True, **one) == 0
+    assert contents_without(tmp_path / "out", "unfinished") == files
+    assert not (tmp_path / "out" / "unfinished").exists()
+    assert len(calls) == at
+
+
+def contents_without(folder, name):
+    found = contents(folder)
+    return {path: data for path, data in found.items() if path.parts[0] != name}
+
+
+def test_finished_results_of_another_run_are_not_taken(often, camera, bag, tmp_path, monkeypatch):
+    output, one = tmp_path / "out", {"camera": "/camera/image_raw", "end_s": 1.0}
+    with InterruptedMove(monkeypatch, 9):
+        run(bag, output, camera, **one)
+    assert (output / "unfinished" / "finished.json").exists()
+    with pytest.raises(ReplayError, match=r"had parameter map\.voxel_m 0\.02, not 0\.1"):
+        run(bag, output, camera, "map.voxel_m:=0.1", go_on=True, **one)
+    with pytest.raises(ReplayError, match=r"had option end_s 1\.0, not 2\.0"):
+        run(bag, output, camera, go_on=True, **one | {"end_s": 2.0})
+    assert run(bag, output, camera, go_on=True, **one) == 0
+
+
+def test_an_output_in_the_recordings_folder_is_continued(often, camera, bag, tmp_path):
+    copy, one = tmp_path / "bag", {"camera": "/camera/image_raw", "end_s": 2.0}
+    shutil.copytree(bag, copy)
+    windows = run(copy, tmp_path / "whole", camera, **one)
+    run(copy, copy / "out", camera, at=3, **one)
+    assert run(copy, copy / "out", camera, go_on=True, **one) < windows
+    assert contents(tmp_path / "whole").keys() == contents(copy / "out").keys()
 
 
 def test_results_of_an_older_replay_are_replaced_by_a_repeated_move(
