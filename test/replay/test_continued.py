@@ -186,6 +186,10 @@ def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp
     one = {"camera": "/camera/image_raw"}
     run(bag, tmp_path / "monday", camera, end_s=2.0, **one)
     run(bag, tmp_path / "out", camera, at=3, resume=tmp_path / "monday", start_s=2.0, **one)
+    shutil.copytree(tmp_path / "monday", tmp_path / "tuesday")
+    with pytest.raises(ReplayError, match="had --resume /"):
+        run(bag, tmp_path / "out", camera, go_on=True, resume=tmp_path / "tuesday", start_s=2.0,
+            **one)  # fmt: skip
     (tmp_path / "monday" / "scene" / "poses.npz").write_bytes(b"other")
     with pytest.raises(ReplayError, match="had --resume with contents"):
         run(bag, tmp_path / "out", camera, go_on=True, start_s=2.0, **one)
