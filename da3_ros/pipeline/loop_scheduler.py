@@ -90,6 +90,11 @@ class LoopScheduler:
         return self._closure.refused
 
     @property
+    def found(self) -> int:
+        """Number of loop candidates whose verification succeeded."""
+        return self._closure.found
+
+    @property
     def T_scene_vo(self) -> Array:
         """Correction [4, 4] of the newest submap by loops, scene units."""
         return self._closure.T_scene_vo
