@@ -6,6 +6,7 @@ disk. Those of a loaded scene lie in its file, and are read when they are needed
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -124,7 +125,10 @@ class LoopKeyframes:
         yet."""
         self._all = list(keyframes[-MAX_STORED:])
         self._on_disk = len(self._all)
-        self._descriptors.restore([one.descriptor for one in self._all])
+        self._descriptors.restore(self._all_descriptors())
+
+    def _all_descriptors(self) -> list[Array]:
+        return [one.descriptor for one in self._all]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -137,7 +141,12 @@ class LoopKeyframes:
 
     def index(self, keyframe: LoopKeyframe) -> int:
         """Returns the number of a keyframe. Raises ValueError."""
-        return self._all.index(keyframe)
+        # Submaps never go back. ``list.index`` would compare thousands of objects.
+        first = bisect_left(self._all, keyframe.submap, key=lambda one: one.submap)
+        for number in range(first, len(self._all)):
+            if self._all[number] is keyframe:
+                return number
+        raise ValueError("no such keyframe")
 
     @property
     def nbytes(self) -> int:
@@ -153,7 +162,7 @@ class LoopKeyframes:
         at most ``max_bytes`` (0: no limit)."""
         self._finish_moves()
         self._all.append(keyframe)
-        self._descriptors.add([one.descriptor for one in self._all])
+        self._descriptors.add(keyframe.descriptor, self._all_descriptors)
         while (count := len(self._all)) > 2 and (
             count - self._on_disk > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
         ):
@@ -248,7 +257,8 @@ class DescriptorIndex:
     """
 
     def __init__(self) -> None:
-        self._whitened = np.zeros((0, 0))
+        self._rows = np.zeros((0, 0))  # the first ones are in use; more, so that adding is cheap
+        self._count = 0
         self._whitening: tuple[Array, Array] | None = None
         self._added = 0  # descriptors since the whitening was computed
 
@@ -257,24 +267,32 @@ class DescriptorIndex:
         if descriptors:
             self._whiten(descriptors)
 
-    def add(self, descriptors: Sequence[Array]) -> None:
-        """Adds the last one of all ``descriptors``."""
+    @property
+    def _whitened(self) -> Array:
+        return self._rows[: self._count]
+
+    def add(self, descriptor: Array, all: Callable[[], Sequence[Array]]) -> None:
+        """Adds a descriptor; ``all`` returns all, this one last."""
         self._added += 1
-        if self._whitening is None or 8 * self._added >= len(descriptors):
-            self._whiten(descriptors)
-        else:
-            newest = whitened(descriptors[-1][None], self._whitening)
-            self._whitened = np.concatenate((self._whitened, newest))
+        if self._whitening is None or 8 * self._added >= self._count + 1:
+            self._whiten(all())
+            return
+        if self._count == len(self._rows):
+            more = np.zeros((self._count // 8 + 64, self._rows.shape[1]))
+            self._rows = np.concatenate((self._rows, more))
+        self._rows[self._count] = whitened(descriptor[None], self._whitening)[0]
+        self._count += 1
 
     def _whiten(self, descriptors: Sequence[Array]) -> None:
         x = np.array(descriptors)
         even = np.arange(min(len(x), STATISTICS)) * len(x) // min(len(x), STATISTICS)
         self._whitening, self._added = whitening(x[even]), 0
-        self._whitened = whitened(x, self._whitening)
+        self._rows, self._count = whitened(x, self._whitening), len(x)
 
     def remove(self, index: int) -> None:
         """Removes the descriptor at ``index``."""
-        self._whitened = np.delete(self._whitened, index, axis=0)
+        self._rows = np.delete(self._rows, index, axis=0)
+        self._count -= 1
 
     def like_newest(self) -> Array:
         """Returns the cosines [M] of each descriptor with the last one."""

@@ -365,7 +365,7 @@ def test_likeness_kept_along_the_way_is_that_of_all_at_once():
     x = np.array([base[k % 12] + 0.3 * rng.normal(size=96) for k in range(150)])
     looks = DescriptorIndex()
     for k in range(len(x)):
-        looks.add(list(x[: k + 1]))
+        looks.add(x[k], lambda k=k: list(x[: k + 1]))
     white = whitened(x, whitening(x))
     wanted = white @ white[-1]
     assert np.corrcoef(looks.like_newest(), wanted)[0, 1] > 0.95
