@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -151,20 +151,21 @@ class JournalWriter:
 
     def append(self, description: dict[str, Any], data: bytes = b"") -> None:
         """Appends a record. Raises OSError, and leaves the journal as it was."""
-        text = json.dumps(description, separators=(",", ":")).encode()
-        head = struct.pack(
-            "<4sIQII", MAGIC, len(text), len(data), zlib.crc32(text), zlib.crc32(data)
-        )
-        record = memoryview(head + struct.pack("<I", zlib.crc32(head)) + text + data)
+        self.append_all([(description, data)])
+
+    def append_all(self, records: Iterable[tuple[dict[str, Any], bytes]]) -> None:
+        """Appends records, each a description and its data: all of them or none. Raises as
+        ``append``."""
+        some = memoryview(b"".join(part for record in records for part in _parts(*record)))
         try:
             written = 0
-            while written < len(record):
-                written += self._file.write(record[written:])
+            while written < len(some):
+                written += self._file.write(some[written:])
         except OSError:
             self._file.truncate(self.size)  # a later record must follow a complete one
             self._file.seek(self.size)
             raise
-        self.size += len(record)
+        self.size += len(some)
 
     def sync(self) -> None:
         """Waits until all records are on the disk. Raises OSError."""
@@ -173,3 +174,10 @@ class JournalWriter:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _parts(description: dict[str, Any], data: bytes) -> tuple[bytes, ...]:
+    """Returns the bytes of a record, in pieces."""
+    text = json.dumps(description, separators=(",", ":")).encode()
+    head = struct.pack("<4sIQII", MAGIC, len(text), len(data), zlib.crc32(text), zlib.crc32(data))
+    return head, struct.pack("<I", zlib.crc32(head)), text, data

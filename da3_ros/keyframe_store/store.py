@@ -108,7 +108,7 @@ class StoreWriter:
         return self._journal.size
 
     def add(self, keyframe: Keyframe) -> None:
-        """Appends a keyframe. Raises OSError."""
+        """Appends a keyframe: its frame and its images, or neither. Raises OSError."""
         depth, low, high = encode_depth(keyframe.depth)
         descriptor = b"" if keyframe.descriptor is None else keyframe.descriptor.astype("<f2")
         tracks = np.zeros(len(keyframe.tracks.ids), TRACK)
@@ -120,28 +120,21 @@ class StoreWriter:
             "descriptor": bytes(descriptor),
             "tracks": tracks.tobytes(),
         }
-        self.add_frames([keyframe.pose])
-        self._journal.append(
-            {
-                "kind": "keyframe",
-                "stamp_ns": keyframe.pose.stamp_ns,
-                "camera": keyframe.pose.camera,
-                "image_size": [keyframe.image.shape[1], keyframe.image.shape[0]],
-                "inverse_depth": [low, high],
-                "bytes": {name: len(data) for name, data in parts.items()},
-            },
-            b"".join(parts.values()),
-        )
+        about = {
+            "kind": "keyframe",
+            "stamp_ns": keyframe.pose.stamp_ns,
+            "camera": keyframe.pose.camera,
+            "image_size": [keyframe.image.shape[1], keyframe.image.shape[0]],
+            "inverse_depth": [low, high],
+            "bytes": {name: len(data) for name, data in parts.items()},
+        }
+        # Together: a full disk often has room for the frame alone, which is stored again later.
+        self._journal.append_all([_frames_record([keyframe.pose]),
+                                  (about, b"".join(parts.values()))])  # fmt: skip
 
     def add_frames(self, poses: Sequence[FramePose]) -> None:
         """Appends the poses of frames. Raises OSError."""
-        cameras = sorted({p.camera for p in poses})
-        rows = np.array(
-            [(p.stamp_ns, cameras.index(p.camera), p.submap, p.T_submap_camera[:3],
-              (p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]), p.size, p.keyframe) for p in poses],
-            FRAME,
-        )  # fmt: skip
-        self._journal.append({"kind": "frames", "cameras": cameras}, rows.tobytes())
+        self._journal.append(*_frames_record(poses))
 
     def place(self, places: Iterable[Place]) -> None:
         """Appends new places of submaps. Raises OSError."""
@@ -351,6 +344,17 @@ class StoredScene:
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self._reader.data(record), kind)
+
+
+def _frames_record(poses: Sequence[FramePose]) -> tuple[dict[str, Any], bytes]:
+    """Returns description and data of the record of frames."""
+    cameras = sorted({p.camera for p in poses})
+    rows = np.array(
+        [(p.stamp_ns, cameras.index(p.camera), p.submap, p.T_submap_camera[:3],
+          (p.K[0, 0], p.K[1, 1], p.K[0, 2], p.K[1, 2]), p.size, p.keyframe) for p in poses],
+        FRAME,
+    )  # fmt: skip
+    return {"kind": "frames", "cameras": cameras}, rows.tobytes()
 
 
 def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:

@@ -233,6 +233,38 @@ def test_a_record_after_a_failed_one_follows_the_last_complete_one(tmp_path, mon
     reader.close()
 
 
+class SmallDisk:
+    """A journal's file on a disk with room for some bytes; what does not fit is written in part."""
+
+    def __init__(self, file, room):
+        self._file, self.room = file, room
+
+    def write(self, data):
+        free = self.room - self._file.tell()
+        if free <= 0:
+            raise OSError(28, "No space left on device")
+        return self._file.write(data[:free])
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def test_a_keyframe_that_does_not_fit_leaves_no_frame(tmp_path):
+    writer = written(tmp_path)
+    disk = SmallDisk(writer._journal._file, writer.size + 1000)  # room for the frame
+    writer._journal._file = disk
+    size = writer.size
+    with pytest.raises(OSError, match="No space"):
+        writer.add(keyframe(6))
+    assert writer.size == size
+    disk.room = 1 << 30
+    writer.add_frames([keyframe(6).pose])  # as the recorder does
+    writer.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert [frame.stamp_ns for frame in scene.frames] == list(range(1000, 1007))
+        assert len(scene.images) == 6
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [(None, "holds no keyframes"), (b"", "no journal"), (b"x" * 99, "no journal")],
