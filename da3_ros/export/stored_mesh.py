@@ -46,7 +46,7 @@ def export_mesh(
     check_file_target(path)
     mesh = fused_surface(stored, filters, progress, crop=selection.crop, guessed=selection.guessed)
     if not len(mesh.faces):
-        raise ExportError(f"no surface: {_why_empty(stored, selection, filters)}")
+        raise ExportError(f"no surface: {_why_empty(stored, selection, filters, progress)}")
     with atomic_path(path) as temporary:
         progress("writing", 1.0)
         write_mesh(mesh, temporary, path.suffix.lower())
@@ -64,16 +64,22 @@ def _check_selection(selection: Selection) -> None:
         )
 
 
-def _why_empty(stored: StoredScene, selection: Selection, filters: DepthFilters) -> str:
-    """Returns why there is no surface, and the remedy."""
-    parts = by_part(readable_keyframes(stored, filters))
+def _why_empty(
+    stored: StoredScene, selection: Selection, filters: DepthFilters, progress: Progress
+) -> str:
+    """Returns why there is no surface, and the remedy. ``progress`` may raise."""
+    parts = by_part(readable_keyframes(stored, filters, progress))
     chosen = [ones for part, ones in parts.items() if selection.guessed or part == REFERENCE]
     most = max(map(len, chosen), default=0)
     if most < FEWEST:
         what = "one part of the scene" if len(parts) > 1 else "the scene"
         return f"it needs {FEWEST} keyframes that see the same place, and {what} has {most}"
-    depths = [np.nanmedian(depth) for ones in chosen for one in ones
-              if np.isfinite(depth := one.depth_of(one.load())).any()]  # fmt: skip
+    depths = []
+    for one in (one for ones in chosen for one in ones):
+        progress("looking for the cause", 1.0)
+        depth = one.depth_of(one.load())
+        if np.isfinite(depth).any():
+            depths.append(np.nanmedian(depth))
     if not depths:
         return "no depth passes the filters: choose a larger max_depth or a smaller min_confidence"
     typical = float(np.median(depths))

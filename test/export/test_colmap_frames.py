@@ -15,6 +15,7 @@ from support.scenes import full_store
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.export import colmap_frames
+from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.scene_file import save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
@@ -366,6 +367,20 @@ def test_a_link_of_the_users_stays(tmp_path, capsys):
     assert main(["export", str(scene), str(target)]) == 1
     assert "with other contents (masks)" in capsys.readouterr().err
     assert (target / "masks").is_symlink()
+
+
+def test_a_model_of_an_earlier_version_is_replaced(tmp_path):
+    """Its files were not in sparse/0, and its images had no features."""
+    old = tmp_path / "model"
+    (old / "images").mkdir(parents=True)
+    (old / "images" / "1.jpg").write_bytes(b"")
+    header = "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[] (none)\n"
+    (old / "images.txt").write_text(header + "1 1 0 0 0 0 0 0 1 1.jpg\n\n")
+    for name in ("cameras.txt", "points3D.txt"):
+        (old / name).write_text("")
+    assert foreign_to_model(old) is None
+    (old / "images" / "2.jpg").write_bytes(b"")
+    assert foreign_to_model(old) == old / "images" / "2.jpg"
 
 
 def test_a_model_that_colmap_made_is_not_ours(tmp_path, capsys):

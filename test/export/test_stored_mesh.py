@@ -1,5 +1,6 @@
 """Meshes that cannot be: each is one line with the right remedy, before the work if possible."""
 
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_mesh import export_mesh
 from da3_ros.export.surface import fused_surface
 from da3_ros.keyframe_store.store import StoredScene
+
+NO_SURFACE = types.SimpleNamespace(faces=())
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,28 @@ def test_no_surface_names_the_cause(tmp_path, capsys, count, options, words):
     assert said.count("\n") == 1
     assert "larger one" not in said
     assert not target.exists()
+
+
+def test_looking_for_the_cause_ends_when_it_is_cancelled(tmp_path, monkeypatch):
+    scene, steps = write_walls(tmp_path / "scene", 6, step=50), []
+
+    def progress(step, share):
+        steps.append(step)
+        if step == "looking for the cause" and steps.count(step) == 2:
+            raise ExportError("cancelled")
+
+    loads = []
+    with StoredScene.open(scene) as stored:
+        load = type(stored).load
+        monkeypatch.setattr(
+            type(stored), "load", lambda self, key: loads.append(key) or load(self, key)
+        )
+        monkeypatch.setattr(stored_mesh, "fused_surface", lambda *_, **__: NO_SURFACE)
+        with pytest.raises(ExportError, match="cancelled"):
+            export_mesh(
+                stored, tmp_path / "x.mesh.ply", Selection(), DepthFilters(voxel=0.1), progress
+            )
+    assert len(loads) == 1
 
 
 def test_keyframes_that_see_different_places_make_no_surface(tmp_path):

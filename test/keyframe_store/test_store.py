@@ -234,7 +234,7 @@ def test_a_record_after_a_failed_one_follows_the_last_complete_one(tmp_path, mon
 
 
 class SmallDisk:
-    """A journal's file on a disk with room for some bytes; what does not fit is written in part."""
+    """A journal's file on a disk with room for some bytes; a part of more is written."""
 
     def __init__(self, file, room):
         self._file, self.room = file, room

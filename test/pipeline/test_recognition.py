@@ -402,3 +402,37 @@ def test_a_hint_is_a_place_on_the_ground():
     assert hint.allows(at, 0.0)
     assert hint.allows(at + [4.5, 0, 0], 1.0)
     assert not hint.allows(at + [5.5, 0, 0], 1.0)
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_a_looping_bag_joins_its_own_beginning(ring, metric):
+    """Its stamps jump back: a new part, which is recognised where the first one was."""
+    pipeline = opened(ring[:60], metric=metric)
+    push(pipeline, ring[:60])
+    again = push(pipeline, ring[5:35])
+    assert again[0].covariance_map is None
+    assert pipeline.map.place_known
+    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    assert 0 < pipeline.place_search.seconds < 2.9
+    here = {r.stamp_ns: r.T_world_camera for r in again[-8:]}
+    there = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}  # of both laps
+    last = ring[34]
+    T = invert_pose(there[ring[0].stamp_ns]) @ here[last.stamp_ns]
+    true = invert_pose(ring[0].T_world_camera) @ last.T_world_camera
+    unit = 1.0 if metric else np.nanmedian(again[-1].depth_m / last.depth)
+    assert np.linalg.norm(T[:3, 3] / unit - true[:3, 3]) < 0.5
+    assert len(again) == 30
+
+
+def test_a_gap_of_an_hour_is_joined_where_the_camera_comes_back(ring):
+    """The camera was switched off, and carried back."""
+    back = [
+        dataclasses.replace(f, stamp_ns=f.stamp_ns - 10**13) for f in ring[10:40]
+    ]  # a clock that was set back begins a new part, as a gap does
+    pipeline = opened([*ring[:70], *back])
+    push(pipeline, ring[:70])
+    before = {id: s.T_scene_submap.t for id, s in pipeline.map.submaps.items()}
+    push(pipeline, back)
+    assert pipeline.map.place_known
+    for id, t in before.items():
+        assert np.linalg.norm(pipeline.map.submaps[id].T_scene_submap.t - t) < 0.5
