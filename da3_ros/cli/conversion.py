@@ -16,7 +16,7 @@ from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
 from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
 from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
-from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_scene
+from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
 from da3_ros.export.selection import ExportError, Progress
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
 from da3_ros.export.stored_mesh import export_mesh
@@ -90,8 +90,7 @@ def convert(
 def _has_all(stored: StoredScene, folder: Path) -> bool:
     """Whether all keyframes of the saved scene are stored: not those of a resumed one, nor after
     the disk was full."""
-    saved = load_scene(folder).poses.rows
-    return int(saved["keyframe"].sum()) <= len(stored.images)
+    return int(load_poses(folder).rows["keyframe"].sum()) <= len(stored.images)
 
 
 def _check_target(target: Path, form: str) -> None:

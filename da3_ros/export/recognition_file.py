@@ -23,6 +23,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays
 from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
+from da3_ros.keyframe_store.store import CAMERA
 from da3_ros.mapping.loop_keyframes import SAMPLES, LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
@@ -134,6 +135,8 @@ class RecognitionFile:
         width, height = (int(n) for n in row["size"])
         _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
         _check(0 < int(description["samples"]) <= SAMPLES, "samples")
+        camera = description["camera"]
+        _check(isinstance(camera, str) and CAMERA.fullmatch(camera) is not None, "a camera")
         T = np.eye(4)
         T[:3] = row["T"]
         _check(_is_near(T, row["K"], row["own"], row["depth"]) and _is_rotation(T), "a pose")
@@ -143,7 +146,7 @@ class RecognitionFile:
         self._sizes.append((width, height))
         # Not an image in memory, but the shape of one. Ids of new views are not negative.
         image = np.broadcast_to(np.uint8(0), (height, width, 3))
-        view = View(-1 - index, int(row["stamp_ns"]), image, row["K"])
+        view = View(-1 - index, int(row["stamp_ns"]), image, row["K"], camera=camera)
         none = np.zeros(0)
         shared_view = SharedView(view, row["K"], T, none.astype(np.int64), none, none)
         return LoopKeyframe(
@@ -169,7 +172,10 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
                 samples, mask, data = _data(keyframe)
             except (OSError, JournalError):  # of the file that it was loaded from
                 continue
-            described = {"kind": "keyframe", "head": len(head), "samples": samples, "mask": mask}
+            described = {
+                "kind": "keyframe", "camera": keyframe.shared_view.view.camera,
+                "head": len(head), "samples": samples, "mask": mask,
+            }  # fmt: skip
             journal.append(described, head + data)
         journal.sync()
     finally:

@@ -83,8 +83,23 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
 
 def load_scene(path: Path) -> Snapshot:
     """Reads a scene that ``save_scene`` wrote. Raises SceneFileError."""
-    try:
+    with _as_scene_error(path):
         return _load(path)
+
+
+def load_poses(path: Path) -> Poses:
+    """Reads the poses of a saved scene alone, in the frames of their submaps. Raises
+    SceneFileError."""
+    with _as_scene_error(path):
+        described = _described(path)
+        return _poses(path, described, [_integer(entry, "id") for entry in described["submaps"]])
+
+
+@contextmanager
+def _as_scene_error(path: Path) -> Iterator[None]:
+    """Raises SceneFileError for all errors."""
+    try:
+        yield
     except SceneFileError:
         raise
     except Exception as error:  # JSON, zip, zlib and NumPy raise various ones
@@ -162,7 +177,8 @@ def _description(saved: Snapshot) -> dict[str, Any]:
     }
 
 
-def _load(path: Path) -> Snapshot:
+def _described(path: Path) -> dict[str, Any]:
+    """Returns the contents of scene.json. Raises SceneFileError, ValueError, OSError."""
     if not os.path.lexists(path / "scene.json"):
         raise SceneFileError(f"{path} holds no scene: scene.json is missing")
     described = _json(path)
@@ -174,6 +190,11 @@ def _load(path: Path) -> Snapshot:
             f"version {VERSION}: export it with the da3_ros version that wrote it "
             f"({described.get('written_by')})"
         )
+    return described
+
+
+def _load(path: Path) -> Snapshot:
+    described = _described(path)
     submaps = tuple(_submap(path, entry) for entry in described["submaps"])
     ids = [s.id for s in submaps]
     _check(len(set(ids)) == len(ids), "submap ids")

@@ -68,7 +68,7 @@ class ArraySpill:
         self.crc = crc  # CRC-32 of a file with a name
         self._segments: dict[int, mmap.mmap] = {}
         self._lock = threading.Lock()  # for what follows, all of the background
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[Callable[[], None]] = deque()  # which raise nothing
         self._waiting = 0  # bytes
         self._progress_at = 0.0  # when something was written, or began to wait
         self._has_thread = False
@@ -106,16 +106,24 @@ class ArraySpill:
                 raise SpillBusyError
             if not self._waiting:
                 self._progress_at = time.monotonic()
-            self._waiting += nbytes
             self._do(lambda: self._put_later(arrays, nbytes, future))
+            self._waiting += nbytes
         return future
 
     def _do(self, job: Callable[[], None]) -> None:
-        """Does a job after the ones before it. A thread lives as long as there are some."""
+        """Does a job after the ones before it. A thread lives as long as there are some.
+
+        Raises OSError if there can be no thread.
+        """
         self._jobs.append(job)
-        if not self._has_thread:
-            self._has_thread = True
+        if self._has_thread:
+            return
+        try:
             threading.Thread(target=self._work, name="da3-spill", daemon=True).start()
+        except RuntimeError as error:
+            self._jobs.pop()
+            raise OSError(str(error)) from error
+        self._has_thread = True
 
     def _work(self) -> None:
         while True:
@@ -131,7 +139,7 @@ class ArraySpill:
     ) -> None:
         try:
             future.set_result(self._put(arrays))
-        except Exception as error:
+        except BaseException as error:  # the thread goes on
             self._retry_at = time.monotonic() + RETRY_S
             future.set_exception(error)
         with self._lock:
@@ -207,13 +215,13 @@ class ArraySpill:
         if not self._background:
             self._begin_file()
             return
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             self._do(self._begin_file)
 
     def _begin_file(self) -> None:
         if self._has_name:  # the file may be needed after a crash
             return
-        with contextlib.suppress(OSError):  # else it goes on in the old file
+        with contextlib.suppress(OSError, MemoryError):  # else it goes on in the old file
             self._file = _nameless(self._folder)
             self.size, self._segments = 0, {}
         self._share.set_size(self.size)

@@ -7,6 +7,7 @@ whose header or description is damaged, is left out. Damaged data is found when 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -148,6 +149,7 @@ class JournalWriter:
         self._file.truncate(end)
         self._file.seek(end)
         self.size = end  # bytes
+        self._is_whole = True  # False: a part of a record may follow
 
     def append(self, description: dict[str, Any], data: bytes = b"") -> None:
         """Appends a record. Raises OSError, and leaves the journal as it was."""
@@ -157,15 +159,25 @@ class JournalWriter:
         """Appends records, each a description and its data: all of them or none. Raises as
         ``append``."""
         some = memoryview(b"".join(part for record in records for part in _parts(*record)))
+        if not self._is_whole:
+            self._cut()
+        self._is_whole = False
         try:
             written = 0
             while written < len(some):
                 written += self._file.write(some[written:])
         except OSError:
-            self._file.truncate(self.size)  # a later record must follow a complete one
-            self._file.seek(self.size)
+            with contextlib.suppress(OSError):  # else before the next record
+                self._cut()
             raise
-        self.size += len(some)
+        self.size, self._is_whole = self.size + len(some), True
+
+    def _cut(self) -> None:
+        """Removes what follows the last complete record: a later one must follow it. Raises
+        OSError."""
+        self._file.truncate(self.size)
+        self._file.seek(self.size)
+        self._is_whole = True
 
     def sync(self) -> None:
         """Waits until all records are on the disk. Raises OSError."""

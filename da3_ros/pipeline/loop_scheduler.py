@@ -28,6 +28,8 @@ from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)
 
+EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown place
+
 
 class LoopScheduler:
     """Finds, verifies and closes the loops of a pipeline, in the ``vo`` frame.
@@ -55,6 +57,7 @@ class LoopScheduler:
         self._closure = LoopClosure(spill=self._spill)
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
+        self._looks = 0  # since the place became unknown
 
     def restore(self, saved: Recognition) -> None:
         """Begins a new scene in which the places of a saved one are recognised."""
@@ -137,7 +140,7 @@ class LoopScheduler:
         hint: PlaceHint | None = None,
     ) -> None:
         """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
-        or after each one while the place in the map is unknown.
+        or after each one for a while if the place in the map is unknown.
 
         Starts the solver when two loops agree. views: most views of a window. metric: the scale is
         known, so that the graph does not change it. refine: returns the prediction of a window
@@ -147,12 +150,14 @@ class LoopScheduler:
         """
         if not self.enabled or self._solving is not None or views < 2:
             return
-        if 0 <= window_id - self._last_try < (config.every if place_known else 1):
+        self._looks = 0 if place_known or hint is not None else self._looks
+        eager = not place_known and self._looks < EAGER_LOOKS
+        if 0 <= window_id - self._last_try < (1 if eager else config.every):
             return
         old = self._closure.candidate(None if place_known else hint)
         if old is None:
             return
-        self._last_try = window_id
+        self._last_try, self._looks = window_id, self._looks + 1
         try:
             window, keyframes, split = self._closure.window(old, window_id, views // 2)
         except OSError as error:  # the file of a loaded scene

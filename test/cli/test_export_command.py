@@ -15,6 +15,7 @@ from support.stored_walls import write_walls
 
 from da3_ros.cli import conversion, main
 from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
+from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.recordings import RecordingError, open_recording
 
 
@@ -54,6 +55,21 @@ def test_nothing_is_exported_into_a_saved_scene(replayed, tmp_path, capsys, name
     assert "name a path outside" in said
     assert main(["export", str(folder), str(tmp_path / "s.ply")]) == 0
     save_scene(load_scene(scene), scene)
+
+
+def test_a_mesh_does_not_load_the_points_of_the_saved_scene(tmp_path, monkeypatch, caplog):
+    """They may be many gigabytes."""
+    pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-image")
+    store, scene = write_walls(tmp_path / "store", 3), tmp_path / "scene"
+    save_scene(full_store().snapshot(metric=True), scene)
+    shutil.copy(store / JOURNAL, scene / JOURNAL)
+    monkeypatch.setattr(conversion, "load_scene", lambda _: pytest.fail("points are loaded"))
+    for name, options in (("a.mesh.ply", ["--voxel", "0.1"]), ("b", ["--format", "npz"])):
+        assert main(["export", str(scene), str(tmp_path / name), *options]) == 0
+    more = int(load_scene(scene).poses.rows["keyframe"].sum()) > 3
+    assert ("not all of its keyframes are stored" in caplog.text) == more
+    (scene / "poses.npz").write_bytes(b"")
+    assert main(["export", str(scene), str(tmp_path / "c.mesh.ply")]) == 1
 
 
 def test_a_circle_of_links_is_in_no_scene(tmp_path):

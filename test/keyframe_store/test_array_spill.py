@@ -123,6 +123,34 @@ def test_in_the_background_a_failing_disk_is_left_alone_for_a_while(tmp_path, di
     assert_equal(spill.offer(arrays()).result(30), arrays())
 
 
+def test_without_a_thread_an_offer_is_refused(tmp_path, monkeypatch):
+    spill = ArraySpill(tmp_path, background=True)
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(OSError, match="new thread"):
+            spill.offer(arrays())
+        spill.begin()
+    assert_equal(spill.offer(arrays()).result(30), arrays())
+
+
+def test_an_error_of_any_kind_is_the_futures(tmp_path, monkeypatch):
+    spill = ArraySpill(tmp_path, background=True)
+    monkeypatch.setattr(array_spill, "RETRY_S", -1.0)
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(MemoryError):
+            spill.offer(arrays()).result(30)
+    assert_equal(spill.offer(arrays()).result(30), arrays())
+
+
 def test_a_disk_that_hangs_is_no_busy_one(tmp_path, disk, monkeypatch):
     spill, now = ArraySpill(tmp_path, background=True), [100.0]
     monkeypatch.setattr(array_spill.time, "monotonic", lambda: now[0])

@@ -234,10 +234,10 @@ def test_a_record_after_a_failed_one_follows_the_last_complete_one(tmp_path, mon
 
 
 class SmallDisk:
-    """A journal's file on a disk with room for some bytes; a part of more is written."""
+    """A journal's file on a disk with room for some bytes: the first of a record that fit."""
 
     def __init__(self, file, room):
-        self._file, self.room = file, room
+        self._file, self.room, self.can_cut = file, room, True
 
     def write(self, data):
         free = self.room - self._file.tell()
@@ -245,8 +245,29 @@ class SmallDisk:
             raise OSError(28, "No space left on device")
         return self._file.write(data[:free])
 
+    def truncate(self, size):
+        if not self.can_cut:
+            raise OSError(28, "No space left on device")
+        self._file.truncate(size)
+
     def __getattr__(self, name):
         return getattr(self._file, name)
+
+
+def test_a_file_that_could_not_be_cut_is_cut_before_the_next_record(tmp_path):
+    writer = written(tmp_path)
+    disk = SmallDisk(writer._journal._file, writer.size + 1000)
+    writer._journal._file, disk.can_cut = disk, False
+    for _ in range(2):  # the second cannot cut what the first has left
+        with pytest.raises(OSError, match="No space"):
+            writer.add(keyframe(6))
+    disk.room, disk.can_cut = 1 << 30, True
+    writer.add(keyframe(7))
+    assert writer.size == (tmp_path / JOURNAL).stat().st_size
+    writer.close()
+    with StoredScene.open(tmp_path) as scene:
+        assert scene.end == writer.size
+        assert [frame.stamp_ns for frame in scene.frames] == [*range(1000, 1006), 1007]
 
 
 def test_a_keyframe_that_does_not_fit_leaves_no_frame(tmp_path):

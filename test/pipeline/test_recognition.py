@@ -15,7 +15,7 @@ from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.pipeline import place_search
+from da3_ros.pipeline import loop_scheduler, place_search
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.types import Calibration, Frame, ScaleMeasurement
@@ -233,6 +233,7 @@ def test_a_saved_keyframe_comes_back_as_it_was(ring, tmp_path):
         np.testing.assert_allclose(x.confidence, y.confidence, rtol=1e-6)
         np.testing.assert_array_equal(x.pixels, y.pixels)
         np.testing.assert_allclose(x.K, y.K)
+        assert x.view.camera == y.view.camera
         np.testing.assert_allclose(a.own * [1, 1, scale**2], b.own)
         assert b.depth == pytest.approx(a.depth * scale)
         assert np.abs(x.view.image.astype(int) - y.view.image).max() <= 8
@@ -303,6 +304,30 @@ def test_numbers_that_cannot_be_are_refused(metric_folder, tmp_path):
             load_recognition(written(changed))
     with pytest.raises(ValueError, match="invalid"):  # edges without nodes
         load_recognition(written(without_nodes))
+
+
+def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):
+    """It costs a window each time; a hint brings it back."""
+    monkeypatch.setattr(loop_scheduler, "EAGER_LOOKS", 4)
+    again = later(ring[30:60])
+    pipeline = resumed(metric_folder, ring, again, metric=True, **{"loop.every": 7})
+    monkeypatch.setattr(LoopClosure, "verify", lambda *_: False)
+    tries, window = [], LoopClosure.window
+
+    def noted(self, old, id, each):
+        tries.append(id)
+        return window(self, old, id, each)
+
+    monkeypatch.setattr(LoopClosure, "window", noted)
+    push(pipeline, again[:24])
+    apart = np.diff(tries)
+    assert len(tries) > 5
+    assert min(apart[4:]) >= 7
+    assert min(apart[:3]) < 7
+    pipeline.place_search.hint = PlaceHint.on_map(0.0, 0.0, 1e3)
+    count = len(tries)
+    push(pipeline, again[24:])
+    assert len(tries) - count > 2
 
 
 def test_another_model_looks_for_no_place(metric_folder, ring, tmp_path):
