@@ -7,6 +7,7 @@ the format.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ MAX_SIDE, MAX_NUMBER = 1 << 15, 1e12
 MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file names any size
 SKEW = 1e-3  # largest deviation of R R' from identity
 FORMAT, VERSION = "da3_ros keyframes", 1
+KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")  # of records after the first
 PLACE = np.dtype(
     [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
      ("t", "<f8", (3,))]
@@ -281,6 +283,10 @@ class StoredScene:
         if begun and self._reader.is_begun:
             return
         about = {} if first is None else first.description
+        if first is not None and "format" not in about and about.get("kind") in KINDS:
+            log.warning("%s: its first record is damaged; the others are read", self._reader.path)
+            records = itertools.chain([first], records)
+            about = {"format": FORMAT, "version": VERSION}
         if about.get("format") != FORMAT:
             raise JournalError(f"{self._reader.path} is no journal of keyframes")
         if about.get("version") != VERSION:

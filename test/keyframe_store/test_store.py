@@ -198,6 +198,32 @@ def test_a_damaged_record_costs_what_it_is_about(tmp_path, caplog, kind):
     assert caplog.text.count("is damaged: it is left out") == 1
 
 
+@pytest.mark.parametrize("at", [2, 10, HEADER.size + 8])
+def test_a_damaged_first_record_costs_nothing_else(tmp_path, caplog, at):
+    written(tmp_path)
+    data = bytearray((tmp_path / JOURNAL).read_bytes())
+    data[at] ^= 0x41
+    (tmp_path / JOURNAL).write_bytes(data)
+    with StoredScene.open(tmp_path) as scene:
+        for k in range(6):
+            same(scene, k)
+    assert "its first record is damaged" in caplog.text
+
+
+def test_a_keyframe_whose_frame_is_damaged_is_left_out(tmp_path):
+    written(tmp_path)
+    reader = JournalReader(tmp_path / JOURNAL)
+    frames = [r for r in reader.records() if r.description["kind"] == "frames"]
+    reader.close()
+    data = bytearray((tmp_path / JOURNAL).read_bytes())
+    data[frames[2].start + 3] ^= 0x41
+    (tmp_path / JOURNAL).write_bytes(data)
+    with StoredScene.open(tmp_path) as scene:
+        assert len(scene.images) == 5
+        for k in (0, 1, 3, 4, 5):
+            same(scene, k)
+
+
 def test_a_record_after_a_failed_one_follows_the_last_complete_one(tmp_path, monkeypatch):
     path = tmp_path / JOURNAL
     writer = JournalWriter(path)

@@ -434,6 +434,24 @@ def test_another_recording_of_the_same_size_is_not_continued(often, camera, bag,
         run(copy, tmp_path / "out", camera, go_on=True, **one)
 
 
+def test_a_change_at_either_end_of_a_recording_is_seen(tmp_path):
+    file, output = tmp_path / "a.mcap", tmp_path / "out"
+    data = bytearray(np.random.default_rng(0).bytes(3_000_000))
+    file.write_bytes(data)
+    before = checkpoint.fingerprint(tmp_path, output)
+    for at in (0, len(data) - 1):
+        data[at] ^= 1
+        file.write_bytes(data)
+        assert checkpoint.fingerprint(tmp_path, output) != before
+        data[at] ^= 1
+    file.write_bytes(data)
+    output.mkdir()
+    (output / "b.mcap").write_bytes(b"ours")
+    assert checkpoint.fingerprint(tmp_path, output) == before
+    (tmp_path / "b.mcap").write_bytes(b"theirs")
+    assert checkpoint.fingerprint(tmp_path, output) != before
+
+
 def test_a_replay_that_goes_on_from_a_scene_is_continued_without_naming_it(
     often, camera, bag, tmp_path
 ):
