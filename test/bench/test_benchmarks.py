@@ -281,3 +281,14 @@ def test_the_soak_of_keyframes_exports_all_of_the_way(tmp_path, monkeypatch, ref
     assert len(series["mb"]) == len(series["ms"]) == soak.SAMPLES
     assert soak.checkpoint(pipeline, tmp_path)["checkpoint_mb"] > 1
     assert took["export_s"] > 0
+
+
+def test_places_are_looked_for_in_saved_scenes(tmp_path):
+    small = ("--rooms", "1", "--walk", "8", "--frames", "3", "--starts", "1", "--others", "1")
+    report, text = run("bench_recognition.py", "restarts", *small, tmp_path=tmp_path)
+    assert report["summary"]["restarts"] == len(report["rows"]) == 1
+    report, _ = run("bench_recognition.py", "others", *small, tmp_path=tmp_path)
+    assert {row["kind"] for row in report["rows"]} == {"other", "look-alike"}
+    report, text = run("bench_recognition.py", "cost", "--keyframes", "40", tmp_path=tmp_path)
+    assert report["rows"][0]["all"]["median_ms"] > 0
+    assert "40" in text
