@@ -265,9 +265,9 @@ class _Reader:
     def _array(self, node: dict[str, Any]) -> Any:
         dtype = _dtype(node)
         shape, strides = (tuple(int(n) for n in node[k]) for k in ("shape", "strides"))
-        count = 1 if node["constant"] else math.prod(shape)
+        count = 1 if node.get("constant") else math.prod(shape)
         data = np.frombuffer(self._bytes(node["record"], count * dtype.itemsize), dtype, count)
-        if node["constant"]:
+        if node.get("constant"):
             return np.broadcast_to(data[0], shape)
         if node["scalar"]:
             return data.reshape(shape)[()]

@@ -67,7 +67,7 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
         output_hz=stream.published.rate_hz(),
         latency_median_s=median,
         latency_p95_s=p95,
-        scale_source=config.scale.source,
+        scale_source="map" if scale and scale.source == "map" else config.scale.source,
         scale=scale.value if scale else math.nan,
         scale_sigma=scale.sigma if scale else math.nan,
         map_points=sum(len(scene.map) for scene in scenes),

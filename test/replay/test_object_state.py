@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_named(tmp_path, value):
 def crafted(path, roots, nodes):
     """A state file with any tree."""
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 1})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": 2})
     journal.append({"kind": "tree"}, json.dumps({"roots": roots, "nodes": nodes}).encode())
     journal.append({"kind": "end"})
     journal.close()
@@ -220,12 +220,12 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"one": 1}, {})
     data = path.read_bytes()
-    assert b'"version":1' in data
+    assert b'"version":2' in data
     with JournalReaderOf(path) as reader:
-        assert next(reader.records()).description["version"] == 1
+        assert next(reader.records()).description["version"] == 2
     path.unlink()
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 2})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": 3})
     journal.append({"kind": "end"})
     journal.close()
     with pytest.raises(StateError, match="this version"):
