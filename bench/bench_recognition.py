@@ -137,16 +137,22 @@ def look_alike(room: Room, number: int) -> Room:
 def restart_rows(bench: Bench) -> list[dict[str, Any]]:
     """Returns one row for each restart."""
     options, rows = bench.options, []
-    with tempfile.TemporaryDirectory() as home:
-        for number in range(options.rooms):
-            room = make_room(FIRST_ROOM + number)
-            poses = walk_of(room, number, options.walk)
-            folder, fit = bench.map_of(room, poses, Path(home) / str(number))
-            rng = np.random.default_rng(number)
-            for _ in tqdm(range(options.starts), desc=f"room {room.seed}"):
-                truth = beside(room, poses, rng, options.frames)
-                rows.append({"room": room.seed, **restart(bench, folder, fit, room, truth)})
+    for number, room, poses, folder, fit in saved_rooms(bench):
+        rng = np.random.default_rng(number)
+        for _ in tqdm(range(options.starts), desc=f"room {room.seed}"):
+            truth = beside(room, poses, rng, options.frames)
+            rows.append({"room": room.seed, **restart(bench, folder, fit, room, truth)})
     return rows
+
+
+def saved_rooms(bench: Bench) -> Iterator[tuple[int, Room, Array, Path, Similarity]]:
+    """Yields number, room, walk [N, 4, 4], the folder of the saved scene, and its similarity to
+    the truth."""
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(bench.options.rooms):
+            room = make_room(FIRST_ROOM + number)
+            poses = walk_of(room, number, bench.options.walk)
+            yield number, room, poses, *bench.map_of(room, poses, Path(home) / str(number))
 
 
 def restart(
@@ -185,19 +191,14 @@ def restart_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def other_rows(bench: Bench) -> list[dict[str, Any]]:
     """Returns one row for each pair of a map and another room."""
     options, rows = bench.options, []
-    with tempfile.TemporaryDirectory() as home:
-        for number in range(options.rooms):
-            room = make_room(FIRST_ROOM + number)
-            poses = walk_of(room, number, options.walk)
-            folder, _ = bench.map_of(room, poses, Path(home) / str(number))
-            others = [make_room(FIRST_ROOM + 100 + 10 * number + k) for k in range(options.others)]
-            alike = [look_alike(room, k) for k in range(options.others)]
-            kinds = ["other"] * len(others) + ["look-alike"] * len(alike)
-            for kind, other in tqdm(list(zip(kinds, others + alike, strict=True))):
-                walk = walk_of(other, number, options.walk)[: options.frames]
-                rows.append(
-                    {"room": room.seed, "kind": kind, **joined(bench, folder, other, walk)}
-                )
+    for number, room, _, folder, _ in saved_rooms(bench):
+        others = [make_room(FIRST_ROOM + 100 + 10 * number + k) for k in range(options.others)]
+        alike = [look_alike(room, k) for k in range(options.others)]
+        kinds = ["other"] * len(others) + ["look-alike"] * len(alike)
+        for kind, other in tqdm(list(zip(kinds, others + alike, strict=True))):
+            walk = walk_of(other, number, options.walk)[: options.frames]
+            found = joined(bench, folder, other, walk)
+            rows.append({"room": room.seed, "kind": kind, **found})
     return rows
 
 

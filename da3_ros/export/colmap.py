@@ -25,7 +25,7 @@ from da3_ros.types import Array
 
 FILES = ("cameras.txt", "images.txt", "points3D.txt")
 IMAGES_HEADER = "# IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME, then POINTS2D[]\n"
-OLDER_HEADER = IMAGES_HEADER.replace("\n", " (none)\n")  # of models without tracks, before 0.1.0
+OLDER_HEADER = IMAGES_HEADER.replace("\n", " (none)\n")  # of models that had no tracks yet
 DEPTH_PARAMETERS = "depth_params.json"
 TRAINERS = "points3D.ply"  # what Inria's trainer makes of points3D.txt, once: it must not survive
 ROW = "%d %.6f %.6f %.6f %d %d %d -1\n"  # COLMAP's error of a point without a track: -1

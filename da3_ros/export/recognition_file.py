@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from da3_ros.export.selection import Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays
+from da3_ros.keyframe_store.checks import MAX_NUMBER, check, is_near, is_rotation
 from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
@@ -45,7 +46,7 @@ KEYFRAME = np.dtype(
      ("T", "<f8", (3, 4)), ("own", "<f8", (3,)), ("depth", "<f8"), *PLACE]
 )  # fmt: skip
 SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
-MAX_SIDE, MAX_NUMBER, SKEW = 1 << 13, 1e12, 1e-3
+MAX_SIDE = 1 << 13
 MAX_DESCRIPTOR = 1 << 13
 
 
@@ -68,19 +69,19 @@ class RecognitionFile:
         ValueError."""
         head, *records = self._journal.records()
         good = (head.description["format"], head.description["version"]) == (FORMAT, VERSION)
-        _check(good, "format")
+        check(good, "format")
         by_kind: dict[str, list[Record]] = {}
         for record in records:
             by_kind.setdefault(str(record.description["kind"]), []).append(record)
         nodes = [_node(row) for row in self._rows(by_kind["nodes"][0], NODE)]
         firsts = [n.first for n in nodes]
-        _check(firsts == sorted(set(firsts)), "the order of nodes")
-        _check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
+        check(firsts == sorted(set(firsts)), "the order of nodes")
+        check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
         edges = tuple(_edge(row, set(firsts)) for row in self._rows(by_kind["edges"][0], EDGE))
         keyframes = [k for r in by_kind.get("keyframe", []) if (k := self._keyframe(r))]
         last_of = {n.first: n.last for n in nodes}
         known = [k for k in keyframes if _lies_in(k.submap, firsts, last_of)]
-        _check(len({k.descriptor.shape for k in known}) <= 1, "descriptors")
+        check(len({k.descriptor.shape for k in known}) <= 1, "descriptors")
         model = str(head.description["model"])
         return Recognition(tuple(nodes), edges, tuple(known), model=model)
 
@@ -97,11 +98,11 @@ class RecognitionFile:
             samples = np.frombuffer(data[:mask], SAMPLE)
             image = decode_image(data[picture:])
             valid = _mask(data[mask:picture], size)
-            _check(image.shape[1::-1] == size, "the size of an image")
+            check(image.shape[1::-1] == size, "the size of an image")
             pixels = samples["pixel"].astype(np.int64)
-            _check(bool(((pixels >= 0) & (pixels < size[0] * size[1])).all()), "a pixel")
+            check(bool(((pixels >= 0) & (pixels < size[0] * size[1])).all()), "a pixel")
             depth, confidence = (samples[n].astype(np.float64) for n in ("depth", "confidence"))
-            _check(_is_near(depth, confidence) and bool((depth > 0).all()), "a depth")
+            check(is_near(depth, confidence) and bool((depth > 0).all()), "a depth")
         except (JournalError, LookupError, TypeError, ValueError, zlib.error) as error:
             raise OSError(f"{self._journal.path} is damaged: {error}") from error
         return [image, pixels, depth, confidence], valid
@@ -131,16 +132,16 @@ class RecognitionFile:
             return None
         row = np.frombuffer(head, KEYFRAME, 1)[0]
         descriptor = np.frombuffer(head[KEYFRAME.itemsize :], "<f4")
-        _check(0 < len(descriptor) <= MAX_DESCRIPTOR and _is_near(descriptor), "a descriptor")
+        check(0 < len(descriptor) <= MAX_DESCRIPTOR and is_near(descriptor), "a descriptor")
         width, height = (int(n) for n in row["size"])
-        _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
-        _check(0 < int(description["samples"]) <= SAMPLES, "samples")
+        check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
+        check(0 < int(description["samples"]) <= SAMPLES, "samples")
         camera = description["camera"]
-        _check(isinstance(camera, str) and CAMERA.fullmatch(camera) is not None, "a camera")
+        check(isinstance(camera, str) and CAMERA.fullmatch(camera) is not None, "a camera")
         T = np.eye(4)
         T[:3] = row["T"]
-        _check(_is_near(T, row["K"], row["own"], row["depth"]) and _is_rotation(T), "a pose")
-        _check(bool(row["depth"] > 0 and (row["own"] >= 0).all()), "depth or variance")
+        check(is_near(T, row["K"], row["own"], row["depth"]) and is_rotation(T[:3, :3]), "a pose")
+        check(bool(row["depth"] > 0 and (row["own"] >= 0).all()), "depth or variance")
         index = len(self._records)
         self._records.append(record)
         self._sizes.append((width, height))
@@ -170,7 +171,8 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
             head = _head(keyframe, place, own)
             try:
                 samples, mask, data = _data(keyframe)
-            except (OSError, JournalError):  # of the file that it was loaded from
+            except (OSError, JournalError) as error:  # of the file that it was loaded from
+                log.warning("a keyframe of the loaded scene is not saved again: %s", error)
                 continue
             described = {
                 "kind": "keyframe", "camera": keyframe.shared_view.view.camera,
@@ -236,34 +238,18 @@ def _row(place: Similarity) -> tuple[float, Array, Array]:
 
 def _place(row: NDArray[np.void]) -> Similarity:
     place = Similarity(float(row["scale"]), row["R"], row["t"])
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = place.R, place.t
-    good = 1 / MAX_NUMBER < place.scale < MAX_NUMBER and _is_near(T) and _is_rotation(T)
-    _check(good, "a place")
+    good = 1 / MAX_NUMBER < place.scale < MAX_NUMBER and is_near(place.R, place.t)
+    check(good and is_rotation(place.R), "a place")
     return place
 
 
 def _node(row: NDArray[np.void]) -> Node:
-    _check(bool(0 <= row["first"] <= row["last"]), "a node")
+    check(bool(0 <= row["first"] <= row["last"]), "a node")
     return Node(int(row["first"]), int(row["last"]), _place(row), bool(row["guessed"]))
 
 
 def _edge(row: NDArray[np.void], firsts: set[int]) -> Edge:
     first, second = int(row["first"]), int(row["second"])
-    _check(first != second and {first, second} <= firsts, "an edge")
-    _check(_is_near(row["sigma"]) and bool((row["sigma"] > 0).all()), "an edge's sigma")
+    check(first != second and {first, second} <= firsts, "an edge")
+    check(is_near(row["sigma"]) and bool((row["sigma"] > 0).all()), "an edge's sigma")
     return Edge(first, second, _place(row), row["sigma"], bool(row["loop"]))
-
-
-def _is_rotation(T: Array) -> bool:
-    R = T[:3, :3]
-    return bool(np.allclose(R @ R.T, np.eye(3), atol=SKEW)) and bool(np.linalg.det(R) > 0)
-
-
-def _is_near(*numbers: Any) -> bool:
-    return all(bool((np.abs(n) <= MAX_NUMBER).all()) for n in numbers)  # False for NaN
-
-
-def _check(good: bool, what: str) -> None:
-    if not good:
-        raise ValueError(f"{what} is invalid")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from da3_ros import __version__
 from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.checks import check, is_near, is_rotation
 from da3_ros.keyframe_store.encoding import (
     decode_confidence,
     decode_depth,
@@ -38,9 +39,8 @@ log = logging.getLogger(__name__)
 
 JOURNAL = "keyframes.da3k"
 CAMERA = re.compile(r"([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?")  # also a folder's name
-MAX_SIDE, MAX_NUMBER = 1 << 15, 1e12
+MAX_SIDE = 1 << 15
 MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file names any size
-SKEW = 1e-3  # largest deviation of R R' from identity
 FORMAT, VERSION = "da3_ros keyframes", 1
 KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")  # of records after the first
 PLACE = np.dtype(
@@ -264,7 +264,7 @@ class StoredScene:
             pose, found = self.frames[key], self.images[key]
             for part, size in (("image", found.image_size), ("depth", pose.size),
                                ("confidence", pose.size)):  # fmt: skip
-                _check(encoded_size(parts[part]) == size, f"the size of the {part}")
+                check(encoded_size(parts[part]) == size, f"the size of the {part}")
             descriptor = np.frombuffer(parts["descriptor"], "<f2").astype(np.float32)
             return Keyframe(
                 pose, decode_depth(parts["depth"], low, high),
@@ -316,8 +316,8 @@ class StoredScene:
             width, height = about["image_size"]
             key = str(about["camera"]), int(about["stamp_ns"])
             sides = int(width), int(height)
-            _check(all(0 < side <= MAX_SIDE for side in sides), "a size")
-            _check(width * height <= MAX_IMAGE, "a size")
+            check(all(0 < side <= MAX_SIDE for side in sides), "a size")
+            check(width * height <= MAX_IMAGE, "a size")
             if key in self.newest:  # else its frame was lost
                 self.images[self.newest[key]] = StoredImages(sides, record)
         elif about["kind"] == "frames":
@@ -328,7 +328,7 @@ class StoredScene:
         elif about["kind"] == "submaps":
             for row in self._rows(record, PLACE):
                 S = Similarity(float(row["scale"]), row["R"].copy(), row["t"].copy())
-                _check(_is_near(S.t) and _is_rotation(S.R) and 1e-9 < S.scale < 1e9, "a place")
+                check(is_near(S.t) and is_rotation(S.R) and 1e-9 < S.scale < 1e9, "a place")
                 id = int(row["id"])
                 self.places[id] = Place(id, int(row["segment"]), int(row["part"]), S)
         elif about["kind"] == "poses":
@@ -343,10 +343,8 @@ class StoredScene:
                 np.array(about["T_map_world"], float).reshape(4, 4),
             )  # fmt: skip
             T = self.map.T_map_world
-            _check(
-                _is_near(T, self.map.scene_scale) and _is_rotation(T[:3, :3]), "the map's state"
-            )
-            _check(self.map.scene_scale > 0, "the scale")
+            check(is_near(T, self.map.scene_scale) and is_rotation(T[:3, :3]), "the map's state")
+            check(self.map.scene_scale > 0, "the scale")
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self._reader.data(record), kind)
@@ -367,9 +365,9 @@ def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:
     K, (width, height) = np.eye(3), row["size"].tolist()
     K[0, 0], K[1, 1], K[0, 2], K[1, 2] = row["K"]
     name = _name(cameras, row)
-    _check(K[0, 0] > 0 and K[1, 1] > 0 and _is_near(K), "K")
-    _check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
-    _check(width * height <= MAX_DEPTH, "a size")
+    check(K[0, 0] > 0 and K[1, 1] > 0 and is_near(K), "K")
+    check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
+    check(width * height <= MAX_DEPTH, "a size")
     return FramePose(
         int(row["stamp_ns"]), name, int(row["submap"]), _pose(row["T"]), K,
         (width, height), bool(row["keyframe"]),
@@ -378,27 +376,13 @@ def _frame(row: NDArray[np.void], cameras: Sequence[str]) -> FramePose:
 
 def _name(cameras: Sequence[str], row: NDArray[np.void]) -> str:
     index = int(row["camera"])
-    _check(0 <= index < len(cameras) and isinstance(cameras[index], str), "a camera's name")
-    _check(CAMERA.fullmatch(cameras[index]) is not None, "a camera's name")
+    check(0 <= index < len(cameras) and isinstance(cameras[index], str), "a camera's name")
+    check(CAMERA.fullmatch(cameras[index]) is not None, "a camera's name")
     return cameras[index]
 
 
 def _pose(T: Array) -> Array:
-    _check(_is_near(T) and _is_rotation(T[:, :3]), "a pose")
+    check(is_near(T) and is_rotation(T[:, :3]), "a pose")
     out = np.eye(4)
     out[:3] = T
     return out
-
-
-def _is_rotation(R: Array) -> bool:
-    """True but for rounding errors; False for NaN."""
-    return bool(np.allclose(R @ R.T, np.eye(3), atol=SKEW)) and bool(np.linalg.det(R) > 0)
-
-
-def _is_near(*numbers: Any) -> bool:
-    return all(bool((np.abs(n) <= MAX_NUMBER).all()) for n in numbers)  # False for NaN
-
-
-def _check(good: bool, what: str) -> None:
-    if not good:
-        raise ValueError(f"{what} is invalid")
