@@ -309,6 +309,13 @@ class PipelineConfig:
         "names of several cameras, which prefix their topics; empty: one camera without a prefix",
         items=str,
     )
+    mode: str = option(
+        "mapping",
+        "localization: the map is read-only, and the camera is localized in it: no points, "
+        "keyframes or submaps are added, memory stays constant; needs a map (map.load, or what "
+        "was mapped before) and loop.enabled",
+        choices=("mapping", "localization"),
+    )
     mask: str = option(
         "",
         "image file whose black pixels show the robot itself and get no depth; `{camera}` stands "
@@ -340,6 +347,11 @@ class PipelineConfig:
             )
         _check_cameras(self)
         _check_mask(self)
+        if self.mode == "localization" and not self.loop.enabled:
+            raise ConfigError(
+                "mode is localization, but loop.enabled is false: the camera is localized by "
+                "loops; set loop.enabled to true"
+            )
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(

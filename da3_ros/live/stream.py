@@ -241,16 +241,17 @@ class Stream:
     def look_near(self, map_frame: str, x: float, y: float, sigma: float) -> str:
         """Look for the camera near a place in the map first, for a while; returns what was done.
 
-        Lengths are in the unit of the map. Nothing changes if the place is known already.
+        Lengths are in the unit of the map. Nothing changes if the place in a growing map is known.
         """
         frames = {s.output.messages.map_frame: s.pipeline for s in self.scene_streams.values()}
         if map_frame not in frames:
             known = " or ".join(frames)
             return f"not used, because it is in the frame '{map_frame}': give it in {known}"
-        pipeline = frames[map_frame]
-        if pipeline.map.place_known:
-            return "not used, because the place in the map is known"
-        pipeline.place_search.hint = PlaceHint.on_map(x, y, sigma)
+        if not frames[map_frame].look_near(PlaceHint.on_map(x, y, sigma)):
+            return (
+                "not used, because the place in the map is known; with mode localization it would "
+                "be looked for anew"
+            )
         return f"the place is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
 
     def _begin_in(self, saved: dict[str, Snapshot]) -> None:

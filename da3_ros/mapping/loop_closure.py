@@ -51,6 +51,7 @@ from da3_ros.types import Array, Prediction, Window
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
+LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
 MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
 MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
@@ -78,6 +79,8 @@ class LoopClosure:
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._searching = False  # whether the newest keyframe may still have a candidate
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
+        # Submaps of a read-only map in which places are looked for; None: in all keyframes.
+        self._searched: frozenset[int] | None = None
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -118,6 +121,8 @@ class LoopClosure:
         max_bytes: of all keyframes in memory; 0: no limit but their number.
         """
         centre = shared_view.T_ref_camera[:3, 3]
+        if self._searched is not None:
+            self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap, shared_view.T_ref_camera)
         if descriptor is None or len(shared_view.depth) == 0:
@@ -130,8 +135,36 @@ class LoopClosure:
                 float(np.median(shared_view.depth)),
             ),
             max_bytes,
+            keep_all=self._searched is not None,
         )  # fmt: skip
         self._search_anew()
+
+    def localize(self, first_live: int, searched: frozenset[int] | None) -> None:
+        """Makes the map of all submaps before ``first_live`` read-only; or lets it grow again.
+
+        From now on loops are found to keyframes of the submaps ``searched`` only, and move the
+        map as one body. None: all keyframes are of one growing map.
+        """
+        self._graph.first_live, self._searched = first_live, searched
+        self._keeps_unit |= searched is not None
+        self._unconfirmed.clear()
+
+    def forget_place(self) -> None:
+        """Forgets where the camera is in a read-only map."""
+        self._graph.forget_live()
+        self._forget_keyframes(self._graph.first_live, math.inf)
+        self._unconfirmed.clear()
+        self._drift_model = None
+        self.wait_for_keyframe()
+
+    def _forget_keyframes(self, first: int, last: float) -> None:
+        """Forgets the keyframes of the submaps from ``first`` to ``last``, of the newest ones."""
+        for index in range(len(self._keyframes) - 1, -1, -1):
+            submap = self._keyframes[index].submap
+            if submap < first:
+                break
+            if submap <= last:
+                self._keyframes.remove(index)
 
     def wait_for_keyframe(self) -> None:
         """Looks for no loop before the next keyframe: images have another size now."""
@@ -155,7 +188,11 @@ class LoopClosure:
         """Returns what recognises the places of this scene, in units of 1 / ``scale`` scene
         units."""
         T = Similarity(scale, self.T_scene_vo[:3, :3], scale * self.T_scene_vo[:3, 3])
-        return Recognition(tuple(self._graph.nodes), self._graph.edges, tuple(self._keyframes), T)
+        nodes, edges = self._graph.of_map()
+        keyframes = tuple(self._keyframes)
+        if self._searched is not None:
+            keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
+        return Recognition(nodes, edges, keyframes, T)
 
     @property
     def nbytes(self) -> int:
@@ -208,6 +245,8 @@ class LoopClosure:
             if seen == MAX_CANDIDATES:
                 break
             near = newest - at < MIN_SUBMAPS_APART
+            if self._searched is not None and old.submap not in self._searched:
+                continue
             if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
                 continue
             if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):

@@ -157,12 +157,17 @@ class LoopKeyframes:
         on_disk = self._on_disk * (newest.descriptor.nbytes + OVERHEAD)
         return (len(self._all) - self._on_disk) * newest.nbytes + on_disk
 
-    def add(self, keyframe: LoopKeyframe, max_bytes: int) -> None:
+    def add(self, keyframe: LoopKeyframe, max_bytes: int, *, keep_all: bool = False) -> None:
         """Adds the newest keyframe; moves others to the disk, or forgets them, so that all take
-        at most ``max_bytes`` (0: no limit)."""
+        at most ``max_bytes`` (0: no limit).
+
+        keep_all: the others are kept as they are; the caller removes those that it has added.
+        """
         self._finish_moves()
         self._all.append(keyframe)
-        self._descriptors.add(keyframe.descriptor, self._all_descriptors)
+        self._descriptors.add(keyframe.descriptor, self._all_descriptors, fixed=keep_all)
+        if keep_all:
+            return
         while (count := len(self._all)) > 2 and (
             count - self._on_disk > MAX_KEYFRAMES or 0 < max_bytes < self.nbytes
         ):
@@ -271,10 +276,12 @@ class DescriptorIndex:
     def _whitened(self) -> Array:
         return self._rows[: self._count]
 
-    def add(self, descriptor: Array, all: Callable[[], Sequence[Array]]) -> None:
-        """Adds a descriptor; ``all`` returns all, this one last."""
-        self._added += 1
-        if self._whitening is None or 8 * self._added >= self._count + 1:
+    def add(
+        self, descriptor: Array, all: Callable[[], Sequence[Array]], *, fixed: bool = False
+    ) -> None:
+        """Adds a descriptor; ``all`` returns all, this one last. fixed: the statistics stay."""
+        self._added += not fixed
+        if self._whitening is None or (not fixed and 8 * self._added >= self._count + 1):
             self._whiten(all())
             return
         if self._count == len(self._rows):

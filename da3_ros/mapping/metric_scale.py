@@ -315,6 +315,11 @@ class SceneScale:
         return self._scene_scale is not None
 
     @property
+    def measured(self) -> bool:
+        """Whether the scene's scale is known, and not only by its place in a loaded map."""
+        return self.known and self._map_scale is None
+
+    @property
     def scene_scale(self) -> float:
         """Metres per scene unit; 1 if unknown."""
         return 1.0 if self._scene_scale is None else self._scene_scale

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ MAX_NODES = 256
 MAX_LOOPS = 256
 YOUNG = 8  # newest nodes that are never merged
 MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
+MAX_LIVE, MAX_LIVE_LOOPS = 16, 64  # of a localized camera's own nodes, and of loops to them
 LOOP_RELUCTANCE = 4  # factor on the size of a node with loops, so that it is merged later
 
 
@@ -103,14 +104,20 @@ class Problem:
     T_scene_vo: Array
     metric: bool
     keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
+    loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
 
 
 class SubmapGraph:
-    """Nodes in the order of their submaps, and edges between them (by the node's first submap)."""
+    """Nodes in the order of their submaps, and edges between them (by the node's first submap).
+
+    Nodes of submaps before ``first_live`` are a read-only map: they stay as they are, and move as
+    one body.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._edges: list[Edge] = []
+        self.first_live = 0  # id of a submap; 0: the graph is no map
         # Caches that hold until the graph changes; keys are indices of nodes.
         self._predecessor_cache: dict[int, Array] = {}
         self._best_edges: dict[tuple[int, int], Edge] = {}
@@ -150,9 +157,25 @@ class SubmapGraph:
         sigma = np.sqrt(variance) / [1, 1, first.place.scale]
         measured = first.place.inverse() @ drift @ second.place
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
-        if sum(edge.loop for edge in self._edges) > MAX_LOOPS:
+        most = MAX_LIVE_LOOPS if self.first_live else MAX_LOOPS
+        if len(self._live_loops()) > most:
             self._forget_loop()
         self._changed()
+
+    def _live_loops(self) -> list[Edge]:
+        """Returns the loops that are not the map's own."""
+        return [e for e in self._edges if e.loop and e.second >= self.first_live]
+
+    def forget_live(self) -> None:
+        """Forgets the nodes that are not the map's own."""
+        self.nodes = [n for n in self.nodes if n.first < self.first_live]
+        self._edges = [e for e in self._edges if e.second < self.first_live]
+        self._changed()
+
+    @property
+    def _map_size(self) -> int:
+        """Number of the map's own nodes, which are the first ones."""
+        return bisect_left(self.nodes, self.first_live, key=lambda node: node.first)
 
     def loop_partners(self, submap: int) -> set[int]:
         """Returns the indices of older nodes that loops connect to the node of a submap."""
@@ -242,8 +265,8 @@ class SubmapGraph:
 
     def enforce_limits(self) -> list[Absorbed]:
         """Merges or forgets nodes while there are too many; returns the nodes that are gone."""
-        out = []
-        while len(self.nodes) > MAX_NODES:
+        out, most = [], self._map_size + (MAX_LIVE if self.first_live else MAX_NODES)
+        while len(self.nodes) > most:
             at = self._next_to_merge()
             out.append(self._forget_oldest() if at is None else self._merge(at))
             self._changed()
@@ -254,7 +277,7 @@ class SubmapGraph:
         ends = {end for e in self._edges if e.loop for end in (e.first, e.second)}
         before = {e.second: e.first for e in self._edges if not e.loop}
         best, fewest = None, np.inf
-        for k in range(1, len(self.nodes) - YOUNG):
+        for k in range(self._map_size + 1, len(self.nodes) - YOUNG):
             a, b = self.nodes[k - 1], self.nodes[k]
             size = (b.last + 1 - a.first) * (LOOP_RELUCTANCE if b.first in ends else 1)
             if before.get(b.first) == a.first and not b.guessed and size < fewest:
@@ -300,13 +323,13 @@ class SubmapGraph:
         )
 
     def _forget_oldest(self) -> Absorbed:
-        gone = self.nodes.pop(0)
+        gone = self.nodes.pop(self._map_size)
         self._edges = [e for e in self._edges if gone.first not in (e.first, e.second)]
         return Absorbed(gone.first, gone.last, None, gone.place.t)
 
     def _forget_loop(self) -> None:
         """Forgets the less certain one of the two loops that connect the most similar nodes."""
-        loops = [e for e in self._edges if e.loop]
+        loops = self._live_loops()
         ends = np.array([[self._at[e.first], self._at[e.second]] for e in loops])
         segment = self._segments()[ends]
         apart = np.abs(ends[:, None] - ends[None]).sum(axis=2).astype(float)
@@ -331,6 +354,13 @@ class SubmapGraph:
         """All edges; their ends are the first submaps of nodes."""
         return tuple(self._edges)
 
+    def of_map(self) -> tuple[tuple[Node, ...], tuple[Edge, ...]]:
+        """Returns nodes and edges; of a read-only map its own only."""
+        if not self.first_live:
+            return tuple(self.nodes), self.edges
+        edges = tuple(e for e in self._edges if e.second < self.first_live)
+        return tuple(self.nodes[: self._map_size]), edges
+
     def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
         """Takes over the graph of a saved scene."""
         self.nodes, self._edges = list(nodes), list(edges)
@@ -346,11 +376,29 @@ class SubmapGraph:
 
     def problem(self, T_scene_vo: Array, metric: bool, keep_unit: bool = False) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
-        edges = [
-            dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
-            for e in self._edges
-        ]
-        return Problem(tuple(self.nodes), edges, T_scene_vo.copy(), metric, keep_unit)
+        loops = tuple((e.first, e.second) for e in self._edges if e.loop)
+        nodes, edges = self.nodes, self._edges
+        if self._map_size > 1:
+            nodes, edges = self._with_rigid_map()
+        at = {node.first: k for k, node in enumerate(nodes)}
+        edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
+        return Problem(tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops)
+
+    def _with_rigid_map(self) -> tuple[list[Node], list[Edge]]:
+        """Returns the graph with the map's nodes as one."""
+        size = self._map_size
+        first, edges = self.nodes[0], []
+        for e in self._edges:
+            if e.second < self.first_live:
+                continue
+            if e.first < self.first_live:  # measured in the axes and the unit of a node
+                to_node = first.place.inverse() @ self.nodes[self._at[e.first]].place
+                sigma = e.sigma * [1, 1, to_node.scale]
+                e = dataclasses.replace(
+                    e, first=first.first, measured=to_node @ e.measured, sigma=sigma
+                )
+            edges.append(e)
+        return [dataclasses.replace(first, last=self.first_live - 1), *self.nodes[size:]], edges
 
     def apply(self, moves: Mapping[int, Similarity]) -> None:
         """Moves the nodes whose submaps move."""
@@ -394,7 +442,5 @@ def solve(problem: Problem) -> Correction:
     stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
     here = part == part[newest]
     moves = tuple(m if near else stays for m, near in zip(moves, here, strict=True))
-    ids = [node.first for node in problem.nodes]
-    loops = tuple((ids[e.first], ids[e.second]) for e in edges if e.loop)
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, loops, sure, unit)
+    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, problem.loops, sure, unit)

@@ -16,9 +16,10 @@ import numpy as np
 
 from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_MAP_WORLD
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.localized_path import SETTLED, LocalizedPath
 from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
@@ -72,7 +73,8 @@ class SubmapStore:
 
     Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
     points leave memory first; points are dropped before they are farther than ``radius_m`` from
-    the camera.
+    the camera. While ``localized`` is set the map is read-only: submaps of new frames have no
+    points, and are kept there.
     """
 
     def __init__(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
@@ -81,6 +83,7 @@ class SubmapStore:
         self.scene_scale = 1.0
         self.trajectory = Trajectory()
         self.submaps: dict[int, Submap] = {}
+        self.localized: LocalizedPath | None = None  # None: new frames are mapped
         self._points = SubmapPoints(self.submaps)
         self._points.spill_to(spill)
         self._movers = MoverRemoval(self.submaps, self._points)
@@ -105,12 +108,50 @@ class SubmapStore:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
-        return self._points.nbytes + self.trajectory.nbytes + self._movers.nbytes
+        path = 0 if self.localized is None else self.localized.trajectory.nbytes
+        return self._points.nbytes + self.trajectory.nbytes + self._movers.nbytes + path
 
     @property
     def newest(self) -> Submap | None:
-        """The submap that grows; None at the beginning of a segment."""
-        return self._points.newest
+        """The submap of new frames; None at the beginning of a segment."""
+        return self._points.newest if self.localized is None else self.localized.newest
+
+    @property
+    def next_id(self) -> int:
+        """Id of the next new submap."""
+        return self._next
+
+    @property
+    def newest_stamp_ns(self) -> int:
+        """Stamp of the newest pose; 0 if there is none."""
+        path = None if self.localized is None else self.localized.trajectory
+        newest = path if path else self.trajectory
+        return newest.newest_stamp_ns if len(newest) else 0
+
+    def all_submaps(self) -> dict[int, Submap]:
+        """Returns the submaps of the map, and those of a localized camera."""
+        return self.submaps if self.localized is None else self.submaps | self.localized.submaps
+
+    def localize(self, on: bool) -> None:
+        """Makes the map read-only, or lets it grow again."""
+        if on == (self.localized is not None):
+            return
+        self._close()
+        self._movers = MoverRemoval(self.submaps, self._points)
+        self.localized = LocalizedPath() if on else None
+        self.revision = next(_REVISIONS)
+
+    def forget_place(self) -> None:
+        """Forgets where a localized camera is, and its path: both were wrong."""
+        if self.localized is not None:
+            self.begin_part()
+            self.localized.forget()
+
+    def _close(self) -> None:
+        """Ends the submap of new frames."""
+        self._points.close()
+        if self.localized is not None:
+            self.localized.close()
 
     @property
     def place_known(self) -> bool:
@@ -120,7 +161,7 @@ class SubmapStore:
     @property
     def parts(self) -> set[int]:
         """The parts of the scene, including the current one."""
-        return {s.part for s in list(self.submaps.values())} | {self.part}
+        return {s.part for s in list(self.all_submaps().values())} | {self.part}
 
     def begin_guessed(self) -> None:
         """Marks the first part as guessed: the map's frame is older than this store."""
@@ -128,10 +169,14 @@ class SubmapStore:
 
     def start_segment(self) -> None:
         """Begins a segment that is not aligned to the last one: a new submap and a new part."""
-        self._points.close()
-        if any(s.segment == self._segment for s in self.submaps.values()):
+        if any(s.segment == self._segment for s in self.all_submaps().values()):
             self._segment += 1
-        if any(s.part == self.part for s in self.submaps.values()):
+        self.begin_part()
+
+    def begin_part(self) -> None:
+        """Begins a new submap in a new part: the place of new frames is a guess from now on."""
+        self._close()
+        if any(s.part == self.part for s in self.all_submaps().values()):
             # Never a used number: loops may refer to submaps that were removed from the map.
             self.part = 1 + max(self.part, *(part for _, part in self._begins))
 
@@ -143,9 +188,11 @@ class SubmapStore:
                 continue
             log.info("part %d of the scene was joined to part %d by a loop", newer, older)
             self.revision = next(_REVISIONS)
-            for submap in self.submaps.values():
+            for submap in self.all_submaps().values():
                 submap.part = older if submap.part == newer else submap.part
-            self._begins = [(id, older if p == newer else p) for id, p in self._begins]
+            begins = [(id, older if p == newer else p) for id, p in self._begins]
+            changes = [True, *(a[1] != b[1] for a, b in itertools.pairwise(begins))]
+            self._begins = list(itertools.compress(begins, changes))
             self.part = older if self.part == newer else self.part
 
     def _part_of(self, submap: int) -> int:
@@ -157,6 +204,10 @@ class SubmapStore:
         """Adds a frame's pose, and a keyframe's points and image; returns the submap's id."""
         submap = self._submap_for(frame)
         T = relative_pose(submap.T_scene_submap, frame.T_scene_camera)
+        if self.localized is not None:
+            submap.keyframes += frame.keyframe
+            self.localized.add(frame, T)
+            return submap.id
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
         self.trajectory.add(frame, T, submap.id)
@@ -178,17 +229,26 @@ class SubmapStore:
 
         Returns it in the frame of its submap; None for an unknown submap.
         """
-        if submap not in self.submaps:
+        localized = self.localized
+        if localized is not None and submap not in localized.submaps:
+            return None  # of the map, which is read-only
+        here = self.submaps if localized is None else localized.submaps
+        if submap not in here:
             return None
-        T = relative_pose(self.submaps[submap].T_scene_submap, T_scene_camera)
-        self.trajectory.correct(stamp_ns, camera, T)
+        T = relative_pose(here[submap].T_scene_submap, T_scene_camera)
+        (self if localized is None else localized).trajectory.correct(stamp_ns, camera, T)
         return T
 
     def move(self, places: Mapping[int, Similarity]) -> None:
-        """Sets new places of submaps; their points and poses move with them."""
-        self.revision = next(_REVISIONS)
-        for id, T_scene_submap in places.items():
-            self.submaps[id].T_scene_submap = T_scene_submap
+        """Sets new places of submaps; their points and poses move with them, but not the map
+        while it is read-only."""
+        movable = self.submaps
+        if self.localized is None:
+            self.revision = next(_REVISIONS)
+        else:
+            movable = self.localized.submaps
+        for id in places.keys() & movable.keys():
+            movable[id].T_scene_submap = places[id]
 
     def regrid(self) -> None:
         """Averages all points in voxels of the edge length by ``limits`` and ``scene_scale``."""
@@ -210,6 +270,8 @@ class SubmapStore:
         self.trajectory.extend(saved.poses)
         self._segment, self._is_searched = saved.segment + 1, searched
         self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
+        if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
+            self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
         if len(self.trajectory):
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
 
@@ -233,11 +295,12 @@ class SubmapStore:
     @property
     def shown_part(self) -> int:
         """The part to display: the current one, or the last one while that is empty; the first
-        one while the camera is looked for in it.
+        one while the camera is looked for in it, or if the map is read-only.
 
         Points of another part would be shown at a guessed place in the same frame.
         """
-        if self._is_searched and any(s.part == REFERENCE for s in self.submaps.values()):
+        searched = self._is_searched or self.localized is not None
+        if searched and any(s.part == REFERENCE for s in self.submaps.values()):
             return REFERENCE
         newest = max(self.submaps, default=-1)
         return self.submaps[newest].part if newest >= 0 else self.part
@@ -266,16 +329,35 @@ class SubmapStore:
         return self.trajectory.poses().moved(self._places())
 
     def path(self, most: int = 0, *, shown: bool = False) -> Poses:
-        """Returns the poses of the leading camera, or an even choice of at most ``most``.
+        """Returns the poses of the leading camera, or an even choice of at most ``most``; those
+        of a localized camera instead of the map's.
 
         shown: of the shown part only.
         """
-        poses = self.trajectory.poses().leading()
+        poses, places = self._path()
+        poses = poses.leading()
         if shown and len(self.parts) > 1:
-            ids = [s.id for s in self.submaps.values() if s.part == self.shown_part]
+            part_of = self._part_of_path()
+            ids = [id for id, part in part_of.items() if part == self.shown_part]
             poses = poses.take(np.isin(poses.rows["submap"], ids))
         stride = max(1, -(-len(poses) // most)) if most else 1
-        return poses.take(slice(None, None, stride)).moved(self._places())
+        return poses.take(slice(None, None, stride)).moved(places)
+
+    def path_scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
+        """Returns the poses of ``path``, of all cameras, as a scene without points."""
+        poses, places = self._path()
+        return Scene((), poses.moved(places), T_map_world, part_of=self._part_of_path())
+
+    def _path(self) -> tuple[Poses, dict[int, Similarity]]:
+        """Returns the poses of the path, in the frames of their submaps, and these."""
+        places = self._places()
+        if self.localized is None:
+            return self.trajectory.poses(), places
+        places[SETTLED] = _scaled(IDENTITY, self.scene_scale)
+        return self.localized.trajectory.poses(), places
+
+    def _part_of_path(self) -> dict[int, int]:
+        return {SETTLED: REFERENCE} | {id: s.part for id, s in self.all_submaps().items()}
 
     def cloud(self) -> PointCloud:
         """Returns all points in the scene's coordinates and unit."""
@@ -285,19 +367,24 @@ class SubmapStore:
         return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _places(self) -> dict[int, Similarity]:
-        return {id: _scaled(s.T_scene_submap, self.scene_scale) for id, s in self.submaps.items()}
+        return {
+            id: _scaled(s.T_scene_submap, self.scene_scale) for id, s in self.all_submaps().items()
+        }
 
     def _submap_for(self, frame: SceneFrame) -> Submap:
         submap = self.newest
         if submap is None or (frame.keyframe and self._is_full(submap)):
-            self._points.close()
+            self._close()
             begin = Similarity.from_pose(frame.T_scene_camera)
             submap = Submap(self._next, self._segment, begin)
             submap.part = self.part
             self._note_part(submap)
+            self._next += 1
+            if self.localized is not None:
+                self.localized.begin(submap)
+                return submap
             self.submaps[submap.id] = submap
             self._points.begin(submap, self._voxel(submap))
-            self._next += 1
         return submap
 
     def _note_part(self, submap: Submap) -> None:
@@ -305,6 +392,8 @@ class SubmapStore:
             self._begins.append((submap.id, submap.part))
 
     def _is_full(self, submap: Submap) -> bool:
+        if self.localized is not None:
+            return submap.keyframes >= KEYFRAMES
         return submap.keyframes >= KEYFRAMES or self._points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:

@@ -145,6 +145,22 @@ class Trajectory:
             same = rows["camera"] == self._cameras.index(camera)
             rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
+    def settle(self, submap: int, place: Similarity, into: int) -> None:
+        """Gives the poses of a submap in the frame of its ``place`` from now on, with ``into`` as
+        their submap."""
+        rows = self._rows[: self._size]
+        here = np.flatnonzero(rows["submap"] == submap)
+        moved = Poses(rows[here], tuple(self._cameras)).moved({submap: place}).rows
+        moved["submap"] = into
+        rows[here] = moved
+
+    def forget(self, submap: int) -> None:
+        """Removes the poses of a submap."""
+        kept = self._rows[: self._size]
+        kept = kept[kept["submap"] != submap]
+        self._size = len(kept)
+        self._rows[: self._size] = kept
+
     def extend(self, poses: Poses) -> None:
         """Appends the poses of a saved scene, in the frames of their submaps."""
         names = self._cameras + [c for c in poses.cameras if c not in self._cameras]

@@ -87,6 +87,15 @@ class LoopScheduler:
         """Begins a segment; lost: near the end of the last one, else at an unknown position."""
         self._closure.start_segment(lost=lost)
 
+    def localize(self, first_live: int, searched: frozenset[int] | None) -> None:
+        """Makes the map read-only, or lets it grow again; see ``LoopClosure.localize``."""
+        self._closure.localize(first_live, searched)
+
+    def forget_place(self) -> None:
+        """Forgets where the camera is in a read-only map."""
+        self._solving = None
+        self._closure.forget_place()
+
     @property
     def refused(self) -> int:
         """Number of loop candidates whose verification failed."""
@@ -180,9 +189,13 @@ class LoopScheduler:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
         self._solving = self._solver.submit(solve, problem)
 
-    def collect(self) -> Correction | None:
-        """Returns the solver's correction for ``apply``; None if there is none yet."""
-        if self._solving is None or not (self.wait_for_solver or self._solving.done()):
+    def collect(self, *, wait: bool = False) -> Correction | None:
+        """Returns the solver's correction for ``apply``; None if there is none yet.
+
+        wait: until it is there, if it is being solved.
+        """
+        wait |= self.wait_for_solver
+        if self._solving is None or not (wait or self._solving.done()):
             return None
         solving, self._solving = self._solving, None
         error = solving.exception()

@@ -16,6 +16,7 @@ from da3_ros.export.export import export_scene
 from da3_ros.export.scene_file import SceneFileError
 from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import MetricModel, Session
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
@@ -113,6 +114,18 @@ class Pipeline:
         most: an even choice of at most this many; 0: all.
         """
         return self.map.path(most)
+
+    def look_near(self, hint: PlaceHint) -> bool:
+        """Looks for the camera near a place in the map first, for a while; returns whether.
+
+        In a read-only map a known place is forgotten before; in one that grows it stays.
+        """
+        if self.scene_map.localizes and self.map.place_known:
+            self.scene_map.forget_place()
+        if self.map.place_known:
+            return False
+        self.place_search.hint = hint
+        return True
 
     def path(self, most: int = 0) -> Poses:
         """Returns ``poses`` of the shown part of the scene only."""

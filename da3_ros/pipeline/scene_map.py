@@ -23,6 +23,7 @@ from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import SceneFrame, SegmentFrame
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
@@ -49,10 +50,36 @@ class SceneMap:
         self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         self._reset_map_place()
+        self._apply_mode()
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         self.config = config
+        self._apply_mode()
+
+    @property
+    def localizes(self) -> bool:
+        """Whether the map is read-only: the camera is only localized in it."""
+        return self.submaps.localized is not None
+
+    def _apply_mode(self) -> None:
+        """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
+        localize = self.config.mode == "localization"
+        if localize == self.localizes:
+            return
+        if localize and not self.submaps.place_known:  # its place would become part of the map
+            self.submaps.begin_part()
+            self.loops.start_segment(lost=False)
+        self.submaps.localize(localize)
+        known = (s.id for s in self.submaps.submaps.values() if s.part == REFERENCE)
+        self.loops.localize(
+            self.submaps.next_id if localize else 0, frozenset(known) if localize else None
+        )
+
+    def forget_place(self) -> None:
+        """Forgets where the camera is in a read-only map; odometry goes on."""
+        self.submaps.forget_place()
+        self.loops.forget_place()
 
     def forget(self) -> None:
         """Begins with an empty map."""
@@ -61,6 +88,7 @@ class SceneMap:
         self.submaps = SubmapStore(self.config.map, self._spill)
         self.loops.restart()
         self.scale.forget()
+        self._apply_mode()
         if self.recording is not None:
             self.recording.begin()
 
@@ -86,7 +114,8 @@ class SceneMap:
         origin. The new segment's unit is unknown and, unless it begins at the origin, its place
         too.
         """
-        if self.scale.learns and not self.scale.known and len(self.submaps.trajectory):
+        unplaced = self.scale.learns and not self.scale.known and not self.localizes
+        if unplaced and len(self.submaps.trajectory):
             log.warning(
                 "no metric scale found for the old segment; its points are removed from the map"
             )
@@ -101,16 +130,19 @@ class SceneMap:
                 "on; call ~/reset to begin a new scene with scale.factor"
             )
         self.submaps.start_segment()
-        self.loops.start_segment(lost=bool(newest))
+        # In a read-only map it is looked for everywhere: it may have been carried.
+        self.loops.start_segment(lost=bool(newest) and not self.localizes)
 
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
         self.forget()
+        self.submaps.localize(False)  # until the scene is there
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(saved, searched=known is not None)
         if known is not None:
             self.loops.restore(known)
+        self._apply_mode()
         self.place_map(saved.T_map_world)
 
     def snapshot(self, unit: float) -> Snapshot:
@@ -134,7 +166,8 @@ class SceneMap:
         self.submaps.set_limits(limits, self.scale.scene_scale)
         if self.scale.known and not before and self.scale.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
-            self.submaps.regrid()
+            if not self.localizes:
+                self.submaps.regrid()
         return scale
 
     def add_drift(
@@ -157,8 +190,8 @@ class SceneMap:
 
     @property
     def records(self) -> bool:
-        """Whether frames are stored."""
-        return self.recording is not None
+        """Whether frames are stored: none in a read-only map."""
+        return self.recording is not None and not self.localizes
 
     def record(self, recording: KeyframeRecording, spill: ArraySpill | None = None) -> None:
         """Stores all frames from now on. spill: where points and keyframes go that memory cannot
@@ -194,8 +227,10 @@ class SceneMap:
         if not self.scale.has_place(frame):
             return -1
         in_scene = self._in_scene(frame)
+        if self.localizes and not len(self.submaps.trajectory) and self.submaps.next_id == 0:
+            log.warning("mode is localization, but there is no map: load one (map.load)")
         submap = self.submaps.add(in_scene)
-        if self.recording is not None:
+        if self.recording is not None and self.records:
             if seen is not None:
                 depth = scaled_depth(seen.depth, self.scale.unit)
                 seen = dataclasses.replace(seen, depth=depth)
@@ -229,7 +264,7 @@ class SceneMap:
             in_submap = self.submaps.correct_pose(view.submap, stamp_ns, camera, T)
             if in_submap is not None:
                 stored[camera, stamp_ns] = in_submap
-        if self.recording is not None:
+        if self.recording is not None and self.records:
             self.recording.correct(stored)
 
     def adopt(self, refined: RefinedWindow) -> None:
@@ -271,19 +306,21 @@ class SceneMap:
         """Returns the frame to publish from a single-image network: depth without a pose."""
         return tracked_frame(frame, frame.depth, frame.T_segment_camera, np.eye(4))
 
-    def close_loop(self) -> Correction | None:
-        """Corrects the submaps if a loop was found and solved; the newest submap stays."""
-        correction = self.loops.collect()
+    def close_loop(self, *, wait: bool = False) -> Correction | None:
+        """Corrects the submaps if a loop was found and solved; the newest submap stays.
+
+        wait: until the loop that was found is solved.
+        """
+        correction = self.loops.collect(wait=wait)
         if correction is None:
             return None
-        places = {id: s.T_scene_submap for id, s in self.submaps.submaps.items()}
+        places = {id: s.T_scene_submap for id, s in self.submaps.all_submaps().items()}
         self.submaps.move(self.loops.apply(correction, places))
-        before = self.submaps.place_known
         self.submaps.merge_parts(correction.loops)
         self.scale.rescale(correction.unit)
-        if self.submaps.place_known and not before:
+        if self.submaps.place_known:
             self.scale.take_from_map(correction.covariance)
-        if self.recording is not None:
+        if self.recording is not None and self.records:
             self.recording.place(self.submaps.submaps.values())
         return correction
 
@@ -306,14 +343,15 @@ class SceneMap:
                 self.T_map_world @ scaled_pose(self.loops.T_scene_vo, unit), 1 / unit
             )
         self.loops.try_close_loop(
-            window_id, self.config.loop, views, infer, aligner, self.scale.known, refine,
+            window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
             self.submaps.place_known, hint,
         )  # fmt: skip
 
     def _in_scene(self, frame: SegmentFrame) -> SceneFrame:
         """Returns a frame that has a place in the scene, in scene coordinates."""
         depth = self.scale.scene_depth(frame)
-        if frame.keyframe and self.config.map.enabled and self.config.depth.edge_filter:
+        mapped = frame.keyframe and self.config.map.enabled and not self.localizes
+        if mapped and self.config.depth.edge_filter:
             depth = without_smears(depth)
         return SceneFrame(
             stamp_ns=frame.stamp_ns,

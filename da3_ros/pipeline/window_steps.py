@@ -56,6 +56,8 @@ class WindowSteps:
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
+        if config.mode != self.config.mode:  # the map becomes read-only as it was measured
+            self._close_loop(wait=True)
         self.config = config
         for part in (
             self.builder, self.inference, self.odometry, self.refinement, self.scene_map
@@ -180,10 +182,13 @@ class WindowSteps:
             return frame
         return at_size_of(frame, prepared.full, prepared.full_valid)
 
-    def _close_loop(self) -> bool:
-        """Applies a loop closure to scene and odometry, if there is one; returns whether."""
+    def _close_loop(self, *, wait: bool = False) -> bool:
+        """Applies a loop closure to scene and odometry, if there is one; returns whether.
+
+        wait: until the loop that was found is solved.
+        """
         T_vo_segment = self.scene_map.scale.T_vo_segment
-        correction = self.scene_map.close_loop()
+        correction = self.scene_map.close_loop(wait=wait)
         if correction is None:
             return False
         moves = self.odometry.apply_correction(correction, T_vo_segment)

@@ -247,9 +247,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
-        scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
+        scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
-            self._write_trajectory(scene)
+            self._write_trajectory(pipeline.map.path_scene(scene.T_map_world))
         self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
         shown = scene.of_part(pipeline.map.shown_part)
         self.bag.write(self.output.messages.map_points(shown, stamp), stamp)

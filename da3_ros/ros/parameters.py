@@ -23,7 +23,8 @@ UNBOUNDED = 1e12  # ROS ranges need both ends
 QOS = "qos_overrides."
 FOREIGN = (QOS, "use_sim_time", "start_type_description_service")
 # Values that are read again for every frame, so that a change takes effect at once.
-DYNAMIC = ("depth.", "keyframe.", "memory_budget_gb", "map.export_guessed")
+DYNAMIC = ("memory_budget_gb", "map.export_guessed", "mode")
+DYNAMIC_GROUPS = ("depth.", "keyframe.")
 
 
 def declare(node: Node) -> None:
@@ -77,7 +78,7 @@ def read(node: Node, changes: Sequence[RosParameter] = ()) -> NodeConfig:
 
 def is_dynamic(name: str) -> bool:
     """True if a parameter may change while the node is configured."""
-    return name.startswith(DYNAMIC)
+    return name in DYNAMIC or name.startswith(DYNAMIC_GROUPS)
 
 
 def accept() -> SetParametersResult:

@@ -1,0 +1,48 @@
+"""Where a camera has been that is localized in a read-only map: submaps without points, and poses.
+
+Both are bounded. Corrections move the newest submaps only. Poses of older ones keep the place in
+the scene that they had last; if their place was a guess, they are forgotten.
+"""
+
+from __future__ import annotations
+
+from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.scene import REFERENCE
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.trajectory import Trajectory
+from da3_ros.types import Array
+
+MAX_SUBMAPS = 16  # newest submaps, which corrections move
+SETTLED = -1  # submap of poses that are given in the scene, and stay
+
+
+class LocalizedPath:
+    """The newest submaps of a localized camera, and its poses since the map is read-only."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins without submaps and poses."""
+        self.submaps: dict[int, Submap] = {}
+        self.trajectory = Trajectory()
+        self.newest: Submap | None = None  # None: the next frame begins one
+
+    def close(self) -> None:
+        """Ends the newest submap."""
+        self.newest = None
+
+    def begin(self, submap: Submap) -> None:
+        """Adds the submap of the next frames; the oldest one leaves."""
+        self.submaps[submap.id] = self.newest = submap
+        while len(self.submaps) > MAX_SUBMAPS:
+            oldest = self.submaps.pop(min(self.submaps))
+            if oldest.part == REFERENCE:
+                self.trajectory.settle(oldest.id, oldest.T_scene_submap, SETTLED)
+            else:
+                self.trajectory.forget(oldest.id)
+
+    def add(self, frame: SceneFrame, T_submap_camera: Array) -> None:
+        """Adds a frame of the newest submap, with its pose [4, 4] there."""
+        assert self.newest is not None
+        self.trajectory.add(frame, T_submap_camera, self.newest.id)
