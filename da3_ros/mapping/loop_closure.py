@@ -81,6 +81,8 @@ class LoopClosure:
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
         # Submaps of a read-only map in which places are looked for; None: in all keyframes.
         self._searched: frozenset[int] | None = None
+        # Nodes that the newest loop has joined, by first submap, and the drift there.
+        self._joined: tuple[Similarity, frozenset[int]] = IDENTITY, frozenset()
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -305,6 +307,9 @@ class LoopClosure:
         for other in self._unconfirmed:
             if other.new is not new and self._agree(other, loop):
                 self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
+                # A guessed place may be wrong by any rotation: a solver that begins there may end
+                # in a false minimum.
+                self._joined = loop.drift, self._graph.unmeasured(old.submap, new.submap)
                 for one in (other, loop):
                     self._add_to_graph(one)
                 self._unconfirmed.clear()
@@ -348,7 +353,12 @@ class LoopClosure:
 
     def problem(self, metric: bool) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
-        return self._graph.problem(self.T_scene_vo, metric, keep_unit=self._keeps_unit)
+        (drift, nodes), self._joined = self._joined, (IDENTITY, frozenset())
+        if metric:  # scales stay
+            at = self._keyframes[-1].centre
+            drift = Similarity(1.0, drift.R, drift.points(at) - drift.R @ at)
+        start = dict.fromkeys(nodes, drift.inverse())
+        return self._graph.problem(self.T_scene_vo, metric, self._keeps_unit, start)
 
     def apply(self, correction: Correction) -> None:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""

@@ -239,6 +239,7 @@ class SceneScale:
 
     def __init__(self, config: ScaleConfig) -> None:
         self._scale_filter = ScaleFilter(config)
+        self.fixed = False  # whether the scene is a read-only map: its known scale stays
         self.forget()
 
     def forget(self) -> None:
@@ -316,8 +317,8 @@ class SceneScale:
 
     @property
     def measured(self) -> bool:
-        """Whether the scene's scale is known, and not only by its place in a loaded map."""
-        return self.known and self._map_scale is None
+        """Whether the scene's scale is known by measurements, and not by a map."""
+        return self.known and self._map_scale is None and not self.fixed
 
     @property
     def scene_scale(self) -> float:
@@ -374,8 +375,17 @@ class SceneScale:
         if self.scale.metric:
             if self._scene_scale is not None and not before.metric:
                 self._factor = self.scale.value / self._scene_scale
-            self._scene_scale = self.scale.value / self._factor
+            if self.fixed and self._scene_scale is not None:
+                self.scale = self._scale_in_map(self._factor * self._scene_scale)
+            else:
+                self._scene_scale = self.scale.value / self._factor
         return self.scale
+
+    def _scale_in_map(self, value: float) -> Scale:
+        """Returns the scale with the value that the map gives; that of the source differs by a
+        known error."""
+        error = math.log(self.scale.value / value)
+        return Scale(self.scale.source, value, math.hypot(self.scale.sigma, error))
 
     @property
     def T_vo_segment(self) -> Similarity:

@@ -17,13 +17,13 @@ import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from da3_ros.geometry.similarity import Similarity, orthonormal
+from da3_ros.geometry.similarity import IDENTITY, Similarity, orthonormal
 from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
 from da3_ros.types import Array
 
@@ -105,6 +105,8 @@ class Problem:
     metric: bool
     keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
     loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
+    # Moves of nodes, by first submap, to where the solution is looked for; others: none.
+    start: Mapping[int, Similarity] = field(default_factory=dict)
 
 
 class SubmapGraph:
@@ -374,15 +376,26 @@ class SubmapGraph:
 
     # Solving
 
-    def problem(self, T_scene_vo: Array, metric: bool, keep_unit: bool = False) -> Problem:
-        """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
+    def problem(
+        self,
+        T_scene_vo: Array,
+        metric: bool,
+        keep_unit: bool = False,
+        start: Mapping[int, Similarity] | None = None,
+    ) -> Problem:
+        """Returns what ``solve`` needs; a copy, because it may be solved on another thread.
+
+        start: moves of nodes, by first submap, to where the solution is looked for.
+        """
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
         nodes, edges = self.nodes, self._edges
         if self._map_size > 1:
             nodes, edges = self._with_rigid_map()
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
-        return Problem(tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops)
+        return Problem(
+            tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops, dict(start or {})
+        )
 
     def _with_rigid_map(self) -> tuple[list[Node], list[Edge]]:
         """Returns the graph with the map's nodes as one."""
@@ -399,6 +412,21 @@ class SubmapGraph:
                 )
             edges.append(e)
         return [dataclasses.replace(first, last=self.first_live - 1), *self.nodes[size:]], edges
+
+    def unmeasured(self, old: int, new: int) -> frozenset[int]:
+        """Returns the nodes, by first submap, that measurements connect to the submap ``old``, if
+        none connects them to ``new``."""
+        guessed = {n.first for n in self.nodes if n.guessed}
+        measured = [
+            dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
+            for e in self._edges
+            if e.loop or e.second not in guessed
+        ]
+        part = parts(len(self.nodes), measured)
+        here = part[self.index(old)]
+        if here == part[self.index(new)]:
+            return frozenset()
+        return frozenset(n.first for n, p in zip(self.nodes, part, strict=True) if p == here)
 
     def apply(self, moves: Mapping[int, Similarity]) -> None:
         """Moves the nodes whose submaps move."""
@@ -423,7 +451,8 @@ def solve(problem: Problem) -> Correction:
     """
     nodes, edges = [node.place for node in problem.nodes], problem.edges
     newest = len(nodes) - 1
-    found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
+    start = [problem.start.get(n.first, IDENTITY) @ n.place for n in problem.nodes]
+    found = optimize(start, edges, fixed=newest, metric=problem.metric).nodes
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MAX_LOG_SCALE:

@@ -1,0 +1,253 @@
+"""Localization in a read-only map: it stays as it is, memory is constant, drift is corrected."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from support.ring import STEP_NS, descriptor_at, walked
+from support.sessions import LATER, errors, opened, push, resumed, saved
+
+from da3_ros.config import config_from_parameters
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping import localized_path, loop_closure, submap_graph
+from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.parameter_schema import ConfigError
+from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.synthetic.truth import Noise
+
+FRAMES = 110
+SHAKY = Noise(0.01, 0.01, 0.01, 1.0, 0.03)
+LOCALIZE = {"mode": "localization"}
+
+
+@pytest.fixture(scope="module")
+def ring():
+    """One round; the last frame is beside the first one."""
+    return walked(FRAMES, 1.0)
+
+
+@pytest.fixture(scope="module")
+def known(ring):
+    """The frames of the map: one round and a little more."""
+    return [*ring, *rounds(ring, 1, first_ns=ring[-1].stamp_ns + STEP_NS)[:25]]
+
+
+@pytest.fixture(scope="module")
+def mapped(known):
+    pipeline = opened(known, metric=True)
+    push(pipeline, known)
+    assert pipeline.loops.closed
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def folder(mapped, tmp_path_factory):
+    return saved(mapped, tmp_path_factory.mktemp("map"))
+
+
+def rounds(ring, count, first_ns=LATER):
+    """The frames of further rounds."""
+    return [
+        dataclasses.replace(f, stamp_ns=first_ns + (n * len(ring) + i) * STEP_NS)
+        for n in range(count)
+        for i, f in enumerate(ring)
+    ]
+
+
+def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring, tmp_path):
+    walk = rounds(ring, 3)[20:]
+    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    before = pipeline.snapshot()
+    results = push(pipeline, walk[:30])
+    assert pipeline.map.place_known
+    revision = pipeline.map.revision
+    results += push(pipeline, walk[30:])
+    assert pipeline.loops.closed > 5
+    found = errors(results, walk, ring[0].T_world_camera)
+    known = np.array([r.covariance_map is not None for r in results])
+    assert known.sum() > 0.9 * len(walk)
+    assert np.median(found[known, 0]) < 0.15
+    assert np.percentile(found[known, 0], 95) < 0.4
+    assert np.median(found[known, 1]) < 1.0
+    after = pipeline.snapshot()
+    assert pipeline.map.revision == revision  # nothing to show anew
+    for old, new in zip(before.submaps, after.submaps, strict=True):
+        np.testing.assert_array_equal(old.cloud.xyz, new.cloud.xyz)
+        assert old.T_scene_submap.t.tolist() == new.T_scene_submap.t.tolist()
+        assert old.T_scene_submap.R.tolist() == new.T_scene_submap.R.tolist()
+    np.testing.assert_array_equal(before.poses.rows, after.poses.rows)
+    save_scene(after, tmp_path / "again")
+    assert len(after.recognition.keyframes) == len(before.recognition.keyframes)
+    assert len(after.recognition.nodes) == len(before.recognition.nodes)
+    assert load_scene(tmp_path / "again").recognition.keyframes
+
+
+def test_drift_is_corrected_which_odometry_alone_would_keep(folder, known, ring, monkeypatch):
+    walk = rounds(ring, 3)[20:]
+
+    def typical():
+        pipeline = resumed(folder, known, walk, metric=True, noise=SHAKY, **LOCALIZE)
+        results = push(pipeline, walk)
+        return np.median(errors(results, walk, ring[0].T_world_camera)[-60:, 0]), pipeline
+
+    corrected, pipeline = typical()
+    looks = pipeline.loops.closed
+    tried = LoopScheduler.try_close_loop
+
+    def until_found(self, *args):
+        if self.closed == 0:
+            tried(self, *args)
+
+    monkeypatch.setattr(LoopScheduler, "try_close_loop", until_found)
+    drifted, _ = typical()
+    assert looks > 5
+    assert corrected < drifted / 2
+
+
+def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
+    """After the camera was found: submaps, nodes, edges, keyframes, descriptors."""
+    monkeypatch.setattr(localized_path, "MAX_SUBMAPS", 4)
+    monkeypatch.setattr(submap_graph, "MAX_LIVE", 6)
+    monkeypatch.setattr(submap_graph, "YOUNG", 2)
+    monkeypatch.setattr(submap_graph, "MAX_LIVE_LOOPS", 8)
+    walk = rounds(ring, 3)
+    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    own = len(pipeline.loops.recognition(1.0).nodes)
+    keyframes = len(pipeline.loops.recognition(1.0).keyframes)
+    closure, sizes = pipeline.loops._closure, set()
+    for start in range(0, len(walk), 10):
+        push(pipeline, walk[start : start + 10])
+        graph = closure._graph
+        assert len(graph.nodes) - own <= 6
+        assert len(graph._live_loops()) <= 8
+        live = len(closure._keyframes) - keyframes
+        assert live <= 16 * (loop_closure.LIVE_SUBMAPS + 1)
+        assert len(closure._keyframes.similarity()) == len(closure._keyframes)
+        assert len(pipeline.map.localized.submaps) <= 4
+        assert len(pipeline.map._begins) <= 3
+        sizes.add(pipeline.map.nbytes - pipeline.map.localized.trajectory.nbytes)
+    assert pipeline.map.place_known
+    assert len(sizes) == 1
+    # The path: all poses, those of submaps that left too.
+    poses = pipeline.poses()
+    assert [p.stamp_ns for p in poses] == [f.stamp_ns for f in walk[2:]]  # without a scale yet
+    true = {f.stamp_ns: invert_pose(ring[0].T_world_camera) @ f.T_world_camera for f in walk}
+    away = [np.linalg.norm(p.T_world_camera[:3, 3] - true[p.stamp_ns][:3, 3]) for p in poses]
+    assert np.median(away[30:]) < 0.2
+
+
+def test_the_path_shows_nothing_at_a_guessed_place(folder, known, ring):
+    other = [dataclasses.replace(f, stamp_ns=f.stamp_ns + 5 * LATER) for f in ring[:12]]
+    pipeline = resumed(folder, known, other, metric=True, **LOCALIZE)
+    for f in other:  # looks like nothing that was seen
+        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_world_camera + 50)
+    results = push(pipeline, other)
+    assert not pipeline.map.place_known
+    assert len(pipeline.path()) == 0
+    assert len(pipeline.poses()) == len(results) - sum(not r.scale.metric for r in results)
+    assert pipeline.map.path_scene().parts == (1,)
+    assert len(pipeline.map.thinned(10**6).cloud()) > 1000  # the map is shown
+
+
+def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
+    """Mapping, then localization in what was mapped, then mapping again."""
+    walk = rounds(ring, 2, first_ns=ring[-1].stamp_ns + 10**8)
+    pipeline = opened([*ring, *walk], metric=True)
+    results = push(pipeline, ring)
+    submaps = dict(pipeline.map.submaps)
+    points = len(pipeline.map)
+    mapping = pipeline.config
+    pipeline.reconfigure(dataclasses.replace(mapping, mode="localization"))
+    results += push(pipeline, walk[:FRAMES])
+    assert len(pipeline.map) == points
+    assert dict(pipeline.map.submaps) == submaps
+    assert pipeline.map.place_known
+    assert pipeline.loops.closed > 2
+    pipeline.reconfigure(mapping)
+    results += push(pipeline, walk[FRAMES:])
+    assert len(pipeline.map) > points
+    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    assert len(results) == 3 * FRAMES
+    steps = [
+        np.linalg.norm((invert_pose(a.T_odom_world @ a.T_world_camera) @ b.T_odom_world
+                        @ b.T_world_camera)[:3, 3])
+        for a, b in itertools.pairwise(results)
+    ]  # fmt: skip
+    assert max(steps[5:]) < 4 * np.median(steps)
+    found = errors(results[-60:], walk, ring[0].T_world_camera)
+    assert np.median(found[:, 0]) < 0.4
+    # What was saved can be continued: ids of submaps that had no points are not used again.
+    again = load_scene(saved(pipeline, tmp_path))
+    later = opened([*ring, *walk], metric=True)
+    later.resume(again)
+    last = [dataclasses.replace(f, stamp_ns=f.stamp_ns + 9 * LATER) for f in ring[:30]]
+    later.session._frames |= {("", f.stamp_ns): f for f in last}
+    later.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_world_camera) for f in last}
+    push(later, last)
+    assert later.map.place_known
+
+
+def test_a_camera_that_was_carried_is_found_anew(folder, known, ring):
+    """After a time jump: half a round away, and turned by half a turn."""
+    first, second = rounds(ring, 1)[20:50], rounds(ring, 1, first_ns=LATER // 2)[70:100]
+    pipeline = resumed(folder, known, [*first, *second], metric=True, **LOCALIZE)
+    push(pipeline, first)
+    assert pipeline.map.place_known
+    results = push(pipeline, second)  # the stamps jump back
+    assert results[0].covariance_map is None
+    assert pipeline.map.place_known
+    found = errors(results[-8:], second, ring[0].T_world_camera)
+    assert np.median(found[:, 0]) < 0.3
+
+
+def test_a_hint_makes_a_localized_camera_look_anew(folder, known, ring):
+    walk = rounds(ring, 1)[20:80]
+    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    push(pipeline, walk[:30])
+    assert pipeline.map.place_known
+    T = pipeline.scene_map.T_map_world @ invert_pose(ring[0].T_world_camera)
+    x, y = (T @ walk[30].T_world_camera)[:2, 3]
+    assert pipeline.look_near(PlaceHint.on_map(x, y, 1.0))
+    assert not pipeline.map.place_known
+    results = push(pipeline, walk[30:])
+    assert results[0].covariance_map is None
+    assert pipeline.map.place_known
+    odom = [r.T_odom_world @ r.T_world_camera for r in results]
+    steps = [np.linalg.norm((invert_pose(a) @ b)[:3, 3]) for a, b in itertools.pairwise(odom)]
+    assert max(steps) < 4 * np.median(steps)
+    found = errors(results[-8:], walk, ring[0].T_world_camera)
+    assert np.median(found[:, 0]) < 0.5
+
+
+def test_a_hint_does_not_split_a_growing_map(mapped):
+    assert not mapped.look_near(PlaceHint.on_map(0, 0, 1.0))
+    assert mapped.map.place_known
+
+
+def test_localization_without_a_map_is_told_once(ring, caplog):
+    pipeline = opened(ring[:20], **LOCALIZE)
+    results = push(pipeline, ring[:20])
+    assert len(results) == 20
+    assert caplog.text.count("there is no map") == 1
+    assert len(pipeline.map) == 0
+
+
+def test_localization_needs_loops():
+    with pytest.raises(ConfigError, match=r"loop\.enabled is false"):
+        config_from_parameters({"mode": "localization", "loop.enabled": False})
+
+
+def test_scale_of_a_map_without_own_source_is_corrected_by_each_loop(folder, known, ring):
+    """Without a source metres come from the map alone, and drift of scale is measured by loops."""
+    walk = rounds(ring, 2)[20:]
+    pipeline = resumed(folder, known, walk, **LOCALIZE)
+    results = push(pipeline, walk)
+    true = {f.stamp_ns: f.depth for f in walk}
+    metric = [r for r in results if r.scale.metric]
+    assert len(metric) > 0.8 * len(walk)
+    ratios = np.array([np.nanmedian(r.depth_m / true[r.stamp_ns]) for r in metric])
+    assert np.abs(ratios[-100:] - 1).max() < 0.1
+    first = load_scene(folder).submaps[0].T_scene_submap
+    assert pipeline.map.submaps[0].T_scene_submap.scale == first.scale
