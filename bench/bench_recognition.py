@@ -206,7 +206,7 @@ def joined(bench: Bench, folder: Path, room: Room, walk: Array) -> dict[str, Any
     """Returns whether frames of another room were joined to a saved scene."""
     pipeline = bench.resumed(folder)
     for frame in bench.frames(room, walk, LATER_NS):
-        pipeline.place_search.hint = EVERYWHERE
+        pipeline.place_search.narrow(EVERYWHERE)
         list(pipeline.push(frame))
     loops = pipeline.loops
     return {

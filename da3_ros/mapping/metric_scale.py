@@ -239,7 +239,7 @@ class SceneScale:
 
     def __init__(self, config: ScaleConfig) -> None:
         self._scale_filter = ScaleFilter(config)
-        self.fixed = False  # whether the scene is a read-only map: its known scale stays
+        self._fixed = False  # whether the scene is a read-only map: its known scale stays
         self.forget()
 
     def forget(self) -> None:
@@ -263,6 +263,10 @@ class SceneScale:
             self._map_scale = 1.0
         elif metric:
             self._scene_scale = 1.0
+
+    def fix(self, fixed: bool) -> None:
+        """Makes a known scale of the scene stay, because the map is read-only; or change again."""
+        self._fixed = fixed
 
     def take_from_map(self, covariance: Array | None) -> None:
         """Takes over the scale of the loaded map, which the current segment was joined to.
@@ -318,7 +322,7 @@ class SceneScale:
     @property
     def measured(self) -> bool:
         """Whether the scene's scale is known by measurements, and not by a map."""
-        return self.known and self._map_scale is None and not self.fixed
+        return self.known and self._map_scale is None and not self._fixed
 
     @property
     def scene_scale(self) -> float:
@@ -375,7 +379,7 @@ class SceneScale:
         if self.scale.metric:
             if self._scene_scale is not None and not before.metric:
                 self._factor = self.scale.value / self._scene_scale
-            if self.fixed and self._scene_scale is not None:
+            if self._fixed and self._scene_scale is not None:
                 self.scale = self._scale_in_map(self._factor * self._scene_scale)
             else:
                 self._scene_scale = self.scale.value / self._factor

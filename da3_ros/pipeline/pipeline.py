@@ -124,7 +124,7 @@ class Pipeline:
             self.scene_map.forget_place()
         if self.map.place_known:
             return False
-        self.place_search.hint = hint
+        self.place_search.narrow(hint)
         return True
 
     def path(self, most: int = 0) -> Poses:

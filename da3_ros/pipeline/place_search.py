@@ -28,8 +28,8 @@ class PlaceSearch:
         """Where the camera may be, in the map; None: anywhere."""
         return self._hint if time.monotonic() < self._hint_ends else None
 
-    @hint.setter
-    def hint(self, hint: PlaceHint | None) -> None:
+    def narrow(self, hint: PlaceHint) -> None:
+        """Looks near a place first, for ``HINT_S``."""
         self._hint, self._hint_ends = hint, time.monotonic() + HINT_S
 
     def add(self, stamp_ns: int, *, known: bool) -> None:

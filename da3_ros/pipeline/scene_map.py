@@ -71,7 +71,7 @@ class SceneMap:
             self.submaps.begin_part()
             self.loops.start_segment(lost=False)
         self.submaps.localize(localize)
-        self.scale.fixed = localize
+        self.scale.fix(localize)
         known = (s.id for s in self.submaps.submaps.values() if s.part == REFERENCE)
         self.loops.localize(
             self.submaps.next_id if localize else 0, frozenset(known) if localize else None

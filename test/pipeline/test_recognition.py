@@ -250,7 +250,7 @@ def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):
     assert len(tries) > 5
     assert min(apart[4:]) >= 7
     assert min(apart[:3]) < 7
-    pipeline.place_search.hint = PlaceHint.on_map(0.0, 0.0, 1e3)
+    pipeline.place_search.narrow(PlaceHint.on_map(0.0, 0.0, 1e3))
     count = len(tries)
     push(pipeline, again[24:])
     assert len(tries) - count > 2
@@ -300,7 +300,7 @@ def test_a_hint_restricts_the_search(metric_folder, ring, monkeypatch, near):
     pipeline = resumed(metric_folder, ring, again, metric=True)
     T_map_camera = pipeline.scene_map.T_map_world @ invert_pose(ring[0].T_world_camera)
     at = (T_map_camera @ ring[35 if near else 0].T_world_camera)[:2, 3]
-    pipeline.place_search.hint = PlaceHint.on_map(*at, 0.25)
+    pipeline.place_search.narrow(PlaceHint.on_map(*at, 0.25))
     looks = looked_at(pipeline, monkeypatch)
     push(pipeline, again)
     own = min(s.id for s in pipeline.map.submaps.values() if s.segment > 0)
@@ -319,7 +319,8 @@ def test_a_hint_ends_after_a_while(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(place_search.time, "monotonic", lambda: now[0])
     search = PlaceSearch()
-    search.hint = hint = PlaceHint.on_map(0, 0, 1)
+    hint = PlaceHint.on_map(0, 0, 1)
+    search.narrow(hint)
     now[0] = place_search.HINT_S - 1
     assert search.hint is hint
     now[0] = place_search.HINT_S + 1
