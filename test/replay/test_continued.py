@@ -16,6 +16,7 @@ import pytest
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
+from da3_ros.export.scene_file import load_scene
 from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import checkpoint, work_folder
@@ -163,13 +164,15 @@ def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["mapping", "localization"])
 def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
-    often, camera, bag, tmp_path, monkeypatch
+    often, camera, bag, tmp_path, monkeypatch, mode
 ):
     """Keyframes of the saved scene stay in its file."""
     monkeypatch.setattr(sys.modules[__name__], "Interrupted", Described)
     values, one = ("loop.every:=1", "refinement.enabled:=false"), {"camera": "/camera/image_raw"}
     run(bag, tmp_path / "monday", camera, *values, end_s=4.0, **one)
+    values = (*values, f"mode:={mode}")
     assert (tmp_path / "monday" / "scene" / "recognition.da3k").exists()
     saved = {"resume": tmp_path / "monday", "start_s": 3.0, **one}
     run(bag, tmp_path / "whole", camera, *values, **saved)
@@ -180,6 +183,17 @@ def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
     run(bag, output, camera, *values, at=3, go_on=True, start_s=3.0, **one)
     run(bag, output, camera, *values, go_on=True, start_s=3.0, **one)
     assert_same(tmp_path / "whole", output)
+    if mode == "localization":  # the map is as it was; the trajectory is the new one
+        before, after = (load_scene(tmp_path / name / "scene") for name in ("monday", "whole"))
+        np.testing.assert_array_equal(before.poses.rows, after.poses.rows)
+        for old, new in zip(before.submaps, after.submaps, strict=True):
+            np.testing.assert_array_equal(old.cloud.xyz, new.cloud.xyz)
+        lines = (output / "trajectory.tum").read_text().splitlines()
+        stamps = [float(line.split()[0]) for line in lines if not line.startswith("#")]
+        assert min(stamps) > before.poses.rows["stamp_ns"].max() / 1e9 - 1.1
+        assert (
+            len(stamps) == json.loads((output / "report.json").read_text())["counts"]["processed"]
+        )
 
 
 def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp_path):

@@ -71,6 +71,24 @@ def set_parameter(live, name, value):
     assert answer.result().results[0].successful, answer.result()
 
 
+def test_the_mode_changes_while_frames_flow(monkeypatch):
+    """The map stops to grow, and grows again."""
+    camera = SyntheticCamera(seed=3, size=(140, 112), walk="strafe", frames=24)
+    frames, sizes = list(camera), []
+    values = {"keyframe.parallax": 0.02}
+    with LiveNode(monkeypatch, camera, frames, TruthSession, **values) as live:
+        assert live.change(CONFIGURE, ACTIVATE)
+        pipeline = live.da3.runner.stream.pipeline
+        for n in range(len(frames)):
+            if n in (8, 16):
+                set_parameter(live, "mode", "localization" if n == 8 else "mapping")
+            live.show()
+            live.until(lambda n=n: pipeline.counters["processed"] > n)
+            sizes.append(len(pipeline.map))
+        assert pipeline.map.place_known
+    assert 1000 < sizes[7] == sizes[8] == sizes[15] < sizes[16] < sizes[23]
+
+
 def test_a_budget_refused_late_disturbs_no_other_change(monkeypatch):
     """A budget that is refused late is not kept and disturbs no other change."""
     camera = SyntheticCamera(seed=3, size=(140, 112), walk="loop", frames=1)
