@@ -59,6 +59,7 @@ class RecognitionFile:
         self._lock = threading.Lock()
         self._records: list[Record] = []
         self._sizes: list[tuple[int, int]] = []
+        self._places: dict[bytes, Similarity] = {}  # of keyframes; most have one with others
 
     def __del__(self) -> None:
         if hasattr(self, "_journal"):
@@ -121,6 +122,12 @@ class RecognitionFile:
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self._journal.data(record), kind)
 
+    def _place(self, row: NDArray[np.void]) -> Similarity:
+        key = b"".join(row[name].tobytes() for name in ("scale", "R", "t"))
+        if key not in self._places:
+            self._places[key] = _place(row)
+        return self._places[key]
+
     def _keyframe(self, record: Record) -> LoopKeyframe | None:
         """Returns a keyframe without its arrays; None for a damaged record."""
         description = record.description
@@ -152,7 +159,7 @@ class RecognitionFile:
         shared_view = SharedView(view, row["K"], T, none.astype(np.int64), none, none)
         return LoopKeyframe(
             shared_view, descriptor, int(row["submap"]), row["own"], float(row["depth"]),
-            _place(row), self, index,
+            self._place(row), self, index,
         )  # fmt: skip
 
 

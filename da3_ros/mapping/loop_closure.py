@@ -364,10 +364,7 @@ class LoopClosure:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
         self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
-        moves = correction.moves
-        self._keyframes.change(
-            lambda p: replace(p, move=moves[p.submap] @ p.move) if p.submap in moves else p
-        )
+        self._keyframes.move(correction.moves)
         self._unconfirmed.clear()
         self._rescale(correction.unit)
         self._search_anew()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
+from da3_ros.mapping.descriptor_index import DescriptorIndex
 from da3_ros.mapping.shared_view import SharedView, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
 from da3_ros.types import Array
 
 MAX_KEYFRAMES = 300  # keyframes kept in memory, each an image and a thousand numbers
 MAX_STORED = 10_000  # keyframes kept in memory and on the disk
-STATISTICS = 512  # descriptors of which the statistics are computed, at most
 SAMPLES = 1024  # pixels of each keyframe that keep their depth
-DIMENSIONS = 64  # of descriptors after whitening
 OVERHEAD = 2000  # bytes of a keyframe's objects
 
 
@@ -186,6 +185,22 @@ class LoopKeyframes:
         self._on_disk -= index < self._on_disk
         self._descriptors.remove(index)
 
+    def move(self, moves: Mapping[int, Similarity]) -> None:
+        """Moves the keyframes whose submaps move."""
+        # Few different moves are shared by thousands of keyframes.
+        by_submap: dict[int, Similarity | None] = {}
+        made: dict[tuple[int, int], Similarity] = {}
+        for i, one in enumerate(self._all):
+            if one.submap not in by_submap:
+                by_submap[one.submap] = moves.get(one.submap)
+            move = by_submap[one.submap]
+            if move is None:
+                continue
+            key = id(move), id(one.move)
+            if key not in made:
+                made[key] = move @ one.move
+            self._all[i] = replace(one, move=made[key])
+
     def change(self, changed: Callable[[LoopKeyframe], LoopKeyframe]) -> None:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         self._all = [changed(one) for one in self._all]
@@ -252,81 +267,3 @@ def with_fewer_pixels(shared_view: SharedView) -> SharedView:
         depth=shared_view.depth[keep],
         confidence=shared_view.confidence[keep],
     )
-
-
-class DescriptorIndex:
-    """Similarities of the kept keyframes' descriptors, in the order of the keyframes.
-
-    Descriptors are whitened by the statistics of all kept ones. These change slowly: the whitening
-    is computed anew when the number of new descriptors reaches an eighth of all.
-    """
-
-    def __init__(self) -> None:
-        self._rows = np.zeros((0, 0))  # the first ones are in use; more, so that adding is cheap
-        self._count = 0
-        self._whitening: tuple[Array, Array] | None = None
-        self._added = 0  # descriptors since the whitening was computed
-
-    def restore(self, descriptors: Sequence[Array]) -> None:
-        """Takes over ``descriptors``; it has none yet."""
-        if descriptors:
-            self._whiten(descriptors)
-
-    @property
-    def _whitened(self) -> Array:
-        return self._rows[: self._count]
-
-    def add(
-        self, descriptor: Array, all: Callable[[], Sequence[Array]], *, fixed: bool = False
-    ) -> None:
-        """Adds a descriptor; ``all`` returns all, this one last. fixed: the statistics stay."""
-        self._added += not fixed
-        if self._whitening is None or (not fixed and 8 * self._added >= self._count + 1):
-            self._whiten(all())
-            return
-        if self._count == len(self._rows):
-            more = np.zeros((self._count // 8 + 64, self._rows.shape[1]))
-            self._rows = np.concatenate((self._rows, more))
-        self._rows[self._count] = whitened(descriptor[None], self._whitening)[0]
-        self._count += 1
-
-    def _whiten(self, descriptors: Sequence[Array]) -> None:
-        x = np.array(descriptors)
-        even = np.arange(min(len(x), STATISTICS)) * len(x) // min(len(x), STATISTICS)
-        self._whitening, self._added = whitening(x[even]), 0
-        self._rows, self._count = whitened(x, self._whitening), len(x)
-
-    def remove(self, index: int) -> None:
-        """Removes the descriptor at ``index``."""
-        self._rows = np.delete(self._rows, index, axis=0)
-        self._count -= 1
-
-    def like_newest(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the last one."""
-        return np.asarray(self._whitened @ self._whitened[-1])
-
-    def neighbours(self) -> Array:
-        """Returns the cosines [M - 1] of each descriptor with the next one."""
-        return np.asarray((self._whitened[:-1] * self._whitened[1:]).sum(axis=1))
-
-
-def whitening(descriptors: Array) -> tuple[Array, Array]:
-    """Returns the mean [D] and the scaled axes [D, d] in which descriptors [M, D] have equal
-    variance."""
-    x = np.asarray(descriptors, dtype=np.float64)
-    mean = x.mean(axis=0)
-    if len(x) <= 8:
-        return mean, np.eye(x.shape[1])
-    x = x - mean
-    # Principal axes from the smaller one of the two products: M is some hundred, D up to 1 536.
-    most = min(DIMENSIONS, len(x) // 2)
-    squares, left = (part[..., -most:] for part in np.linalg.eigh(x @ x.T))
-    size = np.sqrt(np.maximum(squares, 1e-12 * max(squares[-1], 1e-12)))
-    # Axes of little variance among few descriptors are noise and must not be scaled up fully.
-    return mean, x.T @ (left / (size * (size + 0.1 * size[-1])))
-
-
-def whitened(descriptors: Array, whitening: tuple[Array, Array]) -> Array:
-    """Returns unit rows [M, d]: descriptors [M, D] whitened by the result of ``whitening``."""
-    x = (descriptors - whitening[0]) @ whitening[1]
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
