@@ -125,6 +125,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
     scenes = [pipeline.map for pipeline in stream.pipelines]
     parts = [scene.parts for scene in scenes]
     return {
+        "mode": stream.config.pipeline.mode,
         "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
         "place_search_s": float(
             np.fmax.reduce([p.place_search.seconds for p in stream.pipelines])
