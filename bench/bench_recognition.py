@@ -8,6 +8,7 @@
 walk, beside it and turned, in half of the cases backwards, and shows 20 frames. Found: the frame
 at which its place in the map is known. Errors are those of published poses from the truth, in
 metres, where the poses of the saved walk fit the truth best.
+``--views 1`` verifies places by a pair of images instead of three and three.
 ``others``: the same with frames of another room, and of look-alikes: rooms with the surfaces of
 the saved one, in another size and with other furniture. A hint lets everything be looked at, also
 what does not look similar; a look is a window that is verified. None may be joined.
@@ -40,6 +41,7 @@ from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import open_networks
+from da3_ros.mapping import loop_window
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.place_hint import PlaceHint
@@ -318,11 +320,16 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=20, help="restarts per room")
     parser.add_argument("--frames", type=int, default=20, help="frames of a restart")
     parser.add_argument("--others", type=int, default=4, help="rooms of each kind per scene")
+    parser.add_argument(
+        "--views", type=int, default=loop_window.VIEWS_PER_SIDE,
+        help="views of each side in the window that verifies a place",
+    )  # fmt: skip
     parser.add_argument("--keyframes", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     logging.getLogger("da3_ros").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    loop_window.VIEWS_PER_SIDE = options.views
     bench = Bench(options)
     rows = {"restarts": restart_rows, "others": other_rows, "cost": cost_rows}[options.what](bench)
     summary = {"restarts": restart_summary, "others": other_summary}.get(options.what)

@@ -123,7 +123,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         assert len(graph.nodes) - own <= 6
         assert len(graph._live_loops()) <= 8
         live = len(closure._keyframes) - keyframes
-        assert live <= 16 * (loop_closure.LIVE_SUBMAPS + 1)
+        assert live <= 16 * loop_closure.LIVE_SUBMAPS
         assert len(closure._keyframes.similarity()) == len(closure._keyframes)
         assert len(pipeline.map.localized.submaps) <= 4
         assert len(pipeline.map._begins) <= 3
