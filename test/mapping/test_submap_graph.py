@@ -209,6 +209,88 @@ def test_a_scene_is_not_shrunk_to_a_point():
         solve(Problem(nodes, [loop], np.eye(4), metric=False))
 
 
+@pytest.mark.parametrize("degrees", [0, 90, 150, 177, 180])
+@pytest.mark.parametrize("metric", [True, False])
+@pytest.mark.parametrize("first_live", [0, 4])
+def test_a_part_at_a_guessed_place_is_solved_whatever_its_rotation(degrees, metric, first_live):
+    """Loops are robust, so that from a wrong guess the solver may end in a false minimum."""
+    places = circle(12)
+    graph, _ = walked(places[:4])
+    graph.first_live = first_live
+    for k in (4, 5):  # a part that loops have joined
+        graph.add(k, places[k], None, False)
+        for at in (2, 3):
+            graph.add_loop(at, k, IDENTITY, LOOP)
+    guess = Similarity(
+        1.0, Rotation.from_rotvec([0, np.radians(degrees), 0]).as_matrix(), np.array([3.0, 1, 2])
+    )
+    newest = guess @ places[6]  # a part of its own
+    graph.add(6, newest, None, False)
+    drift = guess.inverse()  # from where the new one lies to where the old one measures it
+    joined = graph.unmeasured(3, 6)
+    assert joined == {0, 1, 2, 3, 4, 5}
+    for at in (2, 3):
+        graph.add_loop(at, 6, drift, LOOP)
+    start = dict.fromkeys(joined, drift.inverse())
+    correction = solve(graph.problem(np.eye(4), metric, True, start))
+    for k in range(6):
+        found = correction.moves[k] @ places[k]
+        wanted = guess @ places[k]
+        np.testing.assert_allclose(found.t, wanted.t, atol=1e-4)
+        np.testing.assert_allclose(found.R, wanted.R, atol=1e-4)
+    T = Similarity.from_pose(correction.T_scene_vo)  # the first one stays in the scene
+    np.testing.assert_allclose((T @ correction.moves[0] @ places[0]).t, places[0].t, atol=1e-6)
+    assert not graph.unmeasured(3, 6)
+
+
+def test_a_guessed_edge_is_no_measurement():
+    graph, _ = walked(circle(12)[:3])
+    graph.add(3, IDENTITY, LOOP, True)
+    assert graph.connected(0, 3)
+    assert graph.unmeasured(0, 3) == {0, 1, 2}
+    assert not graph.unmeasured(0, 2)
+
+
+def test_a_rigid_map_moves_as_one_body():
+    """Loops that contradict its shape do not bend it."""
+    places = circle(12)
+    graph, _ = walked(places[:6])
+    graph.first_live = 6
+    graph.add(6, places[6], VARIANCE, False)
+    rng = np.random.default_rng(0)
+    for at in range(5):
+        off = Similarity(1.0, np.eye(3), 0.05 * rng.normal(size=3))
+        graph.add_loop(at, 6, off, LOOP)
+    problem = graph.problem(np.eye(4), True, True)
+    assert [(n.first, n.last) for n in problem.nodes] == [(0, 5), (6, 6)]
+    correction = solve(problem)
+    assert len({id(correction.moves[k]) for k in range(6)}) == 1
+    assert {old for old, _ in correction.loops} == {0, 1, 2, 3, 4}
+    assert np.linalg.norm(correction.moves[0].t) > 1e-3
+
+
+def test_a_localized_camera_leaves_a_map_as_it_is(monkeypatch):
+    """Its own nodes and loops are merged and forgotten; those of the map are not."""
+    monkeypatch.setattr(submap_graph, "MAX_LIVE", 4)
+    monkeypatch.setattr(submap_graph, "MAX_LIVE_LOOPS", 3)
+    monkeypatch.setattr(submap_graph, "YOUNG", 2)
+    places = circle(12)
+    graph, _ = walked(places, [(0, 11, IDENTITY)])
+    graph.first_live = 12
+    nodes, edges = graph.of_map()
+    for k in range(12, 40):
+        graph.add(k, places[k % 12], None if k % 9 == 0 else VARIANCE, False)
+        graph.enforce_limits()
+        graph.add_loop(k % 12, k, IDENTITY, LOOP)
+        assert len(graph.nodes) <= 12 + 4
+        assert len([e for e in graph.edges if e.loop and e.second >= 12]) <= 3
+        solve(graph.problem(np.eye(4), True, True))
+    assert graph.of_map() == (nodes, edges)
+    graph.forget_live()
+    assert tuple(graph.nodes) == nodes
+    assert graph.edges == edges
+
+
 def test_moves_name_the_submaps_of_each_node():
     a, b = (Similarity(s, np.eye(3), np.zeros(3)) for s in (2.0, 3.0))
     moves = Moves((Node(3, 5, a), Node(8, 8, b)), (a, b))
