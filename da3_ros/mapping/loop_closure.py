@@ -315,6 +315,8 @@ class LoopClosure:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
         self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
+        if correction.followed:
+            self._graph.measure_anew()
         moves = correction.moves
         self._keyframes.change(
             lambda p: replace(p, move=moves[p.submap] @ p.move) if p.submap in moves else p

@@ -12,6 +12,7 @@ from da3_ros.config import NodeConfig, prior_source
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.messages.decode import stamp_ns
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 from da3_ros.types import Array
 
@@ -28,6 +29,21 @@ def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) ->
         return None
     max_age_s = config.pipeline.pose_prior.max_age_s
     return PosePrior(source, max_age_s, transforms, config.odom_frame, **options)
+
+
+def open_corrections(
+    config: NodeConfig, transforms: TransformTree, prior: PosePrior | None
+) -> SlamCorrections | None:
+    """Returns the corrections of another SLAM that the parameters choose; None if none are."""
+    chosen = config.pipeline.pose_prior
+    if prior is None or chosen.corrections == "none":
+        return None
+    log.info(
+        "another SLAM is followed (%s): it owns the map's shape, and no loops are closed here",
+        chosen.corrections,
+    )  # fmt: skip
+    base = config.base_frame
+    return SlamCorrections(chosen.corrections, chosen.map_frame, transforms, prior, base)
 
 
 def add_odometry(prior: PosePrior, message: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -29,9 +29,10 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.map_following import MapFollowing, leading_camera
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
+from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class SceneMap:
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
         self.recording: KeyframeRecording | None = None
+        kind = config.pose_prior.corrections
+        self.following = None if kind == "none" else MapFollowing(kind)
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
@@ -61,12 +64,16 @@ class SceneMap:
         self.submaps = SubmapStore(self.config.map, self._spill)
         self.loops.restart()
         self.scale.forget()
+        if self.following is not None:
+            self.following.forget_submaps()
         if self.recording is not None:
             self.recording.begin()
 
     def reset(self) -> None:
         """Begins with an empty map at the default place."""
         self.forget()
+        if self.following is not None:
+            self.following.restart()
         self._reset_map_place()
 
     def place_map(self, T_map_world: Array | None) -> None:
@@ -106,6 +113,8 @@ class SceneMap:
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
         self.forget()
+        if self.following is not None:
+            self.following.restart(loaded=True)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(saved, searched=known is not None)
@@ -255,13 +264,15 @@ class SceneMap:
         T_vo_camera = self.scale.T_vo_camera(frame)
         T_odom_vo = self.scale.T_odom_vo(T_vo_camera, metric=metric, leads=frame.leads)
         T_world_camera, T_odom_world = scaled_pose(T_vo_camera, unit), T_odom_vo
-        if self.loops.closed:  # else vo and world are the same
+        if self.loops.corrected:  # else vo and world are the same
             T_world_vo = scaled_pose(self.loops.T_scene_vo, unit)
             T_world_camera = T_world_vo @ T_world_camera
             T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
         depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
         out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
-        R_scene_vo = self.loops.T_scene_vo[:3, :3] if self.submaps.place_known else None
+        # Where another SLAM is followed, its errors count, which it does not state.
+        known = self.submaps.place_known and self.following is None
+        R_scene_vo = self.loops.T_scene_vo[:3, :3] if known else None
         return with_covariance(
             out, T_odom_vo, scaled_pose(T_vo_camera, unit), self.scale.unit * unit, R_scene_vo,
             uncertainty,
@@ -274,8 +285,41 @@ class SceneMap:
     def close_loop(self) -> Correction | None:
         """Corrects the submaps if a loop was found and solved; the newest submap stays."""
         correction = self.loops.collect()
-        if correction is None:
+        if correction is not None:
+            self._move(correction)
+        return correction
+
+    def follow(self, views: Sequence[View]) -> Correction | None:
+        """Corrects the submaps if another SLAM asks for it, before the window of new ``views``;
+        the newest submap stays in ``vo``."""
+        if self.following is None:
             return None
+        camera = leading_camera(self.config.cameras, self.submaps.cameras)
+        for view in views:
+            if view.camera == (camera or view.camera):
+                self.following.add(view)
+                self._begin_in(self.following.begin(view))
+        known = self.following.T_slam_world is not None
+        poses, scale = self.submaps.trajectory.poses, self.scale.scene_scale
+        correction = self.following.correction(
+            self.submaps.submaps, poses, camera, scale if self.scale.known else None,
+            self.loops.T_scene_vo,
+        )  # fmt: skip
+        if not known and self.following.T_slam_world is not None:
+            log.info("the map is moved to where the other SLAM has its map")
+            self._begin_in(self.following.T_slam_world)
+        if correction is not None:
+            self._move(correction)
+        return correction
+
+    def _begin_in(self, T_slam_world: Array | None) -> None:
+        """Lets the map coincide with that of another SLAM, once that is known."""
+        if T_slam_world is not None:
+            self.place_map(T_slam_world)
+            self.submaps.move({})  # it is shown anew
+
+    def _move(self, correction: Correction) -> None:
+        """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
         places = {id: s.T_scene_submap for id, s in self.submaps.submaps.items()}
         self.submaps.move(self.loops.apply(correction, places))
         before = self.submaps.place_known
@@ -285,7 +329,6 @@ class SceneMap:
             self.scale.take_from_map(correction.covariance)
         if self.recording is not None:
             self.recording.place(self.submaps.submaps.values())
-        return correction
 
     def try_close_loop(
         self,
@@ -298,8 +341,11 @@ class SceneMap:
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``.
 
-        hint: where the camera may be, in the map.
+        hint: where the camera may be, in the map. Where another SLAM is followed, it owns the
+        map's shape: only the place in a loaded scene is searched.
         """
+        if self.following is not None and not self.following.loaded:
+            return
         if hint is not None:
             unit = self.scale.scene_scale
             hint = hint.moved(
