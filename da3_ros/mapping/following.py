@@ -95,8 +95,8 @@ def completed(
 ) -> Places:  # fmt: skip
     """Returns the new places of all submaps; ``measured``: of some.
 
-    A submap between two measured ones of its segment is interpolated, one after them moves with the
-    last, one before them with the first, unless it is one that ``stays``. A segment without
+    A submap between two measured ones of its segment is interpolated, one after them moves with
+    the last, one before them with the first, unless it is one that ``stays``. A segment without
     measured ones moves with the first measured submap of its part, or stays.
     """
     known, stays, out = sorted(measured), set(stays), {}

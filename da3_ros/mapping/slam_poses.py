@@ -91,8 +91,8 @@ def jump_size(J: Array, position: Array) -> tuple[float, float]:
 
 
 def spread_jump(poses: Array, begins: Sequence[int], J: Array) -> tuple[Array, bool]:
-    """Returns poses [N, 4, 4] whose last one a jump ``J`` [4, 4] corrects, and whether the jump was
-    spread over the path.
+    """Returns poses [N, 4, 4] whose last one a jump ``J`` [4, 4] corrects, and whether the jump
+    was spread over the path.
 
     begins: indices at which the path was right, ascending. The jump is the drift of the shortest
     stretch from one of them to the end along which odometry can have drifted so far: each pose

@@ -198,7 +198,8 @@ class WindowSteps:
         """Moves the shared and the tracked views as submaps were moved; returns whether."""
         if correction is None:
             return False
-        moves = self.odometry.apply_correction(correction, T_vo_segment)
+        metres = self.scene_map.scale.scale.value
+        moves = self.odometry.apply_correction(correction, T_vo_segment, metres)
         self.refinement.move(moves)
         return True
 
