@@ -154,9 +154,7 @@ class KeyframeSelector:
         ]
         self._sharpness.clear()  # it depends on the size
 
-    def move(
-        self, moves: Mapping[int, Similarity], T_prior_ref: Similarity | None = None
-    ) -> None:
+    def move(self, moves: Mapping[int, Similarity], T_prior_ref: Similarity | None = None) -> None:
         """Moves the views of submaps that a correction has moved; see ``SharedView.corrected``."""
 
         def moved(shared_view: SharedView) -> SharedView:

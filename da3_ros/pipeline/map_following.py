@@ -78,7 +78,7 @@ class MapFollowing:
         is that of its world; None: unknown, or not its first frame."""
         first, self._begun = not self._begun, True
         if first and self._T_slam_prior is not None and view.T_prior_camera is not None:
-            self.T_slam_world = self._T_slam_prior @ view.T_prior_camera
+            self.T_slam_world, self._due = self._T_slam_prior @ view.T_prior_camera, False
             return self.T_slam_world
         return None
 
@@ -150,8 +150,9 @@ class MapFollowing:
         """
         if not submaps or not self._is_due(submaps, scale):
             return None
-        if scale is None:
+        if scale is None and len(self._slam_poses()[0]):
             self._tell("they wait until the scale is known: lengths must be metres")
+        if scale is None:
             return None
         before = {id: _rigid(s.T_scene_submap, scale) for id, s in submaps.items()}
         segment = {id: s.segment for id, s in submaps.items()}

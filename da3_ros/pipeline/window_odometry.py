@@ -205,9 +205,7 @@ class WindowOdometry:
         self._move_uncertainty(correction, T_vo_segment)
         return moves
 
-    def _place_in_prior(
-        self, moves: Mapping[int, Similarity], metres: float
-    ) -> Similarity | None:
+    def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
         """Returns the place of the segment in the prior's world, by the newest view that stays;
         None if it is unknown."""
         for a in reversed(self.shared_views.newest_views):

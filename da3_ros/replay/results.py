@@ -54,6 +54,7 @@ class ReplayOptions:
     rate_hz: float = 10.0
     pictures: bool = False
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
+    slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
     go_on: bool = False  # continue the interrupted replay in ``output``, if there is one
