@@ -14,7 +14,7 @@ from da3_ros.types import Array
 
 MOST = 100_000  # poses of a table, as many as of a trajectory
 ARM_M = 0.5  # metres of path that a turn by one radian counts as
-MAX_DRIFT = 0.3  # largest drift that odometry can have, over its path
+MAX_DRIFT = 0.15  # largest drift that odometry can have, over its path
 
 
 class PoseTable:

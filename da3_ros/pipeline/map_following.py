@@ -181,7 +181,7 @@ class MapFollowing:
         """Whether submaps may lie elsewhere than the other SLAM has them."""
         newest = submaps[max(submaps)]
         far = float(np.linalg.norm(newest.T_scene_submap.t))
-        grown = scale is not None and abs(scale - self._scale) * far > MOVE_M
+        grown = scale is not None and abs(scale - self._scale) * far > JUMP_M
         unplaced = newest.part != REFERENCE and newest.id not in self._placed
         return self._due or grown or unplaced
 
