@@ -55,7 +55,7 @@ class MapFollowing:
 
     def restart(self, *, loaded: bool = False) -> None:
         """Begins a new scene, or a loaded one."""
-        self.T_slam_world: Array | None = None  # [4, 4] of this scene; None: not known yet
+        self._joined = False  # whether the map lies where the other SLAM has its own
         self.loaded = loaded  # whether the place in a loaded scene must be found first
         self._begun = loaded
         self._poses = PoseTable()  # tf: T_slam_camera; path: T_base_camera
@@ -78,8 +78,8 @@ class MapFollowing:
         is that of its world; None: unknown, or not its first frame."""
         first, self._begun = not self._begun, True
         if first and self._T_slam_prior is not None and view.T_prior_camera is not None:
-            self.T_slam_world, self._due = self._T_slam_prior @ view.T_prior_camera, False
-            return self.T_slam_world
+            self._joined, self._due = True, False
+            return self._T_slam_prior @ view.T_prior_camera
         return None
 
     def add(self, view: View) -> None:
@@ -140,13 +140,13 @@ class MapFollowing:
 
     def correction(
         self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
-        scale: float | None, T_scene_vo: Array,
+        scale: float | None, T_scene_vo: Array, T_map_world: Array,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that places the submaps where the other SLAM has them; None if
         they lie there.
 
         poses: in the frames of their submaps. camera: the leading one. scale: metres per scene
-        unit; None: unknown. Sets ``T_slam_world`` if it was not known.
+        unit; None: unknown. T_map_world: our map coincides with that of the other SLAM.
         """
         if not submaps or not self._is_due(submaps, scale):
             return None
@@ -158,10 +158,9 @@ class MapFollowing:
         segment = {id: s.segment for id, s in submaps.items()}
         part = {id: s.part for id, s in submaps.items()}
         measured = self._measured(submaps, poses(), camera, scale, before, segment)
-        if not measured or not self._find_world(measured, before, part):
+        if not measured or not self._join(measured, part):
             return None
-        assert self.T_slam_world is not None
-        to_world = invert_pose(self.T_slam_world)
+        to_world = invert_pose(T_map_world)
         measured = {id: to_world @ T for id, T in measured.items()}
         after = completed(measured, before, segment, part, self._placed)
         self._placed = (self._placed & set(submaps)) | set(measured)
@@ -214,18 +213,14 @@ class MapFollowing:
         mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)
         return stamps, self._path.T_slam_base @ mounts
 
-    def _find_world(self, measured: Places, before: Places, part: Mapping[int, int]) -> bool:
-        """Finds the place of the scene in the other SLAM's map by the oldest measured submap that
-        has a known place in the scene; returns whether it is known."""
-        if self.T_slam_world is not None:
-            return True
+    def _join(self, measured: Places, part: Mapping[int, int]) -> bool:
+        """Returns whether the map can be moved to that of the other SLAM: its own place must be
+        known, or all of it be a guess."""
         only_guesses = REFERENCE not in part.values()
-        known = [id for id in sorted(measured) if part[id] == REFERENCE or only_guesses]
-        if not known:
+        if not self._joined and not only_guesses and REFERENCE not in map(part.get, measured):
             self._tell("they wait until the place in the map is known")
             return False
-        self.T_slam_world = measured[known[0]] @ invert_pose(before[known[0]])
-        self.loaded = False
+        self._joined, self.loaded = True, False
         return True
 
 

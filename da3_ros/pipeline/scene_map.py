@@ -298,25 +298,17 @@ class SceneMap:
         for view in views:
             if view.camera == (camera or view.camera):
                 self.following.add(view)
-                self._begin_in(self.following.begin(view))
-        known = self.following.T_slam_world is not None
-        poses, scale = self.submaps.trajectory.poses, self.scale.scene_scale
+                T_slam_world = self.following.begin(view)
+                if T_slam_world is not None:
+                    self.place_map(T_slam_world)
+        scale = self.scale.scene_scale if self.scale.known else None
         correction = self.following.correction(
-            self.submaps.submaps, poses, camera, scale if self.scale.known else None,
-            self.loops.T_scene_vo,
+            self.submaps.submaps, self.submaps.trajectory.poses, camera, scale,
+            self.loops.T_scene_vo, self.T_map_world,
         )  # fmt: skip
-        if not known and self.following.T_slam_world is not None:
-            log.info("the map is moved to where the other SLAM has its map")
-            self._begin_in(self.following.T_slam_world)
         if correction is not None:
             self._move(correction)
         return correction
-
-    def _begin_in(self, T_slam_world: Array | None) -> None:
-        """Lets the map coincide with that of another SLAM, once that is known."""
-        if T_slam_world is not None:
-            self.place_map(T_slam_world)
-            self.submaps.move({})  # it is shown anew
 
     def _move(self, correction: Correction) -> None:
         """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
