@@ -249,7 +249,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
-        if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
+        moved = pipeline.scene_map.following is not None
+        if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
             self._write_trajectory(scene)
         self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
         shown = scene.of_part(pipeline.map.shown_part)
