@@ -12,7 +12,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.scene_file import SceneFileError
@@ -29,12 +28,12 @@ from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.library import MessageLibrary
 from da3_ros.messages.odometry_tf import open_corrections, open_prior
-from da3_ros.messages.slam_path import PathError, PathReader
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.pose_prior import PosePrior
+from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import TrackedFrame, WindowReport
 
@@ -64,7 +63,6 @@ class Stream:
         prior = open_prior(config, transforms)
         slam = open_corrections(config, transforms, prior)
         self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn, slam)
-        self._paths = PathReader(config.pipeline.pose_prior.map_frame)
         pipelines = open_pipelines(config.pipeline, session, wait_for_engine=False)
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
@@ -137,6 +135,11 @@ class Stream:
     def prior(self) -> PosePrior | None:
         """The robot's own poses; None if they are not used."""
         return self._annotator.prior
+
+    @property
+    def slam(self) -> SlamCorrections | None:
+        """What another SLAM says; None if none is followed."""
+        return self._annotator.slam
 
     @property
     def received(self) -> int:
@@ -256,18 +259,6 @@ class Stream:
             return "not used, because the place in the map is known"
         pipeline.place_search.hint = PlaceHint.on_map(x, y, sigma)
         return f"the place is looked for near ({x:.2f}, {y:.2f}), standard deviation {sigma:.2f}"
-
-    def take_path(self, message: Any) -> str:
-        """Take a nav_msgs/Path of another SLAM; returns what of it is not used, and why (empty:
-        all is)."""
-        if self._annotator.slam is None:
-            return ""
-        try:
-            path, note = self._paths.read(message)
-        except PathError as error:
-            return f"not used: {error}"
-        self._annotator.slam.add_path(path)
-        return note
 
     def _begin_in(self, saved: dict[str, Snapshot]) -> None:
         """Begin in saved scenes. Raises ConfigError."""

@@ -53,7 +53,9 @@ def add_odometry(prior: PosePrior, message: Any) -> None:
     except ValueError as error:
         raise PriorError(str(error)) from error
     stamp, variance = stamp_ns(message.header.stamp), _variance(message.pose.covariance)
-    prior.add_odometry(message.child_frame_id, T, stamp, variance)
+    prior.add_odometry(
+        message.child_frame_id, T, stamp, variance, message.header.frame_id.lstrip("/")
+    )
 
 
 def _variance(covariance: Any) -> Array | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -47,8 +47,8 @@ class MapFollowing:
     """Poses of another SLAM, and the places of submaps by them. Not thread-safe."""
 
     def __init__(self, kind: str) -> None:
-        """kind: tf or path, as the parameter ``pose_prior.corrections``."""
-        self.kind = kind
+        """kind: tf, path, or none, as the parameter ``pose_prior.corrections``."""
+        self.kind, self.enabled = kind, kind != "none"
         self.count = 0  # corrections that were followed
         self.metres = math.nan  # the farthest move of a submap at the last one; NaN: none yet
         self.restart()
@@ -233,12 +233,6 @@ def _why_not(path: SlamPath, last: SlamPath | None) -> str:
     if path.stamps_ns[-1] < last.stamps_ns[-1]:
         return "a path ends earlier than the one before it: it is not used"
     return ""
-
-
-def leading_camera(cameras: Sequence[str], seen: Sequence[str]) -> str:
-    """Returns the name of the camera whose poses count, of the parameter ``cameras`` or of those
-    that have poses; empty: any."""
-    return next(iter(cameras or seen), "")
 
 
 def _rigid(S: Similarity, scale: float) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
@@ -29,10 +29,10 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
-from da3_ros.pipeline.map_following import MapFollowing, leading_camera
+from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, View, Window
+from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ class SceneMap:
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
         self.recording: KeyframeRecording | None = None
-        kind = config.pose_prior.corrections
-        self.following = None if kind == "none" else MapFollowing(kind)
+        self.following = MapFollowing(config.pose_prior.corrections)
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
@@ -64,16 +63,14 @@ class SceneMap:
         self.submaps = SubmapStore(self.config.map, self._spill)
         self.loops.restart()
         self.scale.forget()
-        if self.following is not None:
-            self.following.forget_submaps()
+        self.following.forget_submaps()
         if self.recording is not None:
             self.recording.begin()
 
     def reset(self) -> None:
         """Begins with an empty map at the default place."""
         self.forget()
-        if self.following is not None:
-            self.following.restart()
+        self.following.restart()
         self._reset_map_place()
 
     def place_map(self, T_map_world: Array | None) -> None:
@@ -113,8 +110,7 @@ class SceneMap:
     def restore(self, saved: Snapshot) -> None:
         """Begins with a saved scene."""
         self.forget()
-        if self.following is not None:
-            self.following.restart(loaded=True)
+        self.following.restart(loaded=True)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(saved, searched=known is not None)
@@ -270,8 +266,8 @@ class SceneMap:
             T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
         depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
         out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
-        # Where another SLAM is followed, its errors count, which it does not state.
-        known = self.submaps.place_known and self.following is None
+        # A followed SLAM's errors count, and it does not state them.
+        known = self.submaps.place_known and not self.following.enabled
         R_scene_vo = self.loops.T_scene_vo[:3, :3] if known else None
         return with_covariance(
             out, T_odom_vo, scaled_pose(T_vo_camera, unit), self.scale.unit * unit, R_scene_vo,
@@ -284,33 +280,11 @@ class SceneMap:
 
     def close_loop(self) -> Correction | None:
         """Corrects the submaps if a loop was found and solved; the newest submap stays."""
-        correction = self.loops.collect()
-        if correction is not None:
-            self._move(correction)
+        if (correction := self.loops.collect()) is not None:
+            self.correct(correction)
         return correction
 
-    def follow(self, views: Sequence[View]) -> Correction | None:
-        """Corrects the submaps if another SLAM asks for it, before the window of new ``views``;
-        the newest submap stays in ``vo``."""
-        if self.following is None:
-            return None
-        camera = leading_camera(self.config.cameras, self.submaps.cameras)
-        for view in views:
-            if view.camera == (camera or view.camera):
-                self.following.add(view)
-                T_slam_world = self.following.begin(view)
-                if T_slam_world is not None:
-                    self.place_map(T_slam_world)
-        scale = self.scale.scene_scale if self.scale.known else None
-        correction = self.following.correction(
-            self.submaps.submaps, self.submaps.trajectory.poses, camera, scale,
-            self.loops.T_scene_vo, self.T_map_world,
-        )  # fmt: skip
-        if correction is not None:
-            self._move(correction)
-        return correction
-
-    def _move(self, correction: Correction) -> None:
+    def correct(self, correction: Correction) -> None:
         """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
         places = {id: s.T_scene_submap for id, s in self.submaps.submaps.items()}
         self.submaps.move(self.loops.apply(correction, places))
@@ -333,10 +307,10 @@ class SceneMap:
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``.
 
-        hint: where the camera may be, in the map. Where another SLAM is followed, it owns the
-        map's shape: only the place in a loaded scene is searched.
+        hint: where the camera may be, in the map. A followed SLAM owns the map's shape: then only
+        the place in a loaded scene is searched.
         """
-        if self.following is not None and not self.following.loaded:
+        if self.following.enabled and not self.following.loaded:
             return
         if hint is not None:
             unit = self.scale.scene_scale

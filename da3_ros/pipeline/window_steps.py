@@ -24,6 +24,7 @@ from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.pipeline.refined_scale import in_refined_unit
+from da3_ros.pipeline.scene_following import follow
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
@@ -192,7 +193,7 @@ class WindowSteps:
     def _follow(self, views: list[View]) -> None:
         """Applies a correction of another SLAM to scene and odometry, if there is one."""
         T_vo_segment = self.scene_map.scale.T_vo_segment
-        self._correct(self.scene_map.follow(views), T_vo_segment)
+        self._correct(follow(self.scene_map, views), T_vo_segment)
 
     def _correct(self, correction: Correction | None, T_vo_segment: Similarity) -> bool:
         """Moves the shared and the tracked views as submaps were moved; returns whether."""

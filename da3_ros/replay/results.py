@@ -249,7 +249,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
         scene, stamp = pipeline.scene(), pipeline.map.trajectory.newest_stamp_ns
-        moved = pipeline.scene_map.following is not None
+        moved = pipeline.scene_map.following.enabled
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
             self._write_trajectory(scene)
         self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)

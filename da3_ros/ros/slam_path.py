@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nav_msgs.msg import Path
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 
-from da3_ros.messages.slam_path import TOPIC
+from da3_ros.messages.slam_path import TOPIC, PathError, PathReader
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.stream_runner import StreamRunner
 
@@ -21,6 +21,8 @@ class SlamPathInput:
     ) -> None:
         """warn: takes a line about a path that is not used."""
         self._endpoints, self._runner, self._warn = endpoints, runner, warn
+        config = runner.stream.config.pipeline.pose_prior
+        self._reader = PathReader(config.map_frame)
         self._newest: Path | None = None  # waits for the worker
         self._lock = threading.Lock()
         # Reliable, because a path is large; volatile is compatible with a latched topic too.
@@ -41,6 +43,14 @@ class SlamPathInput:
     def _pass_on(self) -> None:
         with self._lock:
             message, self._newest = self._newest, None
-        text = self._runner.stream.take_path(message)
-        if text:
-            self._warn(f"{TOPIC}: {text}")
+        slam = self._runner.stream.slam
+        if slam is None or message is None:
+            return
+        try:
+            path, note = self._reader.read(message)
+        except PathError as error:
+            self._warn(f"{TOPIC}: not used: {error}")
+            return
+        slam.add_path(path)
+        if note:
+            self._warn(f"{TOPIC}: {note}")

@@ -146,7 +146,7 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
 
 def _following(stream: Stream) -> dict[str, Any]:
     """Returns how often the map has followed another SLAM, and how far the last time."""
-    following = [f for p in stream.pipelines if (f := p.scene_map.following) is not None]
+    following = [f for p in stream.pipelines if (f := p.scene_map.following).enabled]
     if not following:
         return {}
     return {

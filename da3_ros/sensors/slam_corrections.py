@@ -41,8 +41,8 @@ class SlamCorrections:
     def at(self, frame_id: str, stamp_ns: int) -> SlamPose:
         """Returns what holds for an optical frame at a stamp. Raises TransformError."""
         if self.kind == "tf":
-            odom_frame = self._prior.odom_frame
-            return SlamPose(self._transforms.held(self.map_frame, odom_frame, stamp_ns))
+            world = self._prior.world_frame
+            return SlamPose(self._transforms.held(self.map_frame, world, stamp_ns))
         base = (self._prior.source == "odometry" and self._prior.base_frame) or self._base
         if not base:
             raise TransformError("no odometry yet, whose child_frame_id a path's poses are of")

@@ -44,6 +44,16 @@ def test_a_transform_that_is_dated_into_the_future_holds_then():
     assert held(slam, 12.5) == 1.0
 
 
+def test_the_transform_leads_to_the_frame_of_the_odometrys_poses():
+    tree = TransformTree()
+    tree.add("map", "odom", at(1.0), 10 * S)
+    tree.add("map", "vio", at(7.0), 10 * S)
+    prior, slam = corrections("tf", tree)
+    assert held(slam, 20.0) == 1.0
+    prior.add_odometry("base", np.eye(4), 0, world_frame="vio")
+    assert held(slam, 20.0) == 7.0
+
+
 def test_several_transforms_may_lie_between_both_frames():
     tree = TransformTree()
     tree.add("map", "site", at(100.0), 0, static=True)
