@@ -1,5 +1,6 @@
 """Another SLAM corrects the robot's odometry: the map moves along, and its double walls vanish."""
 
+import dataclasses
 import itertools
 import logging
 from collections import Counter
@@ -18,6 +19,9 @@ from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.submap_graph import solve
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
+from da3_ros.pipeline.multi_camera import open_pipelines
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic.truth import TruthSession
 
 AT = 100  # the frame at which the other SLAM closes its loop
 
@@ -292,3 +296,70 @@ def test_frames_are_passed_on_whole(walk):
     assert share_off(errors(pipeline, frames)) < 0.001
     assert to_frame(frames[0], priors[0], None).slam is None
     assert len(results) >= 108
+
+
+def of_camera(walk, name, i, talk):
+    return dataclasses.replace(to_frame(walk[0][i], walk[1][i], talk[i]), camera=name)
+
+
+def test_the_leading_camera_of_a_rig_counts(walk):
+    """The other one has no poses of the robot at all."""
+    frames, talk = walk[0], said(walk, "tf")
+    config = settings("tf", **{"cameras": ["front", "left"], "window.size": 6})
+    session = TruthSession({"front": frames, "left": frames})
+    pipeline = Pipeline(config, session)
+    for i in range(len(frames)):
+        left = dataclasses.replace(of_camera(walk, "left", i, talk), slam=None)
+        list(pipeline.push(of_camera(walk, "front", i, talk), left))
+    assert pipeline.scene_map.following.count == 1
+    assert share_off(errors(pipeline, frames)) < 0.001
+
+
+def test_each_scene_of_independent_cameras_follows(walk):
+    frames, talk = walk[0], said(walk, "tf")
+    values = {"cameras": ["front", "left"], "window.mode": "independent"}
+    session = TruthSession({"front": frames, "left": frames})
+    pipelines = open_pipelines(settings("tf", **values), session)
+    for name, pipeline in pipelines.items():
+        for i in range(len(frames)):
+            list(pipeline.push(of_camera(walk, name, i, talk)))
+        assert pipeline.scene_map.following.count == 1
+        assert share_off(errors(pipeline, frames)) < 0.001
+
+
+def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplog):
+    """The loaded scene need not be in the other SLAM's map."""
+    config = settings("tf")
+    first, _ = run(walk, config, said(walk, "none")[:60])
+    pipeline = slam.open_pipeline(walk[0], config)
+    pipeline.resume(first.snapshot())
+    with caplog.at_level(logging.WARNING):
+        run(walk, config, by_tf(*walk, {80})[:90], pipeline, begin=60)
+    assert pipeline.scene_map.following.count == 0
+    assert sum("until the place in the map is known" in r.message for r in caplog.records) == 1
+    before = {s.id: s.T_scene_submap for s in first.snapshot().submaps}
+    for submap in pipeline.snapshot().submaps:
+        if submap.id in before:
+            np.testing.assert_allclose(submap.T_scene_submap.t, before[submap.id].t, atol=1e-3)
+
+
+def test_a_path_after_a_time_jump_is_of_another_run(walk, caplog):
+    """Whether the other SLAM has the same map as before cannot be seen in it."""
+    frames = walk[0]
+    config = settings("path")
+    pipeline = slam.open_pipeline(frames, config)
+    run(walk, config, by_path(frames, {60: path_until(frames, 59)})[:70], pipeline)
+    later = by_path(frames, {40: path_until(frames, 39, 2)})[:60]
+    with caplog.at_level(logging.WARNING):
+        run(walk, config, later, pipeline, begin=30)
+    assert pipeline.scene_map.following.count == 1
+    assert sum("begins anew" in r.message for r in caplog.records) == 1
+
+
+def test_lost_poses_of_the_robot_leave_the_rest_right(walk):
+    frames, priors = walk
+    talk = said(walk, "tf")
+    gaps = [None if 40 <= i < 55 else p for i, p in enumerate(priors)]
+    pipeline, _ = run((frames, gaps), settings("tf"), talk)
+    assert pipeline.scene_map.following.count >= 1
+    assert share_off(errors(pipeline, frames)) < 0.02
