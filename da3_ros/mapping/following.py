@@ -121,10 +121,23 @@ def completed(
 
 def largest_move(before: Places, after: Places) -> tuple[float, float]:
     """Returns the farthest move of a submap's origin, metres, and the largest turn, radians."""
-    moves = [
-        jump_size(after[id] @ invert_pose(place), place[:3, 3]) for id, place in before.items()
-    ]
+    moves = [_move(place, after[id]) for id, place in before.items()]
     return max((m for m, _ in moves), default=0.0), max((a for _, a in moves), default=0.0)
+
+
+def kept(before: Places, after: Places, metres: float, turn: float) -> Places:
+    """Returns ``after``, with the old places of submaps that move by less than ``metres`` and turn
+    by less than ``turn``, radians."""
+    out = dict(after)
+    for id, place in before.items():
+        moved, turned = _move(place, after[id])
+        if moved < metres and turned < turn:
+            out[id] = place
+    return out
+
+
+def _move(before: Array, after: Array) -> tuple[float, float]:
+    return jump_size(after @ invert_pose(before), before[:3, 3])
 
 
 def correction_to(

@@ -218,7 +218,10 @@ class LoopScheduler:
             out[id] = T_scene_vo @ T_vo_submap
         far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
         what = "another SLAM is followed" if correction.followed else "loop closed"
-        log.info("%s: submaps move by up to %.3g (scene units)", what, far)
+        level = (
+            logging.DEBUG if correction.followed else logging.INFO
+        )  # a path may come each second
+        log.log(level, "%s: submaps move by up to %.3g (scene units)", what, far)
         return out
 
 

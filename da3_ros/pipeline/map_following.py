@@ -21,6 +21,7 @@ from da3_ros.mapping.following import (
     Places,
     completed,
     correction_to,
+    kept,
     largest_move,
     measured_places,
 )
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 JUMP_M, JUMP_RAD = 0.05, math.radians(0.5)  # smaller jumps of a transform are collected
 MOVE_M, MOVE_RAD = 0.01, math.radians(0.1)  # the map does not move for less
+STAY_M, STAY_RAD = 0.002, math.radians(0.02)  # a submap stays when others move: fewer are stored
 FEWEST = {"tf": 6, "path": 1}  # poses that place a submap: odometry is noisy, a path is smooth
 ANEW = (
     "the path begins anew, as if the other SLAM had been reset: the map stays as it is; call "
@@ -150,9 +152,8 @@ class MapFollowing:
         """
         if not submaps or not self._is_due(submaps, scale):
             return None
-        if scale is None and len(self._slam_poses()[0]):
-            self._tell("they wait until the scale is known: lengths must be metres")
         if scale is None:
+            self._tell("they wait until the scale is known: lengths must be metres")
             return None
         before = {id: _rigid(s.T_scene_submap, scale) for id, s in submaps.items()}
         segment = {id: s.segment for id, s in submaps.items()}
@@ -163,6 +164,7 @@ class MapFollowing:
         to_world = invert_pose(T_map_world)
         measured = {id: to_world @ T for id, T in measured.items()}
         after = completed(measured, before, segment, part, self._placed)
+        after = kept(before, after, STAY_M, STAY_RAD)
         self._placed = (self._placed & set(submaps)) | set(measured)
         self._scale, self._due = scale, False
         ties = tuple((-1, id) for id in measured if part[id] != REFERENCE)
@@ -182,7 +184,7 @@ class MapFollowing:
         far = float(np.linalg.norm(newest.T_scene_submap.t))
         grown = scale is not None and abs(scale - self._scale) * far > JUMP_M
         unplaced = newest.part != REFERENCE and newest.id not in self._placed
-        return self._due or grown or unplaced
+        return (self._due or grown or unplaced) and len(self._slam_poses()[0]) > 0
 
     def _measured(
         self, submaps: Mapping[int, Submap], poses: Poses, camera: str, scale: float,

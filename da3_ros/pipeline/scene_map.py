@@ -294,7 +294,7 @@ class SceneMap:
         if self.submaps.place_known and not before:
             self.scale.take_from_map(correction.covariance)
         if self.recording is not None:
-            self.recording.place(self.submaps.submaps.values())
+            self.recording.move(self.submaps.submaps.values())
 
     def try_close_loop(
         self,
