@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import interpolate, invert_pose
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.slam_poses import between, jump_size, mean_transform
+from da3_ros.mapping.slam_poses import between, mean_transform
 from da3_ros.mapping.submap_graph import Correction, Moves, Node
 from da3_ros.types import Array
 
@@ -121,23 +122,24 @@ def completed(
 
 def largest_move(before: Places, after: Places) -> tuple[float, float]:
     """Returns the farthest move of a submap's origin, metres, and the largest turn, radians."""
-    moves = [_move(place, after[id]) for id, place in before.items()]
-    return max((m for m, _ in moves), default=0.0), max((a for _, a in moves), default=0.0)
+    metres, turns = _moves(before, after)
+    return float(metres.max(initial=0.0)), float(turns.max(initial=0.0))
 
 
 def kept(before: Places, after: Places, metres: float, turn: float) -> Places:
     """Returns ``after``, with the old places of submaps that move by less than ``metres`` and turn
     by less than ``turn``, radians."""
-    out = dict(after)
-    for id, place in before.items():
-        moved, turned = _move(place, after[id])
-        if moved < metres and turned < turn:
-            out[id] = place
-    return out
+    moved, turned = _moves(before, after)
+    stays = (moved < metres) & (turned < turn)
+    return {id: before[id] if stay else after[id] for id, stay in zip(before, stays, strict=True)}
 
 
-def _move(before: Array, after: Array) -> tuple[float, float]:
-    return jump_size(after @ invert_pose(before), before[:3, 3])
+def _moves(before: Places, after: Places) -> tuple[Array, Array]:
+    """Returns by how much each submap moves, metres [N], and turns, radians [N]."""
+    a = np.array(list(before.values())).reshape(-1, 4, 4)
+    b = np.array([after[id] for id in before]).reshape(-1, 4, 4)
+    turn = Rotation.from_matrix(a[:, :3, :3].transpose(0, 2, 1) @ b[:, :3, :3]).magnitude()
+    return np.linalg.norm(b[:, :3, 3] - a[:, :3, 3], axis=1), np.asarray(turn)
 
 
 def correction_to(

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from da3_ros.mapping.following import OwnPoses, completed, measured_places
+from da3_ros.mapping.following import (
+    OwnPoses,
+    completed,
+    kept,
+    largest_move,
+    measured_places,
+)
 from da3_ros.mapping.trajectory import ROW
 
 
@@ -81,3 +87,11 @@ def test_too_few_poses_place_no_submap():
     submap = np.array([0, 0, 0, 1, 1])
     assert list(measured_places(submap, T, T, 3)) == [0]
     assert measured_places(submap[:0], T[:0], T[:0], 3) == {}
+
+
+def test_a_submap_that_hardly_moves_stays():
+    after = {i: at(10.0 * i + 0.001 * i) for i in PLACES}
+    found = kept(PLACES, after, 0.0015, 0.1)
+    stays = [found[i] is PLACES[i] for i in PLACES]
+    assert stays == [True, True, False, False, False]
+    assert largest_move(PLACES, found)[0] == pytest.approx(0.004)
