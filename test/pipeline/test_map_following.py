@@ -288,14 +288,11 @@ def test_impossible_parameters_are_refused(values, text):
         config_from_parameters(values, NodeConfig)
 
 
-def test_frames_are_passed_on_whole(walk):
-    """The stamp of a frame decides, not the order in which the window has the views."""
-    frames, priors = walk
+def test_a_jump_may_come_between_the_new_frames_of_one_window(walk):
+    frames = walk[0]
     config = settings("tf", **{"window.new": 3, "window.size": 6})
-    pipeline, results = run(walk, config, said(walk, "tf"))
+    pipeline, _ = run(walk, config, said(walk, "tf"))
     assert share_off(errors(pipeline, frames)) < 0.001
-    assert to_frame(frames[0], priors[0], None).slam is None
-    assert len(results) >= 108
 
 
 def of_camera(walk, name, i, talk):
