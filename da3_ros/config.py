@@ -183,6 +183,17 @@ class PosePriorConfig:
         "better where the prior is more than 0.2 degrees wrong from frame to frame",
         choices=("refined", "prior"),
     )
+    corrections: str = option(
+        "none",
+        "corrections of another SLAM that the map follows: jumps of TF map_frame to odom_frame, "
+        "or its whole path on topic `slam_path`, sent again and again",
+        choices=("none", "tf", "path"),
+    )
+    map_frame: str = option(
+        "",
+        "frame id of the other SLAM's map; needed for corrections: tf. With path: that of its "
+        "header, empty: of the first one",
+    )
 
 
 @dataclass(frozen=True)
@@ -352,6 +363,13 @@ class PipelineConfig:
                 "mode is localization, but loop.enabled is false: the camera is localized by "
                 "loops; set loop.enabled to true"
             )
+        if self.mode == "localization" and self.pose_prior.corrections != "none":
+            raise ConfigError(
+                f"mode is localization, but pose_prior.corrections is "
+                f"{self.pose_prior.corrections}: a read-only map cannot follow another SLAM; set "
+                "one of them to its default"
+            )
+        _check_corrections(self.pose_prior)
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(
@@ -407,6 +425,22 @@ def _check_mask(config: PipelineConfig) -> None:
         raise ConfigError(
             f"mask is {config.mask!r}, but `cameras` is empty: {{camera}} stands for their names; "
             "write the file's name"
+        )
+
+
+def _check_corrections(prior: PosePriorConfig) -> None:
+    """Raise ConfigError if there is nothing that corrections could correct."""
+    if prior.corrections == "none":
+        return
+    if prior.source == "none":
+        raise ConfigError(
+            f"pose_prior.corrections is {prior.corrections}, but pose_prior.source is none: set "
+            "it to odometry or tf, the poses that the other SLAM corrects"
+        )
+    if prior.corrections == "tf" and not prior.map_frame:
+        raise ConfigError(
+            "pose_prior.corrections is tf, but pose_prior.map_frame is empty: set it to the frame "
+            "in which the other SLAM places odom_frame, mostly `map`"
         )
 
 
@@ -479,6 +513,17 @@ class NodeConfig:
     def __post_init__(self) -> None:
         for parameter in parameters(self):
             parameter.check()
+        prior = self.pipeline.pose_prior
+        if prior.corrections == "path" and prior.source == "tf" and not self.base_frame:
+            raise ConfigError(
+                "pose_prior.corrections is path and pose_prior.source is tf, but base_frame is "
+                "empty: set it to the frame whose poses the path has"
+            )
+        if prior.corrections == "tf" and prior.map_frame == self.odom_frame:
+            raise ConfigError(
+                f"pose_prior.map_frame and odom_frame are both {self.odom_frame!r}: the first is "
+                "the other SLAM's map, in which it places the second"
+            )
 
 
 def config_from_parameters(values: Mapping[str, Any], cls: type[T] = PipelineConfig) -> T:  # type: ignore[assignment]

@@ -70,6 +70,25 @@ class Ready:
 
 
 @dataclass(frozen=True, eq=False)
+class SlamPath:
+    """The whole trajectory of another SLAM, as it corrected it at one time."""
+
+    number: int  # differs between two paths of a stream
+    stamp_ns: int  # time of the correction
+    stamps_ns: Array  # int64 [N], ascending
+    T_slam_base: Array  # [N, 4, 4] poses of the robot's base in the map of the other SLAM, metres
+
+
+@dataclass(frozen=True, eq=False)
+class SlamPose:
+    """What another SLAM says at the stamp of a frame; None: unknown."""
+
+    T_slam_prior: Array | None = None  # [4, 4] place of the prior's world in its map
+    path: SlamPath | None = None  # its newest path
+    T_base_camera: Array | None = None  # [4, 4] mount of the camera on the base of the path
+
+
+@dataclass(frozen=True, eq=False)
 class Frame:
     """One camera image as received, with its calibration and poses."""
 
@@ -86,6 +105,7 @@ class Frame:
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
     ready: Ready | None = None  # the prepared image; None: not prepared yet
+    slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +124,7 @@ class View:
     instant: int = -1  # equal for views that several cameras took at one instant
     valid: NDArray[np.bool_] | None = None  # [h, w] as in Ready
     prior_variance: Array | None = None  # [6] as in Frame
+    slam: SlamPose | None = None  # as in Frame
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ INPUTS = (
     ("camera_info", "sensor_msgs/msg/CameraInfo", "beside `image` unless remapped; best effort"),
     ("odometry", "nav_msgs/msg/Odometry", "only with `pose_prior.source` or `scale.source` "
      "`odometry`; best effort, depth 50"),
+    ("slam_path", "nav_msgs/msg/Path", "only with `pose_prior.corrections: path`: the whole "
+     "corrected path of another SLAM; reliable, depth 1"),
     ("initialpose", "geometry_msgs/msg/PoseWithCovarianceStamped", "in `map_frame`: where to look "
      "first for the camera in a loaded scene, for 30 s; reliable, depth 1"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),

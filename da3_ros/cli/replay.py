@@ -43,6 +43,10 @@ def add_replay(commands: Any) -> None:
     replay.add_argument(
         "--odometry", help="topic of the robot's own poses, if the recording has several"
     )
+    replay.add_argument(
+        "--slam-path", metavar="TOPIC",
+        help="topic of another SLAM's path (pose_prior.corrections: path), if there are several",
+    )  # fmt: skip
     replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
     replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
     replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
@@ -79,6 +83,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         rate_hz=options.rate,
         pictures=options.pictures,
         odometry=options.odometry,
+        slam_path=options.slam_path,
         plan=options.plan,
         resume=None if options.resume is LAST else options.resume,
         go_on=options.resume is LAST,

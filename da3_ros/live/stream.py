@@ -27,12 +27,13 @@ from da3_ros.live.window_chooser import NextWindow, WindowChooser
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages.library import MessageLibrary
-from da3_ros.messages.odometry_tf import open_prior
+from da3_ros.messages.odometry_tf import open_corrections, open_prior
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.pose_prior import PosePrior
+from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import TrackedFrame, WindowReport
 
@@ -60,7 +61,8 @@ class Stream:
     ) -> None:
         self.config, self.host = config, host
         prior = open_prior(config, transforms)
-        self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn)
+        slam = open_corrections(config, transforms, prior)
+        self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn, slam)
         pipelines = open_pipelines(config.pipeline, session, wait_for_engine=False)
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
@@ -133,6 +135,11 @@ class Stream:
     def prior(self) -> PosePrior | None:
         """The robot's own poses; None if they are not used."""
         return self._annotator.prior
+
+    @property
+    def slam(self) -> SlamCorrections | None:
+        """What another SLAM says; None if none is followed."""
+        return self._annotator.slam
 
     @property
     def received(self) -> int:

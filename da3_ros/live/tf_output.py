@@ -182,7 +182,9 @@ class TfOutput:
             requested = "camera" if requested in ("auto", "camera") else "none"
         plan = tf_policy.plan(
             requested, self._frames(frame), self._others, metric=frame.scale.metric,
-            prior=self._prior, parent=lambda child: self._parent(child, frame.stamp_ns),
+            prior=self._prior,
+            corrected=self._config.pipeline.pose_prior.corrections == "tf",
+            parent=lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
         if plan != self._plan and plan.warning and not self._camera:
             self._warn(plan.warning)

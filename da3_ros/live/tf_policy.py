@@ -14,6 +14,7 @@ from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Array
 
 OWNED = "the node that gives the pose prior already publishes the motion below odom"
+FOLLOWED = "the other SLAM that is followed publishes the transform to odom"
 Parent = Callable[[str], "str | None"]  # parent that another node publishes for a child frame
 
 
@@ -42,6 +43,7 @@ def plan(
     *,
     metric: bool,
     prior: bool = False,
+    corrected: bool = False,
     parent: Parent | None = None,
 ) -> TfPlan:
     """Chooses the transforms by the parameter ``tf.publish`` and by those of other nodes.
@@ -49,6 +51,7 @@ def plan(
     requested: value of ``tf.publish``. others: transforms of all other nodes. metric: True if the
     scale is known; with an unknown scale nothing is attached to a robot's tree, whose lengths are
     in metres. prior: True if another node's odometry is used; that node publishes the motion.
+    corrected: True if another SLAM is followed by its transform from map to odom, which it owns.
     parent: returns the current parent of a frame; by default that in ``others``.
     """
     if requested == "none":
@@ -57,7 +60,7 @@ def plan(
     reasons = {
         "base": OWNED if prior else _why_not_base(frames, others, parent, metric),
         "camera": OWNED if prior else _why_not_camera(frames, others, parent, metric),
-        "map_only": _why_not_map(frames, others, parent, metric),
+        "map_only": FOLLOWED if corrected else _why_not_map(frames, others, parent, metric),
     }
     if requested != "auto":
         if why := reasons[requested]:

@@ -154,12 +154,12 @@ class KeyframeSelector:
         ]
         self._sharpness.clear()  # it depends on the size
 
-    def move(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves the views of submaps that a correction has moved."""
+    def move(self, moves: Mapping[int, Similarity], T_prior_ref: Similarity | None = None) -> None:
+        """Moves the views of submaps that a correction has moved; see ``SharedView.corrected``."""
 
         def moved(shared_view: SharedView) -> SharedView:
             return (
-                shared_view.moved(moves[shared_view.submap])
+                shared_view.corrected(moves[shared_view.submap], T_prior_ref)
                 if shared_view.submap in moves
                 else shared_view
             )

@@ -364,6 +364,8 @@ class LoopClosure:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
         self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
+        if correction.followed:
+            self._graph.measure_anew()
         self._keyframes.move(correction.moves)
         self._unconfirmed.clear()
         self._rescale(correction.unit)

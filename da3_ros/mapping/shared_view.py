@@ -39,6 +39,17 @@ class SharedView:
         T = move.pose(self.T_ref_camera)
         return replace(self, T_ref_camera=T, depth=depth)
 
+    def corrected(self, move: Similarity, T_prior_ref: Similarity | None) -> SharedView:
+        """Returns the view after a correction of the scene, with the prior's pose corrected too.
+
+        T_prior_ref: where the prior has the newest views; None: unknown, its pose stays.
+        """
+        moved, T = self.moved(move), self.view.T_prior_camera
+        if T is None or T_prior_ref is None:
+            return moved
+        T = (T_prior_ref @ move @ T_prior_ref.inverse()).pose(T)
+        return replace(moved, view=replace(self.view, T_prior_camera=T))
+
     @staticmethod
     def of(view: View, frame: SegmentFrame) -> SharedView:
         """Returns the shared view of a frame, in its segment; without pixels of unknown depth."""

@@ -93,6 +93,7 @@ class Correction:
     # (log scale; rotation, rad; position, scene units), in the axes of the vo frame
     covariance: Array | None = None
     unit: float = 1.0  # factor on all lengths of the vo frame, after the moves
+    followed: bool = False  # another SLAM asks for it: its places replace what edges measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,6 +373,15 @@ class SubmapGraph:
         """Takes over that lengths are ``factor`` times what they were."""
         by = Similarity(factor, np.eye(3), np.zeros(3))
         self.nodes = [dataclasses.replace(n, place=by @ n.place) for n in self.nodes]
+        self._changed()
+
+    def measure_anew(self) -> None:
+        """Takes the places of all nodes as measured by all edges; their uncertainty stays."""
+        place = {node.first: node.place for node in self.nodes}
+        self._edges = [
+            dataclasses.replace(e, measured=place[e.first].inverse() @ place[e.second])
+            for e in self._edges
+        ]
         self._changed()
 
     # Solving

@@ -154,6 +154,11 @@ class SubmapStore:
             self.localized.close()
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """The cameras that have poses, the leading one first."""
+        return self.trajectory.cameras
+
+    @property
     def place_known(self) -> bool:
         """Whether the place of new frames in the map is known."""
         return self.part == REFERENCE

@@ -113,6 +113,11 @@ class Trajectory:
         return self._rows.nbytes
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras, the first one that had a pose first."""
+        return tuple(self._cameras)
+
+    @property
     def newest_stamp_ns(self) -> int:
         """Stamp of the newest pose. Raises IndexError if there is none."""
         if not self._size:

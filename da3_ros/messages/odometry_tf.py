@@ -12,6 +12,7 @@ from da3_ros.config import NodeConfig, prior_source
 from da3_ros.geometry.poses import matrix_from_quaternion
 from da3_ros.messages.decode import stamp_ns
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 from da3_ros.types import Array
 
@@ -30,6 +31,21 @@ def open_prior(config: NodeConfig, transforms: TransformTree, **options: Any) ->
     return PosePrior(source, max_age_s, transforms, config.odom_frame, **options)
 
 
+def open_corrections(
+    config: NodeConfig, transforms: TransformTree, prior: PosePrior | None
+) -> SlamCorrections | None:
+    """Returns the corrections of another SLAM that the parameters choose; None if none are."""
+    chosen = config.pipeline.pose_prior
+    if prior is None or chosen.corrections == "none":
+        return None
+    log.info(
+        "another SLAM is followed (%s): it owns the map's shape, and no loops are closed here",
+        chosen.corrections,
+    )  # fmt: skip
+    base = config.base_frame
+    return SlamCorrections(chosen.corrections, chosen.map_frame, transforms, prior, base)
+
+
 def add_odometry(prior: PosePrior, message: Any) -> None:
     """Add one nav_msgs/Odometry to the prior. Raises PriorError for an invalid pose."""
     try:
@@ -37,7 +53,9 @@ def add_odometry(prior: PosePrior, message: Any) -> None:
     except ValueError as error:
         raise PriorError(str(error)) from error
     stamp, variance = stamp_ns(message.header.stamp), _variance(message.pose.covariance)
-    prior.add_odometry(message.child_frame_id, T, stamp, variance)
+    prior.add_odometry(
+        message.child_frame_id, T, stamp, variance, message.header.frame_id.lstrip("/")
+    )
 
 
 def _variance(covariance: Any) -> Array | None:

@@ -15,6 +15,8 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import relative_pose
 from da3_ros.types import Array, FloatImage, Image
 
+SAME = 1e-9  # scene units; rounding of a place that stays
+
 
 @dataclass(frozen=True, eq=False)
 class Seen:
@@ -31,7 +33,7 @@ class KeyframeRecording:
 
     def __init__(self, recorder: KeyframeRecorder) -> None:
         self._recorder = recorder
-        self._places: set[int] = set()  # submaps that were stored
+        self._places: dict[int, Place] = {}  # as they were stored
 
     def add(self, frame: SceneFrame, seen: Seen | None, submap: Submap, state: MapState) -> None:
         """Stores a frame of a submap; seen: of a keyframe."""
@@ -68,12 +70,25 @@ class KeyframeRecording:
         return self._recorder.close(timeout_s)
 
     def place(self, submaps: Iterable[Submap]) -> None:
-        """Stores the places of submaps: new ones, or moved by a loop."""
+        """Stores the places of submaps."""
         places = [Place(s.id, s.segment, s.part, s.T_scene_submap) for s in submaps]
-        self._places.update(p.id for p in places)
+        self._places.update({p.id: p for p in places})
         self._recorder.place(places)
+
+    def move(self, submaps: Iterable[Submap]) -> None:
+        """Stores the places of those submaps that a correction has moved."""
+        self.place([s for s in submaps if not _lies_at(s, self._places.get(s.id))])
 
     def correct(self, poses: dict[tuple[str, int], Array]) -> None:
         """Stores refined poses ``T_submap_camera`` [4, 4] of earlier frames, by camera and
         stamp."""
         self._recorder.correct(poses)
+
+
+def _lies_at(submap: Submap, place: Place | None) -> bool:
+    """Whether a submap lies, but for rounding, where it was stored."""
+    if place is None or (place.segment, place.part) != (submap.segment, submap.part):
+        return False
+    a, b = submap.T_scene_submap, place.T_scene_submap
+    pairs = ((a.scale, b.scale), (a.R, b.R), (a.t, b.t))
+    return all(np.allclose(x, y, rtol=0.0, atol=SAME) for x, y in pairs)

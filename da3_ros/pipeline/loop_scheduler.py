@@ -42,6 +42,7 @@ class LoopScheduler:
         self.wait_for_solver = wait_for_solver
         self.enabled = True
         self.closed = 0
+        self.corrected = False  # whether submaps were ever moved
         self._solver: ThreadPoolExecutor | None = None
         self._max_bytes = 0  # of keyframes in memory; 0: no limit
         self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
@@ -108,7 +109,7 @@ class LoopScheduler:
 
     @property
     def T_scene_vo(self) -> Array:
-        """Correction [4, 4] of the newest submap by loops, scene units."""
+        """Correction [4, 4] of the newest submap by loops or another SLAM, scene units."""
         return self._closure.T_scene_vo
 
     def add_window(self, placed: Alignment, camera: Array, lag: float) -> None:
@@ -207,13 +208,15 @@ class LoopScheduler:
     def apply(
         self, correction: Correction, places: dict[int, Similarity]
     ) -> dict[int, Similarity]:
-        """Applies a correction. Returns the new places of the submaps ``places`` in the scene.
+        """Applies a correction, by a loop or by another SLAM.
 
-        Submaps that are older than the graph stay.
+        Returns the new places of the submaps ``places`` in the scene. Submaps that are older than
+        the graph stay.
         """
         T_vo_scene = Similarity.from_pose(np.linalg.inv(self.T_scene_vo))
         self._closure.apply(correction)
-        self.closed += 1
+        self.corrected = True
+        self.closed += not correction.followed
         unit = Similarity(correction.unit, np.eye(3), np.zeros(3))
         T_scene_vo = Similarity.from_pose(self.T_scene_vo) @ unit
         out = {}
@@ -227,7 +230,11 @@ class LoopScheduler:
                 T_vo_submap = correction.moves[id] @ T_vo_submap
             out[id] = T_scene_vo @ T_vo_submap
         far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
-        log.info("loop closed: submaps move by up to %.3g (scene units)", far)
+        what = "another SLAM is followed" if correction.followed else "loop closed"
+        level = (
+            logging.DEBUG if correction.followed else logging.INFO
+        )  # a path may come each second
+        log.log(level, "%s: submaps move by up to %.3g (scene units)", what, far)
         return out
 
 

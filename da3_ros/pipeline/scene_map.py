@@ -30,6 +30,7 @@ from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
@@ -46,6 +47,7 @@ class SceneMap:
         self.submaps = SubmapStore(config.map)
         self.loops = LoopScheduler()
         self.recording: KeyframeRecording | None = None
+        self.following = MapFollowing(config.pose_prior.corrections)
         self._spill: ArraySpill | None = None
         self._unit = 1.0  # segment units per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
@@ -90,12 +92,14 @@ class SceneMap:
         self.loops.restart()
         self.scale.forget()
         self._apply_mode()
+        self.following.forget_submaps()
         if self.recording is not None:
             self.recording.begin()
 
     def reset(self) -> None:
         """Begins with an empty map at the default place."""
         self.forget()
+        self.following.restart()
         self._reset_map_place()
 
     def place_map(self, T_map_world: Array | None) -> None:
@@ -138,6 +142,7 @@ class SceneMap:
         """Begins with a saved scene."""
         self.forget()
         self.submaps.localize(False)  # until the scene is there
+        self.following.restart(loaded=True)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
         self.submaps.restore(saved, searched=known is not None)
@@ -291,13 +296,15 @@ class SceneMap:
         T_vo_camera = self.scale.T_vo_camera(frame)
         T_odom_vo = self.scale.T_odom_vo(T_vo_camera, metric=metric, leads=frame.leads)
         T_world_camera, T_odom_world = scaled_pose(T_vo_camera, unit), T_odom_vo
-        if self.loops.closed:  # else vo and world are the same
+        if self.loops.corrected:  # else vo and world are the same
             T_world_vo = scaled_pose(self.loops.T_scene_vo, unit)
             T_world_camera = T_world_vo @ T_world_camera
             T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
         depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
         out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
-        R_scene_vo = self.loops.T_scene_vo[:3, :3] if self.submaps.place_known else None
+        # A followed SLAM's errors count, and it does not state them.
+        known = self.submaps.place_known and not self.following.enabled
+        R_scene_vo = self.loops.T_scene_vo[:3, :3] if known else None
         return with_covariance(
             out, T_odom_vo, scaled_pose(T_vo_camera, unit), self.scale.unit * unit, R_scene_vo,
             uncertainty,
@@ -312,9 +319,12 @@ class SceneMap:
 
         wait: until the loop that was found is solved.
         """
-        correction = self.loops.collect(wait=wait)
-        if correction is None:
-            return None
+        if (correction := self.loops.collect(wait=wait)) is not None:
+            self.correct(correction)
+        return correction
+
+    def correct(self, correction: Correction) -> None:
+        """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
         places = {id: s.T_scene_submap for id, s in self.submaps.all_submaps().items()}
         self.submaps.move(self.loops.apply(correction, places))
         self.submaps.merge_parts(correction.loops)
@@ -322,8 +332,7 @@ class SceneMap:
         if self.submaps.place_known:
             self.scale.take_from_map(correction.covariance)
         if self.recording is not None and self.records:
-            self.recording.place(self.submaps.submaps.values())
-        return correction
+            self.recording.move(self.submaps.submaps.values())
 
     def try_close_loop(
         self,
@@ -336,8 +345,11 @@ class SceneMap:
     ) -> None:
         """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``.
 
-        hint: where the camera may be, in the map.
+        hint: where the camera may be, in the map. A followed SLAM owns the map's shape: then only
+        the place in a loaded scene is searched.
         """
+        if self.following.enabled and not self.following.loaded:
+            return
         if hint is not None:
             unit = self.scale.scene_scale
             hint = hint.moved(

@@ -190,7 +190,7 @@ class WindowBuilder:
         view = View(
             self._next_view, frame.stamp_ns, ready.image, ready.K, frame.frame_id, frame.camera,
             frame.T_prior_camera, frame.T_rig_camera, self._next_instant, ready.valid,
-            frame.prior_variance,
+            frame.prior_variance, frame.slam,
         )  # fmt: skip
         self._next_view += 1
         return PreparedView(view, ready.full, ready.full_valid)

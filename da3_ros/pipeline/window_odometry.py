@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -187,11 +187,13 @@ class WindowOdometry:
             self.counters["windows_refused"] += 1
 
     def apply_correction(
-        self, correction: Correction, T_vo_segment: Similarity
+        self, correction: Correction, T_vo_segment: Similarity, metres: float
     ) -> dict[int, Similarity]:
-        """Moves the shared views, and updates their covariance, after a loop closure.
+        """Moves the shared views, and updates their covariance, after a loop closure or a
+        correction of another SLAM.
 
-        Returns the moves of views in the segment, by id.
+        metres: per unit of the segment; NaN: unknown. Returns the moves of views in the segment,
+        by id.
         """
         by_submap = conjugated(correction.moves, T_vo_segment)
         moves = {
@@ -199,9 +201,18 @@ class WindowOdometry:
             for a in self.shared_views.all()
             if a.submap in by_submap
         }
-        self.shared_views.move(by_submap)
+        self.shared_views.move(by_submap, self._place_in_prior(by_submap, metres))
         self._move_uncertainty(correction, T_vo_segment)
         return moves
+
+    def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
+        """Returns the place of the segment in the prior's world, by the newest view that stays;
+        None if it is unknown."""
+        for a in reversed(self.shared_views.newest_views):
+            T = a.view.T_prior_camera
+            if T is not None and a.submap not in moves and metres > 0:
+                return Similarity.between(T, a.T_ref_camera, metres)
+        return None
 
     def _move_uncertainty(self, correction: Correction, T_vo_segment: Similarity) -> None:
         newest = self.shared_views.newest

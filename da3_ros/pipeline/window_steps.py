@@ -14,14 +14,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.resizing import Cut
+from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame, unfiltered_depth
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.pipeline.refined_scale import in_refined_unit
+from da3_ros.pipeline.scene_following import follow
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
@@ -29,7 +32,7 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.self_calibration import NO_CHANGE
-from da3_ros.types import Array, Prediction, Scale, TrackedFrame, Window
+from da3_ros.types import Array, Prediction, Scale, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +70,14 @@ class WindowSteps:
     def run(self) -> Iterator[TrackedFrame]:
         """Runs one window of the waiting views and yields its new frames.
 
-        Applies a solved loop closure before; afterwards begins a new segment if the camera is
-        lost, else looks for a loop. Yields nothing if the window fails.
+        Applies a solved loop closure, or a correction of another SLAM, before; afterwards begins a
+        new segment if the camera is lost, else looks for a loop. Yields nothing if the window
+        fails.
         """
         start = time.perf_counter()
         closed = self._close_loop()
         new = self.builder.take()
+        self._follow([prepared.view for prepared in new])
         room = max(1, self.builder.window_size - len(new))
         done = self.inference.run(self.odometry.choose(room, new), new)
         if done is None:
@@ -188,10 +193,19 @@ class WindowSteps:
         wait: until the loop that was found is solved.
         """
         T_vo_segment = self.scene_map.scale.T_vo_segment
-        correction = self.scene_map.close_loop(wait=wait)
+        return self._correct(self.scene_map.close_loop(wait=wait), T_vo_segment)
+
+    def _follow(self, views: list[View]) -> None:
+        """Applies a correction of another SLAM to scene and odometry, if there is one."""
+        T_vo_segment = self.scene_map.scale.T_vo_segment
+        self._correct(follow(self.scene_map, views), T_vo_segment)
+
+    def _correct(self, correction: Correction | None, T_vo_segment: Similarity) -> bool:
+        """Moves the shared and the tracked views as submaps were moved; returns whether."""
         if correction is None:
             return False
-        moves = self.odometry.apply_correction(correction, T_vo_segment)
+        metres = self.scene_map.scale.scale.value
+        moves = self.odometry.apply_correction(correction, T_vo_segment, metres)
         self.refinement.move(moves)
         return True
 

@@ -9,10 +9,13 @@ from da3_ros.messages.odometry_tf import (
     add_odometry,
     add_transforms,
     log,
+    open_corrections,
     open_prior,
 )
+from da3_ros.messages.slam_path import PATH, PathError, PathReader
 from da3_ros.recordings import Recording, RecordingError
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
+from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
 
 
@@ -29,7 +32,8 @@ def prior_of_recording(
     prior = open_prior(config, transforms, keep_s=float("inf"))
     assert prior is not None
     if prior.source == "odometry":
-        name = topic or _only_odometry(recording)
+        why = "pose_prior.source is odometry"
+        name = topic or _only(recording, ODOMETRY, why, "--odometry")
         for _, message in recording.messages(name):
             try:
                 add_odometry(prior, message)
@@ -37,6 +41,34 @@ def prior_of_recording(
                 log.warning("%s: %s", name, error)
         log.info("pose prior: reading odometry from %s", name)
     return prior
+
+
+def corrections_of_recording(
+    recording: Recording, config: NodeConfig, transforms: TransformTree, prior: PosePrior | None,
+    topic: str | None = None,
+) -> SlamCorrections | None:  # fmt: skip
+    """Read what another SLAM says in a whole recording; ``transforms``: all its transforms.
+
+    ``topic``: of its paths; None: the only one. Returns None if none is followed. Raises
+    RecordingError if the paths are missing.
+    """
+    slam = open_corrections(config, transforms, prior)
+    if slam is None or slam.kind != "path":
+        return slam
+    name = topic or _only(recording, PATH, "pose_prior.corrections is path", "--slam-path")
+    reader, paths = PathReader(slam.map_frame), []
+    for _, message in recording.messages(name):
+        try:
+            path, note = reader.read(message)
+        except PathError as error:
+            log.warning("%s: not used: %s", name, error)
+            continue
+        paths.append(path)
+        if note:
+            log.warning("%s: %s", name, note)
+    log.info("another SLAM is followed: reading %d paths from %s", len(paths), name)
+    slam.set_paths(paths)
+    return slam
 
 
 def transforms_of(recording: Recording) -> TransformTree:
@@ -49,13 +81,15 @@ def transforms_of(recording: Recording) -> TransformTree:
     return tree
 
 
-def _only_odometry(recording: Recording) -> str:
-    names = recording.topics_of(ODOMETRY)
+def _only(recording: Recording, kind: str, why: str, flag: str) -> str:
+    """Returns the only topic of a type. Raises RecordingError."""
+    names = recording.topics_of(kind)
     if len(names) == 1:
         return names[0]
+    what = kind.rpartition("/")[2]
     if not names:
-        raise RecordingError(f"pose_prior.source is odometry: {recording.path.name} has none")
+        raise RecordingError(f"{why}: {recording.path.name} has no {what}")
     choices = " | ".join(names)
     raise RecordingError(
-        f"{recording.path.name} has several odometry topics: choose with --odometry {choices}"
+        f"{recording.path.name} has several topics of {what}: choose with {flag} {choices}"
     )

@@ -101,6 +101,7 @@ class ReplayState:
         found = {
             "bag": self._bag, "library": self._bag.library,
             "transforms": self._annotator.transforms, "prior": self._annotator.prior,
+            "slam": self._annotator.slam,
         }  # fmt: skip
         for name, scene in self.scenes.items():
             found[f"trajectory {name}"] = scene.results.trajectory

@@ -54,6 +54,7 @@ class ReplayOptions:
     rate_hz: float = 10.0
     pictures: bool = False
     odometry: str | None = None  # topic of the robot's own poses; None: the recording's only one
+    slam_path: str | None = None  # topic of another SLAM's paths; None: the recording's only one
     plan: Path | None = None  # a report.json or a plan file whose plan is used exactly
     resume: Path | None = None  # a saved scene, or the output of an earlier replay, to continue
     go_on: bool = False  # continue the interrupted replay in ``output``, if there is one
@@ -248,7 +249,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
-        if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed:
+        moved = pipeline.scene_map.following.enabled
+        if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
             self._write_trajectory(pipeline.map.path_scene(scene.T_map_world))
         self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
         shown = scene.of_part(pipeline.map.shown_part)

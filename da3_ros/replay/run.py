@@ -39,7 +39,11 @@ from da3_ros.pipeline.multi_camera import open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import Recording, RecordingError, open_recording
 from da3_ros.recordings.read_ahead import ReadAhead
-from da3_ros.recordings.recorded_poses import prior_of_recording, transforms_of
+from da3_ros.recordings.recorded_poses import (
+    corrections_of_recording,
+    prior_of_recording,
+    transforms_of,
+)
 from da3_ros.refinement.effort import Effort
 from da3_ros.replay.checkpoint import (
     Beginning,
@@ -86,7 +90,7 @@ def replay(
                 load_beginning(work.checkpoint, run)  # the scene must be what it was
             start -= 0.0 if done is None else done.wall_s
             session, pipelines = _open_pipelines(options, settings.pipeline, session, done)
-            annotator = _annotator(recording, settings, options.odometry)
+            annotator = _annotator(recording, settings, options)
             with contextlib.ExitStack() as stack:
                 state = ReplayState.open(
                     stack, work.path, options, settings, annotator, pipelines,
@@ -148,11 +152,15 @@ def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, Effort]:
     return first.session.plan, first.refinement.effort
 
 
-def _annotator(recording: Recording, settings: NodeConfig, odometry: str | None) -> FrameAnnotator:
-    """Returns the annotator with the recording's transforms and the robot's own poses."""
+def _annotator(
+    recording: Recording, settings: NodeConfig, options: ReplayOptions
+) -> FrameAnnotator:
+    """Returns the annotator with the recording's transforms, the robot's own poses, and another
+    SLAM's corrections."""
     transforms = transforms_of(recording)
-    prior = prior_of_recording(recording, settings, transforms, odometry)
-    return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce())
+    prior = prior_of_recording(recording, settings, transforms, options.odometry)
+    slam = corrections_of_recording(recording, settings, transforms, prior, options.slam_path)
+    return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce(), slam)
 
 
 def _use_plan(session: Session, path: Path, limited: bool) -> Effort | None:

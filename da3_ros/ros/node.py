@@ -45,6 +45,7 @@ from da3_ros.ros.publishers import Topics
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.services import Services
+from da3_ros.ros.slam_path import SlamPathInput
 from da3_ros.ros.stream_runner import EXPECTED, STOP_S, StreamRunner
 from da3_ros.ros.tf_subscriber import SentTransforms, TfInput, TfPublishers
 from da3_ros.sensors.pose_prior import PriorError
@@ -78,6 +79,7 @@ class Da3Node(LifecycleNode):
         self.tf_input: TfInput | None = None
         self._odometry: Any = None
         self._initial_pose: InitialPose | None = None
+        self._slam_path: SlamPathInput | None = None
         self.enabled = True
         self._closing = False
         self.ending: Callable[[], bool] = lambda: False  # returns True if the process must end
@@ -147,6 +149,10 @@ class Da3Node(LifecycleNode):
             self._odometry = self.endpoints.subscribe(Odometry, "odometry", self._on_odometry, qos)
         self._initial_pose = InitialPose(self.endpoints, runner, self.log.info)
         config = stream.config
+        if config.pipeline.pose_prior.corrections == "path":
+            self._slam_path = SlamPathInput(
+                self.endpoints, runner, lambda text: self.warn(text, SAME_S)
+            )
         self.input = CameraInputs(
             self, config.input, config.pipeline.cameras, self.endpoints, self
         )
@@ -327,6 +333,9 @@ class Da3Node(LifecycleNode):
         if self._initial_pose is not None:
             self._initial_pose.close()
             self._initial_pose = None
+        if self._slam_path is not None:
+            self._slam_path.close()
+            self._slam_path = None
 
     def _finish(self, what: str) -> bool:
         """Stop the work between two windows and release everything; ``what`` names the transition.

@@ -124,21 +124,36 @@ def _alignment(stream: Stream | None) -> dict[str, Any]:
         return {}
     scenes = [pipeline.map for pipeline in stream.pipelines]
     parts = [scene.parts for scene in scenes]
+    return (
+        {
+            "mode": stream.config.pipeline.mode,
+            "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
+            "place_search_s": float(
+                np.fmax.reduce([p.place_search.seconds for p in stream.pipelines])
+            ),
+            "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
+            "parts": sum(map(len, parts)),
+            "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
+            "alignment_rms": report.alignment_rms,
+            "alignment_inliers": report.alignment_inliers,
+            "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
+            "focal_source": ", ".join(sorted(_focal_sources(stream))),
+            "loops_closed": stream.pipeline.loops.closed,
+        }
+        | _following(stream)
+        | _refinement(stream, report)
+    )
+
+
+def _following(stream: Stream) -> dict[str, Any]:
+    """Returns how often the map has followed another SLAM, and how far the last time."""
+    following = [f for p in stream.pipelines if (f := p.scene_map.following).enabled]
+    if not following:
+        return {}
     return {
-        "mode": stream.config.pipeline.mode,
-        "place": "known" if all(scene.place_known for scene in scenes) else "guessed",
-        "place_search_s": float(
-            np.fmax.reduce([p.place_search.seconds for p in stream.pipelines])
-        ),
-        "poses_held": sum(p.counters["poses_held"] for p in stream.pipelines),
-        "parts": sum(map(len, parts)),
-        "parts_guessed": sum(len(ids - {REFERENCE}) for ids in parts),
-        "alignment_rms": report.alignment_rms,
-        "alignment_inliers": report.alignment_inliers,
-        "focal_ratio": report.focal_ratio,  # the network's focal length over camera_info's
-        "focal_source": ", ".join(sorted(_focal_sources(stream))),
-        "loops_closed": stream.pipeline.loops.closed,
-    } | _refinement(stream, report)
+        "corrections_followed": sum(f.count for f in following),
+        "correction_m": _longest([f.metres for f in following]),
+    }
 
 
 def _longest(seconds: list[float]) -> float:

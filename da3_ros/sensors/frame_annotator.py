@@ -1,4 +1,5 @@
-"""Adds to a frame the camera's pose by the robot (prior), and its pose on the rig.
+"""Adds to a frame the camera's pose by the robot (prior), its pose on the rig, and what another
+SLAM says.
 
 The same step live and in a replay. It follows synchronising, decoding and preparing, right before
 frames are pushed, because odometry may arrive later than images. No ROS, no network.
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterable
 from da3_ros.config import PipelineConfig
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.rig_geometry import RigGeometry
-from da3_ros.sensors.transform_tree import TransformTree
-from da3_ros.types import Array, Frame
+from da3_ros.sensors.slam_corrections import SlamCorrections
+from da3_ros.sensors.transform_tree import TransformError, TransformTree
+from da3_ros.types import Array, Frame, SlamPose
 
 WARNING_PERIOD_S = 5.0  # between two warnings about the prior
 
@@ -27,12 +29,13 @@ class FrameAnnotator:
         transforms: TransformTree,
         prior: PosePrior | None,
         warn: Callable[..., None],
+        slam: SlamCorrections | None = None,
     ) -> None:
-        """prior: None if the robot's own poses are not used.
+        """prior: None if the robot's own poses are not used. slam: None if none is followed.
 
         warn: takes a line, and ``every_s``, the shortest time between two equal warnings.
         """
-        self.transforms, self.prior = transforms, prior
+        self.transforms, self.prior, self.slam = transforms, prior, slam
         self.without_prior = 0
         self._rig = RigGeometry(config, transforms, warn)
         self._warn = warn
@@ -46,6 +49,7 @@ class FrameAnnotator:
                 T_prior_camera=self._prior_of(frame),
                 prior_variance=self.prior.variance(frame.stamp_ns) if self.prior else None,
                 T_rig_camera=self._rig.camera(frame.camera, frame.frame_id, frame.stamp_ns),
+                slam=self._slam_of(frame),
             )
             for frame in frames
         ]
@@ -58,4 +62,14 @@ class FrameAnnotator:
         except PriorError as error:
             self.without_prior += 1
             self._warn(f"no pose from {self.prior.source}: {error}", every_s=WARNING_PERIOD_S)
+            return None
+
+    def _slam_of(self, frame: Frame) -> SlamPose | None:
+        if self.slam is None:
+            return None
+        try:
+            return self.slam.at(frame.frame_id, frame.stamp_ns)
+        except TransformError as error:
+            text = f"pose_prior.corrections is {self.slam.kind}, but nothing can be followed"
+            self._warn(f"{text}: {error}", every_s=WARNING_PERIOD_S)
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -161,6 +161,24 @@ class TransformTree:
             T_common_target = self._climb(up_target, common, stamp_ns)
         return invert_pose(T_common_target) @ T_common_source
 
+    def held(self, target: str, source: str, stamp_ns: int) -> Array:
+        """Returns ``T_target_source`` [4, 4] as it holds at a stamp, for transforms that jump.
+
+        Each moving transform is the newest one at or before the stamp, however old, or the first
+        one if all are later; none is interpolated. Raises TransformError for frames that are not
+        connected.
+        """
+        target, source = target.lstrip("/"), source.lstrip("/")
+        with self._lock:
+            up_target, up_source, common = self._paths_to_common(target, source)
+            T_common_source = self._climb(up_source, common, stamp_ns, self._held)
+            T_common_target = self._climb(up_target, common, stamp_ns, self._held)
+        return invert_pose(T_common_target) @ T_common_source
+
+    def _held(self, child: str, stamp_ns: int) -> Array:
+        edge = self._edges[child]
+        return edge.poses[max(0, bisect_right(edge.stamps, stamp_ns) - 1)]
+
     def _paths_to_common(self, target: str, source: str) -> tuple[list[str], list[str], str]:
         """Returns the ancestors of both frames, and their nearest common one.
 
@@ -203,11 +221,14 @@ class TransformTree:
             chain.append(above)
         return chain
 
-    def _climb(self, chain: list[str], top: str, stamp_ns: int) -> Array:
-        """Returns ``T_top_frame`` of the first frame of ``chain``."""
-        T = np.eye(4)
+    def _climb(
+        self, chain: list[str], top: str, stamp_ns: int,
+        at: Callable[[str, int], Array] | None = None,
+    ) -> Array:  # fmt: skip
+        """Returns ``T_top_frame`` of the first frame of ``chain``. at: default: interpolated."""
+        at, T = at or self._at, np.eye(4)
         for child in chain[: chain.index(top)]:
-            T = self._at(child, stamp_ns) @ T
+            T = at(child, stamp_ns) @ T
         return T
 
     def _at(self, child: str, stamp_ns: int) -> Array:

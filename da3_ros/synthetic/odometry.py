@@ -5,6 +5,9 @@ World: metres, z up, floor at z = 0.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from da3_ros.geometry.poses import invert_pose
@@ -60,6 +63,18 @@ class DriftingOdometry:
         self.T_odom_base = self.T_odom_base @ step @ error
         self.covariance += np.diag([sigma_m**2] * 3 + [0.0, 0.0, sigma_rad**2])
         return self.T_odom_base
+
+
+def drifted(poses: Sequence[Array], yaw_deg: float, offset_m: Array) -> list[Array]:
+    """Returns poses [4, 4] in the world that drift evenly from the first on: from pose to pose by
+    ``yaw_deg`` about the vertical, and by ``offset_m`` [3] in the axes of the camera."""
+    out = [poses[0].copy()]
+    for before, after in itertools.pairwise(poses):
+        step = before[:3, :3].T @ _yaw_transform(float(np.radians(yaw_deg)))[:3, :3]
+        error = np.eye(4)
+        error[:3, :3], error[:3, 3] = step @ before[:3, :3], offset_m
+        out.append(out[-1] @ error @ invert_pose(before) @ after)
+    return out
 
 
 def _yaw_transform(yaw: float) -> Array:

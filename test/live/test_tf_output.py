@@ -22,7 +22,9 @@ class Stage:
         self.tree = TransformTree(gone_s=GONE_S, clock=lambda: self.now_s)
         self.tree.add("base", "optical", np.eye(4), 0, static=True)
         config = SimpleNamespace(
-            pipeline=SimpleNamespace(cameras=cameras),
+            pipeline=SimpleNamespace(
+                cameras=cameras, pose_prior=SimpleNamespace(corrections="none")
+            ),
             tf=SimpleNamespace(publish="auto"),
             base_frame=base,
         )

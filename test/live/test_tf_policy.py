@@ -148,3 +148,14 @@ def test_a_localiser_that_lags_is_an_error_and_no_guess():
     others = tree(MOUNT, LOCALISER)
     with pytest.raises(TransformError, match="after the known history"):
         edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))
+
+
+def test_the_transform_of_a_followed_slam_is_never_published():
+    """Also before its first one has arrived."""
+    robot = tree(MOUNT, LOCALISER)
+    assert plan("auto", ROBOT, robot, metric=True, prior=True).mode == "map_only"
+    found = plan("auto", ROBOT, robot, metric=True, prior=True, corrected=True)
+    assert found.mode == "none"
+    assert "the other SLAM that is followed publishes" in found.warning
+    asked = plan("map_only", ROBOT, robot, metric=True, prior=True, corrected=True)
+    assert asked.mode == "none"

@@ -1,0 +1,174 @@
+"""Where the submaps lie in the map of another SLAM: by its poses at the stamps of our frames.
+
+Pure functions. Places are rigid transforms ``T_world_submap`` [4, 4], metres.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.poses import interpolate, invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.slam_poses import between, mean_transform
+from da3_ros.mapping.submap_graph import Correction, Moves, Node
+from da3_ros.types import Array
+
+MAX_GAP_NS = 2 * 10**9  # longest gap between two of our frames that a pose is interpolated in
+Places = dict[int, Array]  # T_world_submap [4, 4] by the submap's id
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPoses:
+    """Our own camera poses since the last time jump, in stamp order."""
+
+    stamps: Array  # [N] ns
+    submap: Array  # [N] ids
+    T_submap_camera: Array  # [N, 4, 4] metres
+
+    @staticmethod
+    def of(rows: Array, lengths: Mapping[int, float]) -> OwnPoses:
+        """Returns poses of rows of a trajectory; lengths: metres per unit of each submap."""
+        rows = rows[np.isin(rows["submap"], list(lengths))]
+        back = np.flatnonzero(np.diff(rows["stamp_ns"]) < 0)
+        rows = rows[back[-1] + 1 if len(back) else 0 :]
+        T = np.tile(np.eye(4), (len(rows), 1, 1))
+        T[:, :3] = rows["T"]
+        T[:, :3, 3] *= _of(lengths, rows["submap"])[:, None]
+        return OwnPoses(rows["stamp_ns"], rows["submap"], T)
+
+    def at(self, stamps: Array, places: Places, segment: Mapping[int, int]) -> tuple[
+        Array, Array, Array
+    ]:  # fmt: skip
+        """Returns poses at other times: indices of those ``stamps`` [M] that have one, the ids of
+        their submaps, and ``T_submap_camera`` [., 4, 4].
+
+        A pose is interpolated between two frames of one segment (by submap).
+        """
+        if not len(self.stamps):
+            return np.zeros(0, int), np.zeros(0, int), np.zeros((0, 4, 4))
+        after = np.searchsorted(self.stamps, stamps)
+        inside = np.flatnonzero(after < len(self.stamps))
+        exact = np.zeros(len(stamps), bool)
+        exact[inside] = self.stamps[after[inside]] == stamps[inside]
+        before = np.where(exact, after, after - 1)
+        found = np.flatnonzero((before >= 0) & (after < len(self.stamps)))
+        i, j = before[found], after[found]
+        gap = self.stamps[j] - self.stamps[i]
+        of = _of(segment, self.submap)
+        near = (gap <= MAX_GAP_NS) & (of[i] == of[j])
+        found, i, j, gap = found[near], i[near], j[near], gap[near]
+        share = (stamps[found] - self.stamps[i]) / np.maximum(gap, 1)
+        submap = np.where(share < 0.5, self.submap[i], self.submap[j])
+        T_world_camera = between(self._placed(i, places), self._placed(j, places), share)
+        back = {id: invert_pose(place) for id, place in places.items()}
+        return found, submap, _of(back, submap) @ T_world_camera
+
+    def _placed(self, index: Array, places: Places) -> Array:
+        return _of(places, self.submap[index]) @ self.T_submap_camera[index]
+
+
+def measured_places(
+    submap: Array, T_slam_camera: Array, T_submap_camera: Array, fewest: int
+) -> Places:
+    """Returns ``T_slam_submap`` of each submap that has at least ``fewest`` poses [N, 4, 4]."""
+    order = np.argsort(submap, kind="stable")
+    ids, begins = np.unique(submap[order], return_index=True)
+    return (
+        {
+            int(id): mean_transform(T_slam_camera[here], T_submap_camera[here])
+            for id, here in zip(ids, np.split(order, begins[1:]), strict=True)
+            if len(here) >= fewest
+        }
+        if len(ids)
+        else {}
+    )
+
+
+def completed(
+    measured: Places, places: Places, segment: Mapping[int, int], part: Mapping[int, int],
+    stays: Iterable[int],
+) -> Places:  # fmt: skip
+    """Returns the new places of all submaps; ``measured``: of some.
+
+    A submap between two measured ones of its segment is interpolated, one after them moves with
+    the last, one before them with the first, unless it is one that ``stays``. A segment without
+    measured ones moves with the first measured submap of its part, or stays.
+    """
+    known, stays, out = sorted(measured), set(stays), {}
+    for id, place in places.items():
+        at = bisect_left(known, id)
+        same = [k for k in known[max(at - 1, 0) : at + 1] if segment[k] == segment[id]]
+        before = next((k for k in same if k <= id), None)
+        after = next((k for k in same if k >= id), None)
+        if id in measured:
+            out[id] = measured[id]
+        elif before is not None and after is not None:
+            a, b = (measured[k] @ invert_pose(places[k]) @ place for k in (before, after))
+            out[id] = interpolate(a, b, (id - before) / (after - before))
+        elif before is None and id in stays:
+            out[id] = place
+        else:
+            near = [k for k in (before, after) if k is not None]
+            one = next(iter(near or [k for k in known if part[k] == part[id]]), None)
+            out[id] = place if one is None else measured[one] @ invert_pose(places[one]) @ place
+    return out
+
+
+def largest_move(before: Places, after: Places) -> tuple[float, float]:
+    """Returns the farthest move of a submap's origin, metres, and the largest turn, radians."""
+    metres, turns = _moves(before, after)
+    return float(metres.max(initial=0.0)), float(turns.max(initial=0.0))
+
+
+def kept(before: Places, after: Places, metres: float, turn: float) -> Places:
+    """Returns ``after``, with the old places of submaps that move by less than ``metres`` and turn
+    by less than ``turn``, radians."""
+    moved, turned = _moves(before, after)
+    stays = (moved < metres) & (turned < turn)
+    return {id: before[id] if stay else after[id] for id, stay in zip(before, stays, strict=True)}
+
+
+def _moves(before: Places, after: Places) -> tuple[Array, Array]:
+    """Returns by how much each submap moves, metres [N], and turns, radians [N]."""
+    a = np.array(list(before.values())).reshape(-1, 4, 4)
+    b = np.array([after[id] for id in before]).reshape(-1, 4, 4)
+    turn = Rotation.from_matrix(a[:, :3, :3].transpose(0, 2, 1) @ b[:, :3, :3]).magnitude()
+    return np.linalg.norm(b[:, :3, 3] - a[:, :3, 3], axis=1), np.asarray(turn)
+
+
+def correction_to(
+    before: Mapping[int, Similarity], after: Mapping[int, Similarity], T_scene_vo: Array,
+    ties: tuple[tuple[int, int], ...],
+) -> Correction:  # fmt: skip
+    """Returns the correction that moves submaps from places in the scene to others.
+
+    ties: (older, newer) submap whose parts become one. What a graph has of submaps that are gone
+    moves with the submap before them.
+    """
+    ids = sorted(before)
+    newest = ids[-1]
+    T_old = Similarity.from_pose(T_scene_vo)
+    T_new = after[newest] @ before[newest].inverse() @ T_old
+    last = [*(id - 1 for id in ids[1:]), newest]
+    first = [0, *ids[1:]]
+    nodes, moves = [], []
+    for k, id in enumerate(ids[:-1]):
+        place = T_old.inverse() @ before[id]
+        nodes.append(Node(first[k], last[k], place))
+        moves.append(T_new.inverse() @ after[id] @ place.inverse())
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = T_new.R, T_new.t
+    return Correction(Moves(tuple(nodes), tuple(moves)), T, ties, followed=True)
+
+
+def _of(values: Mapping[int, Any], ids: Array) -> Array:
+    """Returns the values of ids [N] as one array [N, ...]."""
+    table = np.array(list(values.values()))
+    order = np.argsort(known := np.array(list(values)))
+    return np.asarray(table[order][np.searchsorted(known[order], ids)])

@@ -1,0 +1,249 @@
+"""Follows another SLAM: when it corrects the prior's world, the submaps move along.
+
+The other SLAM gives poses of the camera at stamps: by jumps of a transform (``tf``), which are
+spread over the path travelled, or as its whole path, sent again and again (``path``). Each submap
+is placed where these poses put it, by the mean over its frames. No ROS.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.following import (
+    OwnPoses,
+    Places,
+    completed,
+    correction_to,
+    kept,
+    largest_move,
+    measured_places,
+)
+from da3_ros.mapping.scene import REFERENCE
+from da3_ros.mapping.slam_poses import PoseTable, interpolated, jump_size, spread_jump
+from da3_ros.mapping.submap_graph import Correction
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.types import Array, SlamPath, SlamPose, View
+
+log = logging.getLogger(__name__)
+
+JUMP_M, JUMP_RAD = 0.05, math.radians(0.5)  # smaller jumps of a transform are collected
+MOVE_M, MOVE_RAD = 0.01, math.radians(0.1)  # the map does not move for less
+STAY_M, STAY_RAD = 0.002, math.radians(0.02)  # a submap stays when others move: fewer are stored
+FEWEST = {"tf": 6, "path": 1}  # poses that place a submap: odometry is noisy, a path is smooth
+ANEW = (
+    "the path begins anew, as if the other SLAM had been reset: the map stays as it is; call "
+    "~/reset to begin a map in its new frame"
+)
+STRETCHES = 64  # jumps that are remembered as places where the path was right
+
+
+class MapFollowing:
+    """Poses of another SLAM, and the places of submaps by them. Not thread-safe."""
+
+    def __init__(self, kind: str) -> None:
+        """kind: tf, path, or none, as the parameter ``pose_prior.corrections``."""
+        self.kind, self.enabled = kind, kind != "none"
+        self.count = 0  # corrections that were followed
+        self.metres = math.nan  # the farthest move of a submap at the last one; NaN: none yet
+        self.restart()
+
+    def restart(self, *, loaded: bool = False) -> None:
+        """Begins a new scene, or a loaded one."""
+        self._joined = False  # whether the map lies where the other SLAM has its own
+        self.loaded = loaded  # whether the place in a loaded scene must be found first
+        self._begun = loaded
+        self._poses = PoseTable()  # tf: T_slam_camera; path: T_base_camera
+        self._T_slam_prior: Array | None = None  # that ``_poses`` has taken over
+        self._right_at: deque[int] = deque(maxlen=STRETCHES)  # stamps
+        self._path: SlamPath | None = None
+        self._path_ended = False  # whether a time jump came after it
+        self._refused = -1  # number of a path that was refused
+        self._scale = math.nan  # metres per scene unit at the last placement
+        self.forget_submaps()
+
+    def forget_submaps(self) -> None:
+        """Takes over that the map is empty; its place stays known."""
+        self._placed: set[int] = set()
+        self._due = True
+        self._told = ""
+
+    def begin(self, view: View) -> Array | None:
+        """Returns the place [4, 4] of a new scene's first camera in the other SLAM's map, which
+        is that of its world; None: unknown, or not its first frame."""
+        first, self._begun = not self._begun, True
+        if first and self._T_slam_prior is not None and view.T_prior_camera is not None:
+            self._joined, self._due = True, False
+            return self._T_slam_prior @ view.T_prior_camera
+        return None
+
+    def add(self, view: View) -> None:
+        """Adds what the other SLAM says at a view of the leading camera, in stamp order."""
+        slam = view.slam
+        if slam is None:
+            return
+        if len(self._poses) and view.stamp_ns <= self._poses.stamps[-1]:  # a time jump
+            self._poses.clear()
+            self._right_at.clear()
+            self._path_ended = self._path is not None
+        if self.kind == "path":
+            self._add_path(view, slam)
+        elif slam.T_slam_prior is not None and view.T_prior_camera is not None:
+            self._add_transform(view.stamp_ns, slam.T_slam_prior, view.T_prior_camera)
+
+    def _add_transform(self, stamp_ns: int, T_slam_prior: Array, T_prior_camera: Array) -> None:
+        if self._T_slam_prior is None or not len(self._poses):
+            self._T_slam_prior = T_slam_prior
+            self._right_at.append(stamp_ns)
+        before = self._T_slam_prior @ T_prior_camera
+        J = T_slam_prior @ invert_pose(self._T_slam_prior)
+        metres, turn = jump_size(J, before[:3, 3])
+        if metres > JUMP_M or turn > JUMP_RAD:
+            begins = np.searchsorted(self._poses.stamps, list(self._right_at))
+            begins = np.unique(np.minimum(begins, len(self._poses) - 1))
+            self._poses.poses[:], is_drift = spread_jump(self._poses.poses, begins.tolist(), J)
+            how = "is spread over the path" if is_drift else "is no drift: the map moves as one"
+            log.info(
+                "another SLAM corrects the prior by %.3f m, %.2f degrees: this %s",
+                metres, math.degrees(turn), how,
+            )  # fmt: skip
+            self._right_at.append(stamp_ns)
+            self._T_slam_prior, self._due = T_slam_prior, True
+        self._poses.add(stamp_ns, self._T_slam_prior @ T_prior_camera)
+
+    def _add_path(self, view: View, slam: SlamPose) -> None:
+        if slam.T_base_camera is not None:
+            self._poses.add(view.stamp_ns, slam.T_base_camera)
+        path, last = slam.path, self._path
+        known = (None if last is None else last.number, self._refused)
+        if path is None or path.number in known:
+            return
+        reason = ANEW if self._path_ended else _why_not(path, last)
+        if reason:
+            self._refused = path.number
+            self._tell(reason)
+            return
+        if last is not None and path.stamps_ns[0] > last.stamps_ns[0]:
+            self._tell("the path begins later than before: what is older stays where it is")
+        self._path, self._due = path, True
+
+    def _tell(self, text: str) -> None:
+        """Logs a line, once until there is another one."""
+        if text != self._told:
+            log.warning("pose_prior.corrections: %s", text)
+        self._told = text
+
+    def correction(
+        self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
+        scale: float | None, T_scene_vo: Array, T_map_world: Array,
+    ) -> Correction | None:  # fmt: skip
+        """Returns the correction that places the submaps where the other SLAM has them; None if
+        they lie there.
+
+        poses: in the frames of their submaps. camera: the leading one. scale: metres per scene
+        unit; None: unknown. T_map_world: our map coincides with that of the other SLAM.
+        """
+        if not submaps or not self._is_due(submaps, scale):
+            return None
+        if scale is None:
+            self._tell("they wait until the scale is known: lengths must be metres")
+            return None
+        before = {id: _rigid(s.T_scene_submap, scale) for id, s in submaps.items()}
+        segment = {id: s.segment for id, s in submaps.items()}
+        part = {id: s.part for id, s in submaps.items()}
+        measured = self._measured(submaps, poses(), camera, scale, before, segment)
+        if not measured or not self._join(measured, part):
+            return None
+        to_world = invert_pose(T_map_world)
+        measured = {id: to_world @ T for id, T in measured.items()}
+        after = completed(measured, before, segment, part, self._placed)
+        after = kept(before, after, STAY_M, STAY_RAD)
+        self._placed = (self._placed & set(submaps)) | set(measured)
+        self._scale, self._due = scale, False
+        ties = tuple((-1, id) for id in measured if part[id] != REFERENCE)
+        metres, turn = largest_move(before, after)
+        if metres < MOVE_M and turn < MOVE_RAD and not ties:
+            return None
+        self.count, self.metres = self.count + 1, metres
+        now = {
+            id: _in_scene(after[id], s.T_scene_submap.scale, scale) for id, s in submaps.items()
+        }
+        was = {id: s.T_scene_submap for id, s in submaps.items()}
+        return correction_to(was, now, T_scene_vo, ties)
+
+    def _is_due(self, submaps: Mapping[int, Submap], scale: float | None) -> bool:
+        """Whether submaps may lie elsewhere than the other SLAM has them."""
+        newest = submaps[max(submaps)]
+        far = float(np.linalg.norm(newest.T_scene_submap.t))
+        grown = scale is not None and abs(scale - self._scale) * far > JUMP_M
+        unplaced = newest.part != REFERENCE and newest.id not in self._placed
+        return (self._due or grown or unplaced) and len(self._slam_poses()[0]) > 0
+
+    def _measured(
+        self, submaps: Mapping[int, Submap], poses: Poses, camera: str, scale: float,
+        before: Places, segment: Mapping[int, int],
+    ) -> Places:  # fmt: skip
+        """Returns ``T_slam_submap`` of the submaps that poses of the other SLAM belong to."""
+        if camera not in poses.cameras or not len(self._poses):
+            return {}
+        lengths = {id: s.T_scene_submap.scale * scale for id, s in submaps.items()}
+        rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
+        own = OwnPoses.of(rows, lengths)
+        stamps, T_slam_camera = self._slam_poses()
+        found, submap, T_submap_camera = own.at(stamps, before, segment)
+        if self.kind == "path" and len(stamps) and not len(found):
+            self._tell(
+                f"the path (stamps to {stamps[-1] / 1e9:.3f} s) has no pose at the time of a "
+                "frame in the map: its stamps must be of the cameras' clock"
+            )
+        return measured_places(submap, T_slam_camera[found], T_submap_camera, FEWEST[self.kind])
+
+    def _slam_poses(self) -> tuple[Array, Array]:
+        """Returns the stamps [N] and poses ``T_slam_camera`` [N, 4, 4] of the other SLAM."""
+        if self.kind == "tf":
+            return self._poses.stamps, self._poses.poses
+        if self._path is None or self._path_ended:  # its stamps would be those of other frames
+            return np.zeros(0, np.int64), np.zeros((0, 4, 4))
+        stamps = self._path.stamps_ns
+        mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)
+        return stamps, self._path.T_slam_base @ mounts
+
+    def _join(self, measured: Places, part: Mapping[int, int]) -> bool:
+        """Returns whether the map can be moved to that of the other SLAM: its own place must be
+        known, or all of it be a guess."""
+        only_guesses = REFERENCE not in part.values()
+        if not self._joined and not only_guesses and REFERENCE not in map(part.get, measured):
+            self._tell("they wait until the place in the map is known")
+            return False
+        self._joined, self.loaded = True, False
+        return True
+
+
+def _why_not(path: SlamPath, last: SlamPath | None) -> str:
+    """Returns why a path cannot be followed after another one; empty if it can."""
+    if last is None:
+        return ""
+    if path.stamps_ns[0] > last.stamps_ns[-1]:
+        return ANEW
+    if path.stamps_ns[-1] < last.stamps_ns[-1]:
+        return "a path ends earlier than the one before it: it is not used"
+    return ""
+
+
+def _rigid(S: Similarity, scale: float) -> Array:
+    """Returns the place [4, 4] of a submap in the world, metres; scale: metres per scene unit."""
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = S.R, scale * S.t
+    return T
+
+
+def _in_scene(T_world_submap: Array, size: float, scale: float) -> Similarity:
+    """Returns the place of a submap in the scene; size: its scale."""
+    return Similarity(size, T_world_submap[:3, :3], T_world_submap[:3, 3] / scale)
