@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +27,7 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
+from da3_ros.mapping.scene_parts import SceneParts
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
@@ -88,8 +88,7 @@ class SubmapStore:
         self._points.spill_to(spill)
         self._movers = MoverRemoval(self.submaps, self._points)
         self._next = self._segment = 0
-        self.part = REFERENCE  # part of new frames
-        self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
+        self._parts = SceneParts()
         self._is_searched = False  # whether new frames are looked for in the first part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
@@ -161,7 +160,12 @@ class SubmapStore:
     @property
     def place_known(self) -> bool:
         """Whether the place of new frames in the map is known."""
-        return self.part == REFERENCE
+        return self._parts.place_known
+
+    @property
+    def part(self) -> int:
+        """The part of new frames."""
+        return self._parts.current
 
     @property
     def parts(self) -> set[int]:
@@ -170,7 +174,7 @@ class SubmapStore:
 
     def begin_guessed(self) -> None:
         """Marks the first part as guessed: the map's frame is older than this store."""
-        self.part = REFERENCE + 1
+        self._parts.begin_guessed()
 
     def start_segment(self) -> None:
         """Begins a segment that is not aligned to the last one: a new submap and a new part."""
@@ -181,29 +185,12 @@ class SubmapStore:
     def begin_part(self) -> None:
         """Begins a new submap in a new part: the place of new frames is a guess from now on."""
         self._close()
-        if any(s.part == self.part for s in self.all_submaps().values()):
-            # Never a used number: loops may refer to submaps that were removed from the map.
-            self.part = 1 + max(self.part, *(part for _, part in self._begins))
+        self._parts.begin(self.all_submaps().values())
 
     def merge_parts(self, tied: Iterable[tuple[int, int]]) -> None:
         """Merges the parts of pairs of submaps that loops connect; the older part remains."""
-        for pair in tied:
-            older, newer = sorted(map(self._part_of, pair))
-            if older == newer:
-                continue
-            log.info("part %d of the scene was joined to part %d by a loop", newer, older)
+        if self._parts.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
-            for submap in self.all_submaps().values():
-                submap.part = older if submap.part == newer else submap.part
-            begins = [(id, older if p == newer else p) for id, p in self._begins]
-            changes = [True, *(a[1] != b[1] for a, b in itertools.pairwise(begins))]
-            self._begins = list(itertools.compress(begins, changes))
-            self.part = older if self.part == newer else self.part
-
-    def _part_of(self, submap: int) -> int:
-        """Returns the part of a submap by its id, also of a removed one."""
-        at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
-        return self._begins[at - 1][1] if at else REFERENCE
 
     def add(self, frame: SceneFrame) -> int:
         """Adds a frame's pose, and a keyframe's points and image; returns the submap's id."""
@@ -269,12 +256,12 @@ class SubmapStore:
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
-            self._note_part(one)
+            self._parts.note(one)
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.trajectory.extend(saved.poses)
         self._segment, self._is_searched = saved.segment + 1, searched
-        self.part = 1 + max((s.part for s in saved.submaps), default=REFERENCE - 1)
+        self._parts.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
         if len(self.trajectory):
@@ -383,7 +370,7 @@ class SubmapStore:
             begin = Similarity.from_pose(frame.T_scene_camera)
             submap = Submap(self._next, self._segment, begin)
             submap.part = self.part
-            self._note_part(submap)
+            self._parts.note(submap)
             self._next += 1
             if self.localized is not None:
                 self.localized.begin(submap)
@@ -391,10 +378,6 @@ class SubmapStore:
             self.submaps[submap.id] = submap
             self._points.begin(submap, self._voxel(submap))
         return submap
-
-    def _note_part(self, submap: Submap) -> None:
-        if not self._begins or self._begins[-1][1] != submap.part:
-            self._begins.append((submap.id, submap.part))
 
     def _is_full(self, submap: Submap) -> bool:
         if self.localized is not None:
