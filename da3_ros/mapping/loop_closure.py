@@ -16,7 +16,7 @@ and poses; no network, no ROS. Not thread-safe, but ``solve`` may run on another
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,12 +31,13 @@ from da3_ros.mapping.loop_keyframes import (
     LoopKeyframe,
     LoopKeyframes,
     merged_keyframe,
-    scaled_keyframe,
+    moved_keyframe,
     with_fewer_pixels,
 )
 from da3_ros.mapping.loop_verification import SIGMAS, Loop, measured_loop, within_sigmas
 from da3_ros.mapping.loop_window import cut_to, loop_window
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
@@ -78,6 +79,8 @@ class LoopClosure:
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._searching = False  # whether the newest keyframe may still have a candidate
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
+        self._looking: int | None = None  # id of another keyframe's view that stands for it
+        self._among: Callable[[int], bool] | None = None  # submaps that it is compared with
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -142,9 +145,25 @@ class LoopClosure:
         self._keyframes.remove(self._keyframes.index(keyframe))
 
     def restore(self, saved: Recognition) -> None:
-        """Takes over what recognises the places of a saved scene; this has no keyframes yet."""
+        """Takes over what recognises the places of a saved scene, or of several; this has no
+        keyframes yet."""
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
+        for absorbed in self._graph.enforce_limits():  # of several scenes together
+            self._absorb(absorbed)
+
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
+        """Compares a keyframe, by the id of its view, as if it were the newest one, with those of
+        the submaps that ``among`` allows."""
+        self._looking, self._among = view_id, among
+        self._search_anew()
+
+    @property
+    def _new(self) -> LoopKeyframe:
+        """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
+        if self._looking is None:
+            return self._keyframes[-1]
+        return next(k for k in self._keyframes if k.shared_view.view.id == self._looking)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -198,7 +217,8 @@ class LoopClosure:
         """
         if not self._searching:
             return None
-        new, similarity = self._keyframes[-1], self._keyframes.similarity()
+        new = self._new
+        similarity = self._keyframes.similarity(self._keyframes.index(new))
         newest = self._graph.index(new.submap)
         tied = self._graph.loop_partners(new.submap)  # need not be found again
         seen = 0
@@ -208,7 +228,8 @@ class LoopClosure:
             if seen == MAX_CANDIDATES:
                 break
             near = newest - at < MIN_SUBMAPS_APART
-            if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
+            near = near and self._graph.in_one_segment(old.submap, new.submap)
+            if at in tied or near or (self._among is not None and not self._among(old.submap)):
                 continue
             if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
                 continue
@@ -237,9 +258,9 @@ class LoopClosure:
         """Returns a window of both keyframes and their neighbours, its views' keyframes, and the
         index of the first one of the new side.
 
-        All images have the size of the newest one. each: most views per side. Raises OSError.
+        All images have the size of the new one. each: most views per side. Raises OSError.
         """
-        return loop_window(self._keyframes, self._graph, old, id, each)
+        return loop_window(self._keyframes, self._graph, old, self._new, id, each)
 
     def verify(
         self,
@@ -254,7 +275,7 @@ class LoopClosure:
 
         aligner: the stream's, for the noise of views within a window; it is not changed.
         """
-        new = self._keyframes[-1]
+        new = self._new
         split = keyframes.index(new)
         loop = None
         if prediction is not None:
@@ -307,7 +328,7 @@ class LoopClosure:
 
     # Closing a loop
 
-    def problem(self, metric: bool) -> Problem:
+    def problem(self, metric: Metric) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
         return self._graph.problem(self.T_scene_vo, metric, keep_unit=self._keeps_unit)
 
@@ -317,7 +338,7 @@ class LoopClosure:
         self._graph.apply(correction.moves)
         moves = correction.moves
         self._keyframes.change(
-            lambda p: replace(p, move=moves[p.submap] @ p.move) if p.submap in moves else p
+            lambda p: moved_keyframe(p, moves[p.submap]) if p.submap in moves else p
         )
         self._unconfirmed.clear()
         self._rescale(correction.unit)
@@ -328,7 +349,8 @@ class LoopClosure:
         if factor == 1.0:
             return
         self._graph.rescale(factor)
-        self._keyframes.change(lambda one: scaled_keyframe(one, factor))
+        by = Similarity(factor, np.eye(3), np.zeros(3))
+        self._keyframes.change(lambda one: moved_keyframe(one, by))
         if self._drift_model is not None:
             self._drift_model.rescale(factor)
 

@@ -185,9 +185,9 @@ class LoopKeyframes:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         self._all = [changed(one) for one in self._all]
 
-    def similarity(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the newest one."""
-        return self._descriptors.like_newest()
+    def similarity(self, index: int = -1) -> Array:
+        """Returns the cosines [M] of each descriptor with that at ``index``."""
+        return self._descriptors.like(index)
 
     def _forget_most_similar(self, first: int = 0) -> None:
         """Forgets the newer one of the two most similar consecutive keyframes, from ``first`` on;
@@ -232,10 +232,9 @@ def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
     return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
 
 
-def scaled_keyframe(keyframe: LoopKeyframe, factor: float) -> LoopKeyframe:
-    """Returns the keyframe in a frame whose lengths are ``factor`` times as large."""
-    by = Similarity(factor, np.eye(3), np.zeros(3))
-    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, factor**2])
+def moved_keyframe(keyframe: LoopKeyframe, by: Similarity) -> LoopKeyframe:
+    """Returns a keyframe that ``by`` moves, with its variance in the new lengths."""
+    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, by.scale**2])
 
 
 def with_fewer_pixels(shared_view: SharedView) -> SharedView:
@@ -294,9 +293,9 @@ class DescriptorIndex:
         self._rows = np.delete(self._rows, index, axis=0)
         self._count -= 1
 
-    def like_newest(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the last one."""
-        return np.asarray(self._whitened @ self._whitened[-1])
+    def like(self, index: int = -1) -> Array:
+        """Returns the cosines [M] of each descriptor with that at ``index``."""
+        return np.asarray(self._whitened @ self._whitened[index])
 
     def neighbours(self) -> Array:
         """Returns the cosines [M - 1] of each descriptor with the next one."""

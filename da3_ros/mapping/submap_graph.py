@@ -24,7 +24,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from da3_ros.geometry.similarity import Similarity, orthonormal
-from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
+from da3_ros.mapping.pose_graph import Edge, Metric, marginal, optimize, parts
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -101,7 +101,7 @@ class Problem:
     nodes: tuple[Node, ...]
     edges: list[Edge]  # between indices of nodes
     T_scene_vo: Array
-    metric: bool
+    metric: Metric
     keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
 
 
@@ -155,12 +155,14 @@ class SubmapGraph:
         self._changed()
 
     def loop_partners(self, submap: int) -> set[int]:
-        """Returns the indices of older nodes that loops connect to the node of a submap."""
+        """Returns the indices of nodes that loops connect to the node of a submap."""
         if not self._loop_partners:
             self._loop_partners = {k: set() for k in range(len(self.nodes))}
             for edge in self._edges:
                 if edge.loop:
-                    self._loop_partners[self._at[edge.second]].add(self._at[edge.first])
+                    first, second = self._at[edge.first], self._at[edge.second]
+                    self._loop_partners[second].add(first)
+                    self._loop_partners[first].add(second)
         return self._loop_partners[self.index(submap)]
 
     def _changed(self) -> None:
@@ -344,7 +346,7 @@ class SubmapGraph:
 
     # Solving
 
-    def problem(self, T_scene_vo: Array, metric: bool, keep_unit: bool = False) -> Problem:
+    def problem(self, T_scene_vo: Array, metric: Metric, keep_unit: bool = False) -> Problem:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         edges = [
             dataclasses.replace(e, first=self._at[e.first], second=self._at[e.second])
@@ -375,13 +377,20 @@ def solve(problem: Problem) -> Correction:
     """
     nodes, edges = [node.place for node in problem.nodes], problem.edges
     newest = len(nodes) - 1
-    found = optimize(nodes, edges, fixed=newest, metric=problem.metric).nodes
+    part = parts(len(nodes), edges)
+    here = part == part[newest]
+    # Where some sizes are known, one of these must be fixed: the newest one's may be another.
+    sized = np.flatnonzero(here & np.broadcast_to(problem.metric, len(nodes)))
+    fixed = newest if newest in sized or not len(sized) else int(sized[0])
+    found = optimize(nodes, edges, fixed=fixed, metric=problem.metric).nodes
+    if fixed != newest:
+        back = nodes[newest] @ found[newest].inverse()
+        found = [back @ one if near else one for one, near in zip(found, here, strict=True)]
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MAX_LOG_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
-    part = parts(len(nodes), edges)
-    oldest = int(np.argmax(part == part[newest]))
+    oldest = int(np.argmax(here))
     unit = 1 / moves[oldest].scale if problem.keep_unit else 1.0
     # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
     T = problem.T_scene_vo
@@ -392,7 +401,6 @@ def solve(problem: Problem) -> Correction:
     # What no edges connect to the newest submap keeps its place and size in the scene.
     scaled = Similarity(unit, np.eye(3), np.zeros(3))
     stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
-    here = part == part[newest]
     moves = tuple(m if near else stays for m, near in zip(moves, here, strict=True))
     ids = [node.first for node in problem.nodes]
     loops = tuple((ids[e.first], ids[e.second]) for e in edges if e.loop)

@@ -21,6 +21,7 @@ from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import KeyframeFile
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction, Moves, solve
@@ -67,6 +68,14 @@ class LoopScheduler:
     def recognition(self, scale: float) -> Recognition:
         """Returns what recognises the places of this scene; see ``LoopClosure.recognition``."""
         return self._closure.recognition(scale)
+
+    def begin_search(self) -> None:
+        """Begins to look for an unknown place: at first after each window."""
+        self._looks = 0
+
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
+        """Compares a keyframe as if it were the newest one; see ``LoopClosure.look_from``."""
+        self._closure.look_from(view_id, among)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -134,7 +143,7 @@ class LoopScheduler:
         views: int,
         infer: Callable[[Window], Prediction],
         aligner: WindowAligner,
-        metric: bool,
+        metric: Metric,
         refine: Callable[[Window, int, Prediction], Prediction | None] | None = None,
         place_known: bool = True,
         hint: PlaceHint | None = None,
@@ -174,7 +183,7 @@ class LoopScheduler:
         if self._closure.verify(old, keyframes, prediction, aligner):
             self._solve(metric)
 
-    def _solve(self, metric: bool) -> None:
+    def _solve(self, metric: Metric) -> None:
         problem = self._closure.problem(metric)
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
