@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros import __version__
-from da3_ros.export.atomic_files import atomic_folder, files_in
+from da3_ros.export.atomic_files import atomic_folder, check_folder_target, files_in
 from da3_ros.export.colmap import image_name
 from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_recognition
 from da3_ros.export.selection import ExportError, Progress, silent
@@ -48,6 +48,7 @@ OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
 MAX_JSON, MAX_IMAGE, MAX_RECOGNITION = 1 << 25, 1 << 26, 1 << 36  # bytes
 MAX_POINTS = 10**8  # of a submap
 MAX_INTEGER = 1 << 30  # of other integers: half of int32, so that ids can still be added
+MAX_NAME = 255  # characters of an origin
 MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
 SKEW = 1e-4  # largest deviation of R R' from identity, by accumulated rounding
 
@@ -64,27 +65,69 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
     with atomic_folder(path, _foreign) as folder:
-        (folder / "submaps").mkdir()
-        for index, submap in enumerate(saved.submaps):
-            progress("saving", index / len(saved.submaps))
-            if len(submap.cloud):
-                columns: dict[str, Any] = {name: getattr(submap.cloud, name) for name in CLOUD}
-                np.savez(folder / _cloud_name(submap.id), **columns)
-            for shot, data in submap.images.items():
-                file = folder / _image_name(shot)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(jpeg_bytes(data))
-        columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
-        np.savez(folder / "poses.npz", **columns)
-        if saved.recognition is not None and saved.recognition.keyframes:
-            save_recognition(saved.recognition, folder / RECOGNITION, progress)
-        (folder / "scene.json").write_text(json.dumps(_description(saved), indent=1) + "\n")
+        write_scene(saved, folder, progress)
+
+
+def check_scene_target(path: Path) -> None:
+    """Raises ExportError if no scene can be written to ``path``, as ``save_scene`` would; makes
+    nothing."""
+    check_outside_scenes(path)
+    check_folder_target(path, _foreign)
+
+
+def write_scene(
+    saved: Snapshot, folder: Path, progress: Progress = silent,
+    filled: Callable[[Submap], Submap] = lambda submap: submap,
+) -> None:  # fmt: skip
+    """Writes a scene into an empty folder.
+
+    filled: returns a submap with its points and images, so that those of one submap are in memory
+    at a time. ``progress`` may raise. Raises OSError.
+    """
+    (folder / "submaps").mkdir()
+    described = []
+    for index, submap in enumerate(map(filled, saved.submaps)):
+        progress("saving", index / len(saved.submaps))
+        if len(submap.cloud):
+            columns: dict[str, Any] = {name: getattr(submap.cloud, name) for name in CLOUD}
+            np.savez(folder / _cloud_name(submap.id), **columns)
+        for shot, data in submap.images.items():
+            file = folder / _image_name(shot)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(jpeg_bytes(data))
+        described.append(_described_submap(submap))
+    columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
+    np.savez(folder / "poses.npz", **columns)
+    if saved.recognition is not None and saved.recognition.keyframes:
+        save_recognition(saved.recognition, folder / RECOGNITION, progress)
+    description = {**_description(saved), "submaps": described}
+    (folder / "scene.json").write_text(json.dumps(description, indent=1) + "\n")
 
 
 def load_scene(path: Path) -> Snapshot:
     """Reads a scene that ``save_scene`` wrote. Raises SceneFileError."""
     with _as_scene_error(path):
-        return _load(path)
+        described = _described(path)
+        submaps = (_filled(path, entry) for entry in described["submaps"])
+        return _load(path, described, tuple(submaps))
+
+
+class SceneReader:
+    """Reads a saved scene in pieces, so that the points of one submap are in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SceneFileError."""
+        self.path = path
+        with _as_scene_error(path):
+            described = _described(path)
+            self._entries = {_integer(entry, "id"): entry for entry in described["submaps"]}
+            submaps = tuple(_submap(entry) for entry in described["submaps"])
+            self.saved = _load(path, described, submaps)  # its submaps have no points and images
+
+    def filled(self, id: int) -> Submap:
+        """Returns a submap with its points and images. Raises SceneFileError."""
+        with _as_scene_error(self.path):
+            return _filled(self.path, self._entries[id])
 
 
 def load_poses(path: Path) -> Poses:
@@ -149,7 +192,8 @@ def _is_described(folder: Path) -> bool:
 
 
 def _description(saved: Snapshot) -> dict[str, Any]:
-    """Returns the contents of scene.json."""
+    """Returns the contents of scene.json, without submaps."""
+    poses = saved.poses
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -158,22 +202,25 @@ def _description(saved: Snapshot) -> dict[str, Any]:
         "unit": saved.unit,
         "segment": saved.segment,
         "T_map_world": saved.T_map_world.tolist(),
-        "cameras": list(saved.poses.cameras),
-        "poses": len(saved.poses),
-        "submaps": [
-            {
-                "id": s.id,
-                "segment": s.segment,
-                "part": s.part,
-                "keyframes": s.keyframes,
-                "points": len(s.cloud),
-                "scale": float(s.T_scene_submap.scale),
-                "R": s.T_scene_submap.R.tolist(),
-                "t": s.T_scene_submap.t.tolist(),
-                "images": [[*shot, len(data)] for shot, data in s.images.items()],
-            }
-            for s in saved.submaps
-        ],
+        "cameras": list(poses.cameras),
+        "leaders": [poses.cameras[i] for i in poses.leaders],
+        "poses": len(poses),
+    }
+
+
+def _described_submap(submap: Submap) -> dict[str, Any]:
+    """Returns the entry of a submap in scene.json."""
+    return {
+        "id": submap.id,
+        "segment": submap.segment,
+        "part": submap.part,
+        **({"origin": submap.origin} if submap.origin else {}),
+        "keyframes": submap.keyframes,
+        "points": len(submap.cloud),
+        "scale": float(submap.T_scene_submap.scale),
+        "R": submap.T_scene_submap.R.tolist(),
+        "t": submap.T_scene_submap.t.tolist(),
+        "images": [[*shot, len(data)] for shot, data in submap.images.items()],
     }
 
 
@@ -193,9 +240,7 @@ def _described(path: Path) -> dict[str, Any]:
     return described
 
 
-def _load(path: Path) -> Snapshot:
-    described = _described(path)
-    submaps = tuple(_submap(path, entry) for entry in described["submaps"])
+def _load(path: Path, described: dict[str, Any], submaps: tuple[Submap, ...]) -> Snapshot:
     ids = [s.id for s in submaps]
     _check(len(set(ids)) == len(ids), "submap ids")
     T = np.array(described["T_map_world"], np.float64)
@@ -220,7 +265,8 @@ def _recognition(path: Path) -> Recognition | None:
         return None
 
 
-def _submap(path: Path, entry: dict[str, Any]) -> Submap:
+def _submap(entry: dict[str, Any]) -> Submap:
+    """Returns a submap without points and images."""
     place = Similarity(
         float(entry["scale"]), np.array(entry["R"], np.float64), np.array(entry["t"], np.float64)
     )
@@ -231,6 +277,14 @@ def _submap(path: Path, entry: dict[str, Any]) -> Submap:
     submap.keyframes = _integer(entry, "keyframes")
     # Scenes from before parts were saved: each segment has a guessed place.
     submap.part = _integer(entry, "part") if "part" in entry else submap.segment
+    origin = entry.get("origin", "")
+    _check(isinstance(origin, str) and len(origin) <= MAX_NAME and origin.isprintable(), "origin")
+    submap.origin = origin
+    return submap
+
+
+def _filled(path: Path, entry: dict[str, Any]) -> Submap:
+    submap = _submap(entry)
     submap.images.update(_images(path, entry))
     points = _integer(entry, "points", MAX_POINTS)
     if points:
@@ -262,6 +316,8 @@ def _cloud(path: Path, name: str, points: int) -> PointCloud:
 def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
     cameras, count = tuple(described["cameras"]), _integer(described, "poses")
     _check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
+    leaders = described.get("leaders", cameras[:1])  # older scenes: one
+    _check(isinstance(leaders, list | tuple) and set(leaders) <= set(cameras), "leaders")
     with _arrays(path, "poses.npz", count * ROW.itemsize) as data:
         rows = np.zeros(count, ROW)
         for name in ROW.names or ():
@@ -273,7 +329,7 @@ def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
     K, good = rows["K"], bool(known.all() and (rows["size"] > 0).all())
     _check(good and _is_near(K) and bool((K[:, :2] > 0).all()), "poses: numbers")
     _check(_are_poses(rows["T"]), "poses: T")
-    return Poses(rows, cameras)
+    return Poses(rows, cameras, tuple(cameras.index(name) for name in leaders))
 
 
 def _json(folder: Path) -> Any:

@@ -73,6 +73,7 @@ class MapState:
     scene_scale: float = 1.0  # metres per scene unit; 1 if unknown
     unit: float = 1.0  # lengths of the scene, in metres if metric, per network unit
     T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+    leaders: tuple[str, ...] = ()  # cameras whose poses are the path; none: the first one
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +163,7 @@ class StoreWriter:
         self._journal.append({
             "kind": "map", "metric": state.metric, "scene_scale": state.scene_scale,
             "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
+            **({"leaders": list(state.leaders)} if state.leaders else {}),
         })  # fmt: skip
 
     def begin(self) -> None:
@@ -341,6 +343,7 @@ class StoredScene:
             self.map = MapState(
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
                 np.array(about["T_map_world"], float).reshape(4, 4),
+                tuple(map(str, about.get("leaders", ()))),
             )  # fmt: skip
             T = self.map.T_map_world
             check(is_near(T, self.map.scene_scale) and is_rotation(T[:3, :3]), "the map's state")
