@@ -64,7 +64,7 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
     """
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
-    with atomic_folder(path, _foreign) as folder:
+    with atomic_folder(path, foreign_to_scene) as folder:
         write_scene(saved, folder, progress)
 
 
@@ -72,7 +72,7 @@ def check_scene_target(path: Path) -> None:
     """Raises ExportError if no scene can be written to ``path``, as ``save_scene`` would; makes
     nothing."""
     check_outside_scenes(path)
-    check_folder_target(path, _foreign)
+    check_folder_target(path, foreign_to_scene)
 
 
 def write_scene(
@@ -124,6 +124,11 @@ class SceneReader:
             submaps = tuple(_submap(entry) for entry in described["submaps"])
             self.saved = _load(path, described, submaps)  # its submaps have no points and images
 
+    def shots(self, id: int) -> list[Shot]:
+        """Returns camera and stamp of a submap's images. Raises SceneFileError."""
+        with _as_scene_error(self.path):
+            return [(str(c), int(stamp)) for c, stamp, _ in self._entries[id]["images"]]
+
     def filled(self, id: int) -> Submap:
         """Returns a submap with its points and images. Raises SceneFileError."""
         with _as_scene_error(self.path):
@@ -159,10 +164,10 @@ def find_scene(path: Path) -> Path:
 
 def is_scene(folder: Path) -> bool:
     """True if a folder holds a scene, of any version, and nothing else."""
-    return _is_described(folder) and _foreign(folder) is None
+    return _is_described(folder) and foreign_to_scene(folder) is None
 
 
-def _foreign(folder: Path) -> Path | None:
+def foreign_to_scene(folder: Path) -> Path | None:
     """Returns a file of a folder that is no part of a saved scene; None: there is none."""
     described, files = _is_described(folder), files_in(folder)
     other = (f for f in files if not NAMES.fullmatch(f.relative_to(folder).as_posix()))

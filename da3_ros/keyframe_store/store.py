@@ -135,6 +135,27 @@ class StoreWriter:
         self._journal.append_all([_frames_record([keyframe.pose]),
                                   (about, b"".join(parts.values()))])  # fmt: skip
 
+    def copy(self, scene: StoredScene, key: int, pose: FramePose, first_track: int) -> int:
+        """Appends a keyframe of another scene as it is stored there, with another pose;
+        ``first_track`` is added to the ids of its tracks.
+
+        Returns the first id that is above all of these. A damaged keyframe becomes a frame, with
+        a warning. Raises OSError.
+        """
+        try:
+            about, data = scene.record(key)
+            size = int(about["bytes"]["tracks"])
+            tracks = np.frombuffer(data[len(data) - size :], TRACK).copy()
+        except (JournalError, LookupError, ValueError, TypeError) as error:
+            log.warning("a keyframe is left out: %s", error)
+            self.add_frames([replace(pose, keyframe=False)])
+            return first_track
+        tracks["id"] += first_track
+        about = {**about, "camera": pose.camera}
+        data = data[: len(data) - size] + tracks.tobytes()
+        self._journal.append_all([_frames_record([pose]), (about, data)])
+        return int(tracks["id"].max(initial=first_track - 1)) + 1
+
     def add_frames(self, poses: Sequence[FramePose]) -> None:
         """Appends the poses of frames. Raises OSError."""
         self._journal.append(*_frames_record(poses))
@@ -231,6 +252,12 @@ class StoredScene:
     def check(self, key: int) -> None:
         """Raises JournalError if the images of a keyframe are damaged."""
         self._reader.data(self.images[key].record)
+
+    def record(self, key: int) -> tuple[dict[str, Any], bytes]:
+        """Returns description and data of a keyframe's record. Raises JournalError if it is
+        damaged."""
+        record = self.images[key].record
+        return record.description, self._reader.data(record)
 
     def image_data(self, key: int) -> bytes:
         """Returns the JPEG of a keyframe's image. Raises as ``load``."""
