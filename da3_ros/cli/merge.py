@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from da3_ros.merging.merge import MergeSummary, SceneOutcome
 
 EXIT_CODES = (
-    "exit codes: 0 all scenes are joined; 1 failed, nothing written; 2 wrong usage; 3 written, but "
-    "scenes or parts of them are at a guessed place or left out; 130 interrupted, nothing written"
+    "exit codes: 0 all scenes are joined; 1 failed, nothing written; 2 wrong usage; 3 written, "
+    "but scenes or parts of them are at a guessed place or left out; 130 interrupted, nothing written"
 )
 
 

@@ -154,7 +154,8 @@ class LoopClosure:
 
     def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
         """Compares a keyframe, by the id of its view, as if it were the newest one, with those of
-        the submaps that ``among`` allows."""
+        the submaps that ``among`` allows, also where loops connect them: more of them average
+        their errors."""
         self._looking, self._among = view_id, among
         self._search_anew()
 
@@ -220,9 +221,11 @@ class LoopClosure:
         new = self._new
         similarity = self._keyframes.similarity(self._keyframes.index(new))
         newest = self._graph.index(new.submap)
-        tied = self._graph.loop_partners(new.submap)  # need not be found again
+        # Need not be found again, live.
+        tied = self._graph.loop_partners(new.submap) if self._looking is None else ()
         seen = 0
-        similar = np.flatnonzero(similarity > (MIN_SIMILARITY if hint is None else 0.0))
+        least = MIN_SIMILARITY if hint is None and self._looking is None else 0.0
+        similar = np.flatnonzero(similarity > least)
         for i in similar[np.argsort(-similarity[similar], kind="stable")]:
             old, at = self._keyframes[i], self._graph.index(self._keyframes[i].submap)
             if seen == MAX_CANDIDATES:
@@ -276,7 +279,8 @@ class LoopClosure:
         aligner: the stream's, for the noise of views within a window; it is not changed.
         """
         new = self._new
-        split = keyframes.index(new)
+        ids = [one.shared_view.view.id for one in keyframes]  # its arrays may be loaded now
+        split = ids.index(new.shared_view.view.id)
         loop = None
         if prediction is not None:
             loop = measured_loop(old, new, keyframes, split, prediction, aligner)
@@ -284,6 +288,9 @@ class LoopClosure:
             self.refused += 1
             return False
         self.found += 1
+        if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
+            self._add_to_graph(loop)  # two have agreed before, and it agrees with these
+            return False
         for other in self._unconfirmed:
             if other.new is not new and self._agree(other, loop):
                 self._keeps_unit |= not self._graph.connected(old.submap, new.submap)

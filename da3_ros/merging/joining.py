@@ -123,6 +123,11 @@ class SceneJoiner:
             self._compare(*pair)
         return self._result()
 
+    @property
+    def found(self) -> int:
+        """Number of windows that were verified with success; one alone joins nothing."""
+        return self._scheduler.found
+
     def _next_pair(self, compared: set[tuple[Group, Group]]) -> tuple[Group, Group] | None:
         """Returns two groups that were not compared since they became what they are.
 
@@ -146,6 +151,9 @@ class SceneJoiner:
             self._progress("comparing keyframes", number / len(asked))
             self._scheduler.look_from(id, lambda s: self.parts.part(s) in answering)
             self._look(joined=self._scheduler.closed > solved)
+        if self._scheduler.closed > solved:  # with the loops since then
+            self._scheduler.solve(self._metric)
+            self._correct()
 
     def _look(self, *, joined: bool) -> None:
         """Verifies the candidates of a keyframe, which counts as ``loop.every`` windows."""
@@ -157,11 +165,15 @@ class SceneJoiner:
                 self._metric, self.network.refine, joined, self._hint,
             )  # fmt: skip
             self._window += 1
-            correction = self._scheduler.collect()
-            if correction is not None:
-                nodes = self._scheduler.recognition(1.0).nodes
-                self._scheduler.apply(correction, {n.first: n.place for n in nodes})
-                self._loops = correction.loops
+            self._correct()
+
+    def _correct(self) -> None:
+        """Moves all nodes as a solved graph asks for, if there is one."""
+        correction = self._scheduler.collect()
+        if correction is not None:
+            nodes = self._scheduler.recognition(1.0).nodes
+            self._scheduler.apply(correction, {n.first: n.place for n in nodes})
+            self._loops = correction.loops
 
     def _ids_in(self, group: Group) -> list[int]:
         """Returns the ids of the views of a group's keyframes."""

@@ -181,9 +181,10 @@ class LoopScheduler:
         if refine is not None and prediction is not None:
             prediction = refine(window, split, prediction)
         if self._closure.verify(old, keyframes, prediction, aligner):
-            self._solve(metric)
+            self.solve(metric)
 
-    def _solve(self, metric: Metric) -> None:
+    def solve(self, metric: Metric) -> None:
+        """Starts the solver; ``collect`` returns its correction."""
         problem = self._closure.problem(metric)
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
