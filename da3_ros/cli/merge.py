@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "exit codes: 0 all scenes are joined; 1 failed, nothing written; 2 wrong usage; 3 written, "
-    "but scenes or parts of them are at a guessed place or left out; 130 interrupted, nothing written"
+    "but scenes or parts are at a guessed place or left out; 130 interrupted, nothing written"
 )
 
 

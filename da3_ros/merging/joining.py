@@ -22,7 +22,8 @@ from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, moved_keyfr
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.submap_graph import Node
+from da3_ros.mapping.submap_graph import Correction, Moves, Node
+from da3_ros.merging.alignment import SeenTogether, aligned, weaker
 from da3_ros.merging.inputs import InputScene
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.window_inference import without_invalid_depth
@@ -103,6 +104,8 @@ class SceneJoiner:
         self._scheduler = LoopScheduler()
         self._aligner = WindowAligner()
         self._window = 0  # number of the next window
+        self._refined: SeenTogether | None = None  # the newest window, if tracks refined it
+        self._together: list[SeenTogether] = []  # windows that were verified
         self._loops: tuple[tuple[int, int], ...] = ()  # pairs of nodes, when last solved
         known = [r for one in inputs if (r := one.recognition()) is not None]
         self._model = known[0].model if known else ""
@@ -121,6 +124,8 @@ class SceneJoiner:
         while (pair := self._next_pair(compared)) is not None:
             compared.add(pair)
             self._compare(*pair)
+        if self._together:
+            self._align()
         return self._result()
 
     @property
@@ -160,12 +165,59 @@ class SceneJoiner:
         assert self.network is not None
         config = self.network.config
         for _ in range(config.loop.every):
+            found, self._refined = self._scheduler.found, None
             self._scheduler.try_close_loop(
                 self._window, config.loop, config.window.size, self.network.infer, self._aligner,
-                self._metric, self.network.refine, joined, self._hint,
+                self._metric, None if self.network.refine is None else self._refine, joined,
+                self._hint,
             )  # fmt: skip
+            if self._refined is not None and self._scheduler.found > found:
+                self._together.append(self._refined)
             self._window += 1
             self._correct()
+
+    def _refine(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
+        """Refines a loop's window, and notes its cameras."""
+        assert self.network is not None
+        assert self.network.refine is not None
+        refined = self.network.refine(window, split, prediction)
+        if refined is not None:
+            ids = tuple(view.id for view in window.views)
+            self._refined = SeenTogether(ids, refined.T_window_camera)
+        return refined
+
+    def _align(self) -> None:
+        """Moves all nodes so that the cameras of all windows that saw two scenes fit."""
+        known, groups = self._scheduler.recognition(1.0), self._groups()
+        nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
+        keyframes = {k.shared_view.view.id: k for k in known.keyframes}
+        firsts = [n.first for n in nodes]
+        node_of = {id: bisect_right(firsts, k.submap) - 1 for id, k in keyframes.items()}
+        group_of = {part: number for number, one in enumerate(groups) for part in one}
+
+        def group(submap: int) -> int:
+            return group_of[self.parts.part(submap)]
+
+        windows = [
+            w for w in self._together
+            if len({group(keyframes[id].submap) for id in w.views}) == 1
+        ]  # fmt: skip
+        if not windows:
+            return
+        across = [e.loop and self._is_across(e) for e in known.edges]
+        edges = [
+            replace(e, first=at[e.first], second=at[e.second]) for e in weaker(known.edges, across)
+        ]
+        fixed = int(np.argmax(self._metric)) if self._metric.any() else 0
+        places = aligned(nodes, edges, windows, keyframes, node_of, self._metric, fixed)
+        moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
+        T = self._scheduler.T_scene_vo
+        correction = Correction(Moves(nodes, moves), T, self._loops)
+        self._scheduler.apply(correction, {n.first: n.place for n in nodes})
+
+    def _is_across(self, edge: Edge) -> bool:
+        """Whether an edge is between two scenes."""
+        return self.parts.scene(edge.first) != self.parts.scene(edge.second)
 
     def _correct(self) -> None:
         """Moves all nodes as a solved graph asks for, if there is one."""
@@ -204,9 +256,15 @@ class SceneJoiner:
             moved_keyframe(k, back[group_of[self.parts.part(k.submap)]]) for k in known.keyframes
         ]
         edges = [e for e in known.edges if self._holds(e, groups, of_node)]
+        place = {n.first: n.place for n in nodes}
+        # What joins scenes measures them as they were aligned.
+        edges = [
+            replace(e, measured=place[e.first].inverse() @ place[e.second])
+            if self._is_across(e) else e
+            for e in edges
+        ]  # fmt: skip
         together = Recognition(tuple(nodes), tuple(edges), tuple(keyframes), model=self._model)
-        across = [(e.first, e.second) for e in edges if e.loop]
-        across = [(a, b) for a, b in across if self.parts.scene(a) != self.parts.scene(b)]
+        across = [(e.first, e.second) for e in edges if self._is_across(e)]
         loops = tuple((self.parts.part(a), self.parts.part(b)) for a, b in across)
         looks = self._scheduler.found + self._scheduler.refused
         return Joined(tuple(groups), moves, together, loops, looks)
