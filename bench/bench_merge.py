@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -80,7 +82,8 @@ def walk_rows(bench: Bench) -> Iterator[dict[str, Any]]:
                 both = position_error(Path(home) / "merged", truth)
             loops = sum(done.scenes[0].loops.values())
             row = {
-                "room": room.seed, "pair": KINDS[pair], "near": share_near(*walks), "joined": done.is_complete,
+                "room": room.seed, "pair": KINDS[pair], "near": share_near(*walks),
+                "joined": done.is_complete,
                 "loops": loops, "looks": done.looks, "merged_m": both, "alone_m": alone,
                 "ratio": both / max(alone), "ratio_to_mean": both / float(np.mean(alone)),
             }  # fmt: skip
@@ -154,17 +157,17 @@ def other_rows(bench: Bench) -> Iterator[dict[str, Any]]:
     """Yields a row for each pair of different rooms."""
     options = bench.options
     network = open_loop_network(bench.config, bench.session)
+    count = next(n for n in itertools.count(2) if math.comb(n, 2) >= options.others)
     with tempfile.TemporaryDirectory() as home:
-        for number in tqdm(range(options.others)):
-            seeds = FIRST_ROOM + number % options.rooms, FIRST_ROOM + 100 + number
-            folders = []
-            for i, seed in enumerate(seeds):
-                room = make_room(seed)
-                folder = Path(home) / str(seed)
-                if not folder.exists():
-                    walk = walk_of(room, number, options.walk)
-                    saved(bench, room, walk, folder, begin_ns(i))
-                folders.append(folder)
+        scenes = {}
+        for number in range(count):
+            room = make_room(FIRST_ROOM + number)
+            walk = walk_of(room, number, options.walk)
+            folder = Path(home) / str(room.seed)
+            scenes[room.seed] = saved(bench, room, walk, folder, begin_ns(number))
+        pairs = list(itertools.combinations(scenes, 2))[: options.others]
+        for seeds in tqdm(pairs):
+            folders = [scenes[seed] for seed in seeds]
             joiner = SceneJoiner(open_inputs(folders), network, hint=EVERYWHERE)
             found = joiner.join()
             row = {"rooms": seeds, "looks": found.looks, "loops": len(found.loops),

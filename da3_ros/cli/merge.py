@@ -78,16 +78,14 @@ def _said_of(one: SceneOutcome, metric: bool) -> str:
     said = ["the reference"] if one.is_reference else []
     if met:
         said.append(("" if one.is_reference else "joined to ") + met)
-    if not one.is_reference:
-        some = "" if one.parts == 1 else f"{one.guessed} of {one.parts} parts "
-        if one.guessed:
-            said.append(f"{some}met no other scene: at a guessed place" if not met or some
-                        else "at a guessed place")  # fmt: skip
-        if one.left_out:
-            some = "" if one.parts == 1 else f"{one.left_out} of {one.parts} parts "
-            said.append(f"{some}met no metric scene and has no metres: left out")
-        if metric and met and not one.metric:
-            said.append("now in metres")
+    for count, why in (
+        (one.guessed, "at a guessed place" if met else "met no other scene: at a guessed place"),
+        (one.left_out, "met no metric scene and has no metres: left out"),
+    ):
+        if count:
+            said.append(why if count == one.parts else f"{count} of {one.parts} parts: {why}")
+    if metric and met and not one.metric:
+        said.append("now in metres")
     if not one.recognised:
         said.append("has no keyframes that recognise its places (saved by an older version, or "
                     "with loop.enabled: false)")  # fmt: skip

@@ -145,8 +145,7 @@ class LoopClosure:
         self._keyframes.remove(self._keyframes.index(keyframe))
 
     def restore(self, saved: Recognition) -> None:
-        """Takes over what recognises the places of a saved scene, or of several; this has no
-        keyframes yet."""
+        """Takes over what recognises saved scenes; this has no keyframes yet."""
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
         for absorbed in self._graph.enforce_limits():  # of several scenes together
@@ -154,8 +153,7 @@ class LoopClosure:
 
     def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
         """Compares a keyframe, by the id of its view, as if it were the newest one, with those of
-        the submaps that ``among`` allows, also where loops connect them: more of them average
-        their errors."""
+        the submaps that ``among`` allows, similar or not, also where loops connect them."""
         self._looking, self._among = view_id, among
         self._search_anew()
 
@@ -221,7 +219,6 @@ class LoopClosure:
         new = self._new
         similarity = self._keyframes.similarity(self._keyframes.index(new))
         newest = self._graph.index(new.submap)
-        # Need not be found again, live.
         tied = self._graph.loop_partners(new.submap) if self._looking is None else ()
         seen = 0
         least = MIN_SIMILARITY if hint is None and self._looking is None else 0.0
@@ -231,8 +228,9 @@ class LoopClosure:
             if seen == MAX_CANDIDATES:
                 break
             near = newest - at < MIN_SUBMAPS_APART
-            near = near and self._graph.in_one_segment(old.submap, new.submap)
-            if at in tied or near or (self._among is not None and not self._among(old.submap)):
+            if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
+                continue
+            if self._among is not None and not self._among(old.submap):
                 continue
             if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
                 continue
@@ -279,8 +277,7 @@ class LoopClosure:
         aligner: the stream's, for the noise of views within a window; it is not changed.
         """
         new = self._new
-        ids = [one.shared_view.view.id for one in keyframes]  # its arrays may be loaded now
-        split = ids.index(new.shared_view.view.id)
+        split = [k.shared_view.view.id for k in keyframes].index(new.shared_view.view.id)
         loop = None
         if prediction is not None:
             loop = measured_loop(old, new, keyframes, split, prediction, aligner)

@@ -1,4 +1,4 @@
-"""Scenes of several sessions become one: exact networks, each session in its own unit and start."""
+"""Scenes of several sessions become one: exact networks, each session with a unit and start."""
 
 import dataclasses
 import json
@@ -168,6 +168,33 @@ def test_two_walks_of_one_place_become_one(folders, ring, second, tmp_path):
     assert not scene.metric
     assert [s.origin for s in scene.submaps].count("monday") == len(before)
     assert {s.origin for s in scene.submaps} == {"monday", "tuesday"}
+
+
+def test_cameras_of_windows_align_scenes(folders, ring, second, tmp_path):
+    """Depth that is too large by some share of one scene does not change that scene's size."""
+    truth, errors = [*ring, *second], []
+    given = [folders("monday"), folders("tuesday")]
+    for refine in (None, lambda window, split, prediction: prediction):
+        network = dataclasses.replace(wrong_depth(truth, second), refine=refine)
+        merge(given, tmp_path / "out", config(), network)
+        scene = load_scene(tmp_path / "out")
+        errors.append(trajectory_error(scene, truth)[0])
+    assert errors[1] < 0.7 * errors[0]
+    assert errors[1] < 0.05
+
+
+def wrong_depth(truth, second):
+    """A network whose depth of the second session is 8 % too large, and whose poses are exact."""
+    stamps = {f.stamp_ns for f in second}
+
+    class WrongDepth(NamedTruth):
+        def infer(self, window):
+            exact = super().infer(window)
+            factors = [1.08 if v.stamp_ns in stamps else 1.0 for v in window.views]
+            depth = exact.depth * np.array(factors, np.float32)[:, None, None]
+            return dataclasses.replace(exact, depth=depth)
+
+    return LoopNetwork(config(), WrongDepth({"": truth}, 9), None)
 
 
 def test_points_move_with_their_scene(folders, ring, second, tmp_path):
@@ -341,8 +368,8 @@ def test_nothing_is_written_for_damaged_or_foreign_scenes(folders, ring, second,
         merge([folders("monday"), damaged], tmp_path / "out", config(), network)
     with pytest.raises(SceneFileError, match="holds no scene"):
         merge([folders("monday"), tmp_path / "nothing"], tmp_path / "out", config(), network)
+    given = [folders("monday"), folders("tuesday")]
     with pytest.raises(MergeError, match="da3-small, not by da3-tiny"):
-        given = [folders("monday"), folders("tuesday")]
         merge(given, tmp_path / "out", config(model="da3-tiny"), network)
     assert [p.name for p in tmp_path.iterdir()] == ["damaged"]
 
