@@ -79,8 +79,7 @@ class LoopClosure:
         self._guessed = False  # whether a part of this drift is guessed rather than measured
         self._searching = False  # whether the newest keyframe may still have a candidate
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
-        self._looking: int | None = None  # id of another keyframe's view that stands for it
-        self._among: Callable[[int], bool] | None = None  # submaps that it is compared with
+        self._looking: tuple[int, Callable[[int], bool]] | None = None  # see ``look_from``
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -151,18 +150,19 @@ class LoopClosure:
         for absorbed in self._graph.enforce_limits():  # of several scenes together
             self._absorb(absorbed)
 
-    def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
-        """Compares a keyframe, by the id of its view, as if it were the newest one, with those of
-        the submaps that ``among`` allows, similar or not, also where loops connect them."""
-        self._looking, self._among = view_id, among
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
+        """Compares a keyframe, by its view's id, instead of the newest one, with those of submaps
+        that ``among`` allows, similar or not, tied or not; False: it was forgotten."""
+        self._looking = view_id, among
         self._search_anew()
+        return any(k.shared_view.view.id == view_id for k in self._keyframes)
 
     @property
     def _new(self) -> LoopKeyframe:
         """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
         if self._looking is None:
             return self._keyframes[-1]
-        return next(k for k in self._keyframes if k.shared_view.view.id == self._looking)
+        return next(k for k in self._keyframes if k.shared_view.view.id == self._looking[0])
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -230,7 +230,7 @@ class LoopClosure:
             near = newest - at < MIN_SUBMAPS_APART
             if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
                 continue
-            if self._among is not None and not self._among(old.submap):
+            if self._looking is not None and not self._looking[1](old.submap):
                 continue
             if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
                 continue

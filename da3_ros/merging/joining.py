@@ -154,8 +154,8 @@ class SceneJoiner:
         solved = self._scheduler.closed
         for number, id in enumerate(asked):
             self._progress("comparing keyframes", number / len(asked))
-            self._scheduler.look_from(id, lambda s: self.parts.part(s) in answering)
-            self._look(joined=self._scheduler.closed > solved)
+            if self._scheduler.look_from(id, lambda s: self.parts.part(s) in answering):
+                self._look(joined=self._scheduler.closed > solved)
         if self._scheduler.closed > solved:  # with the loops since then
             self._scheduler.solve(self._metric)
             self._correct()
@@ -200,7 +200,8 @@ class SceneJoiner:
 
         windows = [
             w for w in self._together
-            if len({group(keyframes[id].submap) for id in w.views}) == 1
+            if len({group(keyframes[id].submap) for id in w.views if id in keyframes}) == 1
+            and set(w.views) <= keyframes.keys()
         ]  # fmt: skip
         if not windows:
             return
@@ -213,7 +214,7 @@ class SceneJoiner:
         moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
         T = self._scheduler.T_scene_vo
         correction = Correction(Moves(nodes, moves), T, self._loops)
-        self._scheduler.apply(correction, {n.first: n.place for n in nodes})
+        self._scheduler.apply(correction, {})
 
     def _is_across(self, edge: Edge) -> bool:
         """Whether an edge is between two scenes."""
@@ -223,8 +224,7 @@ class SceneJoiner:
         """Moves all nodes as a solved graph asks for, if there is one."""
         correction = self._scheduler.collect()
         if correction is not None:
-            nodes = self._scheduler.recognition(1.0).nodes
-            self._scheduler.apply(correction, {n.first: n.place for n in nodes})
+            self._scheduler.apply(correction, {})
             self._loops = correction.loops
 
     def _ids_in(self, group: Group) -> list[int]:

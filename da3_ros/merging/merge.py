@@ -94,9 +94,9 @@ def checked_boxes(inputs: Sequence[InputScene], progress: Progress) -> dict[int,
     """
     boxes = {}
     for one in inputs:
-        poses = one.poses().rows
-        for number, submap in enumerate(one.submaps):
-            progress("checking scenes", number / len(one.submaps))
+        poses, submaps = one.poses().rows, one.submaps
+        for number, submap in enumerate(submaps):
+            progress("checking scenes", number / len(submaps))
             points = [one.filled(submap.id).cloud.xyz]
             points.append(poses["T"][poses["submap"] == submap.id][:, :, 3])
             if sum(map(len, points)):

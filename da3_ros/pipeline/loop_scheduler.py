@@ -73,9 +73,9 @@ class LoopScheduler:
         """Begins to look for an unknown place: at first after each window."""
         self._looks = 0
 
-    def look_from(self, view_id: int, among: Callable[[int], bool]) -> None:
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
         """Compares a keyframe as if it were the newest one; see ``LoopClosure.look_from``."""
-        self._closure.look_from(view_id, among)
+        return self._closure.look_from(view_id, among)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -223,8 +223,9 @@ class LoopScheduler:
             if id in correction.moves:
                 T_vo_submap = correction.moves[id] @ T_vo_submap
             out[id] = T_scene_vo @ T_vo_submap
-        far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
-        log.info("loop closed: submaps move by up to %.3g (scene units)", far)
+        if places:
+            far = max(float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items())
+            log.info("loop closed: submaps move by up to %.3g (scene units)", far)
         return out
 
 

@@ -12,6 +12,7 @@ from support.ring import CALM, SIZE, DescribedTruth, shifted, walked
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.export.export import ExportError
+from da3_ros.export.recognition_file import RecognitionFile
 from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
@@ -406,6 +407,20 @@ def test_scenes_without_keyframes_stay_apart(folders, ring, second, tmp_path):
     assert [one.recognised for one in summary.scenes] == [True, False]
     assert summary.scenes[1].guessed == 1
     assert len(load_scene(tmp_path / "out").poses) == 100
+
+
+def test_keyframes_that_cannot_be_read_join_nothing(
+    folders, ring, second, tmp_path, monkeypatch, caplog
+):
+    def fail(self, index):
+        raise OSError("unplugged")
+
+    monkeypatch.setattr(RecognitionFile, "arrays", fail)
+    given = [folders("monday"), folders("tuesday")]
+    summary, scene = merged(given, tmp_path / "out", [*ring, *second])
+    assert "cannot be read" in caplog.text
+    assert summary.scenes[1].guessed == 1
+    assert len(scene.poses) == 100
 
 
 def test_interrupted_nothing_is_left(folders, ring, second, tmp_path):
