@@ -341,9 +341,7 @@ class LoopClosure:
         self.T_scene_vo = correction.T_scene_vo
         self._graph.apply(correction.moves)
         moves = correction.moves
-        self._keyframes.change(
-            lambda p: moved_keyframe(p, moves[p.submap]) if p.submap in moves else p
-        )
+        self._keyframes.change(lambda p: moved_keyframe(p, moves.get(p.submap, IDENTITY)))
         self._unconfirmed.clear()
         self._rescale(correction.unit)
         self._search_anew()
