@@ -16,6 +16,7 @@ from da3_ros.cli.arguments import INTERRUPTED, USAGE
 from da3_ros.cli.bench import add_bench
 from da3_ros.cli.export import add_export
 from da3_ros.cli.export_network import add_export_network
+from da3_ros.cli.merge import add_merge
 from da3_ros.cli.models import add_models
 from da3_ros.cli.plan import add_plan
 from da3_ros.cli.replay import add_replay
@@ -89,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench(commands)
     add_export(commands)
     add_export_network(commands)
+    add_merge(commands)
     add_view(commands)
     return parser
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from da3_ros.cli.progress_bar import progress_bar
 from da3_ros.export.atomic_files import atomic_folder, check_file_target, check_folder_target
 from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.derived import derived_scene
@@ -17,7 +14,7 @@ from da3_ros.export.export import Selection, export_scene, format_of, size_of
 from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
 from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
-from da3_ros.export.selection import ExportError, Progress
+from da3_ros.export.selection import ExportError
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
 from da3_ros.export.stored_mesh import export_mesh
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
@@ -63,7 +60,7 @@ def convert(
                 "--remove-movers, --centred"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
-    with StoredScene.open(folder) as stored, _bar() as progress:
+    with StoredScene.open(folder) as stored, progress_bar() as progress:
         if saved and not _has_all(stored, folder):
             if not (frames or mesh or derive):  # the saved points know more
                 if anew:
@@ -115,20 +112,6 @@ def _check_npz(selection: Selection) -> None:
 def _exported(
     scene: Scene, target: Path, selection: Selection, form: str, keyframes: Sequence[Readable] = ()
 ) -> str:
-    with _bar() as progress:
+    with progress_bar() as progress:
         done = export_scene(scene, target, selection, form, progress, keyframes)
     return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    with tqdm(
-        total=1.0, disable=not sys.stderr.isatty(), bar_format="{desc}: {percentage:3.0f}%|{bar}|"
-    ) as bar:
-
-        def progress(step: str, share: float) -> None:
-            bar.set_description(step, refresh=False)
-            bar.n = share
-            bar.refresh()
-
-        yield progress

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from da3_ros.mapping.scene import Scene
@@ -53,11 +51,11 @@ def path_points(scene: Scene) -> Array:
 
 def path_segments(scene: Scene) -> Array:
     """Returns lines [N, 2, 3] between neighbours on the path, in the map frame; none between
-    parts."""
-    leading = replace(scene, poses=scene.poses.leading())
-    part, centres = np.array(leading.part_of_poses(), int), path_points(scene)
+    segments, where the motion was not seen, and so none between parts and sessions."""
+    leading, centres = scene.poses.leading(), path_points(scene)
+    segment = np.array([scene.segment_of.get(int(id), 0) for id in leading.rows["submap"]], int)
     lines = np.stack((centres[:-1], centres[1:]), axis=1)
-    return np.asarray(lines[part[:-1] == part[1:]])
+    return np.asarray(lines[segment[:-1] == segment[1:]])
 
 
 def chosen_frusta(poses: Poses) -> list[Pose]:

@@ -65,6 +65,7 @@ def derived_scene(
     return Scene(
         tuple(clouds), poses_of(stored).moved(places_of(stored)), stored.map.T_map_world,
         StoredImages(stored, readable), part_of,
+        {p.id: p.segment for p in stored.places.values()},
     )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def poses_of(stored: StoredScene) -> Poses:
         row["K"] = K[0, 0], K[1, 1], K[0, 2], K[1, 2]
         row["submap"], row["camera"] = f.submap, cameras.index(f.camera)
         row["keyframe"] = f.keyframe
-    return Poses(rows, cameras)
+    leaders = [i for i, name in enumerate(cameras) if name in stored.map.leaders]
+    return Poses(rows, cameras, tuple(leaders) or (0,))
 
 
 class StoredImages(Mapping[Shot, bytes]):

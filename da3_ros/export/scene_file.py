@@ -10,22 +10,22 @@ import json
 import logging
 import os
 import re
-import stat
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros import __version__
-from da3_ros.export.atomic_files import atomic_folder, files_in
+from da3_ros.export.atomic_files import atomic_folder, check_folder_target, files_in
+from da3_ros.export.checked_files import checked_arrays, opened_inside
 from da3_ros.export.colmap import image_name
 from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_recognition
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.checks import check
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot, jpeg_bytes
@@ -44,10 +44,10 @@ NAMES = re.compile(  # of files in the folder
     r"images/(\w+/)*-?\d+\.jpg"
 )
 CLOUD = {"xyz": "<f4", "rgb": "|u1", "confidence": "<f2", "count": "<u2"}
-OVERHEAD = 4096  # largest overhead of a file of arrays, bytes
 MAX_JSON, MAX_IMAGE, MAX_RECOGNITION = 1 << 25, 1 << 26, 1 << 36  # bytes
 MAX_POINTS = 10**8  # of a submap
 MAX_INTEGER = 1 << 30  # of other integers: half of int32, so that ids can still be added
+MAX_NAME = 255  # characters of an origin
 MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
 SKEW = 1e-4  # largest deviation of R R' from identity, by accumulated rounding
 
@@ -63,28 +63,75 @@ def save_scene(saved: Snapshot, path: Path, progress: Progress = silent) -> None
     """
     if not len(saved.poses):
         raise ExportError("the scene is empty: nothing was processed yet")
-    with atomic_folder(path, _foreign) as folder:
-        (folder / "submaps").mkdir()
-        for index, submap in enumerate(saved.submaps):
-            progress("saving", index / len(saved.submaps))
-            if len(submap.cloud):
-                columns: dict[str, Any] = {name: getattr(submap.cloud, name) for name in CLOUD}
-                np.savez(folder / _cloud_name(submap.id), **columns)
-            for shot, data in submap.images.items():
-                file = folder / _image_name(shot)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(jpeg_bytes(data))
-        columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
-        np.savez(folder / "poses.npz", **columns)
-        if saved.recognition is not None and saved.recognition.keyframes:
-            save_recognition(saved.recognition, folder / RECOGNITION, progress)
-        (folder / "scene.json").write_text(json.dumps(_description(saved), indent=1) + "\n")
+    with atomic_folder(path, foreign_to_scene) as folder:
+        write_scene(saved, folder, progress)
+
+
+def check_scene_target(path: Path) -> None:
+    """Raises ExportError if no scene can be written to ``path``, as ``save_scene`` would; makes
+    nothing."""
+    check_outside_scenes(path)
+    check_folder_target(path, foreign_to_scene)
+
+
+def write_scene(
+    saved: Snapshot, folder: Path, progress: Progress = silent,
+    filled: Callable[[Submap], Submap] = lambda submap: submap,
+) -> None:  # fmt: skip
+    """Writes a scene into an empty folder.
+
+    filled: returns a submap with its points and images, so that those of one submap are in memory
+    at a time. ``progress`` may raise. Raises OSError.
+    """
+    (folder / "submaps").mkdir()
+    described = []
+    for index, submap in enumerate(map(filled, saved.submaps)):
+        progress("saving", index / len(saved.submaps))
+        if len(submap.cloud):
+            columns: dict[str, Any] = {name: getattr(submap.cloud, name) for name in CLOUD}
+            np.savez(folder / _cloud_name(submap.id), **columns)
+        for shot, data in submap.images.items():
+            file = folder / _image_name(shot)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(jpeg_bytes(data))
+        described.append(_described_submap(submap))
+    columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
+    np.savez(folder / "poses.npz", **columns)
+    if saved.recognition is not None and saved.recognition.keyframes:
+        save_recognition(saved.recognition, folder / RECOGNITION, progress)
+    description = {**_description(saved), "submaps": described}
+    (folder / "scene.json").write_text(json.dumps(description, indent=1) + "\n")
 
 
 def load_scene(path: Path) -> Snapshot:
     """Reads a scene that ``save_scene`` wrote. Raises SceneFileError."""
     with _as_scene_error(path):
-        return _load(path)
+        described = _described(path)
+        submaps = (_filled(path, entry) for entry in described["submaps"])
+        return _load(path, described, tuple(submaps))
+
+
+class SceneReader:
+    """Reads a saved scene in pieces, so that the points of one submap are in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SceneFileError."""
+        self.path = path
+        with _as_scene_error(path):
+            described = _described(path)
+            self._entries = {_integer(entry, "id"): entry for entry in described["submaps"]}
+            submaps = tuple(_submap(entry) for entry in described["submaps"])
+            self.saved = _load(path, described, submaps)  # its submaps have no points and images
+
+    def shots(self, id: int) -> list[Shot]:
+        """Returns camera and stamp of a submap's images. Raises SceneFileError."""
+        with _as_scene_error(self.path):
+            return [(str(c), int(stamp)) for c, stamp, _ in self._entries[id]["images"]]
+
+    def filled(self, id: int) -> Submap:
+        """Returns a submap with its points and images. Raises SceneFileError."""
+        with _as_scene_error(self.path):
+            return _filled(self.path, self._entries[id])
 
 
 def load_poses(path: Path) -> Poses:
@@ -116,10 +163,10 @@ def find_scene(path: Path) -> Path:
 
 def is_scene(folder: Path) -> bool:
     """True if a folder holds a scene, of any version, and nothing else."""
-    return _is_described(folder) and _foreign(folder) is None
+    return _is_described(folder) and foreign_to_scene(folder) is None
 
 
-def _foreign(folder: Path) -> Path | None:
+def foreign_to_scene(folder: Path) -> Path | None:
     """Returns a file of a folder that is no part of a saved scene; None: there is none."""
     described, files = _is_described(folder), files_in(folder)
     other = (f for f in files if not NAMES.fullmatch(f.relative_to(folder).as_posix()))
@@ -149,7 +196,8 @@ def _is_described(folder: Path) -> bool:
 
 
 def _description(saved: Snapshot) -> dict[str, Any]:
-    """Returns the contents of scene.json."""
+    """Returns the contents of scene.json, without submaps."""
+    poses = saved.poses
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -158,22 +206,25 @@ def _description(saved: Snapshot) -> dict[str, Any]:
         "unit": saved.unit,
         "segment": saved.segment,
         "T_map_world": saved.T_map_world.tolist(),
-        "cameras": list(saved.poses.cameras),
-        "poses": len(saved.poses),
-        "submaps": [
-            {
-                "id": s.id,
-                "segment": s.segment,
-                "part": s.part,
-                "keyframes": s.keyframes,
-                "points": len(s.cloud),
-                "scale": float(s.T_scene_submap.scale),
-                "R": s.T_scene_submap.R.tolist(),
-                "t": s.T_scene_submap.t.tolist(),
-                "images": [[*shot, len(data)] for shot, data in s.images.items()],
-            }
-            for s in saved.submaps
-        ],
+        "cameras": list(poses.cameras),
+        "leaders": [poses.cameras[i] for i in poses.leaders],
+        "poses": len(poses),
+    }
+
+
+def _described_submap(submap: Submap) -> dict[str, Any]:
+    """Returns the entry of a submap in scene.json."""
+    return {
+        "id": submap.id,
+        "segment": submap.segment,
+        "part": submap.part,
+        **({"origin": submap.origin} if submap.origin else {}),
+        "keyframes": submap.keyframes,
+        "points": len(submap.cloud),
+        "scale": float(submap.T_scene_submap.scale),
+        "R": submap.T_scene_submap.R.tolist(),
+        "t": submap.T_scene_submap.t.tolist(),
+        "images": [[*shot, len(data)] for shot, data in submap.images.items()],
     }
 
 
@@ -193,16 +244,14 @@ def _described(path: Path) -> dict[str, Any]:
     return described
 
 
-def _load(path: Path) -> Snapshot:
-    described = _described(path)
-    submaps = tuple(_submap(path, entry) for entry in described["submaps"])
+def _load(path: Path, described: dict[str, Any], submaps: tuple[Submap, ...]) -> Snapshot:
     ids = [s.id for s in submaps]
-    _check(len(set(ids)) == len(ids), "submap ids")
+    check(len(set(ids)) == len(ids), "submap ids")
     T = np.array(described["T_map_world"], np.float64)
-    _check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_map_world")
-    _check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_map_world")
+    check(T.shape == (4, 4) and _are_poses(T[None, :3]), "T_map_world")
+    check(bool((T[3] == (0, 0, 0, 1)).all()), "the last row of T_map_world")
     unit, metric = float(described["unit"]), described["metric"]
-    _check(_is_scale(unit) and isinstance(metric, bool), "unit")
+    check(_is_scale(unit) and isinstance(metric, bool), "unit")
     poses = _poses(path, described, ids)
     segment = _integer(described, "segment")
     return Snapshot(submaps, poses, segment, metric, T, unit, _recognition(path))
@@ -213,24 +262,33 @@ def _recognition(path: Path) -> Recognition | None:
     if not os.path.lexists(path / RECOGNITION):
         return None
     try:
-        with _opened(path, RECOGNITION, MAX_RECOGNITION) as file:
+        with opened_inside(path, RECOGNITION, MAX_RECOGNITION) as file:
             return load_recognition(Path(file.name))
     except (OSError, ValueError) as error:
         log.warning("the places of the scene in %s cannot be recognised: %s", path, error)
         return None
 
 
-def _submap(path: Path, entry: dict[str, Any]) -> Submap:
+def _submap(entry: dict[str, Any]) -> Submap:
+    """Returns a submap without points and images."""
     place = Similarity(
         float(entry["scale"]), np.array(entry["R"], np.float64), np.array(entry["t"], np.float64)
     )
     good = _is_scale(place.scale) and place.R.shape == (3, 3) and place.t.shape == (3,)
     good = good and _are_poses(np.column_stack((place.R, place.t))[None])
-    _check(good, "a submap's place")
+    check(good, "a submap's place")
     submap = Submap(_integer(entry, "id"), _integer(entry, "segment"), place)
     submap.keyframes = _integer(entry, "keyframes")
     # Scenes from before parts were saved: each segment has a guessed place.
     submap.part = _integer(entry, "part") if "part" in entry else submap.segment
+    origin = entry.get("origin", "")
+    check(isinstance(origin, str) and len(origin) <= MAX_NAME and origin.isprintable(), "origin")
+    submap.origin = origin
+    return submap
+
+
+def _filled(path: Path, entry: dict[str, Any]) -> Submap:
+    submap = _submap(entry)
     submap.images.update(_images(path, entry))
     points = _integer(entry, "points", MAX_POINTS)
     if points:
@@ -240,100 +298,52 @@ def _submap(path: Path, entry: dict[str, Any]) -> Submap:
 
 def _images(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Shot, bytes]]:
     for camera, stamp_ns, size in entry["images"]:
-        _check(CAMERA.fullmatch(camera) is not None, "a camera's name")
+        check(CAMERA.fullmatch(camera) is not None, "a camera's name")
         shot = (camera, int(stamp_ns))
-        with _opened(path, _image_name(shot), MAX_IMAGE) as file:
+        with opened_inside(path, _image_name(shot), MAX_IMAGE) as file:
             data = file.read(MAX_IMAGE)
-        _check(len(data) == size, f"the size of {_image_name(shot)}")
+        check(len(data) == size, f"the size of {_image_name(shot)}")
         yield shot, data
 
 
 def _cloud(path: Path, name: str, points: int) -> PointCloud:
     columns = {}
-    with _arrays(path, name, POINT_BYTES * points) as data:
+    with checked_arrays(path, name, POINT_BYTES * points) as data:
         for column, kind in CLOUD.items():
             shape = (points, 3) if column in ("xyz", "rgb") else (points,)
             columns[column] = data[column]
-            _check(columns[column].shape == shape and columns[column].dtype == kind, column)
-    _check(_is_near(columns["xyz"]), f"the points of {name}")
+            check(columns[column].shape == shape and columns[column].dtype == kind, column)
+    check(_is_near(columns["xyz"]), f"the points of {name}")
     return PointCloud(**columns)
 
 
 def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
     cameras, count = tuple(described["cameras"]), _integer(described, "poses")
-    _check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
-    with _arrays(path, "poses.npz", count * ROW.itemsize) as data:
+    check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
+    leaders = described.get("leaders", cameras[:1])  # older scenes: one
+    check(isinstance(leaders, list | tuple) and set(leaders) <= set(cameras), "leaders")
+    with checked_arrays(path, "poses.npz", count * ROW.itemsize) as data:
         rows = np.zeros(count, ROW)
         for name in ROW.names or ():
             same = data[name].shape == rows[name].shape and data[name].dtype == rows[name].dtype
-            _check(same, f"poses: {name}")
+            check(same, f"poses: {name}")
             rows[name] = data[name]
-    _check(bool(np.isin(rows["submap"], ids).all()), "poses: submap")
+    check(bool(np.isin(rows["submap"], ids).all()), "poses: submap")
     known = (rows["camera"] >= 0) & (rows["camera"] < len(cameras))
     K, good = rows["K"], bool(known.all() and (rows["size"] > 0).all())
-    _check(good and _is_near(K) and bool((K[:, :2] > 0).all()), "poses: numbers")
-    _check(_are_poses(rows["T"]), "poses: T")
-    return Poses(rows, cameras)
+    check(good and _is_near(K) and bool((K[:, :2] > 0).all()), "poses: numbers")
+    check(_are_poses(rows["T"]), "poses: T")
+    return Poses(rows, cameras, tuple(cameras.index(name) for name in leaders))
 
 
 def _json(folder: Path) -> Any:
-    with _opened(folder, "scene.json", MAX_JSON) as file:
+    with opened_inside(folder, "scene.json", MAX_JSON) as file:
         return json.loads(file.read(MAX_JSON))
-
-
-@contextmanager
-def _arrays(folder: Path, name: str, size: int) -> Iterator[Any]:
-    """Yields the arrays of a file, after checking that it holds ``size`` bytes of them.
-
-    So that no header makes NumPy allocate all memory, and zlib inflates no zip bomb.
-    """
-    with _opened(folder, name, size + OVERHEAD) as file:
-        _check(os.fstat(file.fileno()).st_size >= size, f"the size of {name}")
-        with zipfile.ZipFile(file) as members:
-            inflated = sum(member.file_size for member in members.infolist())
-        _check(inflated <= size + OVERHEAD, f"the size of {name}")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as data:
-            yield data
-
-
-@contextmanager
-def _opened(folder: Path, name: str, most: int) -> Iterator[IO[bytes]]:
-    """Opens a regular file inside ``folder`` of at most ``most`` bytes; used for all reading.
-
-    A pipe would block forever, opening a device may have effects, and a link could point to any
-    file of this machine. Raises OSError, ValueError, RuntimeError (cycle of links).
-    """
-    path = (folder / name).resolve(strict=True)
-    if folder.resolve() not in path.parents:
-        raise ValueError(f"{name} points out of the folder: only export_dir is read")
-    # Before opening, because opening a device may have effects; and after it, because the file may
-    # have been replaced meanwhile.
-    _check_regular(path.lstat(), name)
-    with open(path, "rb", opener=_open_nonblocking) as file:
-        status = os.fstat(file.fileno())
-        _check_regular(status, name)
-        _check(status.st_size <= most, f"the size of {name}")
-        yield file
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-
-
-def _check_regular(status: os.stat_result, name: str) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{name} is not a regular file")
-
-
-def _check(good: bool, what: str) -> None:
-    if not good:
-        raise ValueError(f"{what} is invalid")
 
 
 def _integer(entry: dict[str, Any], name: str, most: int = MAX_INTEGER) -> int:
     value = entry[name]
-    _check(type(value) is int and 0 <= value <= most, name)
+    check(type(value) is int and 0 <= value <= most, name)
     return int(value)
 
 

@@ -73,6 +73,7 @@ class MapState:
     scene_scale: float = 1.0  # metres per scene unit; 1 if unknown
     unit: float = 1.0  # lengths of the scene, in metres if metric, per network unit
     T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
+    leaders: tuple[str, ...] = ()  # cameras whose poses are the path; none: the first one
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,27 @@ class StoreWriter:
         self._journal.append_all([_frames_record([keyframe.pose]),
                                   (about, b"".join(parts.values()))])  # fmt: skip
 
+    def copy(self, scene: StoredScene, key: int, pose: FramePose, first_track: int) -> int:
+        """Appends a keyframe of another scene as it is stored there, with another pose;
+        ``first_track`` is added to the ids of its tracks.
+
+        Returns the first id that is above all of these. A damaged keyframe becomes a frame, with
+        a warning. Raises OSError.
+        """
+        try:
+            about, data = scene.record(key)
+            size = int(about["bytes"]["tracks"])
+            tracks = np.frombuffer(data[len(data) - size :], TRACK).copy()
+        except (JournalError, LookupError, ValueError, TypeError) as error:
+            log.warning("a keyframe is left out: %s", error)
+            self.add_frames([replace(pose, keyframe=False)])
+            return first_track
+        tracks["id"] += first_track
+        about = {**about, "camera": pose.camera}
+        data = data[: len(data) - size] + tracks.tobytes()
+        self._journal.append_all([_frames_record([pose]), (about, data)])
+        return int(tracks["id"].max(initial=first_track - 1)) + 1
+
     def add_frames(self, poses: Sequence[FramePose]) -> None:
         """Appends the poses of frames. Raises OSError."""
         self._journal.append(*_frames_record(poses))
@@ -162,6 +184,7 @@ class StoreWriter:
         self._journal.append({
             "kind": "map", "metric": state.metric, "scene_scale": state.scene_scale,
             "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
+            **({"leaders": list(state.leaders)} if state.leaders else {}),
         })  # fmt: skip
 
     def begin(self) -> None:
@@ -229,6 +252,12 @@ class StoredScene:
     def check(self, key: int) -> None:
         """Raises JournalError if the images of a keyframe are damaged."""
         self._reader.data(self.images[key].record)
+
+    def record(self, key: int) -> tuple[dict[str, Any], bytes]:
+        """Returns description and data of a keyframe's record. Raises JournalError if it is
+        damaged."""
+        record = self.images[key].record
+        return record.description, self._reader.data(record)
 
     def image_data(self, key: int) -> bytes:
         """Returns the JPEG of a keyframe's image. Raises as ``load``."""
@@ -341,6 +370,7 @@ class StoredScene:
             self.map = MapState(
                 bool(about["metric"]), float(about["scene_scale"]), float(about["unit"]),
                 np.array(about["T_map_world"], float).reshape(4, 4),
+                tuple(map(str, about.get("leaders", ()))),
             )  # fmt: skip
             T = self.map.T_map_world
             check(is_near(T, self.map.scene_scale) and is_rotation(T[:3, :3]), "the map's state")

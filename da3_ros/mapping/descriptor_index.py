@@ -97,9 +97,9 @@ class DescriptorIndex:
         if self._computed is not None:
             self._since.append(index)
 
-    def like_newest(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the last one."""
-        return np.asarray(self._whitened @ self._whitened[-1])
+    def like(self, index: int = -1) -> Array:
+        """Returns the cosines [M] of each descriptor with that at ``index``."""
+        return np.asarray(self._whitened @ self._whitened[index])
 
     def neighbours(self) -> Array:
         """Returns the cosines [M - 1] of each descriptor with the next one."""

@@ -16,7 +16,7 @@ and poses; no network, no ROS. Not thread-safe, but ``solve`` may run on another
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,17 +31,18 @@ from da3_ros.mapping.loop_keyframes import (
     LoopKeyframe,
     LoopKeyframes,
     merged_keyframe,
-    scaled_keyframe,
     with_fewer_pixels,
 )
 from da3_ros.mapping.loop_verification import SIGMAS, Loop, measured_loop, within_sigmas
 from da3_ros.mapping.loop_window import cut_to, loop_window
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
     Absorbed,
     Correction,
+    Joint,
     Problem,
     SubmapGraph,
     with_lever_arm,
@@ -81,8 +82,8 @@ class LoopClosure:
         self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
         # Submaps of a read-only map in which places are looked for; None: in all keyframes.
         self._searched: frozenset[int] | None = None
-        # Nodes that the newest loop has joined, by first submap, and the drift there.
-        self._joined: tuple[Similarity, frozenset[int]] = IDENTITY, frozenset()
+        self._joined: Joint | None = None  # parts that the newest loop has joined
+        self._looking: tuple[int, Callable[[int], bool]] | None = None  # see ``look_from``
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -177,9 +178,25 @@ class LoopClosure:
         self._keyframes.remove(self._keyframes.index(keyframe))
 
     def restore(self, saved: Recognition) -> None:
-        """Takes over what recognises the places of a saved scene; this has no keyframes yet."""
+        """Takes over what recognises saved scenes; this has no keyframes yet."""
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
+        for absorbed in self._graph.enforce_limits():  # of several scenes together
+            self._absorb(absorbed)
+
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
+        """Compares a keyframe, by its view's id, instead of the newest one, with those of submaps
+        that ``among`` allows, similar or not, tied or not; False: it was forgotten."""
+        self._looking = view_id, among
+        self._search_anew()
+        return any(k.shared_view.view.id == view_id for k in self._keyframes)
+
+    @property
+    def _new(self) -> LoopKeyframe:
+        """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
+        if self._looking is None:
+            return self._keyframes[-1]
+        return next(k for k in self._keyframes if k.shared_view.view.id == self._looking[0])
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -237,11 +254,13 @@ class LoopClosure:
         """
         if not self._searching:
             return None
-        new, similarity = self._keyframes[-1], self._keyframes.similarity()
+        new = self._new
+        similarity = self._keyframes.similarity(self._keyframes.index(new))
         newest = self._graph.index(new.submap)
-        tied = self._graph.loop_partners(new.submap)  # need not be found again
+        tied = self._graph.loop_partners(new.submap) if self._looking is None else ()
         seen = 0
-        similar = np.flatnonzero(similarity > (MIN_SIMILARITY if hint is None else 0.0))
+        least = MIN_SIMILARITY if hint is None and self._looking is None else 0.0
+        similar = np.flatnonzero(similarity > least)
         for i in similar[np.argsort(-similarity[similar], kind="stable")]:
             old, at = self._keyframes[i], self._graph.index(self._keyframes[i].submap)
             if seen == MAX_CANDIDATES:
@@ -250,6 +269,8 @@ class LoopClosure:
             if self._searched is not None and old.submap not in self._searched:
                 continue
             if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
+                continue
+            if self._looking is not None and not self._looking[1](old.submap):
                 continue
             if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
                 continue
@@ -278,9 +299,9 @@ class LoopClosure:
         """Returns a window of both keyframes and their neighbours, its views' keyframes, and the
         index of the first one of the new side.
 
-        All images have the size of the newest one. each: most views per side. Raises OSError.
+        All images have the size of the new one. each: most views per side. Raises OSError.
         """
-        return loop_window(self._keyframes, self._graph, old, id, each)
+        return loop_window(self._keyframes, self._graph, old, self._new, id, each)
 
     def verify(
         self,
@@ -295,8 +316,8 @@ class LoopClosure:
 
         aligner: the stream's, for the noise of views within a window; it is not changed.
         """
-        new = self._keyframes[-1]
-        split = keyframes.index(new)
+        new = self._new
+        split = [k.shared_view.view.id for k in keyframes].index(new.shared_view.view.id)
         loop = None
         if prediction is not None:
             loop = measured_loop(old, new, keyframes, split, prediction, aligner)
@@ -304,12 +325,14 @@ class LoopClosure:
             self.refused += 1
             return False
         self.found += 1
+        if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
+            self._add_to_graph(loop)  # two have agreed before, and it agrees with these
+            return False
         for other in self._unconfirmed:
             if other.new is not new and self._agree(other, loop):
                 self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
-                # A guessed place may be wrong by any rotation: a solver that begins there may end
-                # in a false minimum.
-                self._joined = loop.drift, self._graph.unmeasured(old.submap, new.submap)
+                nodes = self._graph.unmeasured(old.submap, new.submap)
+                self._joined = Joint(loop.drift, new.centre, nodes)
                 for one in (other, loop):
                     self._add_to_graph(one)
                 self._unconfirmed.clear()
@@ -351,14 +374,12 @@ class LoopClosure:
 
     # Closing a loop
 
-    def problem(self, metric: bool) -> Problem:
+    def problem(self, metric: Metric) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
-        (drift, nodes), self._joined = self._joined, (IDENTITY, frozenset())
-        if metric:  # scales stay
-            at = self._keyframes[-1].centre
-            drift = Similarity(1.0, drift.R, drift.points(at) - drift.R @ at)
-        start = dict.fromkeys(nodes, drift.inverse())
-        return self._graph.problem(self.T_scene_vo, metric, self._keeps_unit, start)
+        joined, self._joined = self._joined, None
+        return self._graph.problem(
+            self.T_scene_vo, metric, self._keeps_unit, joined, all_parts=self._looking is not None
+        )
 
     def apply(self, correction: Correction) -> None:
         """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
@@ -376,7 +397,8 @@ class LoopClosure:
         if factor == 1.0:
             return
         self._graph.rescale(factor)
-        self._keyframes.change(lambda one: scaled_keyframe(one, factor))
+        by = Similarity(factor, np.eye(3), np.zeros(3))
+        self._keyframes.move({one.submap: by for one in self._keyframes})
         if self._drift_model is not None:
             self._drift_model.rescale(factor)
 

@@ -199,15 +199,16 @@ class LoopKeyframes:
             key = id(move), id(one.move)
             if key not in made:
                 made[key] = move @ one.move
-            self._all[i] = replace(one, move=made[key])
+            own = one.own if move.scale == 1.0 else one.own * [1, 1, move.scale**2]
+            self._all[i] = replace(one, move=made[key], own=own)
 
     def change(self, changed: Callable[[LoopKeyframe], LoopKeyframe]) -> None:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         self._all = [changed(one) for one in self._all]
 
-    def similarity(self) -> Array:
-        """Returns the cosines [M] of each descriptor with the newest one."""
-        return self._descriptors.like_newest()
+    def similarity(self, index: int = -1) -> Array:
+        """Returns the cosines [M] of each descriptor with that at ``index``."""
+        return self._descriptors.like(index)
 
     def _forget_most_similar(self, first: int = 0) -> None:
         """Forgets the newer one of the two most similar consecutive keyframes, from ``first`` on;
@@ -252,10 +253,9 @@ def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
     return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
 
 
-def scaled_keyframe(keyframe: LoopKeyframe, factor: float) -> LoopKeyframe:
-    """Returns the keyframe in a frame whose lengths are ``factor`` times as large."""
-    by = Similarity(factor, np.eye(3), np.zeros(3))
-    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, factor**2])
+def moved_keyframe(keyframe: LoopKeyframe, by: Similarity) -> LoopKeyframe:
+    """Returns a keyframe that ``by`` moves, with its variance in the new lengths."""
+    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, by.scale**2])
 
 
 def with_fewer_pixels(shared_view: SharedView) -> SharedView:

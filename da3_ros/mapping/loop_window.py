@@ -13,16 +13,16 @@ VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
 
 
 def loop_window(
-    keyframes: LoopKeyframes, graph: SubmapGraph, old: LoopKeyframe, id: int, each: int
-) -> tuple[Window, list[LoopKeyframe], int]:
-    """Returns a window of an old and the newest keyframe and their neighbours, its views'
-    keyframes, and the index of the first one of the new side.
+    keyframes: LoopKeyframes, graph: SubmapGraph, old: LoopKeyframe, new: LoopKeyframe, id: int,
+    each: int,
+) -> tuple[Window, list[LoopKeyframe], int]:  # fmt: skip
+    """Returns a window of an old and a new keyframe and their neighbours, its views' keyframes,
+    and the index of the first one of the new side.
 
-    All images have the size of the newest one. each: most views per side. Raises OSError.
+    All images have the size of the new one. each: most views per side. Raises OSError.
     """
-    new = keyframes[-1]
-    first = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, old, each)]
-    second = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, new, each)]
+    first = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, old, new, each)]
+    second = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, new, new, each)]
     views = tuple(one.shared_view.view for one in first + second)
     return Window(id, views, 0), first + second, len(first)
 
@@ -35,10 +35,12 @@ def cut_to(old: LoopKeyframe, new: LoopKeyframe) -> Cut | None:
 
 
 def _neighbours(
-    keyframes: LoopKeyframes, graph: SubmapGraph, keyframe: LoopKeyframe, most: int
-) -> list[LoopKeyframe]:
-    """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``."""
-    at, newest = keyframes.index(keyframe), keyframes[-1]
+    keyframes: LoopKeyframes, graph: SubmapGraph, keyframe: LoopKeyframe, new: LoopKeyframe,
+    most: int,
+) -> list[LoopKeyframe]:  # fmt: skip
+    """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``, whose
+    images can have the size of the new one's."""
+    at = keyframes.index(keyframe)
     found = [keyframe]
     for away in range(1, len(keyframes)):
         around = [keyframes[i] for i in (at - away, at + away) if 0 <= i < len(keyframes)]
@@ -48,7 +50,7 @@ def _neighbours(
         found += [
             one
             for one in near
-            if graph.in_one_segment(keyframe.submap, one.submap) and cut_to(one, newest)
+            if graph.in_one_segment(keyframe.submap, one.submap) and cut_to(one, new)
         ]
     return found[: min(VIEWS_PER_SIDE, most)]
 

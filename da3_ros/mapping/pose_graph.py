@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import coo_matrix, diags, identity
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import splu, spsolve
@@ -28,6 +29,7 @@ CONVERGED = 1e-8  # relative decrease of the cost that ends the iteration
 STEP = 1e-6  # of numeric derivatives
 LOOP_SIGMAS = 3.0  # scale of Cauchy's weights: standard deviations per component
 UNKNOWNS = 7  # log scale, rotation (in the node's axes), position
+Metric = bool | NDArray[np.bool_]  # whether scales are known: of all nodes, or of each [N]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +52,13 @@ class Solution:
 
 
 def optimize(
-    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, metric: bool = False
-) -> Solution:
+    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int | Sequence[int],
+    metric: Metric = False,
+) -> Solution:  # fmt: skip
     """Solves for the places of all ``nodes`` that fit all ``edges`` best.
 
-    fixed: index of the node that stays. metric: scales are known and stay, poses are in SE(3).
-    Nodes that no edges connect to the fixed one stay.
+    fixed: index of the node that stays, or of several: one of each part that edges connect.
+    metric: scales are known and stay, poses are in SE(3); of all nodes, or of each [N].
     """
     graph = _Graph(nodes, edges, fixed, metric)
     return Solution(graph.solve(), np.sqrt((graph.residual() ** 2).mean(axis=1)))
@@ -69,7 +72,7 @@ def parts(count: int, edges: Sequence[Edge]) -> Array:
 
 
 def marginal(
-    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: bool
+    nodes: Sequence[Similarity], edges: Sequence[Edge], *, fixed: int, of: int, metric: Metric
 ) -> Array:
     """Returns the covariance [7, 7] of node ``of`` relative to node ``fixed``, at a solution.
 
@@ -100,8 +103,9 @@ class _Graph:
     """Nodes and edges as arrays."""
 
     def __init__(
-        self, nodes: Sequence[Similarity], edges: Sequence[Edge], fixed: int, metric: bool
-    ) -> None:
+        self, nodes: Sequence[Similarity], edges: Sequence[Edge], fixed: int | Sequence[int],
+        metric: Metric,
+    ) -> None:  # fmt: skip
         self.log_scale = np.log([n.scale for n in nodes])
         self.R = np.array([n.R for n in nodes]).reshape(-1, 3, 3)
         self.t = np.array([n.t for n in nodes], float).reshape(-1, 3)
@@ -114,8 +118,8 @@ class _Graph:
         sigma = np.array([e.sigma for e in edges], float).reshape(-1, 3)
         self.weight = 1 / sigma[:, [0, 1, 1, 1, 2, 2, 2]]
         free = np.ones((len(nodes), UNKNOWNS), bool)
-        free[fixed] = False
-        free[:, 0] &= not metric
+        free[np.array(fixed)] = False
+        free[:, 0] &= np.logical_not(metric)
         self.free = np.flatnonzero(free)
 
     def residual(self, first: Array | None = None, second: Array | None = None) -> Array:

@@ -52,6 +52,7 @@ class Scene:
     T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
     images: Mapping[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes
     part_of: Mapping[int, int] = field(default_factory=dict)  # part of each submap by its id
+    segment_of: Mapping[int, int] = field(default_factory=dict)  # its segment likewise
 
     def __len__(self) -> int:
         return sum(len(one.cloud) for one in self.clouds)

@@ -17,14 +17,14 @@ import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from da3_ros.geometry.similarity import IDENTITY, Similarity, orthonormal
-from da3_ros.mapping.pose_graph import Edge, marginal, optimize, parts
+from da3_ros.geometry.similarity import Similarity, orthonormal
+from da3_ros.mapping.pose_graph import Edge, Metric, marginal, optimize, parts
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -97,17 +97,26 @@ class Correction:
 
 
 @dataclass(frozen=True, eq=False)
+class Joint:
+    """A loop between parts whose place relative to each other was not measured."""
+
+    drift: Similarity  # maps what moves with the new submap to where the old one measures it
+    at: Array  # [3] where it was measured
+    nodes: frozenset[int]  # of the old part, by first submap
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A graph to be solved."""
 
     nodes: tuple[Node, ...]
     edges: list[Edge]  # between indices of nodes
     T_scene_vo: Array
-    metric: bool
+    metric: Metric
     keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
     loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
-    # Moves of nodes, by first submap, to where the solution is looked for; others: none.
-    start: Mapping[int, Similarity] = field(default_factory=dict)
+    joined: Joint | None = None  # what the newest loop has joined; None: what was connected
+    all_parts: bool = False  # whether parts without edges to the newest submap are solved too
 
 
 class SubmapGraph:
@@ -181,12 +190,14 @@ class SubmapGraph:
         return bisect_left(self.nodes, self.first_live, key=lambda node: node.first)
 
     def loop_partners(self, submap: int) -> set[int]:
-        """Returns the indices of older nodes that loops connect to the node of a submap."""
+        """Returns the indices of nodes that loops connect to the node of a submap."""
         if not self._loop_partners:
             self._loop_partners = {k: set() for k in range(len(self.nodes))}
             for edge in self._edges:
                 if edge.loop:
-                    self._loop_partners[self._at[edge.second]].add(self._at[edge.first])
+                    first, second = self._at[edge.first], self._at[edge.second]
+                    self._loop_partners[second].add(first)
+                    self._loop_partners[first].add(second)
         return self._loop_partners[self.index(submap)]
 
     def _changed(self) -> None:
@@ -389,14 +400,13 @@ class SubmapGraph:
     def problem(
         self,
         T_scene_vo: Array,
-        metric: bool,
+        metric: Metric,
         keep_unit: bool = False,
-        start: Mapping[int, Similarity] | None = None,
+        joined: Joint | None = None,
+        *,
+        all_parts: bool = False,
     ) -> Problem:
-        """Returns what ``solve`` needs; a copy, because it may be solved on another thread.
-
-        start: moves of nodes, by first submap, to where the solution is looked for.
-        """
+        """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
         nodes, edges = self.nodes, self._edges
         if self._map_size > 1:
@@ -404,7 +414,7 @@ class SubmapGraph:
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(
-            tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops, dict(start or {})
+            tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops, joined, all_parts
         )
 
     def _with_rigid_map(self) -> tuple[list[Node], list[Edge]]:
@@ -460,15 +470,18 @@ def solve(problem: Problem) -> Correction:
     to a point.
     """
     nodes, edges = [node.place for node in problem.nodes], problem.edges
-    newest = len(nodes) - 1
-    start = [problem.start.get(n.first, IDENTITY) @ n.place for n in problem.nodes]
-    found = optimize(start, edges, fixed=newest, metric=problem.metric).nodes
+    newest, part = len(nodes) - 1, parts(len(nodes), edges)
+    here = part == part[newest]
+    anchors = {int(p): int(np.argmax(part == p)) for p in part} | {int(part[newest]): newest}
+    fixed = _fixed(problem, part, anchors)
+    found = optimize(_start(problem, part), edges, fixed=fixed, metric=problem.metric).nodes
+    back = {p: nodes[a] @ found[a].inverse() for p, a in anchors.items()}
+    found = [back[int(p)] @ one for one, p in zip(found, part, strict=True)]
     moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
     most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
     if not most < MAX_LOG_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
-    part = parts(len(nodes), edges)
-    oldest = int(np.argmax(part == part[newest]))
+    oldest = int(np.argmax(here))
     unit = 1 / moves[oldest].scale if problem.keep_unit else 1.0
     # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
     T = problem.T_scene_vo
@@ -479,7 +492,40 @@ def solve(problem: Problem) -> Correction:
     # What no edges connect to the newest submap keeps its place and size in the scene.
     scaled = Similarity(unit, np.eye(3), np.zeros(3))
     stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
-    here = part == part[newest]
-    moves = tuple(m if near else stays for m, near in zip(moves, here, strict=True))
+    moves = tuple(
+        m if near else stays @ m if problem.all_parts else stays
+        for m, near in zip(moves, here, strict=True)
+    )
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
     return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, problem.loops, sure, unit)
+
+
+def _fixed(problem: Problem, part: Array, anchors: Mapping[int, int]) -> list[int]:
+    """Returns one node of each part that is held: its anchor, unless only others have a known
+    size."""
+    sized = np.broadcast_to(problem.metric, len(part))
+    out = []
+    for number, anchor in anchors.items():
+        known = np.flatnonzero(sized & (part == number))
+        out.append(anchor if sized[anchor] or not len(known) else int(known[0]))
+    return out
+
+
+def _start(problem: Problem, part: Array) -> list[Similarity]:
+    """Returns the places where the solution is looked for.
+
+    A guessed place may be wrong by any rotation, from which the solver could end in a false
+    minimum: what a loop has joined starts where the loop puts it. Known sizes stay.
+    """
+    nodes, joined = [node.place for node in problem.nodes], problem.joined
+    old = np.array([joined is not None and n.first in joined.nodes for n in problem.nodes])
+    if joined is None or not old.any():
+        return nodes
+    sized, drift = np.broadcast_to(problem.metric, len(nodes)), joined.drift
+    new = (part == part[np.argmax(old)]) & ~old
+    if (sized & old).any() and (sized & new).any():
+        R = drift.R
+        drift = Similarity(1.0, R, drift.points(joined.at) - R @ joined.at)
+    if (sized & old).any():
+        return [drift @ n if is_new else n for n, is_new in zip(nodes, new, strict=True)]
+    return [drift.inverse() @ n if is_old else n for n, is_old in zip(nodes, old, strict=True)]

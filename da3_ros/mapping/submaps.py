@@ -65,7 +65,9 @@ class Snapshot:
         )
         images = {shot: data for s in self.submaps for shot, data in s.images.items()}
         part_of = {s.id: s.part for s in self.submaps}
-        return Scene(clouds, self.poses.moved(places), self.T_map_world, images, part_of)
+        segment_of = {s.id: s.segment for s in self.submaps}
+        poses = self.poses.moved(places)
+        return Scene(clouds, poses, self.T_map_world, images, part_of, segment_of)
 
 
 class SubmapStore:

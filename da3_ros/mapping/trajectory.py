@@ -6,7 +6,7 @@ Poses are stored in the frames of their submaps, so that they move with the map.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Poses:
 
     rows: NDArray[np.void]  # [N] of ROW
     cameras: tuple[str, ...]  # names that the column ``camera`` indexes
+    leaders: tuple[int, ...] = (0,)  # cameras whose poses are the path; several if scenes merged
 
     @staticmethod
     def of(poses: list[Pose]) -> Poses:
@@ -67,8 +68,8 @@ class Poses:
             yield Pose(stamp, T, K, (width, height), bool(row["keyframe"]), camera)
 
     def leading(self) -> Poses:
-        """Returns the poses of the first camera: a rig's path."""
-        return self.take(self.rows["camera"] == 0)
+        """Returns the poses of the leading cameras: a rig's path, or those of several sessions."""
+        return self.take(np.isin(self.rows["camera"], self.leaders))
 
     def newest(self) -> dict[str, Array]:
         """Returns the last pose [4, 4] of each camera."""
@@ -77,13 +78,13 @@ class Poses:
 
     def take(self, index: Array | list[int] | slice) -> Poses:
         """Returns the poses at ``index``."""
-        return Poses(self.rows[index], self.cameras)
+        return replace(self, rows=self.rows[index])
 
     def moved(self, T: Mapping[int, Similarity]) -> Poses:
         """Returns the poses in the frame of ``T``, where submap ``i`` has the place ``T[i]``."""
         rows = self.rows.copy()
         if not len(rows):
-            return Poses(rows, self.cameras)
+            return replace(self, rows=rows)
         ids = np.array(sorted(T))
         at = np.searchsorted(ids, rows["submap"])
         R = np.array([T[i].R for i in ids])[at]
@@ -92,7 +93,7 @@ class Poses:
         local = self.rows["T"]
         rows["T"][:, :, :3] = R @ local[:, :, :3]
         rows["T"][:, :, 3] = scale[:, None] * np.einsum("nij,nj->ni", R, local[:, :, 3]) + t
-        return Poses(rows, self.cameras)
+        return replace(self, rows=rows)
 
 
 class Trajectory:
@@ -103,6 +104,7 @@ class Trajectory:
         self._rows = np.zeros(64, ROW)
         self._size = 0
         self._cameras: list[str] = []
+        self._leaders: tuple[int, ...] = (0,)  # indices of cameras
 
     def __len__(self) -> int:
         return self._size
@@ -126,7 +128,8 @@ class Trajectory:
 
     def poses(self) -> Poses:
         """Returns a copy of all poses, in the frames of their submaps."""
-        return Poses(self._rows[: self._size].copy(), tuple(self._cameras))
+        rows = self._rows[: self._size].copy()
+        return Poses(rows, tuple(self._cameras), self._leaders)
 
     def add(self, frame: SceneFrame, T_submap_camera: Array, submap: int) -> None:
         """Appends the pose of a frame, in the frame of its submap."""
@@ -174,6 +177,8 @@ class Trajectory:
         rows["camera"] = at[rows["camera"]] if len(rows) else 0
         self._rows = np.concatenate((self._rows[: self._size], rows, np.zeros(64, ROW)))
         self._size, self._cameras = self._size + len(rows), names
+        if len(rows):
+            self._leaders = tuple(sorted({*self._leaders, *(int(at[i]) for i in poses.leaders)}))
         while self._size > self.max_poses:
             self._thin()
 

@@ -21,6 +21,7 @@ from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import KeyframeFile
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Correction, Moves, solve
@@ -68,6 +69,14 @@ class LoopScheduler:
     def recognition(self, scale: float) -> Recognition:
         """Returns what recognises the places of this scene; see ``LoopClosure.recognition``."""
         return self._closure.recognition(scale)
+
+    def begin_search(self) -> None:
+        """Begins to look for an unknown place: at first after each window."""
+        self._looks = 0
+
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
+        """Compares a keyframe as if it were the newest one; see ``LoopClosure.look_from``."""
+        return self._closure.look_from(view_id, among)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -144,7 +153,7 @@ class LoopScheduler:
         views: int,
         infer: Callable[[Window], Prediction],
         aligner: WindowAligner,
-        metric: bool,
+        metric: Metric,
         refine: Callable[[Window, int, Prediction], Prediction | None] | None = None,
         place_known: bool = True,
         hint: PlaceHint | None = None,
@@ -182,9 +191,10 @@ class LoopScheduler:
         if refine is not None and prediction is not None:
             prediction = refine(window, split, prediction)
         if self._closure.verify(old, keyframes, prediction, aligner):
-            self._solve(metric)
+            self.solve(metric)
 
-    def _solve(self, metric: bool) -> None:
+    def solve(self, metric: Metric) -> None:
+        """Starts the solver; ``collect`` returns its correction."""
         problem = self._closure.problem(metric)
         if self._solver is None:
             self._solver = ThreadPoolExecutor(1, "da3_loops")
@@ -229,12 +239,12 @@ class LoopScheduler:
             if id in correction.moves:
                 T_vo_submap = correction.moves[id] @ T_vo_submap
             out[id] = T_scene_vo @ T_vo_submap
-        far = max((float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items()), default=0.0)
         what = "another SLAM is followed" if correction.followed else "loop closed"
-        level = (
-            logging.DEBUG if correction.followed else logging.INFO
-        )  # a path may come each second
-        log.log(level, "%s: submaps move by up to %.3g (scene units)", what, far)
+        # A path may come each second.
+        level = logging.DEBUG if correction.followed else logging.INFO
+        if places:
+            far = max(float(np.linalg.norm(out[i].t - p.t)) for i, p in places.items())
+            log.log(level, "%s: submaps move by up to %.3g (scene units)", what, far)
         return out
 
 

@@ -13,7 +13,7 @@ from da3_ros.mapping.submaps import Snapshot
 def with_recognition(saved: Snapshot, known: Recognition, config: PipelineConfig) -> Snapshot:
     """Returns a snapshot with what recognises its places, and by which weights."""
     return dataclasses.replace(
-        saved, recognition=dataclasses.replace(known, model=_weights_name(config))
+        saved, recognition=dataclasses.replace(known, model=weights_name(config))
     )
 
 
@@ -25,7 +25,7 @@ def usable_recognition(saved: Snapshot, config: PipelineConfig) -> Recognition |
     known = saved.recognition
     if known is None or not known.keyframes or not config.loop.enabled:
         return None
-    return known if known.model == _weights_name(config) else None
+    return known if known.model == weights_name(config) else None
 
 
 def search_note(saved: Snapshot, config: PipelineConfig) -> str:
@@ -41,6 +41,7 @@ def search_note(saved: Snapshot, config: PipelineConfig) -> str:
     return begin + f": its places are recognised by the model {saved.recognition.model} only"
 
 
-def _weights_name(config: PipelineConfig) -> str:
+def weights_name(config: PipelineConfig) -> str:
+    """Returns the name of the weights whose descriptors new keyframes have."""
     model, checkpoint = config.inference.model, config.inference.checkpoint
     return f"{model} {Path(checkpoint).name}".strip()

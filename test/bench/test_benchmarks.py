@@ -292,3 +292,13 @@ def test_places_are_looked_for_in_saved_scenes(tmp_path):
     report, text = run("bench_recognition.py", "cost", "--keyframes", "40", tmp_path=tmp_path)
     assert report["rows"][0]["all"]["median_ms"] > 0
     assert "40" in text
+
+
+@pytest.mark.parametrize(
+    ("what", "options"), [("walks", ("--rooms", "1")), ("others", ("--others", "1"))]
+)
+def test_scenes_of_short_walks_are_merged(what, options, tmp_path):
+    report, _ = run("bench_merge.py", what, "--walk", "9", *options, tmp_path=tmp_path)
+    summary = report["summary"]
+    assert summary["pairs"] == (2 if what == "walks" else 1)
+    assert what == "walks" or summary["joined"] == 0

@@ -32,14 +32,14 @@ def test_rows_are_those_of_the_kept_descriptors(removed_at):
     held = []
     index = filled(descriptors(400), held, removed_at)
     found = whitened(np.array(held), index._whitening)
-    np.testing.assert_allclose(index.like_newest(), found @ found[-1], atol=1e-12)
-    assert len(held) == len(index.like_newest())
+    np.testing.assert_allclose(index.like(), found @ found[-1], atol=1e-12)
+    assert len(held) == len(index.like())
     neighbours = (found[:-1] * found[1:]).sum(axis=1)
     np.testing.assert_allclose(index.neighbours(), neighbours, atol=1e-12)
 
 
 def test_a_slow_thread_changes_nothing(monkeypatch):
-    quick = filled(descriptors(300), []).like_newest()
+    quick = filled(descriptors(300), []).like()
     statistics, release = descriptor_index.statistics, threading.Event()
 
     def slow(values):
@@ -48,7 +48,7 @@ def test_a_slow_thread_changes_nothing(monkeypatch):
         return statistics(values)
 
     monkeypatch.setattr(descriptor_index, "statistics", slow)
-    np.testing.assert_array_equal(filled(descriptors(300), []).like_newest(), quick)
+    np.testing.assert_array_equal(filled(descriptors(300), []).like(), quick)
 
 
 def test_statistics_follow_what_is_added():
@@ -57,7 +57,7 @@ def test_statistics_follow_what_is_added():
     all[200:] = [one + 40 for one in all[200:]]
     index = filled(all, held)
     newest = whitened(np.array(all), whitening(np.array(all[:370])))
-    assert np.corrcoef(index.like_newest(), newest @ newest[-1])[0, 1] > 0.99
+    assert np.corrcoef(index.like(), newest @ newest[-1])[0, 1] > 0.99
 
 
 def test_fixed_statistics_stay_and_hold_nothing_back():

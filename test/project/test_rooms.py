@@ -14,8 +14,8 @@ SHARED = {"config", "parameter_schema", "types"}
 # A room, and the rooms that it may import; all may import what is shared.
 ROOMS = {
     "cli": {
-        "backends", "drawing", "export", "inference", "keyframe_store", "mapping", "network",
-        "recordings", "replay", "synthetic",
+        "backends", "drawing", "export", "inference", "keyframe_store", "mapping", "merging",
+        "network", "recordings", "replay", "synthetic",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
@@ -24,6 +24,9 @@ ROOMS = {
     "replay": {
         "drawing", "export", "inference", "keyframe_store", "live", "mapping", "messages",
         "network", "pipeline", "recordings", "refinement", "sensors",
+    },
+    "merging": {
+        "export", "geometry", "inference", "keyframe_store", "mapping", "pipeline",
     },
     "live": {
         "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "pipeline",

@@ -1,0 +1,1 @@
+"""Scenes of several sessions become one."""

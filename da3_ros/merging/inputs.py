@@ -1,0 +1,239 @@
+"""The scenes to merge, with ids and names that no two of them share.
+
+Points and images stay in their files until the merged scene is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.export.scene_file import MAX_INTEGER, SceneReader, find_scene
+from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.mapping.loop_keyframes import LoopKeyframe
+from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.scene import Shot
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submaps import Snapshot
+from da3_ros.mapping.trajectory import Poses
+
+MAX_PREFIX = 100  # characters
+
+
+class MergeError(RuntimeError):
+    """Scenes that cannot be merged; one line with the cause and the remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class InputScene:
+    """A scene to merge. Numbers are added to its ids, and its cameras may have new names."""
+
+    name: str
+    reader: SceneReader
+    first_submap: int = 0
+    first_segment: int = 0
+    first_part: int = 0
+    origins: Mapping[str, str] | None = None  # new names of the origins of its submaps
+    cameras: Mapping[str, str] | None = None  # new names of its cameras; None: as they are
+
+    @property
+    def saved(self) -> Snapshot:
+        """The scene as it was saved, without points and images."""
+        return self.reader.saved
+
+    @property
+    def has_keyframes(self) -> bool:
+        """Whether its keyframes are stored."""
+        return os.path.lexists(self.reader.path / JOURNAL)
+
+    @property
+    def submaps(self) -> list[Submap]:
+        """Its submaps with new ids, in its own frame, without points and images."""
+        return [self._renumbered(submap) for submap in self.saved.submaps]
+
+    @property
+    def submap_count(self) -> int:
+        """How many ids of submaps it takes."""
+        return 1 + max(self._submap_ids, default=-1)
+
+    @property
+    def segment_count(self) -> int:
+        """How many numbers of segments it takes."""
+        return 1 + max(self.saved.segment, *(s.segment for s in self.saved.submaps), 0)
+
+    @property
+    def part_count(self) -> int:
+        """How many numbers of parts it takes."""
+        return 1 + max((s.part for s in self.saved.submaps), default=0)
+
+    @property
+    def _submap_ids(self) -> Iterable[int]:
+        known = self.saved.recognition
+        nodes = [] if known is None else [n.last for n in known.nodes]
+        return itertools.chain((s.id for s in self.saved.submaps), nodes)
+
+    def camera(self, name: str) -> str:
+        """Returns the new name of a camera."""
+        return name if self.cameras is None else self.cameras[name]
+
+    def filled(self, submap: int) -> Submap:
+        """Returns a submap, by its new id, with points and images. Raises SceneFileError."""
+        old = self.reader.filled(submap - self.first_submap)
+        images = {(self.camera(c), stamp): data for (c, stamp), data in old.images.items()}
+        return replace(self._renumbered(old), images=images)
+
+    def _renumbered(self, submap: Submap) -> Submap:
+        origins = self.origins or {}
+        return replace(
+            submap,
+            id=submap.id + self.first_submap,
+            segment=submap.segment + self.first_segment,
+            part=submap.part + self.first_part,
+            origin=origins.get(submap.origin, self.name),
+        )
+
+    def poses(self) -> Poses:
+        """Returns its poses with new ids, in the frames of their submaps."""
+        rows = self.saved.poses.rows.copy()
+        rows["submap"] += self.first_submap
+        return replace(
+            self.saved.poses, rows=rows, cameras=tuple(map(self.camera, self.saved.poses.cameras))
+        )
+
+    def recognition(self) -> Recognition | None:
+        """Returns what recognises its places, with new ids; None: nothing does."""
+        known = self.saved.recognition
+        if known is None or not known.keyframes:
+            return None
+        by = self.first_submap
+        return replace(
+            known,
+            nodes=tuple(replace(n, first=n.first + by, last=n.last + by) for n in known.nodes),
+            edges=tuple(replace(e, first=e.first + by, second=e.second + by) for e in known.edges),
+            keyframes=tuple(map(self._renamed, known.keyframes)),
+        )
+
+    def _renamed(self, keyframe: LoopKeyframe) -> LoopKeyframe:
+        view = keyframe.shared_view.view
+        view = replace(view, camera=self.camera(view.camera))
+        shared_view = replace(keyframe.shared_view, view=view)
+        submap = keyframe.submap + self.first_submap
+        return replace(keyframe, shared_view=shared_view, submap=submap)
+
+
+def open_inputs(folders: Sequence[Path]) -> list[InputScene]:
+    """Opens the scenes in ``folders`` (or ``scene`` in them), the reference first: the first
+    metric one, else the first. Raises SceneFileError, MergeError, JournalError."""
+    paths = [find_scene(folder) for folder in folders]
+    real = [os.path.realpath(path) for path in paths]
+    for i, path in enumerate(real):
+        if path in real[:i]:
+            raise MergeError(f"{folders[i]} is given twice: name each scene once")
+    readers = [SceneReader(path) for path in paths]
+    for folder, reader in zip(folders, readers, strict=True):
+        if not len(reader.saved.poses):
+            raise MergeError(f"the scene in {folder} is empty: leave it out")
+    given = list(zip(folders, readers, strict=True))
+    first = next((i for i, (_, r) in enumerate(given) if r.saved.metric), 0)
+    given = [given[first], *given[:first], *given[first + 1 :]]
+    return _without_common_ids(_with_names(given))
+
+
+def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
+    """Returns the scenes with names and origins that no two of them share."""
+    inputs: list[InputScene] = []
+    names: set[str] = set()
+    for folder, reader in given:
+        origins = dict.fromkeys(s.origin for s in reader.saved.submaps if s.origin)
+        new = {}
+        for origin in origins:
+            new[origin] = _unused(origin, names)
+            names.add(new[origin])
+        name = _unused(Path(os.path.realpath(folder)).name or "scene", names)
+        names.add(name)
+        inputs.append(InputScene(name, reader, origins=new))
+    return inputs
+
+
+def _unused(name: str, used: Collection[str]) -> str:
+    name = "".join(c if c.isprintable() else "_" for c in name)[:MAX_PREFIX]
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in used)
+
+
+def _without_common_ids(inputs: Sequence[InputScene]) -> list[InputScene]:
+    """Returns the scenes with ids and cameras that no two of them share. Raises MergeError."""
+    out: list[InputScene] = []
+    submaps = segments = parts = 0
+    used: set[Shot] = set()
+    leaders, followers = set[str](), set[str]()
+    for one in inputs:
+        shots, own = _shots(one), one.saved.poses
+        leading = {own.cameras[i] for i in own.leaders}
+        following = set(own.cameras) - leading
+        cameras = None
+        if shots & used or leading & followers or following & leaders:
+            taken = {camera for camera, _ in used} | leaders | followers
+            cameras = _prefixed(one, taken, shots)
+            shots = {(cameras[c], stamp) for c, stamp in shots}
+            leading, following = ({cameras[c] for c in some} for some in (leading, following))
+        out.append(
+            replace(
+                one, cameras=cameras, first_submap=submaps, first_segment=segments,
+                first_part=parts,
+            )
+        )  # fmt: skip
+        submaps += one.submap_count
+        segments += one.segment_count
+        parts += one.part_count
+        used |= shots
+        leaders, followers = leaders | leading, followers | following
+    if max(submaps, segments, parts) > MAX_INTEGER:
+        raise MergeError("the scenes have too many submaps together: merge fewer of them")
+    return out
+
+
+def _shots(one: InputScene) -> set[Shot]:
+    """Returns camera and stamp of all that a scene has. Raises JournalError."""
+    poses = one.saved.poses
+    found = set[Shot]()
+    for index, camera in enumerate(poses.cameras):
+        stamps = poses.rows["stamp_ns"][poses.rows["camera"] == index]
+        found.update((camera, stamp) for stamp in np.unique(stamps).tolist())
+    known = one.saved.recognition
+    views = [] if known is None else [k.shared_view.view for k in known.keyframes]
+    found.update((view.camera, view.stamp_ns) for view in views)
+    for submap in one.saved.submaps:
+        found.update(one.reader.shots(submap.id))
+    if one.has_keyframes:
+        with StoredScene.open(one.reader.path) as stored:
+            found.update(frame.key for frame in stored.frames)
+    return found
+
+
+def _prefixed(one: InputScene, taken: Collection[str], shots: Iterable[Shot]) -> Mapping[str, str]:
+    """Returns new names of a scene's cameras: those that they had, below the scene's name."""
+    names = {*one.saved.poses.cameras, *(camera for camera, _ in shots)}
+    begin = re.sub(r"[^A-Za-z0-9_]", "_", one.name)[:MAX_PREFIX] or "scene"
+    for number in itertools.count(1):
+        prefix = begin if number == 1 else f"{begin}_{number}"
+        new = {name: f"{prefix}/{name}" if name else prefix for name in names}
+        if not set(new.values()) & set(taken):
+            return new
+    raise AssertionError
+
+
+def check_folders(folders: Sequence[Path], output: Path) -> None:
+    """Raises MergeError if ``output`` is one of the scenes, in one, or around one."""
+    target = Path(os.path.realpath(output))
+    for folder in folders:
+        for path in (folder, find_scene(folder)):
+            real = Path(os.path.realpath(path))
+            if target == real or real in target.parents or target in real.parents:
+                raise MergeError(f"--output {output} and {folder} overlap: name another folder")

@@ -1,0 +1,317 @@
+"""Scenes recognise each other's places, as the live node finds its place in a saved scene.
+
+All scenes are in one graph of submaps, each in a frame of its own until loops connect it. Every
+keyframe of one scene is compared with those of the others as if it were the newest one of a live
+run: the same search, windows, checks and solver. Parts that loops connect become one group.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from da3_ros.config import PipelineConfig
+from da3_ros.export.selection import Progress, silent
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.inference.interfaces import Session
+from da3_ros.mapping.alignment import WindowAligner
+from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, moved_keyframe
+from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.submap_graph import Correction, Moves, Node
+from da3_ros.merging.alignment import SeenTogether, aligned, weaker
+from da3_ros.merging.inputs import InputScene
+from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.pipeline.window_inference import without_invalid_depth
+from da3_ros.types import Prediction, Window
+
+Group = frozenset[int]  # parts of all scenes that loops connect, or one part alone
+
+
+@dataclass(frozen=True, eq=False)
+class LoopNetwork:
+    """What verifies loops: the network, and the refinement of its windows, if any."""
+
+    config: PipelineConfig
+    session: Session
+    refine: Callable[[Window, int, Prediction], Prediction | None] | None
+
+    def infer(self, window: Window) -> Prediction:
+        """Returns the prediction of a loop's window."""
+        return without_invalid_depth(window, self.session.infer(window))
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """What was recognised: groups of parts, and how each node of the graph moves.
+
+    Each group is in the frame and the unit of its oldest metric part, or of its oldest part.
+    """
+
+    groups: tuple[Group, ...]  # the oldest part's first
+    moves: Mapping[int, Similarity]  # by a node's first submap, from the frame of its scene
+    recognition: Recognition  # of all scenes; edges are within groups
+    loops: tuple[tuple[int, int], ...] = ()  # parts that loops between scenes connect
+    looks: int = 0  # windows that were verified
+
+
+class SceneParts:
+    """Which part, which scene and which node a submap is in, by its id."""
+
+    def __init__(self, inputs: Sequence[InputScene]) -> None:
+        self.inputs = inputs
+        self._first_of_scene = [one.first_submap for one in inputs]
+        submaps = sorted((s.id, s.part) for one in inputs for s in one.submaps)
+        self._ids = [id for id, _ in submaps]
+        self._parts = [part for _, part in submaps]
+        self.all = sorted(set(self._parts))
+
+    def scene(self, submap: int) -> int:
+        """Returns the index of the scene that a submap is in."""
+        return bisect_right(self._first_of_scene, submap) - 1
+
+    def scene_of_part(self, part: int) -> int:
+        """Returns the index of the scene that a part is in."""
+        return bisect_right([one.first_part for one in self.inputs], part) - 1
+
+    def part(self, submap: int) -> int:
+        """Returns the part that a submap is in, also of one that is no longer in the map."""
+        at = max(bisect_right(self._ids, submap) - 1, 0)
+        if self.scene(self._ids[at]) != self.scene(submap):
+            at += 1  # older than all that its scene still has
+        return self._parts[at]
+
+    def is_metric(self, part: int) -> bool:
+        """Whether a part's lengths were metres in its own scene."""
+        return self.inputs[self.scene_of_part(part)].saved.metric
+
+
+class SceneJoiner:
+    """Looks for places that scenes have in common, and solves for the places of their submaps."""
+
+    def __init__(
+        self, inputs: Sequence[InputScene], network: LoopNetwork | None,
+        progress: Progress = silent, hint: PlaceHint | None = None,
+    ) -> None:  # fmt: skip
+        """network: None if no two scenes can recognise each other. hint: which keyframes are
+        compared also if they do not look similar."""
+        self.parts = SceneParts(inputs)
+        self.network, self._progress, self._hint = network, progress, hint
+        self._scheduler = LoopScheduler()
+        self._aligner = WindowAligner()
+        self._window = 0  # number of the next window
+        self._refined: SeenTogether | None = None  # the newest window, if tracks refined it
+        self._together: list[SeenTogether] = []  # windows that were verified
+        self._loops: tuple[tuple[int, int], ...] = ()  # pairs of nodes, when last solved
+        known = [r for one in inputs if (r := one.recognition()) is not None]
+        self._model = known[0].model if known else ""
+        metric = [one.saved.metric for one in inputs if one.recognition() is not None]
+        together = _together(known, metric)
+        self._scheduler.restore(together)
+        # Nodes may have been merged to as many as a graph may have.
+        nodes = self._scheduler.recognition(1.0).nodes
+        self._metric = np.array([self.parts.is_metric(self.parts.part(n.first)) for n in nodes])
+        own = {n.first: n.place for r in known for n in r.nodes}
+        self._before = {n.first: own[n.first] for n in nodes}
+
+    def join(self) -> Joined:
+        """Compares all scenes with each other, until nothing new is found."""
+        compared: set[tuple[Group, Group]] = set()
+        while (pair := self._next_pair(compared)) is not None:
+            compared.add(pair)
+            self._compare(*pair)
+        if self._together:
+            self._align()
+        return self._result()
+
+    @property
+    def found(self) -> int:
+        """Number of windows that were verified with success; one alone joins nothing."""
+        return self._scheduler.found
+
+    def _next_pair(self, compared: set[tuple[Group, Group]]) -> tuple[Group, Group] | None:
+        """Returns two groups that were not compared since they became what they are.
+
+        Parts of one scene alone had their chance when it was recorded.
+        """
+        groups = self._groups()
+        for i, new in enumerate(groups):
+            for old in groups[:i]:
+                scenes = {self.parts.scene_of_part(part) for part in (*old, *new)}
+                if (old, new) not in compared and len(scenes) > 1 and self.network is not None:
+                    return old, new
+        return None
+
+    def _compare(self, old: Group, new: Group) -> None:
+        """Looks from the keyframes of one group, in their order, at those of another."""
+        ids = [self._ids_in(group) for group in (old, new)]
+        asked, answering = (ids[1], old) if len(ids[1]) <= len(ids[0]) else (ids[0], new)
+        self._scheduler.begin_search()
+        solved = self._scheduler.closed
+        for number, id in enumerate(asked):
+            self._progress("comparing keyframes", number / len(asked))
+            if self._scheduler.look_from(id, lambda s: self.parts.part(s) in answering):
+                self._look(joined=self._scheduler.closed > solved)
+        if self._scheduler.closed > solved:  # with the loops since then
+            self._scheduler.solve(self._metric)
+            self._correct()
+
+    def _look(self, *, joined: bool) -> None:
+        """Verifies the candidates of a keyframe, which counts as ``loop.every`` windows."""
+        assert self.network is not None
+        config = self.network.config
+        for _ in range(config.loop.every):
+            found, self._refined = self._scheduler.found, None
+            self._scheduler.try_close_loop(
+                self._window, config.loop, config.window.size, self.network.infer, self._aligner,
+                self._metric, None if self.network.refine is None else self._refine, joined,
+                self._hint,
+            )  # fmt: skip
+            if self._refined is not None and self._scheduler.found > found:
+                self._together.append(self._refined)
+            self._window += 1
+            self._correct()
+
+    def _refine(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
+        """Refines a loop's window, and notes its cameras."""
+        assert self.network is not None
+        assert self.network.refine is not None
+        refined = self.network.refine(window, split, prediction)
+        if refined is not None:
+            ids = tuple(view.id for view in window.views)
+            self._refined = SeenTogether(ids, refined.T_window_camera)
+        return refined
+
+    def _align(self) -> None:
+        """Moves all nodes so that the cameras of all windows that saw two scenes fit."""
+        known, groups = self._scheduler.recognition(1.0), self._groups()
+        nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
+        keyframes = {k.shared_view.view.id: k for k in known.keyframes}
+        firsts = [n.first for n in nodes]
+        node_of = {id: bisect_right(firsts, k.submap) - 1 for id, k in keyframes.items()}
+        group_of = {part: number for number, one in enumerate(groups) for part in one}
+
+        def group(submap: int) -> int:
+            return group_of[self.parts.part(submap)]
+
+        windows = [
+            w for w in self._together
+            if len({group(keyframes[id].submap) for id in w.views if id in keyframes}) == 1
+            and set(w.views) <= keyframes.keys()
+        ]  # fmt: skip
+        if not windows:
+            return
+        across = [e.loop and self._is_across(e) for e in known.edges]
+        edges = [
+            replace(e, first=at[e.first], second=at[e.second]) for e in weaker(known.edges, across)
+        ]
+        fixed = int(np.argmax(self._metric)) if self._metric.any() else 0
+        places = aligned(nodes, edges, windows, keyframes, node_of, self._metric, fixed)
+        moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
+        T = self._scheduler.T_scene_vo
+        correction = Correction(Moves(nodes, moves), T, self._loops)
+        self._scheduler.apply(correction, {})
+
+    def _is_across(self, edge: Edge) -> bool:
+        """Whether an edge is between two scenes."""
+        return self.parts.scene(edge.first) != self.parts.scene(edge.second)
+
+    def _correct(self) -> None:
+        """Moves all nodes as a solved graph asks for, if there is one."""
+        correction = self._scheduler.collect()
+        if correction is not None:
+            self._scheduler.apply(correction, {})
+            self._loops = correction.loops
+
+    def _ids_in(self, group: Group) -> list[int]:
+        """Returns the ids of the views of a group's keyframes."""
+        keyframes = self._scheduler.recognition(1.0).keyframes
+        return [k.shared_view.view.id for k in keyframes if self.parts.part(k.submap) in group]
+
+    def _groups(self) -> list[Group]:
+        """Returns the parts that loops connect, those with the oldest part first."""
+        group = {part: {part} for part in self.parts.all}
+        for pair in self._loops:
+            first, second = (group[self.parts.part(id)] for id in pair)
+            if first is not second:
+                first |= second
+                group.update(dict.fromkeys(second, first))
+        return sorted(map(frozenset, {id(one): one for one in group.values()}.values()), key=min)
+
+    def _result(self) -> Joined:
+        groups, known = self._groups(), self._scheduler.recognition(1.0)
+        group_of = {part: number for number, one in enumerate(groups) for part in one}
+        of_node = {n.first: group_of[self.parts.part(n.first)] for n in known.nodes}
+        back = self._gauges(known.nodes, of_node)
+        moves = {
+            n.first: back[of_node[n.first]] @ n.place @ self._before[n.first].inverse()
+            for n in known.nodes
+        }
+        nodes = [replace(n, place=back[of_node[n.first]] @ n.place) for n in known.nodes]
+        keyframes = [
+            moved_keyframe(k, back[group_of[self.parts.part(k.submap)]]) for k in known.keyframes
+        ]
+        edges = [e for e in known.edges if self._holds(e, groups, of_node)]
+        place = {n.first: n.place for n in nodes}
+        # What joins scenes measures them as they were aligned.
+        edges = [
+            replace(e, measured=place[e.first].inverse() @ place[e.second])
+            if self._is_across(e) else e
+            for e in edges
+        ]  # fmt: skip
+        together = Recognition(tuple(nodes), tuple(edges), tuple(keyframes), model=self._model)
+        across = [(e.first, e.second) for e in edges if self._is_across(e)]
+        loops = tuple((self.parts.part(a), self.parts.part(b)) for a, b in across)
+        looks = self._scheduler.found + self._scheduler.refused
+        return Joined(tuple(groups), moves, together, loops, looks)
+
+    def _holds(self, edge: Edge, groups: Sequence[Group], of_node: Mapping[int, int]) -> bool:
+        """Whether an edge is of one group, or the guess between two whose places stay."""
+        first, second = of_node[edge.first], of_node[edge.second]
+        stay = all(self.parts.scene_of_part(min(groups[i])) == 0 for i in (first, second))
+        return first == second or (stay and not edge.loop)
+
+    def _gauges(self, nodes: Sequence[Node], of_node: Mapping[int, int]) -> dict[int, Similarity]:
+        """Returns what brings each group to the frame and the unit of its oldest metric node, or
+        of its oldest node."""
+        out: dict[int, Similarity] = {}
+        for metric_only in (True, False):
+            for node, metric in zip(nodes, self._metric, strict=True):
+                if of_node[node.first] not in out and (metric or not metric_only):
+                    back = self._before[node.first] @ node.place.inverse()
+                    out[of_node[node.first]] = back
+        return out
+
+
+def _together(known: Sequence[Recognition], metric: Sequence[bool]) -> Recognition:
+    """Returns what recognises several scenes, each in its own frame.
+
+    Lengths without metres are made about as large as those of the first scene, by the median
+    depth of keyframes: the solver refuses sizes that change by a large factor.
+    """
+    nodes: list[Node] = []
+    edges: list[Edge] = []
+    keyframes: list[LoopKeyframe] = []
+    for one, is_metric in zip(known, metric, strict=True):
+        factor = 1.0 if is_metric or not keyframes else _depth(known[0]) / _depth(one)
+        by = Similarity(factor, np.eye(3), np.zeros(3))
+        nodes += [replace(n, place=by @ n.place) for n in one.nodes]
+        edges += one.edges
+        keyframes += [moved_keyframe(k, by) for k in one.keyframes]
+    count = min(len(keyframes), MAX_STORED)
+    even = [keyframes[i * len(keyframes) // count] for i in range(count)]
+    return Recognition(tuple(nodes), tuple(edges), tuple(map(_numbered, even, range(count))))
+
+
+def _depth(known: Recognition) -> float:
+    return float(np.median([keyframe.depth for keyframe in known.keyframes]))
+
+
+def _numbered(keyframe: LoopKeyframe, number: int) -> LoopKeyframe:
+    """Returns a keyframe with an id that no view of another file has."""
+    view = replace(keyframe.shared_view.view, id=-1 - number)
+    return replace(keyframe, shared_view=replace(keyframe.shared_view, view=view))

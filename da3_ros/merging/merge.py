@@ -1,0 +1,209 @@
+"""Merges saved scenes of several sessions or robots into one folder.
+
+The scenes are checked, then compared, and only then the result is written, submap by submap. The
+reference is the first metric scene, else the first: its map frame, place and size stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from da3_ros.config import PipelineConfig
+from da3_ros.export.atomic_files import atomic_folder
+from da3_ros.export.scene_file import check_scene_target, foreign_to_scene, write_scene
+from da3_ros.export.selection import Progress, silent
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.store import MapState, Place
+from da3_ros.mapping.loop_keyframes import moved_keyframe
+from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.scene import REFERENCE
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submaps import Snapshot
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.merging.inputs import InputScene, MergeError, check_folders, open_inputs
+from da3_ros.merging.joining import Joined, LoopNetwork, SceneJoiner
+from da3_ros.merging.network import check_weights, open_loop_network
+from da3_ros.merging.placing import Placement, box_of
+from da3_ros.merging.stored import write_stored
+from da3_ros.types import Array
+
+
+@dataclass(frozen=True, eq=False)
+class SceneOutcome:
+    """What became of a scene."""
+
+    name: str
+    is_reference: bool
+    metric: bool  # whether its own lengths were metres
+    loops: Mapping[str, int]  # number of loops with other scenes, by their names
+    parts: int
+    guessed: int  # parts whose place is a guess, and was none of the reference scene
+    left_out: int  # parts without metres that met no metric scene
+    recognised: bool  # whether it has what recognises its places
+
+
+@dataclass(frozen=True, eq=False)
+class MergeSummary:
+    """What was done."""
+
+    output: Path
+    scenes: tuple[SceneOutcome, ...]
+    metric: bool
+    looks: int  # windows that were verified
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of all scenes is at a known place."""
+        return not any(one.guessed or one.left_out for one in self.scenes)
+
+
+def merge(
+    folders: Sequence[Path], output: Path, config: PipelineConfig,
+    network: LoopNetwork | None = None, progress: Progress = silent,
+) -> MergeSummary:  # fmt: skip
+    """Merges the scenes in ``folders`` into a new scene in ``output``.
+
+    network: replaces the one that ``config`` names. Raises MergeError, ExportError,
+    SceneFileError, JournalError, and what opening a network raises; then nothing is written.
+    """
+    if len(folders) < 2:
+        raise MergeError("name at least two scenes")
+    check_folders(folders, output)
+    check_scene_target(output)
+    inputs = open_inputs(folders)
+    boxes = checked_boxes(inputs, progress)
+    if check_weights(inputs, config) and network is None:
+        network = open_loop_network(config)
+    joiner = SceneJoiner(inputs, network, progress)
+    joined = joiner.join()
+    placement = Placement(joiner.parts, joined, boxes)
+    merged = merged_scene(inputs, joined, placement)
+    _write(inputs, merged, placement, output, progress)
+    return summary(inputs, joined, placement, output)
+
+
+def checked_boxes(inputs: Sequence[InputScene], progress: Progress) -> dict[int, Array]:
+    """Reads all points and images once; returns the box [8, 3] of each submap in its scene.
+
+    Raises SceneFileError: before work of minutes.
+    """
+    boxes = {}
+    for one in inputs:
+        poses, submaps = one.poses().rows, one.submaps
+        for number, submap in enumerate(submaps):
+            progress("checking scenes", number / len(submaps))
+            points = [one.filled(submap.id).cloud.xyz]
+            points.append(poses["T"][poses["submap"] == submap.id][:, :, 3])
+            if sum(map(len, points)):
+                box = box_of(np.concatenate(points))
+                boxes[submap.id] = submap.T_scene_submap.points(box)
+    return boxes
+
+
+def merged_scene(inputs: Sequence[InputScene], joined: Joined, placement: Placement) -> Snapshot:
+    """Returns the merged scene; its submaps have no points and images yet."""
+    reference = inputs[0].saved
+    submaps = [
+        replace(submap, T_scene_submap=move @ submap.T_scene_submap,
+                part=placement.part_of[submap.part])
+        for one in inputs for submap in one.submaps
+        if (move := placement.move(submap.id)) is not None
+    ]  # fmt: skip
+    poses = joined_poses([one.poses() for one in inputs])
+    poses = poses.take(np.isin(poses.rows["submap"], [s.id for s in submaps]))
+    segment = sum(one.segment_count for one in inputs) - 1
+    return replace(
+        reference, submaps=tuple(submaps), poses=poses, segment=segment,
+        recognition=_recognition(joined, placement),
+    )  # fmt: skip
+
+
+def joined_poses(tables: Sequence[Poses]) -> Poses:
+    """Returns the rows of several tables, one after the other; all leading cameras lead."""
+    cameras = tuple(dict.fromkeys(name for one in tables for name in one.cameras))
+    leaders = {cameras.index(one.cameras[i]) for one in tables for i in one.leaders}
+    rows = []
+    for one in tables:
+        rows.append(one.rows.copy())
+        index = np.array([cameras.index(name) for name in one.cameras], np.int16)
+        rows[-1]["camera"] = index[one.rows["camera"]]
+    return Poses(np.concatenate(rows), cameras, tuple(sorted(leaders)))
+
+
+def _recognition(joined: Joined, placement: Placement) -> Recognition:
+    """Returns what recognises all that is not left out."""
+    known, parts = joined.recognition, placement.parts
+
+    def by(submap: int) -> Similarity | None:
+        part = parts.part(submap)
+        return placement.move_of_part(part) if part in placement.part_of else None
+
+    nodes = [(n, by(n.first)) for n in known.nodes]
+    kept = {n.first for n, move in nodes if move is not None}
+    keyframes = [(k, by(k.submap)) for k in known.keyframes]
+    return replace(
+        known,
+        nodes=tuple(replace(n, place=move @ n.place) for n, move in nodes if move is not None),
+        edges=tuple(e for e in known.edges if e.first in kept and e.second in kept),
+        keyframes=tuple(moved_keyframe(k, move) for k, move in keyframes if move is not None),
+    )
+
+
+def _write(
+    inputs: Sequence[InputScene], merged: Snapshot, placement: Placement, output: Path,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Writes the merged scene, with the stored keyframes of those that have some."""
+    submaps, parts = {s.id: s for s in merged.submaps}, placement.parts
+
+    def filled(submap: Submap) -> Submap:
+        own = inputs[parts.scene(submap.id)].filled(submap.id)
+        return replace(own, T_scene_submap=submap.T_scene_submap, part=submap.part)
+
+    def placed(stored: Place) -> Place | None:
+        move = placement.move(stored.id)
+        if move is None:
+            return None
+        place, part = move @ stored.T_scene_submap, placement.part_of[parts.part(stored.id)]
+        there = submaps.get(stored.id)
+        return replace(
+            stored, part=part, T_scene_submap=place if there is None else there.T_scene_submap
+        )
+
+    with atomic_folder(output, foreign_to_scene) as folder:
+        write_scene(merged, folder, progress, filled)
+        if any(one.has_keyframes for one in inputs):
+            leaders = tuple(merged.poses.cameras[i] for i in merged.poses.leaders)
+            state = MapState(merged.metric, 1.0, merged.unit, merged.T_map_world, leaders)
+            write_stored(inputs, placed, state, folder, progress)
+
+
+def summary(
+    inputs: Sequence[InputScene], joined: Joined, placement: Placement, output: Path
+) -> MergeSummary:
+    """Returns what became of each scene."""
+    parts = placement.parts
+    pairs = Counter(
+        frozenset((parts.scene_of_part(a), parts.scene_of_part(b))) for a, b in joined.loops
+    )
+    scenes = []
+    for number, one in enumerate(inputs):
+        own = [part for part in parts.all if parts.scene_of_part(part) == number]
+        there = [placement.part_of.get(part) for part in own]
+        loops = {
+            inputs[min(pair - {number})].name: count
+            for pair, count in pairs.items() if number in pair
+        }  # fmt: skip
+        guessed = sum(part not in (None, REFERENCE) for part in there) if number else 0
+        scenes.append(
+            SceneOutcome(
+                one.name, number == 0, one.saved.metric, loops, len(own), guessed,
+                there.count(None), one.recognition() is not None,
+            )
+        )  # fmt: skip
+    return MergeSummary(output, tuple(scenes), inputs[0].saved.metric, joined.looks)

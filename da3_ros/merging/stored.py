@@ -1,0 +1,76 @@
+"""The stored keyframes of several scenes, in one journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from da3_ros.export.selection import Progress, silent
+from da3_ros.export.stored_depth import places_of
+from da3_ros.keyframe_store.keyframe import FramePose
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
+from da3_ros.merging.inputs import InputScene
+
+# Returns a stored submap, given with its new id, as it is in the merged scene; None: left out.
+Placed = Callable[[Place], Place | None]
+
+
+def write_stored(
+    inputs: Sequence[InputScene], placed: Placed, state: MapState, folder: Path,
+    progress: Progress = silent,
+) -> None:  # fmt: skip
+    """Writes the stored keyframes of all scenes that have some into ``folder``.
+
+    Images and depth are copied as they are; ids, cameras and places are those of the merged
+    scene. Raises OSError, JournalError.
+    """
+    writer, first_track = StoreWriter(folder), 0
+    try:
+        writer.set_map(state)
+        for one in inputs:
+            if one.has_keyframes:
+                with StoredScene.open(one.reader.path) as stored:
+                    places = _places(one, stored, placed)
+                    writer.place(places.values())
+                    first_track = _copy(one, stored, places, writer, first_track, progress)
+        writer.sync()
+    finally:
+        writer.close()
+
+
+def _places(one: InputScene, stored: StoredScene, placed: Placed) -> dict[int, Place]:
+    """Returns the places in the merged scene, by the ids in the scene of their own."""
+    out: dict[int, Place] = {}
+    for id, S in places_of(stored).items():
+        about = stored.places[id]
+        numbers = (
+            id + one.first_submap, about.segment + one.first_segment, about.part + one.first_part,
+        )  # fmt: skip
+        if id < one.submap_count and (place := placed(Place(*numbers, S))) is not None:
+            out[id] = place
+    return out
+
+
+def _copy(
+    one: InputScene, stored: StoredScene, places: Mapping[int, Place], writer: StoreWriter,
+    first_track: int, progress: Progress,
+) -> int:  # fmt: skip
+    """Copies the frames of a scene; returns the first number of the next one's tracks."""
+    next_track, others = first_track, list[FramePose]()  # frames that are no keyframes
+    for key, frame in stored.placed_frames.items():
+        progress("copying keyframes", key / len(stored.frames))
+        if frame.submap not in places:
+            continue
+        submap, camera = places[frame.submap].id, one.camera(frame.camera)
+        pose = replace(frame, camera=camera, submap=submap)
+        if key not in stored.images:
+            others.append(pose)
+            continue
+        if others:
+            writer.add_frames(others)
+            others = []
+        next_track = max(next_track, writer.copy(stored, key, pose, first_track))
+    if others:
+        writer.add_frames(others)
+    return next_track
