@@ -16,6 +16,7 @@ from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import (
+    Joint,
     Moves,
     Node,
     Problem,
@@ -231,8 +232,8 @@ def test_a_part_at_a_guessed_place_is_solved_whatever_its_rotation(degrees, metr
     assert joined == {0, 1, 2, 3, 4, 5}
     for at in (2, 3):
         graph.add_loop(at, 6, drift, LOOP)
-    start = dict.fromkeys(joined, drift.inverse())
-    correction = solve(graph.problem(np.eye(4), metric, True, start))
+    joint = Joint(drift, newest.t, joined)
+    correction = solve(graph.problem(np.eye(4), metric, True, joint))
     for k in range(6):
         found = correction.moves[k] @ places[k]
         wanted = guess @ places[k]
