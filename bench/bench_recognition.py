@@ -42,13 +42,13 @@ from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import open_networks
 from da3_ros.mapping import loop_window
+from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import Node
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic import intrinsics

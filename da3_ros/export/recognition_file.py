@@ -25,11 +25,11 @@ from da3_ros.keyframe_store.checks import MAX_NUMBER, check, is_near, is_rotatio
 from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
+from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_keyframes import SAMPLES, LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import Node
 from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import interpolate, invert_pose
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.slam_poses import between, mean_transform
-from da3_ros.mapping.submap_graph import Correction, Moves, Node
 from da3_ros.types import Array
 
 MAX_GAP_NS = 2 * 10**9  # longest gap between two of our frames that a pose is interpolated in

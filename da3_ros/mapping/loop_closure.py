@@ -20,12 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
+from da3_ros.mapping.graph_solution import Correction, Joint, Problem
+from da3_ros.mapping.loop_candidates import LoopCandidates, drift_between
 from da3_ros.mapping.loop_keyframes import (
     KeyframeFile,
     LoopKeyframe,
@@ -33,30 +34,18 @@ from da3_ros.mapping.loop_keyframes import (
     merged_keyframe,
     with_fewer_pixels,
 )
-from da3_ros.mapping.loop_verification import SIGMAS, Loop, measured_loop, within_sigmas
-from da3_ros.mapping.loop_window import cut_to, loop_window
+from da3_ros.mapping.loop_verification import Loop, measured_loop, within_sigmas
+from da3_ros.mapping.loop_window import loop_window
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import (
-    Absorbed,
-    Correction,
-    Joint,
-    Problem,
-    SubmapGraph,
-    with_lever_arm,
-)
+from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.types import Array, Prediction, Window
 
-MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
-MAX_CANDIDATES = 5  # most similar keyframes that are considered
-MIN_SIMILARITY = 0.35  # cosine of whitened descriptors of a candidate
-MAX_DISTANCE = 1.0  # distance over depth at which two keyframes can see the same surface
-MAX_ROTATION_DEG = 60.0  # rotation at which they can
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
@@ -78,12 +67,8 @@ class LoopClosure:
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
-        self._searching = False  # whether the newest keyframe may still have a candidate
-        self._compared: set[int] = set()  # submaps that the newest keyframe was compared with
-        # Submaps of a read-only map in which places are looked for; None: in all keyframes.
-        self._searched: frozenset[int] | None = None
+        self._candidates = LoopCandidates(self._keyframes, self._graph)
         self._joined: Joint | None = None  # parts that the newest loop has joined
-        self._looking: tuple[int, Callable[[int], bool]] | None = None  # see ``look_from``
         # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
         # loaded scene.
         self._keeps_unit = False
@@ -124,7 +109,7 @@ class LoopClosure:
         max_bytes: of all keyframes in memory; 0: no limit but their number.
         """
         centre = shared_view.T_ref_camera[:3, 3]
-        if self._searched is not None:
+        if self._is_localized:
             self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap, shared_view.T_ref_camera)
@@ -138,9 +123,9 @@ class LoopClosure:
                 float(np.median(shared_view.depth)),
             ),
             max_bytes,
-            keep_all=self._searched is not None,
+            keep_all=self._is_localized,
         )  # fmt: skip
-        self._search_anew()
+        self._candidates.restart()
 
     def localize(self, first_live: int, searched: frozenset[int] | None) -> None:
         """Makes the map of all submaps before ``first_live`` read-only; or lets it grow again.
@@ -148,9 +133,14 @@ class LoopClosure:
         From now on loops are found to keyframes of the submaps ``searched`` only, and move the
         map as one body. None: all keyframes are of one growing map.
         """
-        self._graph.first_live, self._searched = first_live, searched
+        self._graph.first_live = first_live
+        self._candidates.limit_to(searched)
         self._keeps_unit |= searched is not None
         self._unconfirmed.clear()
+
+    @property
+    def _is_localized(self) -> bool:
+        return self._candidates.searched is not None
 
     def forget_place(self) -> None:
         """Forgets where the camera is in a read-only map."""
@@ -171,7 +161,7 @@ class LoopClosure:
 
     def wait_for_keyframe(self) -> None:
         """Looks for no loop before the next keyframe: images have another size now."""
-        self._searching = False
+        self._candidates.wait()
 
     def forget(self, keyframe: LoopKeyframe) -> None:
         """Forgets a keyframe that cannot be read."""
@@ -185,18 +175,8 @@ class LoopClosure:
             self._absorb(absorbed)
 
     def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
-        """Compares a keyframe, by its view's id, instead of the newest one, with those of submaps
-        that ``among`` allows, similar or not, tied or not; False: it was forgotten."""
-        self._looking = view_id, among
-        self._search_anew()
-        return any(k.shared_view.view.id == view_id for k in self._keyframes)
-
-    @property
-    def _new(self) -> LoopKeyframe:
-        """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
-        if self._looking is None:
-            return self._keyframes[-1]
-        return next(k for k in self._keyframes if k.shared_view.view.id == self._looking[0])
+        """Compares a keyframe instead of the newest one; see ``LoopCandidates.look_from``."""
+        return self._candidates.look_from(view_id, among)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
@@ -209,7 +189,7 @@ class LoopClosure:
         T = Similarity(scale, self.T_scene_vo[:3, :3], scale * self.T_scene_vo[:3, 3])
         nodes, edges = self._graph.of_map()
         keyframes = tuple(self._keyframes)
-        if self._searched is not None:
+        if self._is_localized:
             keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
         return Recognition(nodes, edges, keyframes, T)
 
@@ -237,7 +217,8 @@ class LoopClosure:
             self._unconfirmed = [w for w in self._unconfirmed if w.old.submap > absorbed.last]
             for i in reversed([i for i, inside in enumerate(here) if inside]):
                 self._keyframes.remove(i)
-            self._searching = self._searching and len(self._keyframes) > 0
+            if not len(self._keyframes):
+                self._candidates.wait()
             return
         self._keyframes.change(lambda p: merged_keyframe(p, absorbed))
         self._unconfirmed = [
@@ -248,50 +229,9 @@ class LoopClosure:
     # Finding a loop
 
     def candidate(self, hint: PlaceHint | None = None) -> LoopKeyframe | None:
-        """Returns the old keyframe to compare the newest one with, or None.
-
-        hint: where the camera may be, in ``vo``: keyframes there need not look similar.
-        """
-        if not self._searching:
-            return None
-        new = self._new
-        similarity = self._keyframes.similarity(self._keyframes.index(new))
-        newest = self._graph.index(new.submap)
-        tied = self._graph.loop_partners(new.submap) if self._looking is None else ()
-        seen = 0
-        least = MIN_SIMILARITY if hint is None and self._looking is None else 0.0
-        similar = np.flatnonzero(similarity > least)
-        for i in similar[np.argsort(-similarity[similar], kind="stable")]:
-            old, at = self._keyframes[i], self._graph.index(self._keyframes[i].submap)
-            if seen == MAX_CANDIDATES:
-                break
-            near = newest - at < MIN_SUBMAPS_APART
-            if self._searched is not None and old.submap not in self._searched:
-                continue
-            if at in tied or (near and self._graph.in_one_segment(old.submap, new.submap)):
-                continue
-            if self._looking is not None and not self._looking[1](old.submap):
-                continue
-            if hint is not None and not hint.allows(old.centre, MAX_DISTANCE * old.depth):
-                continue
-            seen += 1
-            if old.submap not in self._compared and self._can_overlap(old, new):
-                self._compared.add(old.submap)
-                return old
-        self._searching = False  # until there is a new keyframe
-        return None
-
-    def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
-        """True if two keyframes can see the same surface, given the possible drift."""
-        if cut_to(old, new) is None:
-            return False
-        drift = np.sqrt(self._drift_variance(old, new))
-        away = float(np.linalg.norm(old.centre - new.centre))
-        R = old.T_vo_camera[:3, :3].T @ new.T_vo_camera[:3, :3]
-        rotation = Rotation.from_matrix(R).magnitude()
-        near = away - SIGMAS * math.sqrt(3) * drift[2] < MAX_DISTANCE * old.depth
-        most = math.radians(MAX_ROTATION_DEG)
-        return near and rotation - SIGMAS * math.sqrt(3) * drift[1] < most
+        """Returns the old keyframe to compare the new one with, or None; see
+        ``LoopCandidates.next``."""
+        return self._candidates.next(hint)
 
     def window(
         self, old: LoopKeyframe, id: int, each: int
@@ -301,7 +241,7 @@ class LoopClosure:
 
         All images have the size of the new one. each: most views per side. Raises OSError.
         """
-        return loop_window(self._keyframes, self._graph, old, self._new, id, each)
+        return loop_window(self._keyframes, self._graph, old, self._candidates.new, id, each)
 
     def verify(
         self,
@@ -316,7 +256,7 @@ class LoopClosure:
 
         aligner: the stream's, for the noise of views within a window; it is not changed.
         """
-        new = self._new
+        new = self._candidates.new
         split = [k.shared_view.view.id for k in keyframes].index(new.shared_view.view.id)
         loop = None
         if prediction is not None:
@@ -342,15 +282,14 @@ class LoopClosure:
 
     def _within_drift(self, loop: Loop) -> bool:
         """True if the drift that a loop measures is possible."""
-        drift = self._drift_variance(loop.old, loop.new) + loop.variance
+        drift = drift_between(self._graph, loop.old, loop.new) + loop.variance
         return within_sigmas(loop.drift, IDENTITY, loop.new.centre, drift)
 
     def _agree(self, first: Loop, second: Loop) -> bool:
         """True if two loops of different keyframes are of one place and measure the same drift."""
-        apart = self._drift_variance(first.new, second.new) + self._drift_variance(
-            first.old, second.old
-        )
-        if not apart[2] < SAME_PLACE * self._drift_variance(second.old, second.new)[2]:
+        apart = drift_between(self._graph, first.new, second.new)
+        apart = apart + drift_between(self._graph, first.old, second.old)
+        if not apart[2] < SAME_PLACE * drift_between(self._graph, second.old, second.new)[2]:
             return False
         point = second.new.centre
         square = float(((first.new.centre - point) ** 2).sum())
@@ -364,21 +303,13 @@ class LoopClosure:
         variance = with_lever_arm(loop.variance, arm) + loop.old.own + loop.new.own
         self._graph.add_loop(loop.old.submap, loop.new.submap, loop.drift, variance)
 
-    def _drift_variance(self, old: LoopKeyframe, new: LoopKeyframe) -> Array:
-        """Returns the variance [3] of the new keyframe relative to the old one, along the most
-        certain path."""
-        first, second = (self._graph.index(p.submap) for p in (old, new))
-        return np.asarray(
-            old.own + new.own + self._graph.drift_variance(first, second, new.centre)
-        )
-
     # Closing a loop
 
     def problem(self, metric: Metric) -> Problem:
         """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
         joined, self._joined = self._joined, None
         return self._graph.problem(
-            self.T_scene_vo, metric, self._keeps_unit, joined, all_parts=self._looking is not None
+            self.T_scene_vo, metric, self._keeps_unit, joined, all_parts=self._candidates.is_asked
         )
 
     def apply(self, correction: Correction) -> None:
@@ -390,7 +321,7 @@ class LoopClosure:
         self._keyframes.move(correction.moves)
         self._unconfirmed.clear()
         self._rescale(correction.unit)
-        self._search_anew()
+        self._candidates.restart()
 
     def _rescale(self, factor: float) -> None:
         """Takes over that lengths in ``vo`` are ``factor`` times what they were."""
@@ -401,7 +332,3 @@ class LoopClosure:
         self._keyframes.move({one.submap: by for one in self._keyframes})
         if self._drift_model is not None:
             self._drift_model.rescale(factor)
-
-    def _search_anew(self) -> None:
-        self._searching = len(self._keyframes) > 0
-        self._compared.clear()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
-from da3_ros.mapping.submap_graph import Node
 from da3_ros.types import Array
 
 

@@ -14,60 +14,24 @@ Works on similarities and edges, not on keyframes.
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from da3_ros.geometry.similarity import Similarity, orthonormal
-from da3_ros.mapping.pose_graph import Edge, Metric, marginal, optimize, parts
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
+from da3_ros.mapping.pose_graph import Edge, Metric, parts
 from da3_ros.types import Array
 
 MAX_NODES = 256
 MAX_LOOPS = 256
 YOUNG = 8  # newest nodes that are never merged
-MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
 MAX_LIVE, MAX_LIVE_LOOPS = 16, 64  # of a localized camera's own nodes, and of loops to them
 LOOP_RELUCTANCE = 4  # factor on the size of a node with loops, so that it is merged later
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """Submaps ``first`` to ``last`` (by id), which move as one."""
-
-    first: int
-    last: int
-    place: Similarity  # of the first submap in the vo frame
-    guessed: bool = False  # the edge to the node before is a guess, not aligned windows
-
-
-@dataclass(frozen=True, eq=False)
-class Moves(Mapping[int, Similarity]):
-    """Moves of submaps, by id; all submaps of a node have one move."""
-
-    nodes: tuple[Node, ...]  # in the order of their ids
-    moves: tuple[Similarity, ...]
-
-    def __getitem__(self, id: int) -> Similarity:
-        at = bisect_right(self.nodes, id, key=lambda node: node.first) - 1
-        if at < 0 or id > self.nodes[at].last:
-            raise KeyError(id)
-        return self.moves[at]
-
-    def __iter__(self) -> Iterator[int]:
-        """All ids, the oldest first."""
-        return (id for node in self.nodes for id in range(node.first, node.last + 1))
-
-    def __len__(self) -> int:
-        return sum(node.last + 1 - node.first for node in self.nodes)
-
-    def transformed(self, change: Callable[[Similarity], Similarity]) -> Moves:
-        """Returns the moves with ``change`` applied to each."""
-        return Moves(self.nodes, tuple(map(change, self.moves)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,44 +43,6 @@ class Absorbed:
     # [3] of the edge between both nodes (scene units), at the point ``at``; None: forgotten
     variance: Array | None
     at: Array  # [3] the node's position
-
-
-@dataclass(frozen=True, eq=False)
-class Correction:
-    """Moves of the older submaps, in the vo frame, that a solved graph asks for."""
-
-    moves: Moves  # submaps that it does not hold stay
-    T_scene_vo: Array  # [4, 4] keeps the first submap at its place in the map
-    # (older, newer) submap of every loop in the graph: their parts become one
-    loops: tuple[tuple[int, int], ...] = ()
-    # [7, 7] of the newest submap's place relative to the first submap that edges connect it to:
-    # (log scale; rotation, rad; position, scene units), in the axes of the vo frame
-    covariance: Array | None = None
-    unit: float = 1.0  # factor on all lengths of the vo frame, after the moves
-    followed: bool = False  # another SLAM asks for it: its places replace what edges measured
-
-
-@dataclass(frozen=True, eq=False)
-class Joint:
-    """A loop between parts whose place relative to each other was not measured."""
-
-    drift: Similarity  # maps what moves with the new submap to where the old one measures it
-    at: Array  # [3] where it was measured
-    nodes: frozenset[int]  # of the old part, by first submap
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A graph to be solved."""
-
-    nodes: tuple[Node, ...]
-    edges: list[Edge]  # between indices of nodes
-    T_scene_vo: Array
-    metric: Metric
-    keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
-    loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
-    joined: Joint | None = None  # what the newest loop has joined; None: what was connected
-    all_parts: bool = False  # whether parts without edges to the newest submap are solved too
 
 
 class SubmapGraph:
@@ -302,39 +228,13 @@ class SubmapGraph:
         a, b = self.nodes[k - 1], self.nodes[k]
         tie = next(e for e in self._edges if not e.loop and e.second == b.first)
         self._edges = [
-            self._reattached(e, a, b, tie) if b.first in (e.first, e.second) else e
+            reattached(e, a, b, tie) if b.first in (e.first, e.second) else e
             for e in self._edges
             if e is not tie and {e.first, e.second} != {a.first, b.first}
         ]
         self.nodes[k - 1 : k + 1] = [dataclasses.replace(a, last=b.last)]
         variance = np.square(tie.sigma) * [1, 1, a.place.scale**2]
         return Absorbed(b.first, b.last, variance, b.place.t)
-
-    @staticmethod
-    def _reattached(edge: Edge, a: Node, b: Node, tie: Edge) -> Edge:
-        """Returns an edge of node ``b`` as an edge of node ``a``, into which ``b`` is merged.
-
-        Two consecutive measurements of odometry are chained. A loop measures points that from now
-        on move with ``a`` as they lie now.
-        """
-        if edge.first == b.first:
-            to_b = a.place.inverse() @ b.place if edge.loop else tie.measured
-            measured = to_b @ edge.measured
-            arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
-            own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
-            variance = own + with_lever_arm(np.square(tie.sigma), arm)
-            return dataclasses.replace(
-                edge, first=a.first, measured=measured, sigma=np.sqrt(variance)
-            )
-        back = b.place.inverse() @ a.place
-        measured = edge.measured @ back
-        arm = edge.measured.scale * float(np.linalg.norm(back.t))
-        # The tie's position is in the unit of ``a``; the edge's in the unit of its first node.
-        went = np.square(tie.sigma) * [1, 1, measured.scale**2]
-        variance = with_lever_arm(np.square(edge.sigma), arm) + with_lever_arm(went, arm)
-        return dataclasses.replace(
-            edge, second=a.first, measured=measured, sigma=np.sqrt(variance)
-        )
 
     def _forget_oldest(self) -> Absorbed:
         gone = self.nodes.pop(self._map_size)
@@ -410,28 +310,12 @@ class SubmapGraph:
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
         nodes, edges = self.nodes, self._edges
         if self._map_size > 1:
-            nodes, edges = self._with_rigid_map()
+            nodes, edges = with_rigid_map(nodes, edges, self.first_live)
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(
             tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops, joined, all_parts
         )
-
-    def _with_rigid_map(self) -> tuple[list[Node], list[Edge]]:
-        """Returns the graph with the map's nodes as one."""
-        size = self._map_size
-        first, edges = self.nodes[0], []
-        for e in self._edges:
-            if e.second < self.first_live:
-                continue
-            if e.first < self.first_live:  # measured in the axes and the unit of a node
-                to_node = first.place.inverse() @ self.nodes[self._at[e.first]].place
-                sigma = e.sigma * [1, 1, to_node.scale]
-                e = dataclasses.replace(
-                    e, first=first.first, measured=to_node @ e.measured, sigma=sigma
-                )
-            edges.append(e)
-        return [dataclasses.replace(first, last=self.first_live - 1), *self.nodes[size:]], edges
 
     def unmeasured(self, old: int, new: int) -> frozenset[int]:
         """Returns the nodes, by first submap, that measurements connect to the submap ``old``, if
@@ -462,70 +346,23 @@ def with_lever_arm(variance: Array, arm: float) -> Array:
     return variance + [0, 0, arm**2 * (variance[0] + variance[1])]
 
 
-def solve(problem: Problem) -> Correction:
-    """Solves for the places of all submaps in the vo frame; the newest one stays.
+def reattached(edge: Edge, a: Node, b: Node, tie: Edge) -> Edge:
+    """Returns an edge of node ``b`` as an edge of node ``a``, into which ``b`` is merged.
 
-    Submaps that no edges connect to the newest one keep their place in the scene. Raises
-    ValueError if the solution is not credible: contradicting loops can shrink a part of the scene
-    to a point.
+    Two consecutive measurements of odometry are chained. A loop measures points that from now
+    on move with ``a`` as they lie now.
     """
-    nodes, edges = [node.place for node in problem.nodes], problem.edges
-    newest, part = len(nodes) - 1, parts(len(nodes), edges)
-    here = part == part[newest]
-    anchors = {int(p): int(np.argmax(part == p)) for p in part} | {int(part[newest]): newest}
-    fixed = _fixed(problem, part, anchors)
-    found = optimize(_start(problem, part), edges, fixed=fixed, metric=problem.metric).nodes
-    back = {p: nodes[a] @ found[a].inverse() for p, a in anchors.items()}
-    found = [back[int(p)] @ one for one, p in zip(found, part, strict=True)]
-    moves = tuple(now @ before.inverse() for now, before in zip(found, nodes, strict=True))
-    most = max(abs(math.log(move.scale)) if move.scale > 0 else math.inf for move in moves)
-    if not most < MAX_LOG_SCALE:
-        raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
-    oldest = int(np.argmax(here))
-    unit = 1 / moves[oldest].scale if problem.keep_unit else 1.0
-    # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
-    T = problem.T_scene_vo
-    place = T[:3, :3] @ nodes[0].t + T[:3, 3]
-    out = np.eye(4)
-    out[:3, :3] = orthonormal(T[:3, :3] @ nodes[0].R @ found[0].R.T)
-    out[:3, 3] = place - out[:3, :3] @ found[0].t * unit
-    # What no edges connect to the newest submap keeps its place and size in the scene.
-    scaled = Similarity(unit, np.eye(3), np.zeros(3))
-    stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
-    moves = tuple(
-        m if near else stays @ m if problem.all_parts else stays
-        for m, near in zip(moves, here, strict=True)
-    )
-    sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, problem.loops, sure, unit)
-
-
-def _fixed(problem: Problem, part: Array, anchors: Mapping[int, int]) -> list[int]:
-    """Returns one node of each part that is held: its anchor, unless only others have a known
-    size."""
-    sized = np.broadcast_to(problem.metric, len(part))
-    out = []
-    for number, anchor in anchors.items():
-        known = np.flatnonzero(sized & (part == number))
-        out.append(anchor if sized[anchor] or not len(known) else int(known[0]))
-    return out
-
-
-def _start(problem: Problem, part: Array) -> list[Similarity]:
-    """Returns the places where the solution is looked for.
-
-    A guessed place may be wrong by any rotation, from which the solver could end in a false
-    minimum: what a loop has joined starts where the loop puts it. Known sizes stay.
-    """
-    nodes, joined = [node.place for node in problem.nodes], problem.joined
-    old = np.array([joined is not None and n.first in joined.nodes for n in problem.nodes])
-    if joined is None or not old.any():
-        return nodes
-    sized, drift = np.broadcast_to(problem.metric, len(nodes)), joined.drift
-    new = (part == part[np.argmax(old)]) & ~old
-    if (sized & old).any() and (sized & new).any():
-        R = drift.R
-        drift = Similarity(1.0, R, drift.points(joined.at) - R @ joined.at)
-    if (sized & old).any():
-        return [drift @ n if is_new else n for n, is_new in zip(nodes, new, strict=True)]
-    return [drift.inverse() @ n if is_old else n for n, is_old in zip(nodes, old, strict=True)]
+    if edge.first == b.first:
+        to_b = a.place.inverse() @ b.place if edge.loop else tie.measured
+        measured = to_b @ edge.measured
+        arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
+        own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
+        variance = own + with_lever_arm(np.square(tie.sigma), arm)
+        return dataclasses.replace(edge, first=a.first, measured=measured, sigma=np.sqrt(variance))
+    back = b.place.inverse() @ a.place
+    measured = edge.measured @ back
+    arm = edge.measured.scale * float(np.linalg.norm(back.t))
+    # The tie's position is in the unit of ``a``; the edge's in the unit of its first node.
+    went = np.square(tie.sigma) * [1, 1, measured.scale**2]
+    variance = with_lever_arm(np.square(edge.sigma), arm) + with_lever_arm(went, arm)
+    return dataclasses.replace(edge, second=a.first, measured=measured, sigma=np.sqrt(variance))

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge, Metric, optimize
-from da3_ros.mapping.submap_graph import Node
 from da3_ros.types import Array
 
 MAX_WINDOWS = 200  # that are used, evenly chosen

@@ -18,11 +18,11 @@ from da3_ros.export.selection import Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.alignment import WindowAligner
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, moved_keyframe
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.submap_graph import Correction, Moves, Node
 from da3_ros.merging.alignment import SeenTogether, aligned, weaker
 from da3_ros.merging.inputs import InputScene
 from da3_ros.pipeline.loop_scheduler import LoopScheduler

@@ -18,13 +18,13 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.graph_solution import Correction, Moves, solve
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import KeyframeFile
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import Correction, Moves, solve
 from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)

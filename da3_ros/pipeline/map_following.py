@@ -25,9 +25,9 @@ from da3_ros.mapping.following import (
     largest_move,
     measured_places,
 )
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.slam_poses import PoseTable, interpolated, jump_size, spread_jump
-from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.types import Array, SlamPath, SlamPose, View

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from da3_ros.mapping.submap_graph import Correction
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.types import View
 

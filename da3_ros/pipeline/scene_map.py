@@ -21,11 +21,11 @@ from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import SceneFrame, SegmentFrame
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import Correction
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen

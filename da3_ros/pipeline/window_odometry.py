@@ -23,10 +23,10 @@ from da3_ros.mapping.covariance import (
     WindowObservation,
 )
 from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.loop_scheduler import conjugated
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView

@@ -17,8 +17,8 @@ from da3_ros.config import PipelineConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.submap_graph import Correction
 from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame, unfiltered_depth
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen

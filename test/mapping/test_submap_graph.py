@@ -12,17 +12,11 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.descriptor_index import DescriptorIndex, whitened, whitening
+from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, solve
 from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.shared_view import SharedView
-from da3_ros.mapping.submap_graph import (
-    Joint,
-    Moves,
-    Node,
-    Problem,
-    SubmapGraph,
-    solve,
-)
+from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.types import View
 

@@ -16,8 +16,8 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping import submap_graph
-from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.submap_graph import Correction, Moves, Node, solve
+from da3_ros.mapping.graph_solution import Correction, Moves, Node, solve
+from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.pipeline import loop_scheduler as loop_stage
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.pipeline import Pipeline
@@ -153,7 +153,9 @@ def test_without_descriptors_no_place_is_verified(ring):
 @pytest.mark.slow
 def test_similar_rooms_are_not_joined(monkeypatch):
     """The network takes both for one; the scene cannot have drifted so far."""
-    monkeypatch.setattr(LoopClosure, "_can_overlap", lambda *_: True)  # which forbids even to look
+    monkeypatch.setattr(
+        LoopCandidates, "_can_overlap", lambda *_: True
+    )  # which forbids even to look
     one = walked(90, 0.5, seed=2)
     gap = [
         dataclasses.replace(

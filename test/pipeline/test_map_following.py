@@ -16,7 +16,7 @@ from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene
-from da3_ros.mapping.submap_graph import solve
+from da3_ros.mapping.graph_solution import solve
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.multi_camera import open_pipelines
