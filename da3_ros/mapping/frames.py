@@ -29,6 +29,13 @@ class SegmentFrame:
     leads: bool = True  # whether it is the first camera's frame of its instant
     keyframe: bool = False
 
+    def in_scene(self, depth: FloatImage, T_scene_camera: Array) -> SceneFrame:
+        """Returns the frame in the scene, with depth [h, w] and pose [4, 4] in scene units."""
+        return SceneFrame(
+            self.stamp_ns, self.camera, self.image, depth, self.confidence, self.K,
+            T_scene_camera, self.keyframe,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False)
 class SceneFrame:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import backproject
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
 from da3_ros.mapping.frames import SceneFrame
-from da3_ros.mapping.scene import CHUNK, Jpeg, Shot
+from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
 from da3_ros.types import Array, Image
@@ -79,6 +80,20 @@ class SubmapPoints:
         """Returns the chosen points of a submap, in its frame."""
         growing = self._growing_of(submap)
         return submap.cloud.take(chosen) if growing is None else growing.cloud(chosen)
+
+    def thinned(
+        self, submaps: Iterable[Submap], places: Mapping[int, Similarity], most: int
+    ) -> tuple[SubmapCloud, ...]:
+        """Returns an even choice of at most ``most`` points of submaps that are in memory, at
+        their ``places``."""
+        shown = [s for s in submaps if self.is_in_memory(s)]
+        sizes = [self.point_count(s) for s in shown]
+        stride, clouds, before = max(1, -(-sum(sizes) // most)), [], 0
+        for s, size in zip(shown, sizes, strict=True):
+            cloud = self.cloud_slice(s, slice(-before % stride, None, stride))
+            clouds.append(SubmapCloud(cloud, places[s.id], s.part))
+            before += size
+        return tuple(clouds)
 
     @property
     def closed_in_memory(self) -> list[Submap]:

@@ -28,6 +28,7 @@ from da3_ros.mapping.scene import (
     join,
 )
 from da3_ros.mapping.scene_parts import SceneParts
+from da3_ros.mapping.scene_path import ScenePath
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
@@ -305,18 +306,10 @@ class SubmapStore:
 
         The cost is proportional to the chosen points.
         """
-        places, clouds, before = self._places(), [], 0
         part = self.shown_part
-        shown = [
-            s for s in self.submaps.values() if s.part == part and self._points.is_in_memory(s)
-        ]
-        sizes = [self._points.point_count(s) for s in shown]
-        stride = max(1, -(-sum(sizes) // most))
-        for s, size in zip(shown, sizes, strict=True):
-            cloud = self._points.cloud_slice(s, slice(-before % stride, None, stride))
-            clouds.append(SubmapCloud(cloud, places[s.id], s.part))
-            before += size
-        return Scene(tuple(clouds), Poses.of([]), T_map_world)
+        shown = [s for s in self.submaps.values() if s.part == part]
+        clouds = self._points.thinned(shown, self._places(), most)
+        return Scene(clouds, Poses.of([]), T_map_world)
 
     def poses(self) -> Poses:
         """Returns the poses of all cameras in the world, in metres if the scale is known."""
@@ -328,30 +321,19 @@ class SubmapStore:
 
         shown: of the shown part only.
         """
-        poses, places = self._path()
-        poses = poses.leading()
-        if shown and len(self.parts) > 1:
-            part_of = self._part_of_path()
-            ids = [id for id, part in part_of.items() if part == self.shown_part]
-            poses = poses.take(np.isin(poses.rows["submap"], ids))
-        stride = max(1, -(-len(poses) // most)) if most else 1
-        return poses.take(slice(None, None, stride)).moved(places)
+        part = self.shown_part if shown and len(self.parts) > 1 else None
+        return self._path().leading(most, part)
 
     def path_scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
         """Returns the poses of ``path``, of all cameras, as a scene without points."""
-        poses, places = self._path()
-        return Scene((), poses.moved(places), T_map_world, part_of=self._part_of_path())
+        return self._path().scene(T_map_world)
 
-    def _path(self) -> tuple[Poses, dict[int, Similarity]]:
-        """Returns the poses of the path, in the frames of their submaps, and these."""
-        places = self._places()
+    def _path(self) -> ScenePath:
+        places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
         if self.localized is None:
-            return self.trajectory.poses(), places
-        places[SETTLED] = _scaled(IDENTITY, self.scene_scale)
-        return self.localized.trajectory.poses(), places
-
-    def _part_of_path(self) -> dict[int, int]:
-        return {SETTLED: REFERENCE} | {id: s.part for id, s in self.all_submaps().items()}
+            return ScenePath(self.trajectory.poses(), places, part_of)
+        places[SETTLED], part_of[SETTLED] = _scaled(IDENTITY, self.scene_scale), REFERENCE
+        return ScenePath(self.localized.trajectory.poses(), places, part_of)
 
     def cloud(self) -> PointCloud:
         """Returns all points in the scene's coordinates and unit."""

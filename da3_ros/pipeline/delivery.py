@@ -13,7 +13,7 @@ from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, r
 from da3_ros.mapping.depth_filter import filter_depth, sky_mask
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.refinement.refiner import NO_TRACKS, Tracks
+from da3_ros.refinement.refiner import NO_TRACKS, RefinedWindow, Tracks
 from da3_ros.types import (
     Array,
     FloatImage,
@@ -158,3 +158,22 @@ def with_covariance(
         in_map = rotated_covariance(in_map, R_scene_vo)
         in_map = in_metres(in_map, unit, sigma, T[:3, 3])
     return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
+
+
+def drift_of(
+    window: Window, prediction: Prediction, placed: Alignment, refined: RefinedWindow | None,
+    T_vo_segment: Similarity,
+) -> tuple[Alignment, Array, float] | None:  # fmt: skip
+    """Returns a window's alignment in ``vo``, the centre [3] of its newest camera there, and the
+    mean age of its shared views, in windows; None if it adds no known drift."""
+    ids = [view.id for view in window.views]
+    lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
+    if refined is not None:  # relative to the held views
+        placed = dataclasses.replace(placed, covariance=refined.views.newest_covariance)
+        lag = len(refined.views.ids) / window.new
+    if not placed.accepted or placed.covariance is None:
+        return None
+    units = np.array([1, 1, 1, 1, *[T_vo_segment.scale] * 3])
+    in_vo = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
+    camera = placed.T_ref_window.points(prediction.T_window_camera[-1, :3, 3])
+    return in_vo, T_vo_segment.points(camera), lag

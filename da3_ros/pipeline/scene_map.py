@@ -24,13 +24,13 @@ from da3_ros.mapping.frames import SceneFrame, SegmentFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
-from da3_ros.pipeline.delivery import tracked_frame, with_covariance
+from da3_ros.pipeline.delivery import drift_of, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.map_following import MapFollowing
+from da3_ros.pipeline.map_mode import set_read_only
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
@@ -66,18 +66,7 @@ class SceneMap:
 
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
-        localize = self.config.mode == "localization"
-        if localize == self.localizes:
-            return
-        if localize and not self.submaps.place_known:  # its place would become part of the map
-            self.submaps.begin_part()
-            self.loops.start_segment(lost=False)
-        self.submaps.localize(localize)
-        self.scale.fix(localize)
-        known = (s.id for s in self.submaps.submaps.values() if s.part == REFERENCE)
-        self.loops.localize(
-            self.submaps.next_id if localize else 0, frozenset(known) if localize else None
-        )
+        set_read_only(self.config.mode == "localization", self.submaps, self.loops, self.scale)
 
     def forget_place(self) -> None:
         """Forgets where the camera is in a read-only map; odometry goes on."""
@@ -181,18 +170,9 @@ class SceneMap:
         refined: RefinedWindow | None,
     ) -> None:  # fmt: skip
         """Adds the covariance of an accepted window to the drift of ``vo``."""
-        ids = [view.id for view in window.views]
-        lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
-        if refined is not None:  # relative to the held views
-            placed = dataclasses.replace(placed, covariance=refined.views.newest_covariance)
-            lag = len(refined.views.ids) / window.new
-        if not placed.accepted or placed.covariance is None:
-            return
-        T_vo_segment = self.scale.T_vo_segment
-        units = np.array([1, 1, 1, 1, *[T_vo_segment.scale] * 3])
-        in_vo = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
-        camera = placed.T_ref_window.points(prediction.T_window_camera[-1, :3, 3])
-        self.loops.add_window(in_vo, T_vo_segment.points(camera), lag)
+        drift = drift_of(window, prediction, placed, refined, self.scale.T_vo_segment)
+        if drift is not None:
+            self.loops.add_window(*drift)
 
     @property
     def records(self) -> bool:
@@ -366,13 +346,4 @@ class SceneMap:
         mapped = frame.keyframe and self.config.map.enabled and not self.localizes
         if mapped and self.config.depth.edge_filter:
             depth = without_smears(depth)
-        return SceneFrame(
-            stamp_ns=frame.stamp_ns,
-            camera=frame.camera,
-            image=frame.image,
-            depth=depth,
-            confidence=frame.confidence,
-            K=frame.K,
-            T_scene_camera=self.loops.T_scene_vo @ self.scale.T_vo_camera(frame),
-            keyframe=frame.keyframe,
-        )
+        return frame.in_scene(depth, self.loops.T_scene_vo @ self.scale.T_vo_camera(frame))
