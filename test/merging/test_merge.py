@@ -237,6 +237,24 @@ def trajectory_error_of_part(scene, part, truth):
     return trajectory_error(dataclasses.replace(scene, poses=poses), truth)[0]
 
 
+def test_two_scenes_meet_beside_a_last_one_that_met_none(
+    folders, ring, second, elsewhere, tmp_path
+):
+    """The graph's newest submap is of the last scene, which no loop connects to the others."""
+    paths = [folders(n, metric=True) for n in ("monday", "tuesday", "elsewhere")]
+    truth = [*ring[:60], *second, *elsewhere]
+    _, scene = merged(paths, tmp_path / "all", truth)
+    assert len({s.part for s in scene.submaps}) == 2
+    joined = scene.scene().of_part(0)
+    true = {f.stamp_ns: f.T_world_camera for f in truth}
+    poses = list(joined.poses)
+    assert {p.stamp_ns for p in poses} == {f.stamp_ns for f in [*ring[:60], *second]}
+    ours = np.array([p.T_world_camera for p in poses])
+    theirs = np.array([true[p.stamp_ns] for p in poses])
+    off = fit_poses(ours, theirs).points(ours[:, :3, 3]) - theirs[:, :3, 3]
+    assert np.sqrt((off**2).sum(axis=1).mean()) < 0.3
+
+
 def test_what_looks_the_same_is_looked_at_and_not_joined(folders, ring, elsewhere, tmp_path):
     network = network_of([*ring, *elsewhere])
     inputs = open_inputs([folders("monday"), folders("elsewhere")])
