@@ -19,7 +19,9 @@ SETTLED = -1  # submap of poses that are given in the scene, and stay
 class LocalizedPath:
     """The newest submaps of a localized camera, and its poses since the map is read-only."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        """first: id of the first submap that is not the map's."""
+        self.first = first
         self.forget()
 
     def forget(self) -> None:

@@ -127,16 +127,40 @@ class LoopClosure:
         )  # fmt: skip
         self._candidates.restart()
 
-    def localize(self, first_live: int, searched: frozenset[int] | None) -> None:
-        """Makes the map of all submaps before ``first_live`` read-only; or lets it grow again.
+    def localize(self, first_live: int, searched: frozenset[int]) -> bool:
+        """Makes the map of all submaps before ``first_live`` read-only. From now on loops are
+        found to keyframes of the submaps ``searched`` only, and move the map as one body.
 
-        From now on loops are found to keyframes of the submaps ``searched`` only, and move the
-        map as one body. None: all keyframes are of one growing map.
+        Returns whether there are such keyframes.
         """
         self._graph.first_live = first_live
         self._candidates.limit_to(searched)
-        self._keeps_unit |= searched is not None
+        self._keeps_unit = True
         self._unconfirmed.clear()
+        return any(one.submap in searched for one in self._keyframes)
+
+    def end_localization(self) -> bool:
+        """Lets the map grow again: what was only localized is no part of it. Returns whether new
+        submaps are measured from its last one."""
+        drift = self._drift_from_map()
+        self.forget_place()
+        self._graph.first_live = 0
+        self._candidates.limit_to(None)
+        self._drift_model, self._guessed = drift, False
+        return drift is not None
+
+    def _drift_from_map(self) -> DriftModel | None:
+        """Returns the drift since the map's last submap; None: they are not connected."""
+        last, newest = self._graph.map_size - 1, len(self._graph.nodes) - 1
+        if last < 0 or self._drift_model is None:
+            return None
+        at = self._graph.nodes[newest].place.t
+        variance = self._graph.drift_variance(last, newest, at)
+        if not np.isfinite(variance).all():
+            return None
+        drift = DriftModel()
+        drift.add(variance + self._drift_model.variance_at(at), at)
+        return drift
 
     @property
     def _is_localized(self) -> bool:
@@ -214,7 +238,10 @@ class LoopClosure:
         """Updates keyframes and loops of a node that was merged into another one, or forgotten."""
         if absorbed.variance is None:
             here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
-            self._unconfirmed = [w for w in self._unconfirmed if w.old.submap > absorbed.last]
+            self._unconfirmed = [
+                w for w in self._unconfirmed
+                if not any(absorbed.first <= p.submap <= absorbed.last for p in (w.old, w.new))
+            ]  # fmt: skip
             for i in reversed([i for i, inside in enumerate(here) if inside]):
                 self._keyframes.remove(i)
             if not len(self._keyframes):

@@ -62,6 +62,13 @@ class SceneParts:
             self.current = older if self.current == newer else self.current
         return changed
 
+    def forget(self, first: int, last: int) -> None:
+        """Forgets the submaps from ``first`` to before ``last``: no loop refers to them."""
+        part = self._of(last)
+        kept = [b for b in self._begins if not first <= b[0] <= last]
+        at = sum(id < first for id, _ in kept)
+        self._begins = [*kept[:at], (last, part), *kept[at:]]
+
     def _of(self, submap: int) -> int:
         """Returns the part of a submap by its id."""
         at = bisect_right(self._begins, submap, key=lambda begin: begin[0])

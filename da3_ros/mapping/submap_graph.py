@@ -111,7 +111,7 @@ class SubmapGraph:
         self._changed()
 
     @property
-    def _map_size(self) -> int:
+    def map_size(self) -> int:
         """Number of the map's own nodes, which are the first ones."""
         return bisect_left(self.nodes, self.first_live, key=lambda node: node.first)
 
@@ -205,7 +205,7 @@ class SubmapGraph:
 
     def enforce_limits(self) -> list[Absorbed]:
         """Merges or forgets nodes while there are too many; returns the nodes that are gone."""
-        out, most = [], self._map_size + (MAX_LIVE if self.first_live else MAX_NODES)
+        out, most = [], self.map_size + (MAX_LIVE if self.first_live else MAX_NODES)
         while len(self.nodes) > most:
             at = self._next_to_merge()
             out.append(self._forget_oldest() if at is None else self._merge(at))
@@ -217,7 +217,7 @@ class SubmapGraph:
         ends = {end for e in self._edges if e.loop for end in (e.first, e.second)}
         before = {e.second: e.first for e in self._edges if not e.loop}
         best, fewest = None, np.inf
-        for k in range(self._map_size + 1, len(self.nodes) - YOUNG):
+        for k in range(self.map_size + 1, len(self.nodes) - YOUNG):
             a, b = self.nodes[k - 1], self.nodes[k]
             size = (b.last + 1 - a.first) * (LOOP_RELUCTANCE if b.first in ends else 1)
             if before.get(b.first) == a.first and not b.guessed and size < fewest:
@@ -237,7 +237,7 @@ class SubmapGraph:
         return Absorbed(b.first, b.last, variance, b.place.t)
 
     def _forget_oldest(self) -> Absorbed:
-        gone = self.nodes.pop(self._map_size)
+        gone = self.nodes.pop(self.map_size)
         self._edges = [e for e in self._edges if gone.first not in (e.first, e.second)]
         return Absorbed(gone.first, gone.last, None, gone.place.t)
 
@@ -273,7 +273,7 @@ class SubmapGraph:
         if not self.first_live:
             return tuple(self.nodes), self.edges
         edges = tuple(e for e in self._edges if e.second < self.first_live)
-        return tuple(self.nodes[: self._map_size]), edges
+        return tuple(self.nodes[: self.map_size]), edges
 
     def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
         """Takes over the graph of a saved scene."""
@@ -309,7 +309,7 @@ class SubmapGraph:
         """Returns what ``solve`` needs; a copy, because it may be solved on another thread."""
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
         nodes, edges = self.nodes, self._edges
-        if self._map_size > 1:
+        if self.map_size > 1:
             nodes, edges = with_rigid_map(nodes, edges, self.first_live)
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]

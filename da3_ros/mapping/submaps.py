@@ -140,7 +140,9 @@ class SubmapStore:
             return
         self._close()
         self._movers = MoverRemoval(self.submaps, self._points)
-        self.localized = LocalizedPath() if on else None
+        self.localized = LocalizedPath(self._next) if on else None
+        if not on and not self.submaps:  # the map begins now
+            self._parts = SceneParts()
         self.revision = next(_REVISIONS)
 
     def forget_place(self) -> None:
@@ -250,10 +252,11 @@ class SubmapStore:
         self.revision = next(_REVISIONS)
         self._points.regrid(self._voxel)
 
-    def restore(self, saved: Snapshot, *, searched: bool = False) -> None:
+    def restore(self, saved: Snapshot, *, searched: bool = False, whole: bool = False) -> None:
         """Takes over a saved scene in an empty store; new frames begin a new segment.
 
-        searched: whether the place of new frames is looked for in the scene.
+        searched: whether the place of new frames is looked for in the scene. whole: whether it
+        stays whole, whatever the limits are.
         """
         self.revision = next(_REVISIONS)
         for submap in saved.submaps:
@@ -267,7 +270,7 @@ class SubmapStore:
         self._parts.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
-        if len(self.trajectory):
+        if len(self.trajectory) and not whole:
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
 
     def snapshot(
@@ -358,6 +361,7 @@ class SubmapStore:
             self._next += 1
             if self.localized is not None:
                 self.localized.begin(submap)
+                self._parts.forget(self.localized.first, min(self.localized.submaps))
                 return submap
             self.submaps[submap.id] = submap
             self._points.begin(submap, self._voxel(submap))

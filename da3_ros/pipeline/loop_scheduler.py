@@ -97,9 +97,13 @@ class LoopScheduler:
         """Begins a segment; lost: near the end of the last one, else at an unknown position."""
         self._closure.start_segment(lost=lost)
 
-    def localize(self, first_live: int, searched: frozenset[int] | None) -> None:
-        """Makes the map read-only, or lets it grow again; see ``LoopClosure.localize``."""
-        self._closure.localize(first_live, searched)
+    def localize(self, first_live: int, searched: frozenset[int]) -> bool:
+        """Makes the map read-only; see ``LoopClosure.localize``."""
+        return self._closure.localize(first_live, searched)
+
+    def end_localization(self) -> bool:
+        """Lets the map grow again; see ``LoopClosure.end_localization``."""
+        return self._closure.end_localization()
 
     def forget_place(self) -> None:
         """Forgets where the camera is in a read-only map."""

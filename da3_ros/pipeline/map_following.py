@@ -209,7 +209,8 @@ class MapFollowing:
         """Returns the stamps [N] and poses ``T_slam_camera`` [N, 4, 4] of the other SLAM."""
         if self.kind == "tf":
             return self._poses.stamps, self._poses.poses
-        if self._path is None or self._path_ended:  # its stamps would be those of other frames
+        # After a jump back its stamps would be those of other frames.
+        if self._path is None or self._path_ended or not len(self._poses):
             return np.zeros(0, np.int64), np.zeros((0, 4, 4))
         stamps = self._path.stamps_ns
         mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)

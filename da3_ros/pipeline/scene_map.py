@@ -134,7 +134,8 @@ class SceneMap:
         self.following.restart(loaded=True)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
-        self.submaps.restore(saved, searched=known is not None)
+        whole = self.config.mode == "localization"
+        self.submaps.restore(saved, searched=known is not None, whole=whole)
         if known is not None:
             self.loops.restore(known)
         self._apply_mode()
