@@ -251,3 +251,75 @@ def test_scale_of_a_map_without_own_source_is_corrected_by_each_loop(folder, kno
     assert np.abs(ratios[-100:] - 1).max() < 0.1
     first = load_scene(folder).submaps[0].T_scene_submap
     assert pipeline.map.submaps[0].T_scene_submap.scale == first.scale
+
+
+def unlike(pipeline, frames):
+    """Makes frames look like nothing that the map has, but like each other."""
+    for f in frames:
+        pipeline.session.descriptors[f.stamp_ns] = -descriptor_at(f.T_world_camera + 50)
+
+
+def test_a_place_that_was_never_found_is_not_known_when_the_map_grows_again(ring, tmp_path):
+    """What was localized only is no part of the scene that is saved."""
+    first = opened(ring[:40], metric=True)
+    push(first, ring[:40])
+    folder = saved(first, tmp_path)
+    other = rounds(ring, 1, first_ns=5 * LATER)[50:90]
+    pipeline = resumed(folder, ring, other, metric=True, **LOCALIZE)
+    unlike(pipeline, other)
+    push(pipeline, other[:30])
+    pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="mapping"))
+    push(pipeline, other[30:])
+    assert not pipeline.map.place_known
+    (tmp_path / "again").mkdir()
+    again = load_scene(saved(pipeline, tmp_path / "again"))
+    ids = {s.id for s in again.submaps}
+    assert {n.first for n in again.recognition.nodes} <= ids
+    assert {k.submap for k in again.recognition.keyframes} <= ids
+    third = rounds(ring, 1, first_ns=9 * LATER)[50:90]
+    last = opened([*ring, *other, *third], 5, metric=True)
+    last.resume(again)
+    unlike(last, [*other, *third])
+    results = push(last, third)
+    assert last.loops.closed > 0  # it is where the second session was
+    assert not last.map.place_known
+    assert all(r.covariance_map is None for r in results)
+
+
+def test_a_map_that_begins_after_localization_has_a_known_place(ring):
+    pipeline = opened(ring[:40], metric=True, **LOCALIZE)
+    push(pipeline, ring[:10])
+    assert pipeline.look_near(PlaceHint.on_map(0, 0, 1.0))
+    push(pipeline, ring[10:15])
+    pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="mapping"))
+    results = push(pipeline, ring[15:40])
+    assert {s.part for s in pipeline.map.submaps.values()} == {0}
+    assert results[-1].covariance_map is not None
+
+
+def test_limits_do_not_cut_a_read_only_map(folder, known):
+    limits = {"map.max_points": 1000, "map.radius_m": 0.5}
+    pipeline = resumed(folder, known, known, metric=True, **LOCALIZE, **limits)
+    assert len(pipeline.map) == sum(len(s.cloud) for s in load_scene(folder).submaps) > 1000
+
+
+def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
+    """Each jump of the clock begins one."""
+    walks = [rounds(ring, 1, first_ns=(90 - n) * LATER)[:34] for n in range(8)]
+    pipeline = resumed(folder, known, [f for walk in walks for f in walk], metric=True, **LOCALIZE)
+    sizes = []
+    for walk in walks:
+        unlike(pipeline, walk)
+        push(pipeline, walk)
+        sizes.append(len(pipeline.map._parts._begins))
+    assert not pipeline.map.place_known
+    assert max(sizes) <= localized_path.MAX_SUBMAPS + 2
+
+
+def test_a_map_that_recognises_nothing_is_named(ring, caplog):
+    pipeline = opened(ring[:30], metric=True, **{"loop.enabled": False})
+    push(pipeline, ring[:20])
+    values = dataclasses.replace(pipeline.config.loop, enabled=True)
+    pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="localization", loop=values))
+    push(pipeline, ring[20:30])
+    assert caplog.text.count("no keyframes that recognise its places") == 1
