@@ -132,7 +132,7 @@ class SubmapStore:
 
     def all_submaps(self) -> dict[int, Submap]:
         """Returns the submaps of the map, and those of a localized camera."""
-        return self.submaps if self.localized is None else self.submaps | self.localized.submaps
+        return self.submaps | ({} if self.localized is None else self.localized.submaps)
 
     def localize(self, on: bool) -> None:
         """Makes the map read-only, or lets it grow again."""
@@ -164,8 +164,9 @@ class SubmapStore:
 
     @property
     def place_known(self) -> bool:
-        """Whether the place of new frames in the map is known."""
-        return self._parts.place_known
+        """Whether the place of new frames in the map is known; never if there is none to be
+        localized in."""
+        return self._parts.place_known and (self.localized is None or len(self.submaps) > 0)
 
     @property
     def part(self) -> int:
@@ -226,24 +227,19 @@ class SubmapStore:
 
         Returns it in the frame of its submap; None for an unknown submap.
         """
-        localized = self.localized
-        if localized is not None and submap not in localized.submaps:
-            return None  # of the map, which is read-only
-        here = self.submaps if localized is None else localized.submaps
-        if submap not in here:
+        held = self if self.localized is None else self.localized  # a read-only map stays
+        if submap not in held.submaps:
             return None
-        T = relative_pose(here[submap].T_scene_submap, T_scene_camera)
-        (self if localized is None else localized).trajectory.correct(stamp_ns, camera, T)
+        T = relative_pose(held.submaps[submap].T_scene_submap, T_scene_camera)
+        held.trajectory.correct(stamp_ns, camera, T)
         return T
 
     def move(self, places: Mapping[int, Similarity]) -> None:
         """Sets new places of submaps; their points and poses move with them, but not the map
         while it is read-only."""
-        movable = self.submaps
+        movable = (self.localized or self).submaps
         if self.localized is None:
             self.revision = next(_REVISIONS)
-        else:
-            movable = self.localized.submaps
         for id in places.keys() & movable.keys():
             movable[id].T_scene_submap = places[id]
 

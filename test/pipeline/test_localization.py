@@ -232,6 +232,7 @@ def test_localization_without_a_map_is_told_once(ring, caplog):
     assert len(results) == 20
     assert caplog.text.count("there is no map") == 1
     assert len(pipeline.map) == 0
+    assert all(r.covariance_map is None for r in results)
 
 
 def test_localization_needs_loops():
