@@ -1,9 +1,10 @@
-"""Aligns scenes that were joined by the cameras of all windows that saw two of them.
+"""Aligns scenes that were joined, by cameras.
 
 A loop measures a submap by the network's depth, whose errors are common to all of its loops: most
 of a scene's size is lost in them. Tracks know where the cameras of a window are to each other. So
 each window becomes a node of the graph, with an edge to each of its cameras, and all windows
-between two scenes together determine where one is in the other.
+between two scenes together determine where one is in the other. Stored keyframes know it better:
+each camera that the images of another scene place is one more measurement.
 """
 
 from __future__ import annotations
@@ -34,11 +35,24 @@ class SeenTogether:
     T_window_camera: Array  # [N, 4, 4], in the window's unit
 
 
+@dataclass(frozen=True, eq=False)
+class MeasuredCamera:
+    """A camera of a scene, as stored keyframes of another scene place it."""
+
+    own: int  # index of the node that it is in
+    T_own_camera: Similarity
+    other: int  # and of one of the other scene
+    T_other_camera: Similarity  # its scale means nothing
+    sigma: Array  # [2] of the latter: rotation, rad; position, units of the node
+
+
 def aligned(
     nodes: Sequence[Node], edges: Sequence[Edge], windows: Sequence[SeenTogether],
     keyframes: Mapping[int, LoopKeyframe], node_of: Mapping[int, int], metric: Metric, fixed: int,
+    cameras: Sequence[MeasuredCamera] = (),
 ) -> list[Similarity]:  # fmt: skip
-    """Returns the places of all nodes that fit edges and windows best; node ``fixed`` stays.
+    """Returns the places of all nodes that fit edges, windows and cameras best; node ``fixed``
+    stays.
 
     edges: between indices of nodes. keyframes, node_of: by the ids of views, the keyframe and the
     index of its node. metric: as in ``optimize``.
@@ -64,6 +78,13 @@ def aligned(
             sigma = np.array(CAMERA_SIGMA) * [1.0, 1.0, depth]
             more.append(Edge(len(places), camera_at[id], measured, sigma, loop=True))
         places.append(own)
+    for camera in cameras:
+        depth = camera.sigma[1] / CAMERA_SIGMA[2]
+        rigid = RIGID_SIGMA * np.array([1.0, 1.0, depth])
+        more.append(Edge(camera.own, len(places), camera.T_own_camera, rigid))
+        sigma = np.array([CAMERA_SIGMA[0], *camera.sigma])
+        more.append(Edge(camera.other, len(places), camera.T_other_camera, sigma, loop=True))
+        places.append(places[camera.own] @ camera.T_own_camera)
     free = np.zeros(len(places), bool)
     free[: len(nodes)] = metric
     return optimize(places, more, fixed=fixed, metric=free).nodes[: len(nodes)]
