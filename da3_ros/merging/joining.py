@@ -23,7 +23,7 @@ from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_graph import Correction, Moves, Node
-from da3_ros.merging.alignment import MeasuredCamera, SeenTogether, aligned, weaker
+from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
@@ -215,12 +215,13 @@ class SceneJoiner:
         nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
         keyframes = {k.shared_view.view.id: k for k in known.keyframes}
         node_of = {id: self._node_of(k.submap) for id, k in keyframes.items()}
-        across = [e.loop and self._is_across(e) for e in known.edges]
-        edges = [
-            replace(e, first=at[e.first], second=at[e.second]) for e in weaker(known.edges, across)
-        ]
-        fixed = int(np.argmax(self._metric)) if self._metric.any() else 0
-        places = aligned(nodes, edges, windows, keyframes, node_of, self._metric, fixed, cameras)
+        edges = [replace(e, first=at[e.first], second=at[e.second]) for e in known.edges]
+        graph = SceneGraph(
+            nodes, [self._before[n.first] for n in nodes],
+            [self.parts.part(n.first) for n in nodes], edges,
+            [e.loop and self._is_across(e) for e in known.edges], self._metric,
+        )  # fmt: skip
+        places = aligned(graph, windows, keyframes, node_of, cameras)
         moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
         T = self._scheduler.T_scene_vo
         correction = Correction(Moves(nodes, moves), T, self._loops)

@@ -164,7 +164,7 @@ class StoredAlignment:
         return MeasuredCamera(
             node, back @ Similarity.from_pose(T),
             other, other_back @ Similarity.from_pose(found.T_ref_camera),
-            found.sigma * [1.0, other_back.scale],
+            found.sigma * [1.0, other_back.scale], self._depth / self.places.now[node].scale,
         )  # fmt: skip
 
     def _seeing(self, points: Array, group: int, others: StoredViews, nodes: Array) -> list[int]:
