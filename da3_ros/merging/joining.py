@@ -25,6 +25,7 @@ from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_graph import Correction, Moves, Node
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
+from da3_ros.merging.scene_parts import SceneParts
 from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.window_inference import without_invalid_depth
@@ -58,37 +59,6 @@ class Joined:
     recognition: Recognition  # of all scenes; edges are within groups
     loops: tuple[tuple[int, int], ...] = ()  # parts that loops between scenes connect
     looks: int = 0  # windows that were verified
-
-
-class SceneParts:
-    """Which part, which scene and which node a submap is in, by its id."""
-
-    def __init__(self, inputs: Sequence[InputScene]) -> None:
-        self.inputs = inputs
-        self._first_of_scene = [one.first_submap for one in inputs]
-        submaps = sorted((s.id, s.part) for one in inputs for s in one.submaps)
-        self._ids = [id for id, _ in submaps]
-        self._parts = [part for _, part in submaps]
-        self.all = sorted(set(self._parts))
-
-    def scene(self, submap: int) -> int:
-        """Returns the index of the scene that a submap is in."""
-        return bisect_right(self._first_of_scene, submap) - 1
-
-    def scene_of_part(self, part: int) -> int:
-        """Returns the index of the scene that a part is in."""
-        return bisect_right([one.first_part for one in self.inputs], part) - 1
-
-    def part(self, submap: int) -> int:
-        """Returns the part that a submap is in, also of one that is no longer in the map."""
-        at = max(bisect_right(self._ids, submap) - 1, 0)
-        if self.scene(self._ids[at]) != self.scene(submap):
-            at += 1  # older than all that its scene still has
-        return self._parts[at]
-
-    def is_metric(self, part: int) -> bool:
-        """Whether a part's lengths were metres in its own scene."""
-        return self.inputs[self.scene_of_part(part)].saved.metric
 
 
 class SceneJoiner:
@@ -245,8 +215,11 @@ class SceneJoiner:
             return stored.measure(sorted(pairs, key=sorted))
 
     def _node_of(self, submap: int) -> int:
-        """Returns the index of the node that a submap is in, or of the last one before it."""
-        return max(bisect_right(self._firsts, submap) - 1, 0)
+        """Returns the index of the node that a submap is in, of older ones the next; -1: its part
+        has none."""
+        part, at = self.parts.part(submap), bisect_right(self._firsts, submap) - 1
+        near = (k for k in (at, at + 1) if 0 <= k < len(self._firsts))
+        return next((k for k in near if self.parts.part(self._firsts[k]) == part), -1)
 
     def _group_of(self) -> Callable[[int], int]:
         """Returns what gives the number of the group that a submap is in."""

@@ -32,7 +32,8 @@ MAX_CAMERAS = 100  # that are placed, of two scenes; evenly chosen
 REACH = 2.0  # times the depth: distance of cameras that may see the same
 OTHERS, FEWEST_OTHERS = 8, 2  # keyframes that a camera is placed among
 MIN_SHARE = 0.3  # of what the camera sees that each of them sees too
-FEWEST_CAMERAS = 5  # that measure two scenes
+MAX_MOVE = 0.2  # of a camera from where loops place it, over depth; more is a mistake
+FEWEST_CAMERAS = 3  # that measure two scenes; each has six of the seven unknowns
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class NodePlaces:
 
     before: Sequence[Similarity]
     now: Sequence[Similarity]
-    of: Callable[[int], int]  # index of the node of a submap
+    of: Callable[[int], int]  # index of the node of a submap; -1: its part has none
     part: Callable[[int], int]  # the part of a submap
     group: Callable[[int], int]  # and the number of what that is joined with
 
@@ -77,7 +78,10 @@ class StoredAlignment:
     def measure(
         self, pairs: Sequence[frozenset[int]]
     ) -> dict[frozenset[int], list[MeasuredCamera]]:
-        """Returns the cameras that measure each pair of scenes; says which pairs none do."""
+        """Returns the cameras that measure each pair of scenes, by pairs of their indices.
+
+        A pair that too few measure is left out, with a warning.
+        """
         out = {}
         for pair in pairs:
             names = " and ".join(self.inputs[i].name for i in sorted(pair))
@@ -129,9 +133,9 @@ class StoredAlignment:
             np.array([self.places.group(int(s)) for s in one.submap]) for one in (asked, others)
         )
         near = np.zeros(len(asked), bool)
-        for group in np.intersect1d(groups, other_groups):
-            tree = cKDTree(other_centres[other_groups == group])
-            some = groups == group
+        for group in np.intersect1d(groups[nodes >= 0], other_groups[other_nodes >= 0]):
+            tree = cKDTree(other_centres[(other_groups == group) & (other_nodes >= 0)])
+            some = (groups == group) & (nodes >= 0)
             near[some] = tree.query(centres[some])[0] < REACH * self._depth
         return np.flatnonzero(near)
 
@@ -160,6 +164,9 @@ class StoredAlignment:
         found = place_among(own, views, self._effort)
         if found is None:
             return None
+        moved_by = np.linalg.norm(found.T_ref_camera[:3, 3] - start.pose(T)[:3, 3])
+        if moved_by * self.places.move(other).scale > MAX_MOVE * self._depth:
+            return None
         back, other_back = (self.places.before[k].inverse() for k in (node, other))
         return MeasuredCamera(
             node, back @ Similarity.from_pose(T),
@@ -173,7 +180,7 @@ class StoredAlignment:
         shares = np.zeros(len(others))
         if not len(points):
             return []
-        for node in np.unique(nodes):
+        for node in np.unique(nodes[nodes >= 0]):
             some = np.flatnonzero(nodes == node)
             if self.places.group(int(others.submap[some[0]])) == group:
                 there = self.places.move(int(node)).inverse().points(points)
