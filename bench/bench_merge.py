@@ -6,7 +6,8 @@
 
 ``walks``: two walks of a room are saved as scenes and merged. Errors are the root mean square of
 positions, metres, after one Sim(3) fit to the truth: of the whole merged trajectory, and of each
-walk alone by a fit of its own.
+walk alone by a fit of its own. Scenes have stored keyframes, as a replay's have; each pair is then
+merged once more without (``--no-store``: only that).
 ``others``: scenes of different rooms. A hint lets everything be looked at, also what does not look
 similar; a look is a window that is verified. None may be joined.
 ``kitchen``: a real recording in two halves, with its recorded depth and poses plus noise as the
@@ -22,7 +23,9 @@ import itertools
 import logging
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +49,23 @@ from tqdm import tqdm
 from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.inference.interfaces import Session
+from da3_ros.keyframe_store.recorder import KeyframeRecorder
+from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.merging.inputs import open_inputs
 from da3_ros.merging.joining import SceneJoiner
 from da3_ros.merging.merge import merge
 from da3_ros.merging.network import open_loop_network
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.demo_settings import PACE, PARAMETERS
 from da3_ros.synthetic.evaluation import fit_poses
 from da3_ros.synthetic.rooms import Room, make_room
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.synthetic.walks import make_walk
-from da3_ros.types import Array, Prediction, Window
+from da3_ros.types import Array, Frame, Prediction, Window
 
 KITCHEN = "redkitchen_24"
+STORED = ("stored", "not_stored")
 KINDS = ("beside", "another walk")
 OTHERS = 40  # walks of each other kind that are tried
 NEAR_M, NEAR_DEG = 1.0, 40.0
@@ -67,7 +74,6 @@ NEAR_M, NEAR_DEG = 1.0, 40.0
 def walk_rows(bench: Bench) -> Iterator[dict[str, Any]]:
     """Yields a row for each pair of walks of a room."""
     options = bench.options
-    network = open_loop_network(bench.config, bench.session)
     for number in range(options.rooms):
         room = make_room(FIRST_ROOM + number)
         for pair, walks in enumerate(pairs_of(room, number, options.walk)):
@@ -76,19 +82,37 @@ def walk_rows(bench: Bench) -> Iterator[dict[str, Any]]:
                     saved(bench, room, poses, Path(home) / f"walk{i}", begin_ns(i))
                     for i, poses in enumerate(walks)
                 ]
-                done = merge(folders, Path(home) / "merged", bench.config, network)
                 truth = true_poses(walks)
                 alone = [position_error(folder, truth) for folder in folders]
-                both = position_error(Path(home) / "merged", truth)
-            loops = sum(done.scenes[0].loops.values())
-            row = {
-                "room": room.seed, "pair": KINDS[pair], "near": share_near(*walks),
-                "joined": done.is_complete,
-                "loops": loops, "looks": done.looks, "merged_m": both, "alone_m": alone,
-                "ratio": both / max(alone), "ratio_to_mean": both / float(np.mean(alone)),
-            }  # fmt: skip
+                row = {
+                    "room": room.seed, "pair": KINDS[pair], "near": share_near(*walks),
+                    "alone_m": alone,
+                }  # fmt: skip
+                for kind in STORED[options.no_store :]:
+                    row[kind] = merged_row(bench, folders, truth, kind == STORED[0], alone)
             print(row, flush=True)
             yield row
+
+
+def merged_row(
+    bench: Bench, folders: Sequence[Path], truth: dict[int, Array], stored: bool,
+    alone: Sequence[float],
+) -> dict[str, Any]:  # fmt: skip
+    """Merges two scenes, with their stored keyframes or after these were deleted."""
+    if not stored:
+        for folder in folders:
+            (folder / JOURNAL).unlink(missing_ok=True)
+    network = open_loop_network(bench.config, bench.session)
+    output = folders[0].parent / f"merged_{stored}"
+    start = time.perf_counter()
+    done = merge(folders, output, bench.config, network)
+    seconds = time.perf_counter() - start
+    both = position_error(output, truth)
+    return {
+        "joined": done.is_complete, "loops": sum(done.scenes[0].loops.values()),
+        "looks": done.looks, "merged_m": both, "ratio": both / max(alone),
+        "ratio_to_mean": both / float(np.mean(alone)), "seconds": seconds,
+    }  # fmt: skip
 
 
 def pairs_of(room: Room, number: int, frames: int) -> Iterator[tuple[Array, Array]]:
@@ -117,12 +141,24 @@ def begin_ns(number: int) -> int:
 
 
 def saved(bench: Bench, room: Room, poses: Array, folder: Path, begin: int) -> Path:
-    """Walks a room and saves its scene."""
-    pipeline = Pipeline(bench.config, bench.session)
-    for frame in bench.frames(room, poses, begin):
+    """Walks a room and saves its scene, with stored keyframes."""
+    return save_walk(
+        Pipeline(bench.config, bench.session), bench.frames(room, poses, begin), folder
+    )
+
+
+def save_walk(pipeline: Pipeline, frames: Iterable[Frame], folder: Path) -> Path:
+    """Saves the scene of frames, with stored keyframes."""
+    journal = folder.parent / f"{folder.name}_journal"
+    recorder = KeyframeRecorder(journal, counters=Counter(), wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder))
+    for frame in frames:
         list(pipeline.push(frame))
     list(pipeline.flush())
     save_scene(pipeline.snapshot(), folder)
+    if not pipeline.scene_map.finish_recording(60.0):
+        raise RuntimeError("keyframes were not stored in time")
+    (journal / JOURNAL).rename(folder / JOURNAL)
     return folder
 
 
@@ -143,13 +179,19 @@ def position_error(folder: Path, truth: dict[int, Array]) -> float:
 
 
 def walk_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns medians and most of the ratios of pairs that were joined."""
-    found = [row["ratio"] for row in rows if row["joined"]]
-    out: dict[str, Any] = {"pairs": len(rows), "joined": len(found)}
-    if found:
-        out["ratio"] = {"median": float(np.median(found)), "most": float(np.max(found))}
-        for name in ("merged_m",):
-            out[name] = float(np.median([row[name] for row in rows if row["joined"]]))
+    """Returns medians and most of pairs that were joined, with stored keyframes and without."""
+    out: dict[str, Any] = {"pairs": len(rows)}
+    for kind in STORED:
+        found = [row[kind] for row in rows if kind in row and row[kind]["joined"]]
+        out[kind] = {"joined": len(found)}
+        if found:
+            ratio = [one["ratio"] for one in found]
+            out[kind] |= {
+                "within_1.2": sum(one <= 1.2 for one in ratio),
+                "ratio": {"median": float(np.median(ratio)), "most": float(np.max(ratio))},
+                "ratio_to_mean": float(np.median([one["ratio_to_mean"] for one in found])),
+                "merged_m": float(np.median([one["merged_m"] for one in found])),
+            }
     return out
 
 
@@ -214,14 +256,13 @@ def kitchen_rows(bench: Bench) -> Iterator[dict[str, Any]]:
         session = RecordedDepth(walk, seed, bench.session)
         network = open_loop_network(config, session)
         with tempfile.TemporaryDirectory() as home:
-            folders = []
-            for i, frames in enumerate((walk.frames[:half], walk.frames[half:])):
-                pipeline = Pipeline(config, session)
-                for frame in frames:
-                    list(pipeline.push(frame))
-                list(pipeline.flush())
-                folders.append(Path(home) / f"half{i}")
-                save_scene(pipeline.snapshot(), folders[-1])
+            folders = [
+                save_walk(Pipeline(config, session), frames, Path(home) / f"half{i}")
+                for i, frames in enumerate((walk.frames[:half], walk.frames[half:]))
+            ]
+            if options.no_store:
+                for folder in folders:
+                    (folder / JOURNAL).unlink()
             done = merge(folders, Path(home) / "merged", config, network)
             alone = [position_error(folder, truth) for folder in folders]
             row = {
@@ -249,6 +290,7 @@ def main() -> None:
     parser.add_argument("what", choices=("walks", "others", "kitchen"))
     parser.add_argument("--rooms", type=int, default=5, help="rooms that are walked")
     parser.add_argument("--walk", type=int, default=60, help="frames of a walk")
+    parser.add_argument("--no-store", action="store_true", help="scenes without stored keyframes")
     parser.add_argument("--others", type=int, default=20, help="pairs of different rooms")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the noise")
     parser.add_argument("--data", type=Path, help=f"folder with {KITCHEN}")

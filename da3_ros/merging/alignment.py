@@ -1,9 +1,10 @@
-"""Aligns scenes that were joined by the cameras of all windows that saw two of them.
+"""Aligns scenes that were joined, by cameras.
 
 A loop measures a submap by the network's depth, whose errors are common to all of its loops: most
 of a scene's size is lost in them. Tracks know where the cameras of a window are to each other. So
 each window becomes a node of the graph, with an edge to each of its cameras, and all windows
-between two scenes together determine where one is in the other.
+between two scenes together determine where one is in the other. Stored keyframes know it better:
+each camera that the images of another scene place is one more measurement.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
-from da3_ros.mapping.pose_graph import Edge, Metric, optimize
+from da3_ros.mapping.pose_graph import Edge, optimize
 from da3_ros.types import Array
 
 MAX_WINDOWS = 200  # that are used, evenly chosen
 # Standard deviations of a camera in a window that tracks refined: rotation, rad; position over the
 # depth that is seen. Scale: none is measured.
 CAMERA_SIGMA = (10.0, 0.003, 0.003)
-RIGID_SIGMA = 1e-4  # of a camera in its submap, likewise
+RIGID_SIGMA = 1e-4  # of a camera in its submap, likewise; of a scene's shape
+MOST_OFF = 2.0  # standard deviations, of three of four cameras, within which shapes stay
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,49 +37,138 @@ class SeenTogether:
     T_window_camera: Array  # [N, 4, 4], in the window's unit
 
 
-def aligned(
-    nodes: Sequence[Node], edges: Sequence[Edge], windows: Sequence[SeenTogether],
-    keyframes: Mapping[int, LoopKeyframe], node_of: Mapping[int, int], metric: Metric, fixed: int,
-) -> list[Similarity]:  # fmt: skip
-    """Returns the places of all nodes that fit edges and windows best; node ``fixed`` stays.
+@dataclass(frozen=True, eq=False)
+class MeasuredCamera:
+    """A camera of a scene, as stored keyframes of another scene place it."""
 
-    edges: between indices of nodes. keyframes, node_of: by the ids of views, the keyframe and the
-    index of its node. metric: as in ``optimize``.
+    own: int  # index of the node that it is in
+    T_own_camera: Similarity
+    other: int  # and of one of the other scene
+    T_other_camera: Similarity  # its scale means nothing
+    sigma: Array  # [2] of the latter: rotation, rad; position, units of its node
+    depth: float  # typical one, units of its own node
+
+
+@dataclass(frozen=True, eq=False)
+class SceneGraph:
+    """The graph of submaps of all scenes. N nodes."""
+
+    nodes: Sequence[Node]  # where they are now
+    before: Sequence[Similarity]  # where they were in their own scenes
+    part: Sequence[int]  # the part of a scene that each is in
+    edges: Sequence[Edge]  # between indices of nodes
+    across: Sequence[bool]  # whether an edge is a loop between two scenes
+    metric: NDArray[np.bool_]  # [N] whether scales are known
+
+    def edges_of_shape(self) -> list[Edge]:
+        """Returns edges that keep the shape of each part, and those across scenes."""
+        out, first = [], dict[int, int]()
+        for k, part in enumerate(self.part):
+            head = first.setdefault(part, k)
+            if k != head:
+                own = self.before[head].inverse() @ self.before[k]
+                out.append(Edge(head, k, own, RIGID_SIGMA * np.ones(3)))
+        return out + self._edges_across()
+
+    def weak_edges(self) -> list[Edge]:
+        """Returns all edges; those across scenes count together as much as one alone: their
+        errors are common."""
+        inside = [e for e, over in zip(self.edges, self.across, strict=True) if not over]
+        return inside + self._edges_across()
+
+    def _edges_across(self) -> list[Edge]:
+        over = [e for e, over in zip(self.edges, self.across, strict=True) if over]
+        return [replace(e, sigma=e.sigma * np.sqrt(len(over))) for e in over]
+
+    def places_of_shape(self) -> list[Similarity]:
+        """Returns the places of nodes with the shape that each part had, where its first node
+        is."""
+        first = dict[int, int]()
+        heads = [first.setdefault(part, k) for k, part in enumerate(self.part)]
+        return [
+            self.nodes[head].place @ self.before[head].inverse() @ before
+            for head, before in zip(heads, self.before, strict=True)
+        ]
+
+
+def aligned(
+    graph: SceneGraph, windows: Sequence[SeenTogether], keyframes: Mapping[int, LoopKeyframe],
+    node_of: Mapping[int, int], cameras: Sequence[MeasuredCamera] = (),
+) -> list[Similarity]:  # fmt: skip
+    """Returns the places of all nodes that fit edges, windows and cameras best.
+
+    Each part keeps its shape if windows and cameras agree with that; else all bend. The first
+    metric node, else the first, stays. keyframes, node_of: by the ids of views, the keyframe and
+    the index of its node.
     """
     count = min(len(windows), MAX_WINDOWS)
     chosen = [windows[i * len(windows) // count] for i in range(count)]
-    views = sorted({id for window in chosen for id in window.views})
-    places = [n.place for n in nodes]
-    camera_at = {id: len(nodes) + i for i, id in enumerate(views)}
-    more = list(edges)
-    for id in views:
-        keyframe, at = keyframes[id], node_of[id]
-        place = Similarity.from_pose(keyframe.T_vo_camera)
-        scale = keyframe.depth / places[at].scale
-        sigma = RIGID_SIGMA * np.array([1.0, 1.0, scale])
-        more.append(Edge(at, camera_at[id], places[at].inverse() @ place, sigma))
-        places.append(place)
-    for window in chosen:
-        own = _place_of(window, keyframes)
-        depth = np.median([keyframes[id].depth for id in window.views]) / own.scale
-        for id, T in zip(window.views, window.T_window_camera, strict=True):
-            measured = Similarity(1 / own.scale, T[:3, :3], T[:3, 3])
+
+    def solved(places: list[Similarity], edges: list[Edge]) -> tuple[list[Similarity], float]:
+        problem = _Problem(places, edges)
+        problem.add_windows(chosen, keyframes, graph.nodes, node_of)
+        problem.add_cameras(cameras)
+        return problem.solved(graph.metric)
+
+    places, off = solved(graph.places_of_shape(), graph.edges_of_shape())
+    if off > MOST_OFF:
+        places, _ = solved([n.place for n in graph.nodes], graph.weak_edges())
+    return places
+
+
+class _Problem:
+    """The nodes of a graph with those of cameras and windows, and all edges."""
+
+    def __init__(self, places: list[Similarity], edges: list[Edge]) -> None:
+        self.places, self.edges, self._count = places, edges, len(places)
+        self._measures: list[int] = []  # indices of the edges that measure cameras
+
+    def add_windows(
+        self, windows: Sequence[SeenTogether], keyframes: Mapping[int, LoopKeyframe],
+        nodes: Sequence[Node], node_of: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        """Adds windows, and the cameras that they saw."""
+        camera_at = {}
+        for id in sorted({id for window in windows for id in window.views}):
+            keyframe, at = keyframes[id], node_of[id]
+            own = nodes[at].place.inverse() @ Similarity.from_pose(keyframe.T_vo_camera)
+            camera_at[id] = self._add_camera(at, own, keyframe.depth / nodes[at].place.scale)
+        for window in windows:
+            place = _place_of(window, keyframes)
+            depth = np.median([keyframes[id].depth for id in window.views]) / place.scale
             sigma = np.array(CAMERA_SIGMA) * [1.0, 1.0, depth]
-            more.append(Edge(len(places), camera_at[id], measured, sigma, loop=True))
-        places.append(own)
-    free = np.zeros(len(places), bool)
-    free[: len(nodes)] = metric
-    return optimize(places, more, fixed=fixed, metric=free).nodes[: len(nodes)]
+            for id, T in zip(window.views, window.T_window_camera, strict=True):
+                measured = Similarity(1 / place.scale, T[:3, :3], T[:3, 3])
+                self._measure(len(self.places), camera_at[id], measured, sigma)
+            self.places.append(place)
 
+    def add_cameras(self, cameras: Sequence[MeasuredCamera]) -> None:
+        """Adds cameras that stored keyframes of another scene place."""
+        for one in cameras:
+            camera = self._add_camera(one.own, one.T_own_camera, one.depth)
+            sigma = np.array([CAMERA_SIGMA[0], *one.sigma])
+            self._measure(one.other, camera, one.T_other_camera, sigma)
 
-def weaker(edges: Sequence[Edge], across: Sequence[bool]) -> list[Edge]:
-    """Returns edges of which those ``across`` scenes count together as much as one alone: their
-    errors are common."""
-    factor = np.sqrt(max(sum(across), 1))
-    return [
-        replace(e, sigma=e.sigma * factor) if over else e
-        for e, over in zip(edges, across, strict=True)
-    ]
+    def _add_camera(self, node: int, own: Similarity, depth: float) -> int:
+        """Adds a camera of a node; returns its index."""
+        sigma = RIGID_SIGMA * np.array([1.0, 1.0, depth])
+        self.edges.append(Edge(node, len(self.places), own, sigma))
+        self.places.append(self.places[node] @ own)
+        return len(self.places) - 1
+
+    def _measure(self, by: int, camera: int, measured: Similarity, sigma: Array) -> None:
+        self._measures.append(len(self.edges))
+        self.edges.append(Edge(by, camera, measured, sigma, loop=True))
+
+    def solved(self, metric: NDArray[np.bool_]) -> tuple[list[Similarity], float]:
+        """Returns the places of the graph's nodes, and the residual that three of four measured
+        cameras are within, standard deviations."""
+        free = np.zeros(len(self.places), bool)
+        free[: self._count] = metric
+        fixed = int(np.argmax(metric)) if metric.any() else 0
+        found = optimize(self.places, self.edges, fixed=fixed, metric=free)
+        off = np.quantile(found.residuals[self._measures], 0.75) if self._measures else 0.0
+        return found.nodes[: self._count], float(off)
 
 
 def _place_of(window: SeenTogether, keyframes: Mapping[int, LoopKeyframe]) -> Similarity:

@@ -23,8 +23,10 @@ from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, moved_keyfr
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.merging.alignment import SeenTogether, aligned, weaker
+from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
+from da3_ros.merging.scene_parts import SceneParts
+from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.types import Prediction, Window
@@ -59,37 +61,6 @@ class Joined:
     looks: int = 0  # windows that were verified
 
 
-class SceneParts:
-    """Which part, which scene and which node a submap is in, by its id."""
-
-    def __init__(self, inputs: Sequence[InputScene]) -> None:
-        self.inputs = inputs
-        self._first_of_scene = [one.first_submap for one in inputs]
-        submaps = sorted((s.id, s.part) for one in inputs for s in one.submaps)
-        self._ids = [id for id, _ in submaps]
-        self._parts = [part for _, part in submaps]
-        self.all = sorted(set(self._parts))
-
-    def scene(self, submap: int) -> int:
-        """Returns the index of the scene that a submap is in."""
-        return bisect_right(self._first_of_scene, submap) - 1
-
-    def scene_of_part(self, part: int) -> int:
-        """Returns the index of the scene that a part is in."""
-        return bisect_right([one.first_part for one in self.inputs], part) - 1
-
-    def part(self, submap: int) -> int:
-        """Returns the part that a submap is in, also of one that is no longer in the map."""
-        at = max(bisect_right(self._ids, submap) - 1, 0)
-        if self.scene(self._ids[at]) != self.scene(submap):
-            at += 1  # older than all that its scene still has
-        return self._parts[at]
-
-    def is_metric(self, part: int) -> bool:
-        """Whether a part's lengths were metres in its own scene."""
-        return self.inputs[self.scene_of_part(part)].saved.metric
-
-
 class SceneJoiner:
     """Looks for places that scenes have in common, and solves for the places of their submaps."""
 
@@ -117,6 +88,7 @@ class SceneJoiner:
         self._metric = np.array([self.parts.is_metric(self.parts.part(n.first)) for n in nodes])
         own = {n.first: n.place for r in known for n in r.nodes}
         self._before = {n.first: own[n.first] for n in nodes}
+        self._firsts = [n.first for n in nodes]
 
     def join(self) -> Joined:
         """Compares all scenes with each other, until nothing new is found."""
@@ -187,17 +159,11 @@ class SceneJoiner:
         return refined
 
     def _align(self) -> None:
-        """Moves all nodes so that the cameras of all windows that saw two scenes fit."""
-        known, groups = self._scheduler.recognition(1.0), self._groups()
-        nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
+        """Moves all nodes so that the cameras of all windows that saw two scenes fit; then by
+        stored keyframes, for scenes that have some."""
+        known = self._scheduler.recognition(1.0)
         keyframes = {k.shared_view.view.id: k for k in known.keyframes}
-        firsts = [n.first for n in nodes]
-        node_of = {id: bisect_right(firsts, k.submap) - 1 for id, k in keyframes.items()}
-        group_of = {part: number for number, one in enumerate(groups) for part in one}
-
-        def group(submap: int) -> int:
-            return group_of[self.parts.part(submap)]
-
+        group = self._group_of()
         windows = [
             w for w in self._together
             if len({group(keyframes[id].submap) for id in w.views if id in keyframes}) == 1
@@ -205,16 +171,60 @@ class SceneJoiner:
         ]  # fmt: skip
         if not windows:
             return
-        across = [e.loop and self._is_across(e) for e in known.edges]
-        edges = [
-            replace(e, first=at[e.first], second=at[e.second]) for e in weaker(known.edges, across)
-        ]
-        fixed = int(np.argmax(self._metric)) if self._metric.any() else 0
-        places = aligned(nodes, edges, windows, keyframes, node_of, self._metric, fixed)
+        self._move_to_fit(windows, ())
+        cameras = self._measured_cameras()
+        if cameras:
+            scene = {id: self.parts.scene(k.submap) for id, k in keyframes.items()}
+            rest = [w for w in windows if frozenset(scene[id] for id in w.views) not in cameras]
+            self._move_to_fit(rest, [one for found in cameras.values() for one in found])
+
+    def _move_to_fit(
+        self, windows: Sequence[SeenTogether], cameras: Sequence[MeasuredCamera]
+    ) -> None:
+        known = self._scheduler.recognition(1.0)
+        nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
+        keyframes = {k.shared_view.view.id: k for k in known.keyframes}
+        node_of = {id: self._node_of(k.submap) for id, k in keyframes.items()}
+        edges = [replace(e, first=at[e.first], second=at[e.second]) for e in known.edges]
+        graph = SceneGraph(
+            nodes, [self._before[n.first] for n in nodes],
+            [self.parts.part(n.first) for n in nodes], edges,
+            [e.loop and self._is_across(e) for e in known.edges], self._metric,
+        )  # fmt: skip
+        places = aligned(graph, windows, keyframes, node_of, cameras)
         moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
         T = self._scheduler.T_scene_vo
         correction = Correction(Moves(nodes, moves), T, self._loops)
         self._scheduler.apply(correction, {})
+
+    def _measured_cameras(self) -> dict[frozenset[int], list[MeasuredCamera]]:
+        """Returns what stored keyframes measure, by pairs of scenes that loops connect."""
+        assert self.network is not None
+        known = self._scheduler.recognition(1.0)
+        pairs = {
+            frozenset(map(self.parts.scene, (e.first, e.second)))
+            for e in known.edges if e.loop and self._is_across(e)
+        }  # fmt: skip
+        places = NodePlaces(
+            [self._before[n.first] for n in known.nodes], [n.place for n in known.nodes],
+            self._node_of, self.parts.part, self._group_of(),
+        )  # fmt: skip
+        features = self.network.config.refinement.max_features
+        depth = float(np.median([k.depth for k in known.keyframes]))
+        with StoredAlignment(self.parts.inputs, places, features, depth, self._progress) as stored:
+            return stored.measure(sorted(pairs, key=sorted))
+
+    def _node_of(self, submap: int) -> int:
+        """Returns the index of the node that a submap is in, of older ones the next; -1: its part
+        has none."""
+        part, at = self.parts.part(submap), bisect_right(self._firsts, submap) - 1
+        near = (k for k in (at, at + 1) if 0 <= k < len(self._firsts))
+        return next((k for k in near if self.parts.part(self._firsts[k]) == part), -1)
+
+    def _group_of(self) -> Callable[[int], int]:
+        """Returns what gives the number of the group that a submap is in."""
+        number = {part: i for i, one in enumerate(self._groups()) for part in one}
+        return lambda submap: number[self.parts.part(submap)]
 
     def _is_across(self, edge: Edge) -> bool:
         """Whether an edge is between two scenes."""

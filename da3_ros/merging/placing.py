@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.merging.joining import Group, Joined, SceneParts
+from da3_ros.merging.joining import Group, Joined
+from da3_ros.merging.scene_parts import SceneParts
 from da3_ros.types import Array
 
 GAP = 0.2  # space beside a part at a guessed place, over the longest side of all that is placed

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.poses import nearest_rotation
-from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
 from da3_ros.refinement.effort import Effort
@@ -23,7 +22,7 @@ from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
 from da3_ros.refinement.track_trails import Trails, trails_of
-from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
+from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
 RECENT = 20  # views whose distances give the unit
@@ -197,21 +196,16 @@ class WindowRefiner:
         self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity
     ) -> TrackedView:
         view, depth = window.views[k], prediction.depth[k]
-        features = self.detector(image.image, image.usable)
-        small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
-        at = (features.pixel * small / size).astype(int)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            log_depth = np.log(S.scale * depth[at[:, 1], at[:, 0]].astype(np.float64))
-        log_depth[~np.isfinite(log_depth)] = np.nan
-        K = resize_K(prediction.K[k] if view.K is None else view.K, small, size)
         T = S.pose(prediction.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         measured = MeasuredPose(
             view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.instant
         )
-        return TrackedView(
-            view.id, view.camera, features, K, T, log_depth, view.K is None, measured
-        )
+        return tracked_view(
+            view.id, view.camera, self.detector(image.image, image.usable),
+            prediction.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
+            own_K=view.K is None, measured=measured,
+        )  # fmt: skip
 
     def _pose_priors(
         self, ids: list[int], new: int, prediction: Prediction, S: Similarity

@@ -90,9 +90,10 @@ class SavedGraph:
 class SlidingGraph:
     """The views of a segment that share tracks."""
 
-    def __init__(self, max_tracks: int, max_steps: int) -> None:
-        """max_tracks: of a bundle; more cost time and add little."""
-        self.max_tracks, self.max_steps = max_tracks, max_steps
+    def __init__(self, max_tracks: int, max_steps: int, free: int = FREE) -> None:
+        """max_tracks: of a bundle; more cost time and add little. free: most views that are
+        adjusted if fewer are new."""
+        self.max_tracks, self.max_steps, self.free = max_tracks, max_steps, free
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
@@ -252,7 +253,7 @@ class SlidingGraph:
     def _chosen(self, new: Sequence[int]) -> tuple[list[int], Array]:
         """Returns the views to adjust and to hold, oldest first, and the mask of the former."""
         ids = list(self.views)
-        free = set(ids[1:][-FREE:]) | (set(new) - {ids[0]})
+        free = set(ids[max(1, len(ids) - self.free) :]) | (set(new) - {ids[0]})
         tracks = np.concatenate([np.zeros(0, int), *(self.views[i].track for i in free)])
         tracks = np.unique(tracks[tracks >= 0])
         held = [i for i in ids if i not in free]

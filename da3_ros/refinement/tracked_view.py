@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from da3_ros.geometry.projection import resize_K
 from da3_ros.refinement.features import Features
-from da3_ros.types import Array
+from da3_ros.types import Array, FloatImage
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,23 @@ class TrackedView:
         depth = np.exp(self.log_depth[index] + self.log_scale)
         T = self.T_ref_camera
         return np.asarray(depth[:, None] * self.rays(index) @ T[:3, :3].T + T[:3, 3])
+
+
+def tracked_view(
+    id: int, camera: str, features: Features, K: Array, T_ref_camera: Array, depth: FloatImage,
+    *, own_K: bool = False, measured: MeasuredPose = NOTHING_MEASURED,
+) -> TrackedView:  # fmt: skip
+    """Returns a view with its features, and its predicted depth at them.
+
+    depth: [h, w] units of ref. K: [3, 3] corner rule, pixels of the depth.
+    """
+    small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
+    at = (features.pixel * small / size).astype(int)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_depth = np.log(depth[at[:, 1], at[:, 0]].astype(np.float64))
+    log_depth[~np.isfinite(log_depth)] = np.nan
+    K = resize_K(K, small, size)
+    return TrackedView(id, camera, features, K, T_ref_camera, log_depth, own_K, measured)
 
 
 class TrackPoints:

@@ -26,7 +26,7 @@ ROOMS = {
         "network", "pipeline", "recordings", "refinement", "sensors",
     },
     "merging": {
-        "export", "geometry", "inference", "keyframe_store", "mapping", "pipeline",
+        "export", "geometry", "inference", "keyframe_store", "mapping", "pipeline", "refinement",
     },
     "live": {
         "export", "geometry", "inference", "keyframe_store", "mapping", "messages", "pipeline",

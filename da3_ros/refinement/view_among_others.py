@@ -1,0 +1,66 @@
+"""Places a view among views whose poses are known, by the tracks that it shares with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.refinement.bundle import SIZE
+from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.sliding_graph import SlidingGraph, ViewErrors
+from da3_ros.refinement.tracked_view import TrackedView
+from da3_ros.types import Array
+
+MIN_TRACKS = 20  # that the view shares with the others
+# Standard deviations of the other views: log scale; rotation, rad; position over depth.
+HELD_SIGMA = (0.02, 0.0005, 0.0005)
+MAX_SIGMA = 0.02  # of its position over depth; more is no measurement
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedView:
+    """Where a view is among others."""
+
+    T_ref_camera: Array  # [4, 4]
+    sigma: Array  # [2] mean standard deviations of an axis: rotation, rad; position, units of ref
+    tracks: int
+
+
+def place_among(
+    view: TrackedView, others: Sequence[TrackedView], effort: Effort
+) -> PlacedView | None:
+    """Returns the place of a view among others, whose poses in ref are held; None: its tracks do
+    not determine it.
+
+    The view's own pose is the start; poses and tracks of all these views change.
+    """
+    graph = SlidingGraph(effort.tracks, effort.steps, free=1)
+    for other in others:
+        T = other.T_ref_camera
+        graph.add(other, list(graph.views))
+        other.T_ref_camera, other.log_scale = T, 0.0
+    graph.add(view, list(graph.views))
+    try:
+        done = graph.refine([view.id], PosePriors.none())
+    except np.linalg.LinAlgError:
+        return None
+    if done is None or done.errors is None or done.ids != [view.id]:
+        return None
+    variance = _variance(done.errors, len(done.held), done.depth)
+    sigma = np.sqrt([variance[1:4].mean(), variance[4:].mean()])
+    seen = np.concatenate([o.track for o in others])
+    tracks = int(np.isin(view.track[view.track >= 0], seen).sum())
+    if tracks < MIN_TRACKS or not sigma[1] < MAX_SIGMA * done.depth:
+        return None
+    return PlacedView(view.T_ref_camera, sigma, tracks)
+
+
+def _variance(errors: ViewErrors, held: int, depth: float) -> Array:
+    """Returns the variances [7] of the newest view: by its tracks, and by what ``held`` views may
+    have wrong, each by itself."""
+    of_held = np.repeat(HELD_SIGMA, (1, 3, 3)) * np.repeat((1.0, depth), (4, 3))
+    by_held = errors.by_held[-SIZE:] * np.tile(of_held, held)
+    return np.asarray(np.diag(errors.covariance)[-SIZE:] + (by_held**2).sum(axis=1))
