@@ -135,7 +135,7 @@ class SceneStream:
         if not len(store.trajectory) and self._shown == store.revision:
             return  # the map has always been empty
         self._map_at, self._shown = time.monotonic(), store.revision
-        scene = store.thinned(MAX_DISPLAY, self.pipeline.scene_map.T_map_world)
+        scene = store.view.thinned(MAX_DISPLAY, self.pipeline.scene_map.T_map_world)
         stamp_ns = store.newest_stamp_ns or self.host.now_ns()
         self.host.publish(self.output.messages.map_points(scene, stamp_ns))
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from scipy.spatial.transform import Rotation
 
+from da3_ros.mapping.loop_agreement import drift_between
 from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.types import Array
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -121,10 +121,3 @@ class LoopCandidates:
         near = away - SIGMAS * math.sqrt(3) * drift[2] < MAX_DISTANCE * old.depth
         most = math.radians(MAX_ROTATION_DEG)
         return near and rotation - SIGMAS * math.sqrt(3) * drift[1] < most
-
-
-def drift_between(graph: SubmapGraph, old: LoopKeyframe, new: LoopKeyframe) -> Array:
-    """Returns the variance [3] of the new keyframe relative to the old one, along the most certain
-    path."""
-    first, second = (graph.index(p.submap) for p in (old, new))
-    return np.asarray(old.own + new.own + graph.drift_variance(first, second, new.centre))

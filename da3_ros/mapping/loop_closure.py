@@ -21,12 +21,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.graph_solution import Correction, Joint, Problem
-from da3_ros.mapping.loop_candidates import LoopCandidates, drift_between
+from da3_ros.mapping.loop_agreement import agree, is_possible
+from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_keyframes import (
     KeyframeFile,
     LoopKeyframe,
@@ -34,7 +35,7 @@ from da3_ros.mapping.loop_keyframes import (
     merged_keyframe,
     with_fewer_pixels,
 )
-from da3_ros.mapping.loop_verification import Loop, measured_loop, within_sigmas
+from da3_ros.mapping.loop_verification import Loop, measured_loop
 from da3_ros.mapping.loop_window import loop_window
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
@@ -44,7 +45,6 @@ from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.types import Array, Prediction, Window
 
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
-SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
@@ -288,7 +288,7 @@ class LoopClosure:
         loop = None
         if prediction is not None:
             loop = measured_loop(old, new, keyframes, split, prediction, aligner)
-        if loop is None or not self._within_drift(loop):
+        if loop is None or not is_possible(self._graph, loop):
             self.refused += 1
             return False
         self.found += 1
@@ -296,7 +296,7 @@ class LoopClosure:
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return False
         for other in self._unconfirmed:
-            if other.new is not new and self._agree(other, loop):
+            if other.new is not new and agree(self._graph, other, loop):
                 self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
                 nodes = self._graph.unmeasured(old.submap, new.submap)
                 self._joined = Joint(loop.drift, new.centre, nodes)
@@ -306,22 +306,6 @@ class LoopClosure:
                 return True
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
-
-    def _within_drift(self, loop: Loop) -> bool:
-        """True if the drift that a loop measures is possible."""
-        drift = drift_between(self._graph, loop.old, loop.new) + loop.variance
-        return within_sigmas(loop.drift, IDENTITY, loop.new.centre, drift)
-
-    def _agree(self, first: Loop, second: Loop) -> bool:
-        """True if two loops of different keyframes are of one place and measure the same drift."""
-        apart = drift_between(self._graph, first.new, second.new)
-        apart = apart + drift_between(self._graph, first.old, second.old)
-        if not apart[2] < SAME_PLACE * drift_between(self._graph, second.old, second.new)[2]:
-            return False
-        point = second.new.centre
-        square = float(((first.new.centre - point) ** 2).sum())
-        moved = first.variance + [0, 0, square * (first.variance[0] + first.variance[1])]
-        return within_sigmas(first.drift, second.drift, point, moved + second.variance + apart)
 
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""

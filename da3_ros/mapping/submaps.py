@@ -28,7 +28,7 @@ from da3_ros.mapping.scene import (
     join,
 )
 from da3_ros.mapping.scene_parts import SceneParts
-from da3_ros.mapping.scene_path import ScenePath
+from da3_ros.mapping.scene_view import SceneView
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
@@ -91,7 +91,7 @@ class SubmapStore:
         self._points.spill_to(spill)
         self._movers = MoverRemoval(self.submaps, self._points)
         self._next = self._segment = 0
-        self._parts = SceneParts()
+        self.parts_of_scene = SceneParts()
         self._is_searched = False  # whether new frames are looked for in the first part
         self.revision = next(_REVISIONS)  # changes with every visible change
         self._forget_at = 64  # number of submaps at which empty ones are removed
@@ -142,7 +142,7 @@ class SubmapStore:
         self._movers = MoverRemoval(self.submaps, self._points)
         self.localized = LocalizedPath(self._next) if on else None
         if not on and not self.submaps:  # the map begins now
-            self._parts = SceneParts()
+            self.parts_of_scene = SceneParts()
         self.revision = next(_REVISIONS)
 
     def forget_place(self) -> None:
@@ -166,21 +166,18 @@ class SubmapStore:
     def place_known(self) -> bool:
         """Whether the place of new frames in the map is known; never if there is none to be
         localized in."""
-        return self._parts.place_known and (self.localized is None or len(self.submaps) > 0)
+        has_map = self.localized is None or len(self.submaps) > 0
+        return has_map and self.parts_of_scene.place_known
 
     @property
     def part(self) -> int:
         """The part of new frames."""
-        return self._parts.current
+        return self.parts_of_scene.current
 
     @property
     def parts(self) -> set[int]:
         """The parts of the scene, including the current one."""
         return {s.part for s in list(self.all_submaps().values())} | {self.part}
-
-    def begin_guessed(self) -> None:
-        """Marks the first part as guessed: the map's frame is older than this store."""
-        self._parts.begin_guessed()
 
     def start_segment(self) -> None:
         """Begins a segment that is not aligned to the last one: a new submap and a new part."""
@@ -191,11 +188,11 @@ class SubmapStore:
     def begin_part(self) -> None:
         """Begins a new submap in a new part: the place of new frames is a guess from now on."""
         self._close()
-        self._parts.begin(self.all_submaps().values())
+        self.parts_of_scene.begin(self.all_submaps().values())
 
     def merge_parts(self, tied: Iterable[tuple[int, int]]) -> None:
         """Merges the parts of pairs of submaps that loops connect; the older part remains."""
-        if self._parts.merge(tied, self.all_submaps().values()):
+        if self.parts_of_scene.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
 
     def add(self, frame: SceneFrame) -> int:
@@ -244,7 +241,10 @@ class SubmapStore:
             movable[id].T_scene_submap = places[id]
 
     def regrid(self) -> None:
-        """Averages all points in voxels of the edge length by ``limits`` and ``scene_scale``."""
+        """Averages all points in voxels of the edge length by ``limits`` and ``scene_scale``; not
+        of a read-only map."""
+        if self.localized is not None:
+            return
         self.revision = next(_REVISIONS)
         self._points.regrid(self._voxel)
 
@@ -258,12 +258,12 @@ class SubmapStore:
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
-            self._parts.note(one)
+            self.parts_of_scene.note(one)
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
         self.trajectory.extend(saved.poses)
         self._segment, self._is_searched = saved.segment + 1, searched
-        self._parts.begin_after(saved.submaps)
+        self.parts_of_scene.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
         if len(self.trajectory) and not whole:
@@ -287,52 +287,27 @@ class SubmapStore:
         return self.snapshot(T_map_world).scene()
 
     @property
-    def shown_part(self) -> int:
-        """The part to display: the current one, or the last one while that is empty; the first
-        one while the camera is looked for in it, or if the map is read-only.
+    def view(self) -> SceneView:
+        """What is displayed: the current part, or the last one while that is empty; the first one
+        while the camera is looked for in it, or if the map is read-only.
 
-        Points of another part would be shown at a guessed place in the same frame.
+        The path is that of a localized camera, instead of the map's.
         """
+        newest, part = max(self.submaps, default=-1), self.part
         searched = self._is_searched or self.localized is not None
         if searched and any(s.part == REFERENCE for s in self.submaps.values()):
-            return REFERENCE
-        newest = max(self.submaps, default=-1)
-        return self.submaps[newest].part if newest >= 0 else self.part
-
-    def thinned(self, most: int, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """Returns an even choice of at most ``most`` points of the shown part that are in memory,
-        for display.
-
-        The cost is proportional to the chosen points.
-        """
-        part = self.shown_part
-        shown = [s for s in self.submaps.values() if s.part == part]
-        clouds = self._points.thinned(shown, self._places(), most)
-        return Scene(clouds, Poses.of([]), T_map_world)
+            part = REFERENCE
+        elif newest >= 0:
+            part = self.submaps[newest].part
+        places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
+        path = self.trajectory if self.localized is None else self.localized.trajectory
+        places[SETTLED], part_of[SETTLED] = _scaled(IDENTITY, self.scene_scale), REFERENCE
+        submaps = tuple(self.submaps.values())
+        return SceneView(part, submaps, self._points, path.poses(), places, part_of)
 
     def poses(self) -> Poses:
         """Returns the poses of all cameras in the world, in metres if the scale is known."""
         return self.trajectory.poses().moved(self._places())
-
-    def path(self, most: int = 0, *, shown: bool = False) -> Poses:
-        """Returns the poses of the leading camera, or an even choice of at most ``most``; those
-        of a localized camera instead of the map's.
-
-        shown: of the shown part only.
-        """
-        part = self.shown_part if shown and len(self.parts) > 1 else None
-        return self._path().leading(most, part)
-
-    def path_scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
-        """Returns the poses of ``path``, of all cameras, as a scene without points."""
-        return self._path().scene(T_map_world)
-
-    def _path(self) -> ScenePath:
-        places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
-        if self.localized is None:
-            return ScenePath(self.trajectory.poses(), places, part_of)
-        places[SETTLED], part_of[SETTLED] = _scaled(IDENTITY, self.scene_scale), REFERENCE
-        return ScenePath(self.localized.trajectory.poses(), places, part_of)
 
     def cloud(self) -> PointCloud:
         """Returns all points in the scene's coordinates and unit."""
@@ -353,11 +328,13 @@ class SubmapStore:
             begin = Similarity.from_pose(frame.T_scene_camera)
             submap = Submap(self._next, self._segment, begin)
             submap.part = self.part
-            self._parts.note(submap)
+            self.parts_of_scene.note(submap)
             self._next += 1
             if self.localized is not None:
+                if submap.id == 0:
+                    log.warning("mode is localization, but there is no map: load one (map.load)")
                 self.localized.begin(submap)
-                self._parts.forget(self.localized.first, min(self.localized.submaps))
+                self.parts_of_scene.forget(self.localized.first, min(self.localized.submaps))
                 return submap
             self.submaps[submap.id] = submap
             self._points.begin(submap, self._voxel(submap))
@@ -388,10 +365,10 @@ class SubmapStore:
         if len(self.submaps) < self._forget_at:
             return
         used = {int(i) for i in np.unique(self.trajectory.poses().rows["submap"])}
-        for id, submap in list(self.submaps.items()):
-            if id not in used and not len(submap.cloud) and submap is not self.newest:
+        for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
+            if submap is not self.newest:
                 self._points.drop_images(submap)
-                del self.submaps[id]
+                del self.submaps[submap.id]
         self._forget_at = 2 * len(self.submaps) + 64
 
 

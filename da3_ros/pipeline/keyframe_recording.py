@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
 from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import relative_pose
 from da3_ros.types import Array, FloatImage, Image
@@ -26,6 +27,10 @@ class Seen:
     depth: FloatImage  # [h, w] scene units, before the filters of confidence and edges
     descriptor: FloatImage | None  # [D]
     tracks: Tracks
+
+    def scaled(self, factor: float) -> Seen:
+        """Returns it with depth times ``factor``."""
+        return replace(self, depth=scaled_depth(self.depth, factor))
 
 
 class KeyframeRecording:

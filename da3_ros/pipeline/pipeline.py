@@ -113,7 +113,7 @@ class Pipeline:
 
         most: an even choice of at most this many; 0: all.
         """
-        return self.map.path(most)
+        return self.map.view.path(most, all_parts=True)
 
     def look_near(self, hint: PlaceHint) -> bool:
         """Looks for the camera near a place in the map first, for a while; returns whether.
@@ -129,7 +129,7 @@ class Pipeline:
 
     def path(self, most: int = 0) -> Poses:
         """Returns ``poses`` of the shown part of the scene only."""
-        return self.map.path(most, shown=True)
+        return self.map.view.path(most)
 
     def export(self, path: str | Path) -> Path:
         """Writes the scene; the suffix selects the format. Returns the path written."""

@@ -115,7 +115,7 @@ class SceneMap:
             )
             self.forget()
             if newest:  # as if the removed segment were still in the map
-                self.submaps.begin_guessed()
+                self.submaps.parts_of_scene.begin_guessed()
         metric = self.scale.scale.metric
         self.scale.restart(next(iter(newest.values()), np.eye(4)))
         if metric and self.config.scale.source == "fixed" and not self.scale.declared:
@@ -134,8 +134,9 @@ class SceneMap:
         self.following.restart(loaded=True)
         self.scale.resume(saved.metric)
         known = usable_recognition(saved, self.config)
-        whole = self.config.mode == "localization"
-        self.submaps.restore(saved, searched=known is not None, whole=whole)
+        self.submaps.restore(
+            saved, searched=known is not None, whole=self.config.mode == "localization"
+        )
         if known is not None:
             self.loops.restore(known)
         self._apply_mode()
@@ -162,8 +163,7 @@ class SceneMap:
         self.submaps.set_limits(limits, self.scale.scene_scale)
         if self.scale.known and not before and self.scale.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
-            if not self.localizes:
-                self.submaps.regrid()
+            self.submaps.regrid()
         return scale
 
     def add_drift(
@@ -171,14 +171,18 @@ class SceneMap:
         refined: RefinedWindow | None,
     ) -> None:  # fmt: skip
         """Adds the covariance of an accepted window to the drift of ``vo``."""
-        drift = drift_of(window, prediction, placed, refined, self.scale.T_vo_segment)
-        if drift is not None:
+        T_vo_segment = self.scale.T_vo_segment
+        if drift := drift_of(window, prediction, placed, refined, T_vo_segment):
             self.loops.add_window(*drift)
 
     @property
     def records(self) -> bool:
         """Whether frames are stored: none in a read-only map."""
-        return self.recording is not None and not self.localizes
+        return self._recorder is not None
+
+    @property
+    def _recorder(self) -> KeyframeRecording | None:
+        return None if self.localizes else self.recording
 
     def record(self, recording: KeyframeRecording, spill: ArraySpill | None = None) -> None:
         """Stores all frames from now on. spill: where points and keyframes go that memory cannot
@@ -192,14 +196,14 @@ class SceneMap:
         """Begins to store all that waits, and returns at once; None if nothing is stored."""
         if self.recording is None:
             return None
-        return self.recording.flush(self._map_state(self._unit))
+        return self.recording.flush(self._map_state())
 
     def finish_recording(self, timeout_s: float | None = None) -> bool:
         """Stores all that waits, and no more; False if the disk is still busy after a time."""
         if self.recording is None:
             return True
         recording, self.recording = self.recording, None
-        return recording.finish(self._map_state(self._unit), timeout_s)
+        return recording.finish(self._map_state(), timeout_s)
 
     def add(
         self, frame: SegmentFrame, shared_view: SharedView | None,
@@ -214,30 +218,22 @@ class SceneMap:
         if not self.scale.has_place(frame):
             return -1
         in_scene = self._in_scene(frame)
-        if self.localizes and not len(self.submaps.trajectory) and self.submaps.next_id == 0:
-            log.warning("mode is localization, but there is no map: load one (map.load)")
         submap = self.submaps.add(in_scene)
-        if self.recording is not None and self.records:
+        if self._recorder is not None:
             if seen is not None:
-                depth = scaled_depth(seen.depth, self.scale.unit)
-                seen = dataclasses.replace(seen, depth=depth)
+                seen = seen.scaled(self.scale.unit)
             self._unit = frame.window.unit
-            self.recording.add(
-                in_scene, seen, self.submaps.submaps[submap], self._map_state(self._unit)
-            )
+            place = self.submaps.submaps[submap]
+            self._recorder.add(in_scene, seen, place, self._map_state())
         if shared_view is not None and frame.keyframe:
             in_vo = shared_view.moved(self.scale.T_vo_segment)
             self.loops.add_keyframe(dataclasses.replace(in_vo, submap=submap), descriptor)
         return submap
 
-    def _map_state(self, unit: float) -> MapState:
-        """Returns how the scene relates to map and metres.
-
-        unit: segment units per network unit.
-        """
-        scale = self.scale
-        lengths = unit * scale.unit * scale.scene_scale
-        return MapState(scale.known, scale.scene_scale, lengths, self.T_map_world)
+    def _map_state(self) -> MapState:
+        """Returns how the scene relates to map and metres."""
+        known, metres = self.scale.known, self.scale.scene_scale
+        return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
 
     def correct_poses(self, shared_views: Iterable[SharedView], moved: Collection[int]) -> None:
         """Takes over refined poses of shared views; ``moved``: their ids.
@@ -251,8 +247,8 @@ class SceneMap:
             in_submap = self.submaps.correct_pose(view.submap, stamp_ns, camera, T)
             if in_submap is not None:
                 stored[camera, stamp_ns] = in_submap
-        if self.recording is not None and self.records:
-            self.recording.correct(stored)
+        if self._recorder is not None:
+            self._recorder.correct(stored)
 
     def adopt(self, refined: RefinedWindow) -> None:
         """Takes over what refinement has changed of earlier windows, and the segment's unit.
@@ -291,10 +287,6 @@ class SceneMap:
             uncertainty,
         )  # fmt: skip
 
-    def published_unposed(self, frame: SegmentFrame) -> TrackedFrame:
-        """Returns the frame to publish from a single-image network: depth without a pose."""
-        return tracked_frame(frame, frame.depth, frame.T_segment_camera, np.eye(4))
-
     def close_loop(self, *, wait: bool = False) -> Correction | None:
         """Corrects the submaps if a loop was found and solved; the newest submap stays.
 
@@ -312,8 +304,8 @@ class SceneMap:
         self.scale.rescale(correction.unit)
         if self.submaps.place_known:
             self.scale.take_from_map(correction.covariance)
-        if self.recording is not None and self.records:
-            self.recording.move(self.submaps.submaps.values())
+        if self._recorder is not None:
+            self._recorder.move(self.submaps.submaps.values())
 
     def try_close_loop(
         self,
@@ -332,10 +324,8 @@ class SceneMap:
         if self.following.enabled and not self.following.loaded:
             return
         if hint is not None:
-            unit = self.scale.scene_scale
-            hint = hint.moved(
-                self.T_map_world @ scaled_pose(self.loops.T_scene_vo, unit), 1 / unit
-            )
+            T_world_vo = scaled_pose(self.loops.T_scene_vo, self.scale.scene_scale)
+            hint = hint.moved(self.T_map_world @ T_world_vo, 1 / self.scale.scene_scale)
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
             self.submaps.place_known, hint,
@@ -344,7 +334,7 @@ class SceneMap:
     def _in_scene(self, frame: SegmentFrame) -> SceneFrame:
         """Returns a frame that has a place in the scene, in scene coordinates."""
         depth = self.scale.scene_depth(frame)
-        mapped = frame.keyframe and self.config.map.enabled and not self.localizes
-        if mapped and self.config.depth.edge_filter:
+        filtered = self.config.map.enabled and self.config.depth.edge_filter
+        if frame.keyframe and filtered and not self.localizes:
             depth = without_smears(depth)
         return frame.in_scene(depth, self.loops.T_scene_vo @ self.scale.T_vo_camera(frame))

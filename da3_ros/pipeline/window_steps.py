@@ -19,7 +19,13 @@ from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
-from da3_ros.pipeline.delivery import UNPLACED, report_of, segment_frame, unfiltered_depth
+from da3_ros.pipeline.delivery import (
+    UNPLACED,
+    report_of,
+    segment_frame,
+    tracked_frame,
+    unfiltered_depth,
+)
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.place_search import PlaceSearch
@@ -179,7 +185,7 @@ class WindowSteps:
                 prepared, index, prediction, UNPLACED.T_ref_window, report, self.config.depth
             )
             self.counters["processed"] += 1
-            out = self.scene_map.published_unposed(frame)
+            out = tracked_frame(frame, frame.depth, frame.T_segment_camera, np.eye(4))
             yield self._at_published_size(out, prepared)
 
     def _at_published_size(self, frame: TrackedFrame, prepared: PreparedView) -> TrackedFrame:

@@ -251,9 +251,9 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
         moved = pipeline.scene_map.following.enabled
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
-            self._write_trajectory(pipeline.map.path_scene(scene.T_map_world))
+            self._write_trajectory(pipeline.map.view.path_scene(scene.T_map_world))
         self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
-        shown = scene.of_part(pipeline.map.shown_part)
+        shown = scene.of_part(pipeline.map.view.part)
         self.bag.write(self.output.messages.map_points(shown, stamp), stamp)
 
     def _path(self, name: str) -> Path:

@@ -69,9 +69,10 @@ def test_a_node_begins_in_a_saved_scene_and_finds_its_place(folder, ring, caplog
     assert not stream.pipeline.map.place_known
     store = stream.pipeline.map
     assert set(store.submaps) > loaded
-    shown = store.thinned(10**6)  # the map to point at, until the camera is found in it
+    # The map to point at, until the camera is found in it.
+    shown = store.view.thinned(10**6, np.eye(4))
     assert len(shown) == sum(len(store.submaps[id].cloud) for id in loaded)
-    assert set(np.unique(store.path(shown=True).rows["submap"])) <= loaded
+    assert set(np.unique(store.view.path().rows["submap"])) <= loaded
     show(stream, host, again[2:])
     assert stream.pipeline.map.place_known
     assert 0 < stream.pipeline.place_search.seconds < 2.9  # stamps are 0.1 s apart

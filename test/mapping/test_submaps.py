@@ -122,8 +122,8 @@ def test_the_path_is_the_leading_cameras_and_thins_evenly():
         for camera in ("front", "left"):
             held.add(frame(i, pose(float(i)), keyframe=False, camera=camera))
     assert len(held.poses()) == 100
-    assert {p.camera for p in held.path()} == {"front"}
-    assert [p.stamp_ns for p in held.path(10)] == [1000 + i for i in range(0, 50, 5)]
+    assert {p.camera for p in held.view.path()} == {"front"}
+    assert [p.stamp_ns for p in held.view.path(10)] == [1000 + i for i in range(0, 50, 5)]
 
 
 def test_keyframes_images_are_kept_as_jpeg():
@@ -242,10 +242,10 @@ def test_shown_points_are_an_even_choice_of_all_submaps():
     for i in range(2 * KEYFRAMES + 3):
         held.add(frame(i, pose(0.3 * i), seed=i))
     for most in (10, 500, 5000, 10**6):
-        shown = held.thinned(most, np.eye(4))
+        shown = held.view.thinned(most, np.eye(4))
         assert 0.5 * min(most, len(held)) < len(shown) <= most
         np.testing.assert_array_equal(shown.cloud().xyz, held.scene(np.eye(4)).cloud(most).xyz)
-    assert len(store().thinned(100)) == 0
+    assert len(store().view.thinned(100, np.eye(4))) == 0
 
 
 def test_a_part_that_left_the_map_keeps_its_number():

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.ring import CALM, SIZE, DescribedTruth, shifted, walked
+from support.sessions import LATER, METRIC, SETTINGS, MetricModel
 
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
@@ -23,23 +24,7 @@ from da3_ros.merging.merge import merge
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.types import Calibration, Frame, ScaleMeasurement
-
-LATER = 10**12  # ns, between sessions
-SETTINGS = {
-    "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
-}  # fmt: skip
-
-
-class MetricModel:
-    """Measures exact metres of the windows of a session."""
-
-    def __init__(self, session):
-        self.session = session
-
-    def measure(self, window, prediction):
-        measure = ScaleMeasurement(1 / self.session.unit, 0.01)
-        return dataclasses.replace(prediction, measure=measure)
+from da3_ros.types import Calibration, Frame
 
 
 class NamedTruth(DescribedTruth):
@@ -63,7 +48,7 @@ def session_of(truth, number):
 
 def walk(truth, folder, seed=0, metric=False, store=False):
     """Walks and saves a scene; returns its folder. store: with its keyframes."""
-    values = {"scale.source": "metric_model", "scale.metric_every": 1} if metric else {}
+    values = METRIC if metric else {}
     session = NamedTruth({"": truth}, seed)
     pipeline = Pipeline(config(**values), session, MetricModel(session) if metric else None)
     if store:

@@ -126,7 +126,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         assert live <= 16 * loop_closure.LIVE_SUBMAPS
         assert len(closure._keyframes.similarity()) == len(closure._keyframes)
         assert len(pipeline.map.localized.submaps) <= 4
-        assert len(pipeline.map._parts._begins) <= 3
+        assert len(pipeline.map.parts_of_scene._begins) <= 3
         sizes.add(pipeline.map.nbytes - pipeline.map.localized.trajectory.nbytes)
     assert pipeline.map.place_known
     assert len(sizes) == 1
@@ -147,8 +147,8 @@ def test_the_path_shows_nothing_at_a_guessed_place(folder, known, ring):
     assert not pipeline.map.place_known
     assert len(pipeline.path()) == 0
     assert len(pipeline.poses()) == len(results) - sum(not r.scale.metric for r in results)
-    assert pipeline.map.path_scene().parts == (1,)
-    assert len(pipeline.map.thinned(10**6).cloud()) > 1000  # the map is shown
+    assert pipeline.map.view.path_scene(np.eye(4)).parts == (1,)
+    assert len(pipeline.map.view.thinned(10**6, np.eye(4)).cloud()) > 1000  # the map is shown
 
 
 def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
@@ -312,7 +312,7 @@ def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
     for walk in walks:
         unlike(pipeline, walk)
         push(pipeline, walk)
-        sizes.append(len(pipeline.map._parts._begins))
+        sizes.append(len(pipeline.map.parts_of_scene._begins))
     assert not pipeline.map.place_known
     assert max(sizes) <= localized_path.MAX_SUBMAPS + 2
 

@@ -16,6 +16,9 @@ from .ring import CALM, SIZE, DescribedTruth
 
 LATER = 10**12  # ns, of a second session
 METRIC = {"scale.source": "metric_model", "scale.metric_every": 1}
+SETTINGS = {
+    "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
+}  # fmt: skip
 
 
 class MetricModel:
@@ -31,12 +34,9 @@ class MetricModel:
 
 def opened(truth, seed=0, metric=False, noise=CALM, **values):
     """A pipeline on exact windows with noise."""
-    settings = {
-        "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
-    }  # fmt: skip
     session = DescribedTruth(truth, seed, noise=noise)
     values |= METRIC if metric else {}
-    config = config_from_parameters({**settings, **values})
+    config = config_from_parameters({**SETTINGS, **values})
     return Pipeline(config, session, MetricModel(session) if metric else None)
 
 
