@@ -44,7 +44,7 @@ def test_an_empty_list_may_come_as_ros_hands_it_over():
     [
         ({"window.sise": 3}, r"unknown parameter 'window.sise' \(did you mean window.size\?\)"),
         ({"voxel_m": 3}, r"unknown parameter 'voxel_m' \(did you mean map.voxel_m\?\)"),
-        ({"zz": 3, "modle": "a"}, r"'modle' \(did you mean model\?\), 'zz'"),
+        ({"zz": 3, "modell": "a"}, r"'modell' \(did you mean model\?\), 'zz'"),
         ({"window.size": "8"}, "window.size is '8'"),
         ({"window.size": True}, "window.size is True"),
         ({"depth.edge_filter": 1}, "depth.edge_filter is 1"),
