@@ -89,4 +89,6 @@ def _said_of(one: SceneOutcome, metric: bool) -> str:
     if not one.recognised:
         said.append("has no keyframes that recognise its places (saved by an older version, or "
                     "with loop.enabled: false)")  # fmt: skip
+    if one.lacks_keyframes:
+        said.append("without stored keyframes: meshes, and exports that filter depth, lack it")
     return "; ".join(said)

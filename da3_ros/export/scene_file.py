@@ -48,6 +48,7 @@ MAX_JSON, MAX_IMAGE, MAX_RECOGNITION = 1 << 25, 1 << 26, 1 << 36  # bytes
 MAX_POINTS = 10**8  # of a submap
 MAX_INTEGER = 1 << 30  # of other integers: half of int32, so that ids can still be added
 MAX_NAME = 255  # characters of an origin
+MAX_ORIGIN = 100  # of one that is made from a folder's name
 MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
 SKEW = 1e-4  # largest deviation of R R' from identity, by accumulated rounding
 
@@ -104,11 +105,16 @@ def write_scene(
 
 
 def load_scene(path: Path) -> Snapshot:
-    """Reads a scene that ``save_scene`` wrote. Raises SceneFileError."""
+    """Reads a scene that ``save_scene`` wrote. Raises SceneFileError.
+
+    Submaps without an origin get the scene's name: what is added later is of another session.
+    """
     with _as_scene_error(path):
         described = _described(path)
-        submaps = (_filled(path, entry) for entry in described["submaps"])
-        return _load(path, described, tuple(submaps))
+        submaps = tuple(_filled(path, entry) for entry in described["submaps"])
+        for submap in submaps:
+            submap.origin = submap.origin or scene_name(path)
+        return _load(path, described, submaps)
 
 
 class SceneReader:
@@ -159,6 +165,13 @@ def find_scene(path: Path) -> Path:
     inner = path / "scene"  # os.path returns False for impossible names and does not raise
     here = any(os.path.exists(path / name) for name in ("scene.json", JOURNAL))
     return inner if not here and os.path.isdir(inner) else path
+
+
+def scene_name(path: Path) -> str:
+    """Returns the name of a scene: that of its folder, or of the replay's output that it is in."""
+    real = Path(os.path.realpath(path))
+    name = real.parent.name if real.name == "scene" else real.name
+    return "".join(c if c.isprintable() else "_" for c in name)[:MAX_ORIGIN] or "scene"
 
 
 def is_scene(folder: Path) -> bool:

@@ -84,6 +84,11 @@ def mean_transform(T_a_camera: Array, T_b_camera: Array) -> Array:
     return out
 
 
+def length(poses: Array) -> float:
+    """Returns the length of the way through poses [N, 4, 4]."""
+    return float(np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1).sum())
+
+
 def jump_size(J: Array, position: Array) -> tuple[float, float]:
     """Returns by how many metres and radians a transform [4, 4] moves a camera at a position."""
     turn = float(Rotation.from_matrix(J[:3, :3]).magnitude())

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from da3_ros.export.scene_file import MAX_INTEGER, SceneReader, find_scene
+from da3_ros.export.scene_file import (
+    MAX_INTEGER,
+    MAX_ORIGIN,
+    SceneReader,
+    find_scene,
+    scene_name,
+)
+from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.recognition import Recognition
@@ -23,7 +30,7 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
 
-MAX_PREFIX = 100  # characters
+COMMON = 0.05  # share of a scene's frames that are also of another one, which it continues
 
 
 class MergeError(RuntimeError):
@@ -129,7 +136,7 @@ class InputScene:
 
 def open_inputs(folders: Sequence[Path]) -> list[InputScene]:
     """Opens the scenes in ``folders`` (or ``scene`` in them), the reference first: the first
-    metric one, else the first. Raises SceneFileError, MergeError, JournalError."""
+    metric one, else the first. Raises SceneFileError, MergeError."""
     paths = [find_scene(folder) for folder in folders]
     real = [os.path.realpath(path) for path in paths]
     for i, path in enumerate(real):
@@ -142,7 +149,28 @@ def open_inputs(folders: Sequence[Path]) -> list[InputScene]:
     given = list(zip(folders, readers, strict=True))
     first = next((i for i, (_, r) in enumerate(given) if r.saved.metric), 0)
     given = [given[first], *given[:first], *given[first + 1 :]]
-    return _without_common_ids(_with_names(given))
+    inputs = _with_names(given)
+    _check_distinct(inputs)
+    return _without_common_ids(inputs)
+
+
+def _check_distinct(inputs: Sequence[InputScene]) -> None:
+    """Raises MergeError if two scenes have frames in common: one continues the other, or both
+    continue a third one."""
+    frames = [_frames(one) for one in inputs]
+    for (a, of_a), (b, of_b) in itertools.combinations(zip(inputs, frames, strict=True), 2):
+        common, less = len(of_a & of_b), min(len(of_a), len(of_b))
+        if common > COMMON * less:
+            raise MergeError(
+                f"{a.name} and {b.name} have {common} frames in common, as when one continues "
+                f"the other: what both have would be in the result twice; leave one of them out"
+            )
+
+
+def _frames(one: InputScene) -> set[tuple[str, int, bytes]]:
+    """Returns camera, stamp and pose in the submap of all frames."""
+    names, rows = one.saved.poses.cameras, one.saved.poses.rows
+    return {(names[r["camera"]], int(r["stamp_ns"]), r["T"].tobytes()) for r in rows}
 
 
 def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
@@ -155,14 +183,13 @@ def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
         for origin in origins:
             new[origin] = _unused(origin, names)
             names.add(new[origin])
-        name = _unused(Path(os.path.realpath(folder)).name or "scene", names)
+        name = _unused(scene_name(folder), names)
         names.add(name)
         inputs.append(InputScene(name, reader, origins=new))
     return inputs
 
 
 def _unused(name: str, used: Collection[str]) -> str:
-    name = "".join(c if c.isprintable() else "_" for c in name)[:MAX_PREFIX]
     numbered = (f"{name}_{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], numbered) if one not in used)
 
@@ -200,7 +227,7 @@ def _without_common_ids(inputs: Sequence[InputScene]) -> list[InputScene]:
 
 
 def _shots(one: InputScene) -> set[Shot]:
-    """Returns camera and stamp of all that a scene has. Raises JournalError."""
+    """Returns camera and stamp of all that a scene has. Raises MergeError."""
     poses = one.saved.poses
     found = set[Shot]()
     for index, camera in enumerate(poses.cameras):
@@ -211,16 +238,29 @@ def _shots(one: InputScene) -> set[Shot]:
     found.update((view.camera, view.stamp_ns) for view in views)
     for submap in one.saved.submaps:
         found.update(one.reader.shots(submap.id))
-    if one.has_keyframes:
+    return found | (_stored_shots(one, found) if one.has_keyframes else set())
+
+
+def _stored_shots(one: InputScene, known: Collection[Shot]) -> set[Shot]:
+    """Returns camera and stamp of the stored frames; ``known``: those of the scene. Raises
+    MergeError."""
+    remedy = f"delete {one.reader.path / JOURNAL} to merge without stored keyframes"
+    try:
         with StoredScene.open(one.reader.path) as stored:
-            found.update(frame.key for frame in stored.frames)
+            found = {frame.key for frame in stored.frames}
+    except JournalError as error:
+        raise MergeError(f"{error}: {remedy}") from error
+    if found and not found & set(known):
+        raise MergeError(
+            f"the stored keyframes of {one.name} are those of another scene: {remedy}"
+        )
     return found
 
 
 def _prefixed(one: InputScene, taken: Collection[str], shots: Iterable[Shot]) -> Mapping[str, str]:
     """Returns new names of a scene's cameras: those that they had, below the scene's name."""
     names = {*one.saved.poses.cameras, *(camera for camera, _ in shots)}
-    begin = re.sub(r"[^A-Za-z0-9_]", "_", one.name)[:MAX_PREFIX] or "scene"
+    begin = re.sub(r"[^A-Za-z0-9_]", "_", one.name)[:MAX_ORIGIN] or "scene"
     for number in itertools.count(1):
         prefix = begin if number == 1 else f"{begin}_{number}"
         new = {name: f"{prefix}/{name}" if name else prefix for name in names}

@@ -45,6 +45,7 @@ class SceneOutcome:
     guessed: int  # parts whose place is a guess, and was none of the reference scene
     left_out: int  # parts without metres that met no metric scene
     recognised: bool  # whether it has what recognises its places
+    lacks_keyframes: bool  # whether its keyframes are not stored, though those of others are
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +192,7 @@ def summary(
     pairs = Counter(
         frozenset((parts.scene_of_part(a), parts.scene_of_part(b))) for a, b in joined.loops
     )
-    scenes = []
+    scenes, stored = [], any(one.has_keyframes for one in inputs)
     for number, one in enumerate(inputs):
         own = [part for part in parts.all if parts.scene_of_part(part) == number]
         there = [placement.part_of.get(part) for part in own]
@@ -204,6 +205,7 @@ def summary(
             SceneOutcome(
                 one.name, number == 0, one.saved.metric, loops, len(own), guessed,
                 there.count(None), one.recognition() is not None,
+                stored and not one.has_keyframes,
             )
         )  # fmt: skip
     return MergeSummary(output, tuple(scenes), inputs[0].saved.metric, joined.looks)

@@ -27,7 +27,7 @@ from da3_ros.mapping.following import (
 )
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.mapping.slam_poses import PoseTable, interpolated, jump_size, spread_jump
+from da3_ros.mapping.slam_poses import PoseTable, interpolated, jump_size, length, spread_jump
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.types import Array, SlamPath, SlamPose, View
@@ -42,6 +42,7 @@ ANEW = (
     "the path begins anew, as if the other SLAM had been reset: the map stays as it is; call "
     "~/reset to begin a map in its new frame"
 )
+SHORT_M, MAX_RATIO = 1.0, 1.3  # of a path's length to the prior's, which are no longer one way
 STRETCHES = 64  # jumps that are remembered as places where the path was right
 
 
@@ -61,6 +62,7 @@ class MapFollowing:
         self.loaded = loaded  # whether the place in a loaded scene must be found first
         self._begun = loaded
         self._poses = PoseTable()  # tf: T_slam_camera; path: T_base_camera
+        self._priors = PoseTable()  # path: T_prior_camera
         self._T_slam_prior: Array | None = None  # that ``_poses`` has taken over
         self._right_at: deque[int] = deque(maxlen=STRETCHES)  # stamps
         self._path: SlamPath | None = None
@@ -91,6 +93,7 @@ class MapFollowing:
             return
         if len(self._poses) and view.stamp_ns <= self._poses.stamps[-1]:  # a time jump
             self._poses.clear()
+            self._priors.clear()
             self._right_at.clear()
             self._path_ended = self._path is not None
         if self.kind == "path":
@@ -114,18 +117,21 @@ class MapFollowing:
                 "another SLAM corrects the prior by %.3f m, %.2f degrees: this %s",
                 metres, math.degrees(turn), how,
             )  # fmt: skip
-            self._right_at.append(stamp_ns)
+            if is_drift:  # the path is right up to here; else it moved as one, as it was
+                self._right_at.append(stamp_ns)
             self._T_slam_prior, self._due = T_slam_prior, True
         self._poses.add(stamp_ns, self._T_slam_prior @ T_prior_camera)
 
     def _add_path(self, view: View, slam: SlamPose) -> None:
         if slam.T_base_camera is not None:
             self._poses.add(view.stamp_ns, slam.T_base_camera)
+            if view.T_prior_camera is not None:
+                self._priors.add(view.stamp_ns, view.T_prior_camera)
         path, last = slam.path, self._path
         known = (None if last is None else last.number, self._refused)
         if path is None or path.number in known:
             return
-        reason = ANEW if self._path_ended else _why_not(path, last)
+        reason = ANEW if self._path_ended else _why_not(path, last) or self._other_way(path)
         if reason:
             self._refused = path.number
             self._tell(reason)
@@ -133,6 +139,23 @@ class MapFollowing:
         if last is not None and path.stamps_ns[0] > last.stamps_ns[0]:
             self._tell("the path begins later than before: what is older stays where it is")
         self._path, self._due = path, True
+
+    def _other_way(self, path: SlamPath) -> str:
+        """Returns why a path is not that of the prior's camera in metres; empty if it may be."""
+        if not len(self._priors):
+            return ""
+        first, last = self._priors.stamps[[0, -1]]
+        both = (path.stamps_ns >= first) & (path.stamps_ns <= last)
+        stamps = path.stamps_ns[both]
+        mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)
+        theirs = length(path.T_slam_base[both] @ mounts)
+        ours = length(interpolated(self._priors.stamps, self._priors.poses, stamps))
+        if max(theirs, ours) < SHORT_M or ours < MAX_RATIO * theirs < MAX_RATIO**2 * ours:
+            return ""
+        return (
+            f"the path is {theirs:.2f} m long where the prior is {ours:.2f} m: it is not used; it "
+            "must be in metres, and of the body whose poses the prior has"
+        )
 
     def _tell(self, text: str) -> None:
         """Logs a line, once until there is another one."""

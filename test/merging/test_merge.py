@@ -11,6 +11,7 @@ from support.ring import CALM, SIZE, DescribedTruth, shifted, walked
 from support.sessions import LATER, METRIC, SETTINGS, MetricModel
 
 from da3_ros.cli import main
+from da3_ros.cli.merge import text_of
 from da3_ros.config import config_from_parameters
 from da3_ros.export.export import ExportError
 from da3_ros.export.recognition_file import RecognitionFile
@@ -438,11 +439,65 @@ def test_interrupted_nothing_is_left(folders, ring, second, tmp_path):
 
 
 def test_names_are_unique(folders, ring, tmp_path):
-    copy = tmp_path / "monday"
-    shutil.copytree(folders("monday"), copy)
+    """Two robots have saved a scene under one name."""
+    other = tmp_path / "monday"
+    shutil.copytree(folders("sameday"), other)
     network = network_of({"": ring, "monday_2": ring})
-    summary = merge([folders("monday"), copy], tmp_path / "out", config(), network)
+    summary = merge([folders("monday"), other], tmp_path / "out", config(), network)
     assert [one.name for one in summary.scenes] == ["monday", "monday_2"]
     described = json.loads((tmp_path / "out" / "scene.json").read_text())
     assert {s["origin"] for s in described["submaps"]} == {"monday", "monday_2"}
     assert described["leaders"] == ["", "monday_2"]
+
+
+def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp_path):
+    """All that both have would be there twice. Of what is continued, the origin is kept."""
+    pipeline = Pipeline(config(), NamedTruth({"": [*ring, *second]}, 3))
+    pipeline.resume(load_scene(folders("monday")))
+    black, K = np.zeros((*SIZE[::-1], 3), np.uint8), ring[0].K.copy()
+    K[:2, 2] -= 0.5
+    for f in second:
+        list(pipeline.push(Frame(f.stamp_ns, black, calibration=Calibration(*SIZE, K))))
+    save_scene(pipeline.snapshot(), tmp_path / "tuesday")
+    with pytest.raises(MergeError, match="monday and tuesday have 60 frames in common"):
+        merge([folders("monday"), tmp_path / "tuesday"], tmp_path / "out", config(),
+              network_of([*ring, *second]))  # fmt: skip
+    origins = [s["origin"] for s in json.loads(described_in(tmp_path / "tuesday"))["submaps"]
+               if "origin" in s]  # fmt: skip
+    assert set(origins) == {"monday"}
+    again = load_scene(tmp_path / "tuesday")
+    assert {s.origin for s in again.submaps} == {"monday", "tuesday"}
+
+
+def described_in(folder):
+    return (folder / "scene.json").read_text()
+
+
+def test_a_replays_scene_has_the_name_of_its_output(folders, tmp_path):
+    shutil.copytree(folders("begin"), tmp_path / "night" / "scene")
+    assert {s.origin for s in load_scene(tmp_path / "night" / "scene").submaps} == {"night"}
+
+
+@pytest.mark.parametrize("journal", ["of another scene", "empty", "a folder"])
+def test_unusable_stored_keyframes_are_named_with_a_remedy(
+    folders, ring, second, tmp_path, journal
+):
+    given = [folders("monday", store=True), tmp_path / "tuesday"]
+    shutil.copytree(folders("tuesday"), given[1])
+    if journal == "of another scene":
+        shutil.copy(folders("monday", store=True) / JOURNAL, given[1] / JOURNAL)
+    elif journal == "empty":
+        (given[1] / JOURNAL).touch()
+    else:
+        (given[1] / JOURNAL).mkdir()
+    with pytest.raises(MergeError, match=r"delete .*keyframes.da3k to merge without stored"):
+        merged(given, tmp_path / "out", [*ring[:60], *second])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scene_without_stored_keyframes_is_named(folders, ring, second, tmp_path):
+    given = [folders("monday", store=True), folders("tuesday")]
+    summary, _ = merged(given, tmp_path / "out", [*ring[:60], *second])
+    assert [one.lacks_keyframes for one in summary.scenes] == [False, True]
+    assert "tuesday" in text_of(summary).splitlines()[1]
+    assert "meshes, and exports that filter depth, lack it" in text_of(summary).splitlines()[1]

@@ -324,6 +324,31 @@ def test_each_scene_of_independent_cameras_follows(walk):
         assert share_off(errors(pipeline, frames)) < 0.001
 
 
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
+    """Of a SLAM with one camera, which has no metres."""
+    frames = walk[0]
+    path = path_until(frames, AT)
+    path.T_slam_base[:, :3, 3] *= factor
+    with caplog.at_level(logging.WARNING):
+        pipeline, _ = run(walk, settings("path"), by_path(frames, {AT: path}))
+    assert pipeline.scene_map.following.count == 0
+    (said,) = [r.getMessage() for r in caplog.records if "m long" in r.getMessage()]
+    assert "must be in metres" in said
+
+
+def test_a_jump_there_and_back_leaves_the_next_one_right(walk):
+    """A wrong pose of the other SLAM for a moment is no drift of the prior."""
+    frames, priors = walk
+    talk = said(walk, "tf")
+    away = np.eye(4)
+    away[:3, 3] = 3.0, 0, 0
+    for i in range(50, 54):
+        talk[i] = dataclasses.replace(talk[i], T_slam_prior=away @ talk[i].T_slam_prior)
+    pipeline, _ = run(walk, settings("tf"), talk)
+    assert share_off(errors(pipeline, frames)) < 0.001
+
+
 def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplog):
     """The loaded scene need not be in the other SLAM's map."""
     config = settings("tf")

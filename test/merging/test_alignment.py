@@ -1,0 +1,90 @@
+"""Scenes in a graph are aligned by cameras: they keep their shape if that fits, else they bend."""
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Node
+from da3_ros.mapping.pose_graph import Edge
+from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, aligned
+
+COUNT = 6  # nodes of each scene
+SIGMA = np.array([1e-3, 2e-3])
+
+
+def way(bend=0.0):
+    """Places along a line, or along an arc that turns by ``bend`` radians from one to the next."""
+    out = [IDENTITY]
+    for _ in range(COUNT - 1):
+        step = Similarity(
+            1.0, Rotation.from_rotvec([0, bend, 0]).as_matrix(), np.array([0, 0, 1.0])
+        )
+        out.append(out[-1] @ step)
+    return out
+
+
+def graph_of(second, odometry_sigma=0.02):
+    """Two scenes; the second has the shape ``second`` and lies beside the first, by a guess."""
+    guess = Similarity(1.2, Rotation.from_rotvec([0, 0.3, 0]).as_matrix(), np.array([0.5, 0, 1]))
+    before = [*way(), *second]
+    places = [*way(), *(guess @ S for S in second)]
+    nodes = [Node(k, k, S) for k, S in enumerate(places)]
+    edges = [
+        Edge(k, k + 1, before[k].inverse() @ before[k + 1], np.full(3, odometry_sigma))
+        for k in range(2 * COUNT - 1)
+        if k != COUNT - 1
+    ]
+    across = Edge(0, COUNT, IDENTITY, np.array([0.3, 0.3, 1.0]), loop=True)
+    part = [0] * COUNT + [1] * COUNT
+    metric = np.zeros(2 * COUNT, bool)
+    flags = [False] * len(edges) + [True]
+    return SceneGraph(nodes, before, part, [*edges, across], flags, metric)
+
+
+def cameras(true, sigma=SIGMA):
+    """A camera of each node of the second scene, where the first one truly sees it."""
+    out = []
+    for k in range(COUNT):
+        for offset in ([0, 0, 0], [0.2, 0.1, 0]):
+            own = Similarity(1.0, np.eye(3), np.array(offset, float))
+            seen = way()[k].inverse() @ true[k] @ own
+            out.append(MeasuredCamera(COUNT + k, own, k, seen, sigma, 2.0))
+    return out
+
+
+def errors(places, true):
+    return [float(np.linalg.norm(p.t - S.t)) for p, S in zip(places[COUNT:], true, strict=True)]
+
+
+def shape_of(places):
+    return np.array([(places[0].inverse() @ S).t / 1.0 for S in places])
+
+
+def test_scenes_keep_their_shape_where_cameras_agree_with_it():
+    beside = Similarity(1.0, np.eye(3), np.array([0.3, 0.0, 0.0]))
+    true = [beside @ S for S in way()]
+    places = aligned(graph_of(way()), [], {}, {}, cameras(true))
+    assert max(errors(places, true)) < 1e-3
+    second = shape_of(places[COUNT:])
+    np.testing.assert_allclose(second / np.linalg.norm(second[-1]), shape_of(way()) / (COUNT - 1),
+                               atol=1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize("bend", [0.02, 0.05])
+def test_scenes_bend_where_cameras_contradict_their_shape(bend):
+    """The second scene was saved straight, but drifted: it truly lies on an arc."""
+    beside = Similarity(1.0, np.eye(3), np.array([0.3, 0.0, 0.0]))
+    true = [beside @ S for S in way(bend)]
+    places = aligned(graph_of(way()), [], {}, {}, cameras(true))
+    rigid = [beside @ S for S in way()]
+    assert max(errors(places, true)) < 0.1 * max(errors([*way(), *rigid], true))
+
+
+def test_certain_cameras_count_more():
+    near, far = (
+        [Similarity(1.0, np.eye(3), np.array([x, 0.0, 0.0])) @ S for S in way()]
+        for x in (0.3, 0.34)
+    )
+    places = aligned(graph_of(way()), [], {}, {}, [*cameras(near), *cameras(far, 10 * SIGMA)])
+    assert max(errors(places, near)) < 0.004
