@@ -339,8 +339,7 @@ def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
 
 def test_a_jump_there_and_back_leaves_the_next_one_right(walk):
     """A wrong pose of the other SLAM for a moment is no drift of the prior."""
-    frames, priors = walk
-    talk = said(walk, "tf")
+    frames, talk = walk[0], said(walk, "tf")
     away = np.eye(4)
     away[:3, 3] = 3.0, 0, 0
     for i in range(50, 54):
