@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping import localized_path, loop_closure, submap_graph
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.parameter_schema import ConfigError
+from da3_ros.pipeline import loop_scheduler
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.synthetic.truth import Noise
 
@@ -187,6 +190,30 @@ def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
     later.session.descriptors |= {f.stamp_ns: descriptor_at(f.T_world_camera) for f in last}
     push(later, last)
     assert later.map.place_known
+
+
+def test_a_loop_that_is_being_solved_corrects_the_map_before_it_is_read_only(known, monkeypatch):
+    """Live, the solver is another thread's."""
+    solve, begun = loop_scheduler.solve, threading.Event()
+
+    def slow(problem):
+        begun.set()
+        time.sleep(0.3)
+        return solve(problem)
+
+    monkeypatch.setattr(loop_scheduler, "solve", slow)
+    pipeline = opened(known, metric=True)
+    pipeline.loops.wait_for_solver = False
+    for f in known:
+        push(pipeline, [f])
+        if begun.is_set():
+            break
+    assert pipeline.loops.closed == 0
+    pipeline.reconfigure(dataclasses.replace(pipeline.config, mode="localization"))
+    assert pipeline.loops.closed == 1
+    nodes = {n.first: n.place for n in pipeline.loops.recognition(1.0).nodes_in_scene()}
+    for id, submap in pipeline.map.submaps.items():  # graph and map agree
+        np.testing.assert_allclose(nodes[id].t, submap.T_scene_submap.t, atol=1e-9)
 
 
 def test_a_camera_that_was_carried_is_found_anew(folder, known, ring):
