@@ -65,7 +65,7 @@ class Submap:
     middle: Array = field(default_factory=lambda: np.zeros(3))  # of a sphere around all points
     reach: float = 0.0  # the sphere's radius
     part: int = REFERENCE  # part of the scene; places within one part are measured
-    origin: str = ""  # name of the scene that it was merged from; empty: it was not
+    origin: str = ""  # name of the scene that it is from; empty: of this session
 
     @property
     def image_bytes(self) -> int:
