@@ -168,9 +168,11 @@ def _check_distinct(inputs: Sequence[InputScene]) -> None:
 
 
 def _frames(one: InputScene) -> set[tuple[str, int, bytes]]:
-    """Returns camera, stamp and pose in the submap of all frames."""
+    """Returns camera, stamp and pose in the submap of all frames that are not at its origin: there
+    every submap begins, and videos all begin at stamp 0."""
     names, rows = one.saved.poses.cameras, one.saved.poses.rows
-    return {(names[r["camera"]], int(r["stamp_ns"]), r["T"].tobytes()) for r in rows}
+    moved = rows[(rows["T"] != np.eye(3, 4)).any(axis=(1, 2))]
+    return {(names[r["camera"]], int(r["stamp_ns"]), r["T"].tobytes()) for r in moved}
 
 
 def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:

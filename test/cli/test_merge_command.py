@@ -1,6 +1,5 @@
 """`da3_ros merge`: what it says, its exit codes, and its complaints."""
 
-import dataclasses
 import subprocess
 import sys
 
@@ -15,10 +14,10 @@ from da3_ros.export.scene_file import load_scene, save_scene
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two scenes that nothing recognises, one of them a replay's output; the second is metric."""
-    first = full_store().snapshot()
-    save_scene(first, tmp_path / "kitchen")
-    second = dataclasses.replace(full_store().snapshot(metric=True))
+    """Two scenes that nothing recognises, one of them a replay's output; the second is metric.
+    Both have the same stamps, as videos have."""
+    save_scene(full_store().snapshot(), tmp_path / "kitchen")
+    second = full_store(step=0.2).snapshot(metric=True)
     save_scene(second, tmp_path / "out" / "scene")
     (tmp_path / "out" / "report.json").write_text("{}")
     return tmp_path / "kitchen", tmp_path / "out"
@@ -29,8 +28,8 @@ def run(*arguments):
 
 
 def test_scenes_that_never_met_stay_apart_and_that_is_said(folders, tmp_path, capsys):
-    kitchen, out = folders
-    save_scene(load_scene(out / "scene"), tmp_path / "hall")
+    _, out = folders
+    save_scene(full_store().snapshot(metric=True), tmp_path / "hall")
     assert run(out, tmp_path / "hall", "--output", tmp_path / "both") == INCOMPLETE
     said = capsys.readouterr().out
     assert "out: the reference" in said
@@ -38,9 +37,9 @@ def test_scenes_that_never_met_stay_apart_and_that_is_said(folders, tmp_path, ca
     assert "has no keyframes that recognise its places" in said
     assert f"{tmp_path / 'both'}: in metres" in said
     scene = load_scene(tmp_path / "both")
-    alone = load_scene(kitchen)
-    assert len(scene.poses) == 2 * len(alone.poses)
-    assert len(scene.scene()) == 2 * len(alone.scene())
+    alone = [load_scene(folder) for folder in (out / "scene", tmp_path / "hall")]
+    assert len(scene.poses) == sum(len(one.poses) for one in alone)
+    assert len(scene.scene()) == sum(len(one.scene()) for one in alone)
     shots = [(p.camera, p.stamp_ns) for p in scene.poses]
     assert len(set(shots)) == len(shots)
     ids = [s.id for s in scene.submaps]
@@ -56,7 +55,7 @@ def test_a_scene_without_metres_is_left_out_of_metres(folders, tmp_path, capsys)
 
 def test_the_result_is_viewed_exported_and_merged_again(folders, tmp_path):
     kitchen, out = folders
-    save_scene(load_scene(out / "scene"), tmp_path / "hall")
+    save_scene(full_store().snapshot(metric=True), tmp_path / "hall")
     assert run(out, tmp_path / "hall", "--output", tmp_path / "both") == INCOMPLETE
     both = tmp_path / "both"
     assert main(["view", str(both), "--output", str(tmp_path / "a.png")]) == 0

@@ -33,13 +33,14 @@ def store(**limits):
     return SubmapStore(MapConfig(**plain | limits))
 
 
-def full_store():
-    """Two segments, a closed submap, an open one, two cameras, images, metres known."""
+def full_store(step=0.3):
+    """Two segments, a closed submap, an open one, two cameras, images, metres known. step: from
+    one keyframe to the next."""
     held = store(keep_images=True)
     held.scene_scale = 0.5
     for i in range(KEYFRAMES + 3):
-        held.add(frame(i, pose(0.3 * i), seed=i, camera="front" if i % 2 else ""))
+        held.add(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
     held.start_segment()
     held.add(frame(50, pose(1.0), seed=50))
-    held.add(frame(51, pose(1.1), keyframe=False))
+    held.add(frame(51, pose(1.0 + step / 3), keyframe=False))
     return held
