@@ -153,7 +153,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     for name, tolerance in GROWTH.items():
         growth = measure_growth(series[name], tolerance)
-        # Other load makes times uncertain: they fail only if the lower bound is over the tolerance.
+        # Other load makes times uncertain: they fail only if the lower bound exceeds it.
         flat = growth.flat if name == "mb" else growth.low <= tolerance
         interval = [growth.low, growth.high]
         row |= {
