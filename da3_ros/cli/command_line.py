@@ -16,6 +16,7 @@ from da3_ros.cli.arguments import INTERRUPTED, USAGE
 from da3_ros.cli.bench import add_bench
 from da3_ros.cli.export import add_export
 from da3_ros.cli.export_network import add_export_network
+from da3_ros.cli.fleet import add_fleet
 from da3_ros.cli.merge import add_merge
 from da3_ros.cli.models import add_models
 from da3_ros.cli.plan import add_plan
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_replay(commands)
+    add_fleet(commands)
     add_synth_bag(commands)
     add_models(commands)
     add_plan(commands)

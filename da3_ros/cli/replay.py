@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from da3_ros.cli.arguments import (
     EXIT_CODES,
@@ -17,6 +18,9 @@ from da3_ros.cli.arguments import (
     parameter_help,
 )
 from da3_ros.parameter_schema import ConfigError
+
+if TYPE_CHECKING:
+    from da3_ros.replay.results import ReplayOptions
 
 LAST = Path()  # --resume without a folder
 
@@ -35,45 +39,68 @@ def add_replay(commands: Any) -> None:
     )
     replay.add_argument("--output", type=Path, required=True, help="folder for the results")
     add_parameters(replay)
-    replay.add_argument(
-        "--camera", action="append", default=[], metavar="TOPIC",
-        help="image topic, if the recording has several; with parameter `cameras`: NAME:=TOPIC "
-        "for each camera whose topic is not below /NAME",
-    )  # fmt: skip
-    replay.add_argument(
-        "--odometry", help="topic of the robot's own poses, if the recording has several"
-    )
-    replay.add_argument(
-        "--slam-path", metavar="TOPIC",
-        help="topic of another SLAM's path (pose_prior.corrections: path), if there are several",
-    )  # fmt: skip
-    replay.add_argument("--start", type=float, help="skip this many seconds at the beginning")
-    replay.add_argument("--end", type=float, help="stop this many seconds after the beginning")
-    replay.add_argument("--every", type=int, default=1, help="use every n-th frame")
-    replay.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
-    replay.add_argument(
-        "--plan", type=Path, metavar="FILE",
-        help="use exactly the plan in an earlier replay's report.json, whatever memory is free",
-    )  # fmt: skip
+    add_selection(replay)
     replay.add_argument(
         "--resume", nargs="?", type=Path, const=LAST, metavar="DIR",
         help="without DIR: go on where the interrupted replay in the output folder was; with DIR: "
         "begin in a saved scene, or in that of an earlier replay's output folder",
     )  # fmt: skip
-    replay.add_argument(
-        "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
-    )
     replay.set_defaults(run=_run_replay)
 
 
+def add_selection(command: argparse.ArgumentParser) -> None:
+    """Add the options that say what of a recording is processed, and how."""
+    command.add_argument(
+        "--camera", action="append", default=[], metavar="TOPIC",
+        help="image topic, if the recording has several; with parameter `cameras`: NAME:=TOPIC "
+        "for each camera whose topic is not below /NAME",
+    )  # fmt: skip
+    command.add_argument(
+        "--odometry", help="topic of the robot's own poses, if the recording has several"
+    )
+    command.add_argument(
+        "--slam-path", metavar="TOPIC",
+        help="topic of another SLAM's path (pose_prior.corrections: path), if there are several",
+    )  # fmt: skip
+    command.add_argument("--start", type=float, help="skip this many seconds at the beginning")
+    command.add_argument("--end", type=float, help="stop this many seconds after the beginning")
+    command.add_argument("--every", type=int, default=1, help="use every n-th frame")
+    command.add_argument("--rate", type=float, default=10.0, help="frames/s of an image folder")
+    command.add_argument(
+        "--plan", type=Path, metavar="FILE",
+        help="use exactly the plan in an earlier replay's report.json, whatever memory is free",
+    )  # fmt: skip
+    command.add_argument(
+        "--pictures", action="store_true", help="write a contact sheet and a picture of the cloud"
+    )
+
+
 def _run_replay(options: argparse.Namespace) -> int:
-    from da3_ros.replay.results import ReplayError, ReplayOptions
+    from da3_ros.replay.results import ReplayError
     from da3_ros.replay.run import replay
 
     config = load_config(options.config, options.param)
+    wanted = dataclasses.replace(
+        replay_options(options, options.input),
+        resume=None if options.resume is LAST else options.resume,
+        go_on=options.resume is LAST,
+    )
+    try:
+        summary = replay(wanted, config)
+    except ReplayError as error:
+        sys.stderr.write(f"da3_ros: {error}\n")
+        return FAILED
+    sys.stdout.write(summary.text())
+    return INCOMPLETE if summary.stopped_at else 0
+
+
+def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOptions:
+    """Returns the options of ``add_selection`` for a recording. Raises ConfigError."""
+    from da3_ros.replay.results import ReplayOptions
+
     camera, topics = _camera_topics(options.camera)
-    wanted = ReplayOptions(
-        input=options.input,
+    return ReplayOptions(
+        input=recording,
         output=options.output,
         camera=camera,
         topics=topics,
@@ -85,16 +112,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         odometry=options.odometry,
         slam_path=options.slam_path,
         plan=options.plan,
-        resume=None if options.resume is LAST else options.resume,
-        go_on=options.resume is LAST,
     )
-    try:
-        summary = replay(wanted, config)
-    except ReplayError as error:
-        sys.stderr.write(f"da3_ros: {error}\n")
-        return FAILED
-    sys.stdout.write(summary.text())
-    return INCOMPLETE if summary.stopped_at else 0
 
 
 def _camera_topics(given: Sequence[str]) -> tuple[str | None, dict[str, str]]:

@@ -71,6 +71,10 @@ class Session(ABC):
         Raises WindowTooLargeError if memory ran out and only fewer views would help.
         """
 
+    def renew(self) -> None:
+        """Forget all windows, plans and measurements, as before another recording."""
+        return
+
     def prefetch(self, image: Image) -> None:
         """Encode the image [h, w, 3] of a view before its window is complete; only saves time."""
         return

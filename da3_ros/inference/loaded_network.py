@@ -60,18 +60,22 @@ class LoadedNetwork:
         )
         self.module, self.precision = load_checked(self._load, hardware, requested)
         self._torch = TorchBackend(self.module, self.precision, self.compiler)
-        self.backend: Backend = self._torch  # of the newest window, whose images have ``_size``
-        self._size = (0, 0)
-        self._engine_failed = False  # whether an engine failed while it ran
+        self.backend: Backend  # of the newest window, whose images have ``_size``
         self._use_engines = self._build = False  # whether the plan in force does; may build them
-        self._warned = False  # that engines need more memory
-        self.backend_since: int | None = None  # id of the first window on it
         self._streams = streams
         self._engines = self._open_engines()
         self.attention = hardware.attention(self.precision)
         self.preferred_precision = self.precision  # plans deviate only if memory is short
         self._lower_precision_valid = self.precision == requested  # the self-check passed
-        self.chunks = hardware.chunks()
+        self.begin_stream()
+
+    def begin_stream(self) -> None:
+        """Forgets what earlier windows have left; weights, engines and programs stay."""
+        self.backend, self._size = self._torch, (0, 0)
+        self._engine_failed = False  # whether an engine failed while it ran
+        self._warned = False  # that engines need more memory
+        self.backend_since: int | None = None  # id of the first window on it
+        self.chunks = self.hardware.chunks()
 
     @property
     def compiling(self) -> bool:

@@ -54,6 +54,10 @@ class MetricDepthModel:
         self.beside = CompanionModel(
             MODEL, precision, weight_bytes(loaded)
         )  # what a budget must hold too
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets which warnings it gave, as before another recording."""
         self._warned = False
         self._warn_again_at = 0.0
 

@@ -64,21 +64,29 @@ class InferenceSession(Session):
         self.hardware = open_device(config.device, config.performance_mode)
         self.spec = MODELS[config.model]
         _announce(self.spec)
-        free = self.hardware.free() + (companion.weights if companion else 0)
+        self._free_at_start = self.hardware.free() + (companion.weights if companion else 0)
         self.loaded = LoadedNetwork(
             config, self.hardware, poses=poses, streams=streams, wait_for_engine=wait_for_engine
         )
-        self.prefix_cache = PrefixCache()
-        base_request = Request(
+        self._base_request = Request(
             config.model, self.loaded.preferred_precision, None, config.process_res,
             window=0, new=0, poses=poses, streams=streams, companion=companion,
             backend=self.loaded.preferred_backend,
         )  # fmt: skip
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets all windows, plans and measurements: the session is as after construction, and
+        the network stays loaded."""
+        self.loaded.begin_stream()
+        self.on_window_running = None
+        self.prefix_cache = PrefixCache()
         self.memory = MemoryGovernor(
-            self.loaded, self.prefix_cache, base_request, config.memory_budget_gb, free
-        )
+            self.loaded, self.prefix_cache, self._base_request, self.config.memory_budget_gb,
+            self._free_at_start,
+        )  # fmt: skip
         self._encoder = ImageEncoder(self.loaded, self.prefix_cache)
-        self._decoder = WindowDecoder(self.loaded, poses=poses)
+        self._decoder = WindowDecoder(self.loaded, poses=self._poses)
         self._waited_s: deque[float] = deque(maxlen=5)  # waits for the newest windows' results
 
     @property

@@ -80,7 +80,7 @@ def is_bag(path: Path) -> bool:
     """Whether a path looks like a bag folder or a bag file."""
     if path.is_dir():
         return (path / "metadata.yaml").exists() or bool(_storage_files(path))
-    return _is_storage(path)
+    return is_storage(path)
 
 
 class Bag:
@@ -184,7 +184,7 @@ class Bag:
         return out
 
 
-def _is_storage(path: Path) -> bool:
+def is_storage(path: Path) -> bool:
     suffixes = path.suffixes[-2:]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes = suffixes[:-1]
@@ -192,7 +192,7 @@ def _is_storage(path: Path) -> bool:
 
 
 def _storage_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_file() and _is_storage(p))
+    return sorted(p for p in folder.iterdir() if p.is_file() and is_storage(p))
 
 
 def _bag_files(path: Path) -> list[Path]:

@@ -38,6 +38,10 @@ class ReplayError(RuntimeError):
     """A failed replay; the text is one line, and no file was written."""
 
 
+class UnfinishedError(ReplayError):
+    """An interrupted replay that cannot go on: its state is damaged, or of another run."""
+
+
 @dataclass(frozen=True)
 class ReplayOptions:
     """Input, selected part and output of a replay."""

@@ -55,7 +55,13 @@ from da3_ros.replay.checkpoint import (
 from da3_ros.replay.object_state import StateError
 from da3_ros.replay.replay_state import ReplayState
 from da3_ros.replay.report import measure_run, write_json, write_report
-from da3_ros.replay.results import ReplayError, ReplayOptions, ReplaySummary, WarnOnce
+from da3_ros.replay.results import (
+    ReplayError,
+    ReplayOptions,
+    ReplaySummary,
+    UnfinishedError,
+    WarnOnce,
+)
 from da3_ros.replay.work_folder import OutputError, open_work_folder
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 
@@ -65,12 +71,18 @@ READ_AHEAD = 2  # new frames that are read and prepared ahead, in windows
 
 
 def replay(
-    options: ReplayOptions, settings: NodeConfig, session: Session | None = None
+    options: ReplayOptions,
+    settings: NodeConfig,
+    session: Session | None = None,
+    metric_model: MetricModel | None = None,
+    on_frame: Callable[[int, int], None] = lambda done, total: None,
 ) -> ReplaySummary:
     """Process ``options.input`` into ``options.output``.
 
-    session: replaces the network that ``settings`` name. Raises ReplayError; on any error or
-    interruption the output folder stays unchanged.
+    session, metric_model: replace the networks that ``settings`` name. on_frame: called after
+    each frame with the number of frames read, and of all. Raises ReplayError, and UnfinishedError
+    if the replay in the output folder cannot go on; on any error or interruption the output folder
+    stays unchanged.
     """
     start = time.perf_counter()
     try:
@@ -89,7 +101,9 @@ def replay(
                 run = describe_run(recording, settings, options)
                 load_beginning(work.checkpoint, run)  # the scene must be what it was
             start -= 0.0 if done is None else done.wall_s
-            session, pipelines = _open_pipelines(options, settings.pipeline, session, done)
+            if session is None:
+                session, metric_model = open_networks(settings.pipeline)
+            pipelines = _open_pipelines(options, settings.pipeline, session, metric_model, done)
             annotator = _annotator(recording, settings, options)
             with contextlib.ExitStack() as stack:
                 state = ReplayState.open(
@@ -105,7 +119,7 @@ def replay(
 
                 if done is not None:
                     state.load(work.checkpoint, services)
-                _process(recording, state, Checkpoints(work.checkpoint, saved))
+                _process(recording, state, Checkpoints(work.checkpoint, saved), on_frame)
                 for scene in state.scenes.values():
                     if scene.pipeline.counters["processed"]:
                         scene.results.finish(scene.pipeline)
@@ -115,9 +129,11 @@ def replay(
             write_json(work.path / "measured.json", summary.measured)
             summary.files = work.finish({**summary.about(), "run": run})
             work.publish(options.output)
+    except StateError as error:
+        raise UnfinishedError(str(error)) from error
     except (
         RecordingError, CheckpointError, ConfigError, DeviceError, BudgetError, ExportError,
-        SceneFileError, JournalError, OutputError, StateError, OSError,
+        SceneFileError, JournalError, OutputError, OSError,
     ) as error:  # fmt: skip
         raise ReplayError(str(error)) from error
     return summary
@@ -126,13 +142,11 @@ def replay(
 def _open_pipelines(
     options: ReplayOptions,
     config: PipelineConfig,
-    session: Session | None,
+    session: Session,
+    metric_model: MetricModel | None,
     done: Beginning | None,
-) -> tuple[Session, dict[str, Pipeline]]:
-    """Returns the network and the pipelines, with the plan of the interrupted replay ``done``."""
-    metric_model: MetricModel | None = None
-    if session is None:
-        session, metric_model = open_networks(config)
+) -> dict[str, Pipeline]:
+    """Returns the pipelines by camera, with the plan of the interrupted replay ``done``."""
     effort = None
     if done is not None:
         effort = done.effort
@@ -143,7 +157,7 @@ def _open_pipelines(
     pipelines = open_pipelines(config, session, metric_model, effort=effort)
     if options.resume is not None:
         _resume(pipelines, find_scene(options.resume))
-    return session, pipelines
+    return pipelines
 
 
 def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, Effort]:
@@ -212,7 +226,12 @@ def _open(options: ReplayOptions, settings: NodeConfig) -> Recording:
     )
 
 
-def _process(recording: Recording, state: ReplayState, checkpoints: Checkpoints) -> None:
+def _process(
+    recording: Recording,
+    state: ReplayState,
+    checkpoints: Checkpoints,
+    on_frame: Callable[[int, int], None],
+) -> None:
     """Process all frames of a recording: decode, prepare, synchronise, annotate, push.
 
     The reader's thread does the first two steps ahead. They change neither stamp nor camera, so
@@ -239,6 +258,7 @@ def _process(recording: Recording, state: ReplayState, checkpoints: Checkpoints)
             state.push(frame)
             checkpoints.save_if_due()
             progress.update()
+            on_frame(state.read, recording.length)
         state.flush()
     if not sum(scene.pipeline.counters["processed"] for scene in state.scenes.values()):
         raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")

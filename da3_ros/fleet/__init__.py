@@ -1,0 +1,1 @@
+"""Many recordings, processed by workers on one machine or a Ray cluster."""

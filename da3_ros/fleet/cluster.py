@@ -1,0 +1,258 @@
+"""Workers on Ray: processes of this machine, or of a cluster. The only module that imports Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from da3_ros import __version__
+from da3_ros.config import NodeConfig
+from da3_ros.fleet.jobs import FleetError, Job
+from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool
+from da3_ros.fleet.worker import Worker
+from da3_ros.merging.merge import MergeSummary
+from da3_ros.replay.results import ReplayOptions
+
+log = logging.getLogger(__name__)
+
+MISSING = "`da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'"
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE = 80 * 2**20  # bytes, near Ray's least: only paths and numbers are passed
+LONGEST_TEMP = 30  # characters of a folder below which Ray can still name its sockets
+USUAL_CPUS = 4  # of a task without a GPU: beyond, threads of one task wait for each other
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker takes of its machine."""
+
+    cpus: int
+    gpus: float
+    share: float  # of the device's free memory
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Yields the module ``ray``, connected to the cluster at ``address``; None: processes of this
+    machine, which listen on the loopback interface only and end with this context.
+
+    Raises FleetError.
+    """
+    ray = _import_ray(local=address is None)
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            folder = stack.enter_context(_temporary_folder())
+            where = {
+                "address": "local", "include_dashboard": False, "_temp_dir": str(folder),
+                "_node_ip_address": LOOPBACK, "object_store_memory": OBJECT_STORE,
+            }  # fmt: skip
+        else:
+            where = {"address": address}
+        stack.callback(ray.shutdown)
+        try:
+            with _signal_handlers_kept():
+                ray.init(**where, **quiet)
+        except (
+            Exception
+        ) as error:  # Ray has no common type: RuntimeError, ConnectionError, OSError
+            what = "Ray cannot start" if address is None else f"no Ray cluster at {address}"
+            raise FleetError(f"{what}: {_first_line(error)}") from error
+        if address is None:
+            _check_loopback(ray)
+        yield ray
+
+
+def _import_ray(*, local: bool) -> Any:
+    """Imports Ray without its usage reports. Raises FleetError if it is missing."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if local:
+        # Where Ray is for one machine only, it listens on the loopback interface. It has that
+        # mode for macOS and Windows; this variable, read at its import, selects it here.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    try:
+        import ray
+    except ImportError as error:
+        raise FleetError(MISSING) from error
+    return ray
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Yields a folder for Ray's sockets and logs, and removes it."""
+    usual = tempfile.gettempdir()
+    parent = usual if len(usual) <= LONGEST_TEMP else "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="da3_fleet_", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Puts signal handlers back that Ray replaces: its own ends the program on SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ray sets none either
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _check_loopback(ray: Any) -> None:
+    """Raises FleetError if Ray listens to other machines although no cluster was asked for."""
+    others = [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeManagerAddress"] != LOOPBACK]
+    if others:
+        raise FleetError(
+            f"Ray would listen on {others[0]}, not on this machine only: import nothing of Ray "
+            "before, or start a cluster yourself and name it with --address"
+        )
+
+
+def resources_for(
+    ray: Any, settings: NodeConfig, gpus: float | None, cpus: int | None
+) -> Resources:
+    """Returns what one worker takes; None selects by the machines.
+
+    gpus None: one where there are any, unless ``device`` is another. cpus None: with a GPU the
+    cores of a machine over its GPUs, without one 4. Raises FleetError.
+    """
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    device = settings.pipeline.inference.device
+    cards = max(m.get("GPU", 0.0) for m in machines)
+    if gpus is None:
+        gpus = 1.0 if cards and device not in ("cpu", "mps") else 0.0
+    if gpus and ":" in device:
+        raise FleetError(f"device {device}: each worker sees its own card only; set it to cuda")
+    fit = [m for m in machines if m.get("GPU", 0.0) >= gpus] or machines
+    cores = [int(m.get("CPU", 1)) for m in fit]
+    if cpus is None:
+        if gpus:
+            cpus = max(1, min(int(m["CPU"] / (m["GPU"] / gpus)) for m in fit if m.get("GPU")))
+        else:
+            cpus = min(USUAL_CPUS, *cores)
+    # The largest machine holds most workers.
+    share = min(1.0, gpus) if gpus else min(1.0, cpus / max(cores))
+    found = Resources(cpus, gpus, share)
+    if not any(_room(m, found) for m in machines):
+        had = ", ".join(
+            f"{m.get('CPU', 0):g} cores and {m.get('GPU', 0):g} GPUs" for m in machines
+        )
+        raise FleetError(
+            f"no machine has the {cpus} cores and {gpus:g} GPUs of one worker, but {had}: lower "
+            "--cpus-per-task or --gpus-per-task"
+        )
+    return found
+
+
+def _room(machine: dict[str, float], one: Resources) -> int:
+    """Returns how many workers a machine can hold."""
+    by_cpu = machine.get("CPU", 0.0) // one.cpus
+    return int(min(by_cpu, machine.get("GPU", 0.0) // one.gpus) if one.gpus else by_cpu)
+
+
+class RayPool(Pool):
+    """Workers as Ray's actors, each with its cores and cards."""
+
+    def __init__(
+        self, ray: Any, settings: NodeConfig, options: ReplayOptions, one: Resources
+    ) -> None:
+        """options: what all replays share; ``output`` is the fleet's. one: what a worker takes."""
+        self._ray, self._one = ray, one
+        self._arguments = (ray.put(settings), ray.put(options))
+        # A second thread answers `progress`.
+        self._actor = ray.remote(
+            num_cpus=one.cpus, num_gpus=one.gpus, max_concurrency=2, max_restarts=0
+        )(Worker)
+        self._actors: dict[int, Any] = {}
+        self._pending: dict[Any, tuple[int, str]] = {}  # by reference: worker, and which call
+        self._asked: dict[int, Any] = {}  # the call of `progress` that was not answered yet
+        self._progress: dict[int, tuple[int, int]] = {}
+        self._count = 0
+
+    def capacity(self) -> int:
+        machines = (n["Resources"] for n in self._ray.nodes() if n["Alive"])
+        return sum(_room(machine, self._one) for machine in machines)
+
+    def start(self) -> int:
+        number, self._count = self._count, self._count + 1
+        settings, options = self._arguments
+        actor = self._actor.remote(number, settings, options, self._one.share)
+        self._actors[number] = actor
+        self._pending[actor.open.remote(__version__)] = (number, "open")
+        return number
+
+    def stop(self, worker: int) -> None:
+        self._ray.kill(self._actors.pop(worker), no_restart=True)
+        self._forget(worker)
+
+    def run(self, worker: int, job: Job, attempt: int) -> None:
+        self._progress[worker] = (0, 0)
+        self._pending[self._actors[worker].run.remote(job, attempt)] = (worker, "run")
+
+    def merge(self, worker: int, scenes: Sequence[Path], output: Path) -> MergeSummary:
+        """As ``Worker.merge``. Raises FleetError, also if the worker dies."""
+        try:
+            return self._ray.get(self._actors[worker].merge.remote(scenes, output))
+        except Exception as error:
+            raise FleetError(_reason(error)) from error
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        if not self._pending:  # which Ray refuses to wait for
+            time.sleep(timeout_s)
+            return []
+        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout_s)
+        return [self._event(reference) for reference in ready]
+
+    def progress(self) -> dict[int, tuple[int, int]]:
+        for worker, actor in self._actors.items():
+            asked = self._asked.get(worker)
+            if asked is not None and not self._ray.wait([asked], timeout=0)[0]:
+                continue
+            if asked is not None:
+                with contextlib.suppress(self._ray.exceptions.RayError):  # `wait` tells of it
+                    self._progress[worker] = self._ray.get(asked)
+            self._asked[worker] = actor.progress.remote()
+        return dict(self._progress)
+
+    def _event(self, reference: Any) -> Event:
+        worker, call = self._pending.pop(reference)
+        try:
+            answer = self._ray.get(reference)
+        except Exception as error:  # what the worker raised, or that it is gone
+            self._actors.pop(worker, None)
+            self._forget(worker)
+            reason = _reason(error)
+            return (NotOpened if call == "open" else Died)(worker, reason)
+        return Opened(worker, answer) if call == "open" else Finished(worker, answer)
+
+    def _forget(self, worker: int) -> None:
+        for known in (self._asked, self._progress):
+            known.pop(worker, None)
+        self._pending = {r: of for r, of in self._pending.items() if of[0] != worker}
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what a worker raised, or why it is gone, as one line."""
+    return _first_line(getattr(error, "cause", None) or error)
+
+
+def _first_line(error: BaseException) -> str:
+    """Returns an error's first line; Ray adds many about its own processes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

@@ -1,0 +1,67 @@
+"""Finds the recordings below a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from da3_ros.recordings.bag_files import COMPRESSED, is_storage
+from da3_ros.recordings.folder import image_files
+from da3_ros.recordings.video import VIDEO_SUFFIXES
+
+FEWEST_IMAGES = 2  # of a folder of images: one picture beside other files is none
+
+
+def find_recordings(folder: Path, skip: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yields bags, videos and folders of images below ``folder``, in order; a recording's own
+    folder is not searched, nor one that ``skip`` names. Raises OSError.
+    """
+    inner = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    for path in inner:
+        if not path.is_dir():
+            if _is_single(path):
+                yield path
+        elif skip(path):
+            continue
+        elif is_recording(path):
+            yield path
+        else:
+            yield from find_recordings(path, skip)
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a path is one bag, one video or one folder of images, rather than a folder of
+    recordings.
+
+    Bag files in a folder without metadata.yaml are a recording each, unless their names are those
+    of one bag's parts: the folder's with a number.
+    """
+    if not path.is_dir():
+        return _is_single(path)
+    if (path / "metadata.yaml").exists():
+        return True
+    inner = list(path.iterdir())
+    bags = [name_of(p) for p in inner if p.is_file() and is_storage(p)]
+    if bags:
+        part = re.compile(re.escape(name_of(path)) + r"_\d+")
+        return all(part.fullmatch(name) for name in bags)
+    if any(p.is_dir() or _is_single(p) for p in inner):
+        return False
+    return len(image_files(path)) >= FEWEST_IMAGES
+
+
+def name_of(path: Path) -> str:
+    """Returns the name of a recording without the suffixes of its file."""
+    if path.is_dir():
+        return Path(os.path.abspath(path)).name
+    name = path.name
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    return Path(name).stem
+
+
+def _is_single(path: Path) -> bool:
+    """Whether a file is a recording by itself."""
+    return path.is_file() and (is_storage(path) or path.suffix.lower() in VIDEO_SUFFIXES)

@@ -1,0 +1,91 @@
+"""The recordings of a fleet, their names and keys."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.fleet.jobs import FleetError, find_jobs
+from da3_ros.replay.results import ReplayOptions
+
+OPTIONS = ReplayOptions(Path(), Path())
+
+
+def jobs(inputs, output, options=OPTIONS, **values):
+    settings = config_from_parameters(values, NodeConfig)
+    return find_jobs(inputs, output, options, settings)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("site/run1.mcap", "site/run2.mcap", "other/run1.mcap"):
+        path = tmp_path / "bags" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode() * 1000)
+    return tmp_path / "bags"
+
+
+def test_recordings_in_a_folder_are_named_by_their_path(folder, tmp_path):
+    found = jobs([folder], tmp_path / "out")
+    assert [job.name for job in found] == ["other/run1", "site/run1", "site/run2"]
+    assert found[0].output == tmp_path / "out" / "other" / "run1"
+    assert found[0].size == 1000 * len("other/run1.mcap")
+
+
+def test_the_same_recording_twice_is_one_job(folder, tmp_path):
+    given = folder / "site" / "run1.mcap"
+    assert [job.name for job in jobs([given, given], tmp_path / "out")] == ["run1"]
+
+
+def test_two_recordings_of_one_name_are_refused(folder, tmp_path):
+    given = [folder / "site" / "run1.mcap", folder / "other" / "run1.mcap"]
+    with pytest.raises(FleetError, match="would both be written to"):
+        jobs(given, tmp_path / "out")
+
+
+def test_results_are_not_processed_again(folder, tmp_path):
+    out = folder / "out"
+    for result in (out / "site" / "run1", folder / "older"):
+        result.mkdir(parents=True)
+        (result / "output.mcap").write_bytes(b"x")
+        (result / "report.json").write_text("{}")
+    assert len(jobs([folder], out)) == 3
+    assert len(jobs([folder], tmp_path / "elsewhere")) == 3
+
+
+@pytest.mark.parametrize("given", ["nothing", "empty"])
+def test_no_recording_is_an_error(tmp_path, given):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FleetError, match="nothing does not exist|no recording in"):
+        jobs([tmp_path / given], tmp_path / "out")
+
+
+def test_ros_1_bags_are_named(folder, tmp_path, caplog):
+    (folder / "old.bag").write_bytes(b"x")
+    assert len(jobs([folder], tmp_path / "out")) == 3
+    assert "1 ROS 1 bags are left out" in caplog.text
+
+
+def test_the_key_changes_with_all_that_results_depend_on(folder, tmp_path):
+    given, out = folder / "site" / "run1.mcap", tmp_path / "out"
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+
+    def key(options=OPTIONS, **values):
+        return jobs([given], out, options, **values)[0].key
+
+    keys = [
+        key(), key(process_res=280), key(dataclasses.replace(OPTIONS, every=2)),
+        key(dataclasses.replace(OPTIONS, plan=plan)),
+    ]  # fmt: skip
+    plan.write_text("{ }")
+    keys.append(key(dataclasses.replace(OPTIONS, plan=plan)))
+    given.write_bytes(b"other contents" * 1000)
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_key_is_the_same_in_another_folder(folder, tmp_path):
+    given = folder / "site" / "run1.mcap"
+    assert jobs([given], tmp_path / "a")[0].key == jobs([given], tmp_path / "b")[0].key
