@@ -519,7 +519,7 @@ class NodeConfig:
                 "pose_prior.corrections is path and pose_prior.source is tf, but base_frame is "
                 "empty: set it to the frame whose poses the path has"
             )
-        if prior.corrections == "tf" and prior.map_frame == self.odom_frame:
+        if prior.corrections == "tf" and prior.map_frame.strip("/") == self.odom_frame.strip("/"):
             raise ConfigError(
                 f"pose_prior.map_frame and odom_frame are both {self.odom_frame!r}: the first is "
                 "the other SLAM's map, in which it places the second"

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -29,6 +30,7 @@ MISSING = "`da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'"
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE = 80 * 2**20  # bytes, near Ray's least: only paths and numbers are passed
 LONGEST_TEMP = 30  # characters of a folder below which Ray can still name its sockets
+CONNECT_S = 10.0
 USUAL_CPUS = 4  # of a task without a GPU: beyond, threads of one task wait for each other
 
 
@@ -58,6 +60,7 @@ def connected(address: str | None) -> Iterator[Any]:
                 "_node_ip_address": LOOPBACK, "object_store_memory": OBJECT_STORE,
             }  # fmt: skip
         else:
+            _check_address(address)
             where = {"address": address}
         stack.callback(ray.shutdown)
         try:
@@ -97,6 +100,19 @@ def _temporary_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_address(address: str) -> None:
+    """Raises FleetError if nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise FleetError(f"--address {address}: give HOST:PORT of a Ray cluster, or auto")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise FleetError(f"no Ray cluster at {address}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -163,12 +163,13 @@ class Worker:
             self.options, input=job.input, output=job.output, go_on=True
         )  # fmt: skip
         try:
-            return self._begun(options)
+            summary = self._begun(options)
         except UnfinishedError as error:
             log.warning("%s; beginning anew", error)
-        for old in job.output.glob(f"{UNFINISHED}*"):
+            summary = self._begun(dataclasses.replace(options, go_on=False))
+        for old in job.output.glob(f"{UNFINISHED}*"):  # of attempts that were killed
             shutil.rmtree(old)
-        return self._begun(dataclasses.replace(options, go_on=False))
+        return summary
 
     def _begun(self, options: ReplayOptions) -> ReplaySummary:
         self.session.renew()

@@ -84,9 +84,19 @@ def mean_transform(T_a_camera: Array, T_b_camera: Array) -> Array:
     return out
 
 
-def length(poses: Array) -> float:
-    """Returns the length of the way through poses [N, 4, 4]."""
-    return float(np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1).sum())
+def chords(first: Array, second: Array, least: float) -> tuple[float, float]:
+    """Returns the lengths of two ways at the same times, poses [N, 4, 4] each, as sums of chords.
+
+    A chord ends where either way is ``least`` from the chord's beginning, so that noise on the
+    spot adds nothing.
+    """
+    ways = first[:, :3, 3], second[:, :3, 3]
+    at = [0] * bool(len(first))
+    for i in range(len(first)):
+        if max(np.linalg.norm(way[i] - way[at[-1]]) for way in ways) >= least:
+            at.append(i)
+    one, other = (float(np.linalg.norm(np.diff(w[at], axis=0), axis=1).sum()) for w in ways)
+    return one, other
 
 
 def jump_size(J: Array, position: Array) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
 
-COMMON = 0.05  # share of a scene's frames that are also of another one, which it continues
+COMMON = 3  # frames of two scenes, from which on one continues the other
 
 
 class MergeError(RuntimeError):
@@ -159,20 +159,21 @@ def _check_distinct(inputs: Sequence[InputScene]) -> None:
     continue a third one."""
     frames = [_frames(one) for one in inputs]
     for (a, of_a), (b, of_b) in itertools.combinations(zip(inputs, frames, strict=True), 2):
-        common, less = len(of_a & of_b), min(len(of_a), len(of_b))
-        if common > COMMON * less:
+        common = len(of_a & of_b)
+        if common >= COMMON:
             raise MergeError(
                 f"{a.name} and {b.name} have {common} frames in common, as when one continues "
                 f"the other: what both have would be in the result twice; leave one of them out"
             )
 
 
-def _frames(one: InputScene) -> set[tuple[str, int, bytes]]:
-    """Returns camera, stamp and pose in the submap of all frames that are not at its origin: there
-    every submap begins, and videos all begin at stamp 0."""
-    names, rows = one.saved.poses.cameras, one.saved.poses.rows
+def _frames(one: InputScene) -> set[tuple[int, bytes]]:
+    """Returns stamp and pose in the submap of all frames that are not at its origin: there every
+    submap begins, and videos all begin at stamp 0. Merging renames cameras, so that their names
+    tell nothing."""
+    rows = one.saved.poses.rows
     moved = rows[(rows["T"] != np.eye(3, 4)).any(axis=(1, 2))]
-    return {(names[r["camera"]], int(r["stamp_ns"]), r["T"].tobytes()) for r in moved}
+    return {(int(r["stamp_ns"]), r["T"].tobytes()) for r in moved}
 
 
 def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from da3_ros.mapping.following import (
 )
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.mapping.slam_poses import PoseTable, interpolated, jump_size, length, spread_jump
+from da3_ros.mapping.slam_poses import PoseTable, chords, interpolated, jump_size, spread_jump
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Poses
 from da3_ros.types import Array, SlamPath, SlamPose, View
@@ -42,8 +44,26 @@ ANEW = (
     "the path begins anew, as if the other SLAM had been reset: the map stays as it is; call "
     "~/reset to begin a map in its new frame"
 )
-SHORT_M, MAX_RATIO = 1.0, 1.3  # of a path's length to the prior's, which are no longer one way
+# A path and the prior are one way if the sums of their chords differ by less than this ratio. Over
+# chords of a metre, the noise of a robot that stands adds nothing.
+CHORD_M, MAX_RATIO = 1.0, 1.3
+MOST_COMPARED = 2000  # poses of a path, evenly spaced
+NUMBERS = re.compile(r"\d+(\.\d+)?")
 STRETCHES = 64  # jumps that are remembered as places where the path was right
+
+
+@dataclass(frozen=True, eq=False)
+class _Before:
+    """The transform, the poses and where the path was right, before a jump."""
+
+    T_slam_prior: Array
+    poses: Array
+    right_at: tuple[int, ...]
+
+    def is_again(self, T_slam_prior: Array, camera: Array) -> bool:
+        """Whether a transform is the old one, seen by a camera at ``camera``."""
+        metres, turn = jump_size(T_slam_prior @ invert_pose(self.T_slam_prior), camera)
+        return metres <= JUMP_M and turn <= JUMP_RAD
 
 
 class MapFollowing:
@@ -64,6 +84,7 @@ class MapFollowing:
         self._poses = PoseTable()  # tf: T_slam_camera; path: T_base_camera
         self._priors = PoseTable()  # path: T_prior_camera
         self._T_slam_prior: Array | None = None  # that ``_poses`` has taken over
+        self._before: _Before | None = None  # the last jump, which the next one may withdraw
         self._right_at: deque[int] = deque(maxlen=STRETCHES)  # stamps
         self._path: SlamPath | None = None
         self._path_ended = False  # whether a time jump came after it
@@ -105,10 +126,27 @@ class MapFollowing:
         if self._T_slam_prior is None or not len(self._poses):
             self._T_slam_prior = T_slam_prior
             self._right_at.append(stamp_ns)
-        before = self._T_slam_prior @ T_prior_camera
+            self._before = None
+        camera = (self._T_slam_prior @ T_prior_camera)[:3, 3]
         J = T_slam_prior @ invert_pose(self._T_slam_prior)
-        metres, turn = jump_size(J, before[:3, 3])
+        metres, turn = jump_size(J, camera)
         if metres > JUMP_M or turn > JUMP_RAD:
+            self._jump(stamp_ns, self._T_slam_prior, T_slam_prior, camera)
+        self._poses.add(stamp_ns, self._T_slam_prior @ T_prior_camera)
+
+    def _jump(self, stamp_ns: int, old: Array, new: Array, camera: Array) -> None:
+        """Takes over a jump of the transform, ``T_slam_prior``, seen by a camera at ``camera``."""
+        J = new @ invert_pose(old)
+        metres, turn = jump_size(J, camera)
+        last, self._before = self._before, None
+        if last is not None and last.is_again(new, camera):
+            count = len(last.poses)
+            self._poses.poses[:count] = last.poses
+            self._poses.poses[count:] = J @ self._poses.poses[count:]
+            self._right_at = deque(last.right_at, maxlen=STRETCHES)
+            log.info("another SLAM withdraws its correction of %.3f m", metres)
+        else:
+            self._before = _Before(old, self._poses.poses.copy(), tuple(self._right_at))
             begins = np.searchsorted(self._poses.stamps, list(self._right_at))
             begins = np.unique(np.minimum(begins, len(self._poses) - 1))
             self._poses.poses[:], is_drift = spread_jump(self._poses.poses, begins.tolist(), J)
@@ -119,8 +157,7 @@ class MapFollowing:
             )  # fmt: skip
             if is_drift:  # the path is right up to here; else it moved as one, as it was
                 self._right_at.append(stamp_ns)
-            self._T_slam_prior, self._due = T_slam_prior, True
-        self._poses.add(stamp_ns, self._T_slam_prior @ T_prior_camera)
+        self._T_slam_prior, self._due = new, True
 
     def _add_path(self, view: View, slam: SlamPose) -> None:
         if slam.T_base_camera is not None:
@@ -147,10 +184,12 @@ class MapFollowing:
         first, last = self._priors.stamps[[0, -1]]
         both = (path.stamps_ns >= first) & (path.stamps_ns <= last)
         stamps = path.stamps_ns[both]
+        some = np.unique(np.linspace(0, len(stamps) - 1, MOST_COMPARED).astype(int))[: len(stamps)]
+        stamps, both = stamps[some], np.flatnonzero(both)[some]
         mounts = interpolated(self._poses.stamps, self._poses.poses, stamps)
-        theirs = length(path.T_slam_base[both] @ mounts)
-        ours = length(interpolated(self._priors.stamps, self._priors.poses, stamps))
-        if max(theirs, ours) < SHORT_M or ours < MAX_RATIO * theirs < MAX_RATIO**2 * ours:
+        priors = interpolated(self._priors.stamps, self._priors.poses, stamps)
+        theirs, ours = chords(path.T_slam_base[both] @ mounts, priors, CHORD_M)
+        if ours < MAX_RATIO * theirs < MAX_RATIO**2 * ours or theirs == ours == 0.0:
             return ""
         return (
             f"the path is {theirs:.2f} m long where the prior is {ours:.2f} m: it is not used; it "
@@ -158,10 +197,11 @@ class MapFollowing:
         )
 
     def _tell(self, text: str) -> None:
-        """Logs a line, once until there is another one."""
-        if text != self._told:
+        """Logs a line, once until there is another one, whatever its numbers."""
+        kind = NUMBERS.sub("", text)
+        if kind != self._told:
             log.warning("pose_prior.corrections: %s", text)
-        self._told = text
+        self._told = kind
 
     def correction(
         self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,

@@ -55,7 +55,7 @@ def test_a_scene_without_metres_is_left_out_of_metres(folders, tmp_path, capsys)
 
 def test_the_result_is_viewed_exported_and_merged_again(folders, tmp_path):
     kitchen, out = folders
-    save_scene(full_store().snapshot(metric=True), tmp_path / "hall")
+    save_scene(full_store(step=0.25).snapshot(metric=True), tmp_path / "hall")
     assert run(out, tmp_path / "hall", "--output", tmp_path / "both") == INCOMPLETE
     both = tmp_path / "both"
     assert main(["view", str(both), "--output", str(tmp_path / "a.png")]) == 0

@@ -57,7 +57,7 @@ def test_results_are_not_processed_again(folder, tmp_path):
 @pytest.mark.parametrize("given", ["nothing", "empty"])
 def test_no_recording_is_an_error(tmp_path, given):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FleetError, match="nothing does not exist|no recording in"):
+    with pytest.raises(FleetError, match=r"nothing does not exist|no recording in"):
         jobs([tmp_path / given], tmp_path / "out")
 
 

@@ -6,7 +6,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping import slam_poses
-from da3_ros.mapping.slam_poses import PoseTable, interpolated, mean_transform, spread_jump
+from da3_ros.mapping.slam_poses import PoseTable, chords, interpolated, mean_transform, spread_jump
 from da3_ros.synthetic.odometry import drifted
 
 
@@ -91,3 +91,23 @@ def test_a_table_is_bounded(monkeypatch):
     assert table.stamps[0] == 0
     np.testing.assert_array_equal(table.poses[:, 0, 3], table.stamps)
     assert (np.diff(table.stamps) > 0).all()
+
+
+def test_noise_on_the_spot_adds_nothing_to_chords():
+    rng = np.random.default_rng(0)
+    way = np.array([pose(0.1 * i) for i in range(101)] + [pose(10.0)] * 500)
+    noisy = way.copy()
+    noisy[:, :3, 3] += rng.normal(0, 0.05, (len(way), 3))
+    first, second = chords(way, noisy, 1.0)
+    assert first == pytest.approx(10, abs=1.0)
+    assert second == pytest.approx(first, rel=0.02)
+    half = way.copy()
+    half[:, :3, 3] *= 0.5
+    first, second = chords(way, half, 1.0)
+    assert second == pytest.approx(first / 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_ways_shorter_than_a_chord_have_none(count):
+    way = np.array([pose(0.1 * i) for i in range(count)]).reshape(-1, 4, 4)
+    assert chords(way, way, 1.0) == (0.0, 0.0)

@@ -462,6 +462,10 @@ def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp
     with pytest.raises(MergeError, match="monday and tuesday have 60 frames in common"):
         merge([folders("monday"), tmp_path / "tuesday"], tmp_path / "out", config(),
               network_of([*ring, *second]))  # fmt: skip
+    network = network_of({"": ring, "sameday": ring})
+    merge([folders("monday"), folders("sameday")], tmp_path / "both", config(), network)
+    with pytest.raises(MergeError, match="frames in common"):  # whose cameras were renamed
+        merge([tmp_path / "both", folders("sameday")], tmp_path / "again", config(), network)
     origins = [s["origin"] for s in json.loads(described_in(tmp_path / "tuesday"))["submaps"]
                if "origin" in s]  # fmt: skip
     assert set(origins) == {"monday"}

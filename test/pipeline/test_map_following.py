@@ -337,15 +337,33 @@ def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
     assert "must be in metres" in said
 
 
-def test_a_jump_there_and_back_leaves_the_next_one_right(walk):
+@pytest.mark.parametrize(("metres", "begins"), [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
+def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
     """A wrong pose of the other SLAM for a moment is no drift of the prior."""
     frames, talk = walk[0], said(walk, "tf")
     away = np.eye(4)
-    away[:3, 3] = 3.0, 0, 0
-    for i in range(50, 54):
+    away[:3, 3] = metres, 0, 0
+    for i in (begin + more for begin in begins for more in range(4)):
         talk[i] = dataclasses.replace(talk[i], T_slam_prior=away @ talk[i].T_slam_prior)
     pipeline, _ = run(walk, settings("tf"), talk)
     assert share_off(errors(pipeline, frames)) < 0.001
+
+
+@pytest.mark.parametrize("noisy", ["path", "prior"])
+def test_a_robot_that_has_stood_still_is_followed(walk, noisy):
+    """Noise on the spot is no way: else one of both ways would be much the longer one."""
+    rng, (frames, priors) = np.random.default_rng(0), walk
+    stood = [
+        dataclasses.replace(frames[-1], stamp_ns=frames[-1].stamp_ns + 10**8 * (i + 1))
+        for i in range(120)
+    ]
+    frames, priors = [*frames, *stood], [T.copy() for T in (*priors, *[priors[-1]] * 120)]
+    path = path_until(frames, len(frames) - 10, every=1)
+    for T in path.T_slam_base if noisy == "path" else priors:
+        T[:3, 3] += rng.normal(0, 0.05, 3)
+    talk = by_path(frames, {len(frames) - 10: path})
+    pipeline, _ = run((frames, priors), settings("path"), talk)
+    assert pipeline.scene_map.following.count == 1
 
 
 def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplog):
