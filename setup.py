@@ -53,6 +53,7 @@ setup(
         "zstandard>=0.21",
     ],
     extras_require={
+        "fleet": ["ray>=2.60"],  # `da3_ros fleet`
         "mesh": ["scikit-image>=0.22"],  # `da3_ros export SCENE room.mesh.glb`
         # `da3_ros export-network --format onnx` and its check.
         "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],

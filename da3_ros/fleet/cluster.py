@@ -73,7 +73,10 @@ def connected(address: str | None) -> Iterator[Any]:
             raise FleetError(f"{what}: {_first_line(error)}") from error
         if address is None:
             _check_loopback(ray)
-        yield ray
+        try:
+            yield ray
+        except SystemError as error:  # what a signal's handler raised while Ray waited
+            raise (error.__cause__ or error) from None
 
 
 def _import_ray(*, local: bool) -> Any:
@@ -225,6 +228,8 @@ class RayPool(Pool):
         """As ``Worker.merge``. Raises FleetError, also if the worker dies."""
         try:
             return self._ray.get(self._actors[worker].merge.remote(scenes, output))
+        except SystemError:  # a signal, as in ``connected``
+            raise
         except Exception as error:
             raise FleetError(_reason(error)) from error
 
@@ -250,6 +255,8 @@ class RayPool(Pool):
         worker, call = self._pending.pop(reference)
         try:
             answer = self._ray.get(reference)
+        except SystemError:  # a signal, as in ``connected``
+            raise
         except Exception as error:  # what the worker raised, or that it is gone
             self._actors.pop(worker, None)
             self._forget(worker)

@@ -14,13 +14,14 @@ SHARED = {"config", "parameter_schema", "types"}
 # A room, and the rooms that it may import; all may import what is shared.
 ROOMS = {
     "cli": {
-        "backends", "drawing", "export", "inference", "keyframe_store", "mapping", "merging",
-        "network", "recordings", "replay", "synthetic",
+        "backends", "drawing", "export", "fleet", "inference", "keyframe_store", "mapping",
+        "merging", "network", "recordings", "replay", "synthetic",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
         "sensors", "synthetic",
     },
+    "fleet": {"export", "inference", "merging", "recordings", "replay"},
     "replay": {
         "drawing", "export", "inference", "keyframe_store", "live", "mapping", "messages",
         "network", "pipeline", "recordings", "refinement", "sensors",
