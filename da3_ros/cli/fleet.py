@@ -90,6 +90,8 @@ def _run_fleet(options: argparse.Namespace) -> int:
     except (FleetError, OSError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
+    except Exception:
+        raise
     except BaseException as error:  # an interruption
         error.args = (progress.interrupted(),)
         raise

@@ -19,7 +19,7 @@ from typing import Any
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.fleet.jobs import FleetError, Job
-from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool
+from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool, WorkerLostError
 from da3_ros.fleet.worker import Worker
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.results import ReplayOptions
@@ -51,7 +51,7 @@ def connected(address: str | None) -> Iterator[Any]:
     Raises FleetError.
     """
     ray = _import_ray(local=address is None)
-    quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with contextlib.ExitStack() as stack:
         if address is None:
             folder = stack.enter_context(_temporary_folder())
@@ -64,7 +64,7 @@ def connected(address: str | None) -> Iterator[Any]:
             where = {"address": address}
         stack.callback(ray.shutdown)
         try:
-            with _signal_handlers_kept():
+            with _signal_handlers_kept(ray):
                 ray.init(**where, **quiet)
         except (
             Exception
@@ -119,16 +119,21 @@ def _check_address(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Puts signal handlers back that Ray replaces: its own ends the program on SIGTERM."""
+def _signal_handlers_kept(ray: Any) -> Iterator[None]:
+    """Keeps signal handlers that Ray replaces: its own ends the program on SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Ray sets none either
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
+    utils = ray._private.utils
+    theirs = getattr(utils, "set_sigterm_handler", None)
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
+        if theirs is not None:
+            utils.set_sigterm_handler = theirs
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
@@ -225,11 +230,13 @@ class RayPool(Pool):
         self._pending[self._actors[worker].run.remote(job, attempt)] = (worker, "run")
 
     def merge(self, worker: int, scenes: Sequence[Path], output: Path) -> MergeSummary:
-        """As ``Worker.merge``. Raises FleetError, also if the worker dies."""
+        """As ``Worker.merge``. Raises FleetError; WorkerLostError if the worker is gone."""
         try:
             return self._ray.get(self._actors[worker].merge.remote(scenes, output))
         except SystemError:  # a signal, as in ``connected``
             raise
+        except self._ray.exceptions.RayActorError as error:
+            raise WorkerLostError(_reason(error)) from error
         except Exception as error:
             raise FleetError(_reason(error)) from error
 

@@ -79,11 +79,15 @@ class Dispatcher:
     def spare_worker(self) -> int:
         """Returns an open worker that has no recording, and waits for one. Raises FleetError."""
         while not self._idle:
-            if not self._opening and not self.running:
-                self._start_one()
+            if not self._alive:
+                self._start_last()
             for event in self.pool.wait(POLL_S):
                 self._handle(event)
         return min(self._idle)
+
+    def forget(self, worker: int) -> None:
+        """An idle worker is gone."""
+        self._idle.discard(worker)
 
     @property
     def _alive(self) -> int:
@@ -93,17 +97,21 @@ class Dispatcher:
         """Starts workers while there are recordings and room for them."""
         now = time.monotonic()
         if now >= self._look_again:
-            self._capacity, self._look_again = self.pool.capacity(), now + CAPACITY_S
-        room = self._capacity - self._in_a_row
+            before, self._capacity = self._capacity, self.pool.capacity()
+            self._look_again = now + CAPACITY_S
+            if self._capacity > before:  # a machine has joined, which may be a better one
+                self._in_a_row = 0
+        room = self._capacity - self._in_a_row  # machines that refuse are not asked for ever
         if self.most_workers is not None:
             room = min(room, self.most_workers)
         wanted = min(room, len(self.waiting) + len(self.running))
         for _ in range(wanted - self._alive):
-            self._start_one()
+            self._opening.add(self.pool.start())
         if not self._alive:
-            self._start_one()
+            self._start_last()
 
-    def _start_one(self) -> None:
+    def _start_last(self) -> None:
+        """Starts a worker where none is left. Raises FleetError if that is hopeless."""
         if self._refused and (self._in_a_row >= MOST_REFUSALS or not self.workers):
             raise FleetError(f"no worker could be started: {self._refused[-1]}")
         if not self.pool.capacity():
@@ -162,6 +170,7 @@ class Dispatcher:
         tried = self._taken_from(worker)
         record = self.workers[worker]
         record.end = event.reason
+        self._look_again = 0.0  # its machine may be gone
         tried.deaths += 1
         if tried.deaths >= MOST_DEATHS:
             reason = f"{tried.deaths} workers died while they processed it: {event.reason}"

@@ -13,19 +13,18 @@ from typing import Any
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.export import ExportError
 from da3_ros.export.scene_file import is_scene
 from da3_ros.fleet.cluster import RayPool, connected, resources_for
 from da3_ros.fleet.dispatcher import Dispatcher
-from da3_ros.fleet.jobs import FleetError, Job, find_jobs
-from da3_ros.fleet.worker import FAILED, Outcome, read_outcome
+from da3_ros.fleet.jobs import MERGED, REPORT, FleetError, Job, find_jobs
+from da3_ros.fleet.pool import WorkerLostError
+from da3_ros.fleet.worker import FAILED, Outcome, locked, read_outcome
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.report import write_json
 from da3_ros.replay.results import ReplayOptions
 
 log = logging.getLogger(__name__)
-
-REPORT = "fleet.json"
-MERGED = "merged"  # folder for the scene of all recordings
 
 
 @dataclass(frozen=True)
@@ -111,10 +110,21 @@ def run_fleet(
     options = _absolute(options)
     jobs = find_jobs(options.inputs, options.output, options.replay, settings)
     options.output.mkdir(parents=True, exist_ok=True)
+    with locked(options.output):
+        return _run(options, settings, jobs, observer, start)
+
+
+def _run(
+    options: FleetOptions,
+    settings: NodeConfig,
+    jobs: Sequence[Job],
+    observer: Observer,
+    start: float,
+) -> FleetSummary:
     known = {job.name: outcome for job in jobs if (outcome := read_outcome(job)) is not None}
     summary = FleetSummary(options.output, len(jobs), list(known.values()), len(known))
     observer.begin(jobs, summary.outcomes)
-    missing = [job for job in jobs if job.name not in known]
+    missing = [job for job in jobs if job.name not in known and not job.unreadable]
     # The largest first: the last worker then ends soon after the others.
     missing.sort(key=lambda job: (-job.size, job.name))
 
@@ -124,6 +134,9 @@ def run_fleet(
         _write(summary)
         observer.outcome(outcome)
 
+    for job in jobs:
+        if job.unreadable:
+            noted(Outcome(job.name, job.key, FAILED, job.unreadable, attempts=0))
     if missing or options.merge:
         with connected(options.address) as ray:
             one = resources_for(ray, settings, options.gpus_per_task, options.cpus_per_task)
@@ -160,7 +173,14 @@ def _merge(
         return f"{len(scenes)} of {len(folders)} results have a scene: there is nothing to merge"
     observer.merging(len(scenes))
     try:
-        return pool.merge(dispatcher.spare_worker(), scenes, summary.output / MERGED)
+        while True:
+            worker = dispatcher.spare_worker()
+            try:
+                return pool.merge(worker, scenes, summary.output / MERGED)
+            except WorkerLostError as error:
+                dispatcher.forget(worker)
+                if worker == max(dispatcher.workers):  # the newest one: it is the merge that kills
+                    return str(error)
     except FleetError as error:
         return str(error)
 
@@ -178,5 +198,9 @@ def _absolute(options: FleetOptions) -> FleetOptions:
 
 
 def _write(summary: FleetSummary) -> None:
-    with atomic_path(summary.output / REPORT) as part:
-        write_json(part, summary.report())
+    """Writes fleet.json; a failure costs only this file."""
+    try:
+        with atomic_path(summary.output / REPORT) as part:
+            write_json(part, summary.report())
+    except (ExportError, OSError) as error:
+        log.warning("%s", error)

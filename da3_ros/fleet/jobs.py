@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from da3_ros.replay.report import NOT_REPORTED
 from da3_ros.replay.results import ReplayOptions
 
 log = logging.getLogger(__name__)
+
+REPORT, MERGED = "fleet.json", "merged"  # in the output folder
+RESERVED = (REPORT, MERGED)
 
 
 class FleetError(RuntimeError):
@@ -34,6 +37,7 @@ class Job:
     output: Path
     size: int
     key: str  # a hash of sampled blocks, and one of parameters and options
+    unreadable: str = ""  # why the recording cannot be read at all; it has no key then
 
 
 def find_jobs(
@@ -45,8 +49,11 @@ def find_jobs(
     replays share. Raises FleetError, also if two have one name, and OSError.
     """
     found: dict[str, Path] = {}
+    known: dict[Path, str] = {}  # by real path: a link may lead to the same recording
     for path in inputs:
         for name, recording in _named(path, output.resolve()):
+            if known.setdefault(recording.resolve(), name) != name:
+                continue
             if found.setdefault(name, recording).resolve() != recording.resolve():
                 raise FleetError(
                     f"{found[name]} and {recording} would both be written to {output / name}: "
@@ -54,6 +61,7 @@ def find_jobs(
                 )
     if not found:
         raise FleetError(f"no recording in {', '.join(map(str, inputs))}")
+    _check_names(found)
     common = _settings_key(options, settings)
     return [_job(name, path, output / name, common) for name, path in sorted(found.items())]
 
@@ -79,10 +87,27 @@ def _named(path: Path, output: Path) -> Iterator[tuple[str, Path]]:
         )  # fmt: skip
 
 
+def _check_names(found: Mapping[str, Path]) -> None:
+    """Raises FleetError if results would lie among those of another recording or of the fleet."""
+    for name, path in found.items():
+        parents = [str(parent) for parent in Path(name).parents]
+        if Path(name).parts[0] in RESERVED:
+            raise FleetError(
+                f"{path}: {Path(name).parts[0]!r} is a name of the fleet's: rename it"
+            )
+        if inside := next((parent for parent in parents if parent in found), None):
+            raise FleetError(
+                f"{path}: its results would lie among those of {found[inside]}: rename one"
+            )
+
+
 def _job(name: str, path: Path, output: Path, common: str) -> Job:
-    files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else [path]
-    size = sum(f.stat().st_size for f in files)
-    return Job(name, path, output, size, f"{fingerprint(path, output)}-{common}")
+    try:
+        files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else [path]
+        size = sum(f.stat().st_size for f in files)
+        return Job(name, path, output, size, f"{fingerprint(path, output)}-{common}")
+    except OSError as error:
+        return Job(name, path, output, 0, "", f"{path}: {error}")
 
 
 def _settings_key(options: ReplayOptions, settings: NodeConfig) -> str:

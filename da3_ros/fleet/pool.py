@@ -5,8 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from da3_ros.fleet.jobs import Job
+from da3_ros.fleet.jobs import FleetError, Job
 from da3_ros.fleet.worker import Outcome, WorkerInfo
+
+
+class WorkerLostError(FleetError):
+    """A worker is gone."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
+import os
 import platform
 import shutil
 import time
@@ -22,6 +24,7 @@ import torch
 from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.atomic_files import atomic_path
+from da3_ros.export.export import ExportError
 from da3_ros.fleet.jobs import FleetError, Job
 from da3_ros.inference import open_networks
 from da3_ros.inference.devices import open_device
@@ -124,13 +127,13 @@ class Worker:
         )
         try:
             job.output.mkdir(parents=True, exist_ok=True)
-            (job.output / OUTCOME).unlink(missing_ok=True)
-            with _logged(job.output / LOG):
+            with locked(job.output), _logged(job.output / LOG):
+                (job.output / OUTCOME).unlink(missing_ok=True)
                 outcome = self._replayed(job, outcome)
-            if outcome.state != FAILED:
-                with atomic_path(job.output / OUTCOME) as part:
-                    write_json(part, dataclasses.asdict(outcome))
-        except OSError as error:
+                if outcome.state != FAILED:
+                    with atomic_path(job.output / OUTCOME) as part:
+                        write_json(part, dataclasses.asdict(outcome))
+        except (OSError, ExportError, FleetError) as error:
             return dataclasses.replace(outcome, state=FAILED, reason=str(error))
         return outcome
 
@@ -168,7 +171,8 @@ class Worker:
             log.warning("%s; beginning anew", error)
             summary = self._begun(dataclasses.replace(options, go_on=False))
         for old in job.output.glob(f"{UNFINISHED}*"):  # of attempts that were killed
-            shutil.rmtree(old)
+            with contextlib.suppress(FleetError), locked(old):  # else a replay by hand runs there
+                shutil.rmtree(old)
         return summary
 
     def _begun(self, options: ReplayOptions) -> ReplaySummary:
@@ -202,6 +206,20 @@ def _within_budget(config: PipelineConfig, share: float) -> PipelineConfig:
     return dataclasses.replace(
         config, inference=dataclasses.replace(inference, memory_budget_gb=budget)
     )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder. Raises FleetError if one is in it, OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FleetError(f"another process works in {path}") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

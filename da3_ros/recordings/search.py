@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -11,24 +12,45 @@ from da3_ros.recordings.bag_files import COMPRESSED, is_storage
 from da3_ros.recordings.folder import image_files
 from da3_ros.recordings.video import VIDEO_SUFFIXES
 
+log = logging.getLogger(__name__)
+
 FEWEST_IMAGES = 2  # of a folder of images: one picture beside other files is none
 
 
 def find_recordings(folder: Path, skip: Callable[[Path], bool]) -> Iterator[Path]:
     """Yields bags, videos and folders of images below ``folder``, in order; a recording's own
-    folder is not searched, nor one that ``skip`` names. Raises OSError.
+    folder is not searched, nor one that ``skip`` names. What cannot be read is left out with a
+    warning.
     """
-    inner = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    return _found(folder, skip, set())
+
+
+def _found(folder: Path, skip: Callable[[Path], bool], seen: set[Path]) -> Iterator[Path]:
+    """``seen``: folders that were searched already, so that a link to one of them ends."""
+    if folder.resolve() in seen:
+        return
+    seen.add(folder.resolve())
+    try:
+        inner = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    except OSError as error:
+        log.warning("%s is left out: %s", folder, error)
+        return
     for path in inner:
-        if not path.is_dir():
-            if _is_single(path):
-                yield path
-        elif skip(path):
+        try:
+            kind = "skip" if path.is_dir() and skip(path) else _kind(path)
+        except OSError as error:
+            log.warning("%s is left out: %s", path, error)
             continue
-        elif is_recording(path):
+        if kind == "recording":
             yield path
-        else:
-            yield from find_recordings(path, skip)
+        elif kind == "folder":
+            yield from _found(path, skip, seen)
+
+
+def _kind(path: Path) -> str:
+    if is_recording(path):
+        return "recording"
+    return "folder" if path.is_dir() else "other"
 
 
 def is_recording(path: Path) -> bool:

@@ -191,3 +191,36 @@ def test_a_spare_worker_is_an_idle_or_a_new_one():
     assert dispatcher.spare_worker() == 0
     _, dispatcher = outcomes(pool, "")
     assert dispatcher.spare_worker() == 1
+
+
+def test_refusals_do_not_end_a_fleet_that_is_at_work():
+    """Four of eight places are on a machine that refuses; then a good worker dies."""
+    names = [f"r{i}" for i in range(20)]
+    pool = Scripted(8, {"r9": ["died"]}, refusals=[4, 5, 6, 7, 8, 9])
+    found, _ = outcomes(pool, names)
+    assert {one.state for one in found.values()} == {COMPLETE}
+
+
+def test_the_first_refusal_waits_for_the_second_worker():
+    pool = Scripted(2, refusals=[0])
+    wait, late, seen = pool.wait, [], []
+
+    def wait_for_the_second_later(timeout_s):
+        events = wait(timeout_s)
+        if events and not seen:
+            seen.append(True)
+            late.extend(e for e in events if isinstance(e, Opened))
+            return [e for e in events if not isinstance(e, Opened)]
+        return [*(late.pop() for _ in late[:1]), *events]
+
+    pool.wait = wait_for_the_second_later
+    found, _ = outcomes(pool, "abcd", most_workers=2)
+    assert {one.state for one in found.values()} == {COMPLETE}
+
+
+def test_a_machine_that_joins_after_refusals_is_used(monkeypatch):
+    monkeypatch.setattr(module, "CAPACITY_S", 0.0)
+    pool = Scripted(4, refusals=[1, 2, 3])
+    run, pool.run = pool.run, lambda *given: (setattr(pool, "room", 8), run(*given))
+    outcomes(pool, [f"r{i}" for i in range(20)])
+    assert pool.most > 1

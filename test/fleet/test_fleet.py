@@ -15,7 +15,7 @@ import pytest
 from da3_ros.cli import main
 from da3_ros.cli.arguments import FAILED as EXIT_FAILED
 from da3_ros.cli.arguments import INCOMPLETE, INTERRUPTED
-from da3_ros.fleet.worker import LOG, OUTCOME
+from da3_ros.fleet.worker import LOG, OUTCOME, locked
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.synthetic import SyntheticCamera
 
@@ -201,6 +201,16 @@ def test_scenes_of_one_place_are_merged(fleet, tmp_path):
     assert process.returncode == INCOMPLETE, err
     assert "frames in common" in merged
     assert "not merged: a and b have" in out
+
+
+def test_a_second_fleet_in_one_output_is_refused(bags, fleet, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    with locked(output):
+        process = fleet(bags, "--output", output)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == EXIT_FAILED
+    assert f"another process works in {output}" in err
 
 
 def test_more_cores_than_there_are_are_refused(bags, fleet, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from da3_ros.config import NodeConfig, config_from_parameters
+from da3_ros.fleet import jobs as module
 from da3_ros.fleet.jobs import FleetError, find_jobs
 from da3_ros.replay.results import ReplayOptions
 
@@ -89,3 +90,38 @@ def test_the_key_changes_with_all_that_results_depend_on(folder, tmp_path):
 def test_the_key_is_the_same_in_another_folder(folder, tmp_path):
     given = folder / "site" / "run1.mcap"
     assert jobs([given], tmp_path / "a")[0].key == jobs([given], tmp_path / "b")[0].key
+
+
+def test_a_recording_that_cannot_be_read_has_no_key(folder, tmp_path, monkeypatch):
+    def broken(path, output):
+        if path.name == "run2.mcap":
+            raise OSError(5, "Input/output error")
+        return "hash"
+
+    monkeypatch.setattr(module, "fingerprint", broken)
+    found = {job.name: job for job in jobs([folder], tmp_path / "out")}
+    assert "run2.mcap: [Errno 5] Input/output error" in found["site/run2"].unreadable
+    assert found["site/run1"].key
+    assert not found["site/run1"].unreadable
+
+
+def test_links_make_no_second_recording(folder, tmp_path):
+    (folder / "again").symlink_to(folder / "site")
+    (folder / "site" / "loop").symlink_to(folder)
+    (folder / "zz.mcap").symlink_to(folder / "other" / "run1.mcap")
+    assert len(jobs([folder], tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("name", ["merged.mcap", "fleet.json.mcap", "merged/a.mcap"])
+def test_names_of_the_fleets_own_files_are_refused(tmp_path, name):
+    path = tmp_path / "bags" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    with pytest.raises(FleetError, match="is a name of the fleet's: rename it"):
+        jobs([tmp_path / "bags"], tmp_path / "out")
+
+
+def test_results_inside_those_of_another_are_refused(folder, tmp_path):
+    (folder / "site.mcap").write_bytes(b"x")
+    with pytest.raises(FleetError, match="would lie among those of"):
+        jobs([folder], tmp_path / "out")

@@ -201,3 +201,14 @@ def test_workers_of_one_machine_share_its_memory(monkeypatch, share, given, want
     config = load_config(None, [*QUICK, f"memory_budget_gb:={given}"]).pipeline
     within = module._within_budget(config, share)
     assert within.inference.memory_budget_gb == pytest.approx(wanted)
+
+
+def test_a_folder_in_which_another_works_is_left_alone(bags, tmp_path):
+    worker, jobs = opened(bags, tmp_path)
+    folder = jobs["a"].output
+    folder.mkdir()
+    with module.locked(folder):
+        outcome = worker.run(jobs["a"], 1)
+    assert outcome.state == FAILED
+    assert f"another process works in {folder}" in outcome.reason
+    assert worker.run(jobs["a"], 2).state == COMPLETE

@@ -1,5 +1,7 @@
 """Which files and folders are a recording each."""
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
@@ -68,3 +70,17 @@ def test_names_lose_the_suffixes_of_files(tmp_path, name, stem):
     path = tmp_path / name
     path.mkdir() if name == "run.1" else path.touch()
     assert name_of(path) == stem
+
+
+def test_a_folder_that_cannot_be_read_is_left_out(tmp_path, monkeypatch, caplog):
+    made(tmp_path, "a/x.mcap", "lost+found/y.mcap")
+    listed = Path.iterdir
+
+    def refused(self):
+        if self.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(self))
+        return listed(self)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert found(tmp_path) == ["a/x.mcap"]
+    assert "lost+found is left out" in caplog.text
