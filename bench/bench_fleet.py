@@ -37,12 +37,12 @@ TIMES = {"measured.json", "outcome.json", "log.txt"}
 
 
 def make_bags(folder: Path, data: Path | None, frames: int) -> None:
-    """Writes the recordings: real ones as links, ``LONG`` eight times as long as the others."""
+    """Writes the recordings: real ones as links, ``LONG`` twelve times as long as the others."""
     folder.mkdir()
     for name in REAL:
         if data is not None and (data / name).is_dir():
             (folder / name).symlink_to((data / name).resolve())
-    write_synthetic_bag(folder / LONG, SyntheticCamera(seed=99, size=SIZE, frames=8 * frames))
+    write_synthetic_bag(folder / LONG, SyntheticCamera(seed=99, size=SIZE, frames=12 * frames))
     (folder / "noise.mcap").write_bytes(bytes(100_000))
     seed = 0
     while len(list(folder.iterdir())) < COUNT:
@@ -142,13 +142,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder with real recordings")
-    parser.add_argument("--frames", type=int, default=40, help="of a rendered room")
+    parser.add_argument("--frames", type=int, default=20, help="of a rendered room")
     parser.add_argument("--process-res", type=int, default=252)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     parameters = ["-p", "model:=da3-tiny", "-p", f"process_res:={options.process_res}",
-                  "-p", f"backend:={options.backend}"]  # fmt: skip
+                  "-p", f"backend:={options.backend}",
+                  "-p", "refinement.max_ms:=0"]  # fmt: skip  # else the effort depends on speed
     cores = os.cpu_count() or 1
     folder = Path(tempfile.mkdtemp())
     try:
