@@ -145,11 +145,13 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=20, help="of a rendered room")
     parser.add_argument("--process-res", type=int, default=252)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--precision", default="bfloat16", help="mixed_precision")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     parameters = ["-p", "model:=da3-tiny", "-p", f"process_res:={options.process_res}",
                   "-p", f"backend:={options.backend}",
-                  "-p", "refinement.max_ms:=0"]  # fmt: skip  # else the effort depends on speed
+                  # auto measures the processor, which other work disturbs.
+                  "-p", f"mixed_precision:={options.precision}"]  # fmt: skip
     cores = os.cpu_count() or 1
     folder = Path(tempfile.mkdtemp())
     try:
