@@ -90,9 +90,9 @@ def _run_fleet(options: argparse.Namespace) -> int:
     except (FleetError, OSError) as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
-    except Exception:
+    except Exception:  # keeps its text, which is set below for an interruption only
         raise
-    except BaseException as error:  # an interruption
+    except BaseException as error:
         error.args = (progress.interrupted(),)
         raise
     sys.stdout.write(text_of(summary))

@@ -66,9 +66,7 @@ def connected(address: str | None) -> Iterator[Any]:
         try:
             with _signal_handlers_kept(ray):
                 ray.init(**where, **quiet)
-        except (
-            Exception
-        ) as error:  # Ray has no common type: RuntimeError, ConnectionError, OSError
+        except Exception as error:  # of Ray, which has no common type for this
             what = "Ray cannot start" if address is None else f"no Ray cluster at {address}"
             raise FleetError(f"{what}: {_first_line(error)}") from error
         if address is None:
