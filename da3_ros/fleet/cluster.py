@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.fleet.jobs import FleetError, Job
 from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool, WorkerLostError
-from da3_ros.fleet.worker import Worker
+from da3_ros.fleet.worker import Worker, locked
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.results import ReplayOptions
 
@@ -30,6 +31,10 @@ MISSING = "`da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'"
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE = 80 * 2**20  # bytes, near Ray's least: only paths and numbers are passed
 LONGEST_TEMP = 30  # characters of a folder below which Ray can still name its sockets
+TEMP_PREFIX = "da3_fleet_"
+TOKEN, TOKEN_PATH, AUTHENTICATION = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+USUAL_TOKEN = "~/.ray/auth_token"
+LOCKED_AFTER_S = 60.0  # a folder just made may not be locked yet
 CONNECT_S = 10.0
 USUAL_CPUS = 4  # of a task without a GPU: beyond, threads of one task wait for each other
 
@@ -66,6 +71,11 @@ def connected(address: str | None) -> Iterator[Any]:
         try:
             with _signal_handlers_kept(ray):
                 ray.init(**where, **quiet)
+        except ray.exceptions.AuthenticationError as error:
+            raise FleetError(
+                f"the cluster at {address} asks for its token: copy {USUAL_TOKEN} of its head to "
+                f"this machine, or set {TOKEN}"
+            ) from error
         except Exception as error:  # of Ray, which has no common type for this
             what = "Ray cannot start" if address is None else f"no Ray cluster at {address}"
             raise FleetError(f"{what}: {_first_line(error)}") from error
@@ -84,6 +94,11 @@ def _import_ray(*, local: bool) -> Any:
         # Where Ray is for one machine only, it listens on the loopback interface. It has that
         # mode for macOS and Windows; this variable, read at its import, selects it here.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        # Else Ray writes a token into the home folder, and clusters started later ask for it.
+        os.environ[AUTHENTICATION], os.environ[TOKEN] = "token", secrets.token_hex(32)
+    elif AUTHENTICATION not in os.environ and _has_token():
+        # As `ray start` does; `ray.init` with an address does not.
+        os.environ[AUTHENTICATION] = "token"
     try:
         import ray
     except ImportError as error:
@@ -91,16 +106,35 @@ def _import_ray(*, local: bool) -> Any:
     return ray
 
 
+def _has_token() -> bool:
+    """Returns whether this user has a token for clusters."""
+    file = Path(os.environ.get(TOKEN_PATH, USUAL_TOKEN)).expanduser()
+    return bool(os.environ.get(TOKEN)) or file.is_file()
+
+
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Yields a folder for Ray's sockets and logs, and removes it."""
+    """Yields a folder for Ray's sockets and logs, and removes it, and those of killed fleets."""
     usual = tempfile.gettempdir()
-    parent = usual if len(usual) <= LONGEST_TEMP else "/tmp"
-    folder = Path(tempfile.mkdtemp(prefix="da3_fleet_", dir=parent))
+    parent = Path(usual if len(usual) <= LONGEST_TEMP else "/tmp")
+    for old in parent.glob(f"{TEMP_PREFIX}*"):
+        _remove_unused(old)
+    folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=parent))
     try:
-        yield folder
+        with locked(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes a temporary folder of this user in which no fleet works."""
+    with contextlib.suppress(FleetError, OSError):
+        age_s = time.time() - folder.stat().st_mtime
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid() or age_s < LOCKED_AFTER_S:
+            return
+        with locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_address(address: str) -> None:

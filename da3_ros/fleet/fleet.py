@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -111,7 +112,11 @@ def run_fleet(
     jobs = find_jobs(options.inputs, options.output, options.replay, settings)
     options.output.mkdir(parents=True, exist_ok=True)
     with locked(options.output):
-        return _run(options, settings, jobs, observer, start)
+        try:
+            return _run(options, settings, jobs, observer, start)
+        finally:  # also those of a fleet that was killed
+            for part in options.output.glob(f".{MERGED}-*"):
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _run(

@@ -1,12 +1,19 @@
 """`da3_ros fleet` with real workers: what is lost when one is killed, and what listens."""
 
+import fcntl
 import filecmp
 import json
 import os
+import pty
+import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -15,9 +22,12 @@ import pytest
 from da3_ros.cli import main
 from da3_ros.cli.arguments import FAILED as EXIT_FAILED
 from da3_ros.cli.arguments import INCOMPLETE, INTERRUPTED
+from da3_ros.export.scene_file import load_scene
 from da3_ros.fleet.worker import LOG, OUTCOME, locked
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.demo_settings import PACE, RATE_HZ, SEED, SIZE, WALK
+from da3_ros.synthetic.demo_settings import PARAMETERS as DEMO
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -47,11 +57,11 @@ def fleet(tmp_path):
     """Starts `da3_ros fleet` in a process of its own; all of it is killed at the end."""
     started = []
 
-    def start(*words, script=""):
+    def start(*words, script="", stderr=subprocess.PIPE, parameters=PARAMETERS):
         code = f"{script}\nimport sys\nfrom da3_ros.cli import main\nsys.exit(main(sys.argv[1:]))"
         process = subprocess.Popen(
-            [sys.executable, "-c", code, "fleet", *PARAMETERS, *map(str, words)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [sys.executable, "-c", code, "fleet", *parameters, *map(str, words)],
+            stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True,
         )  # fmt: skip
         started.append(process)
         return process
@@ -189,7 +199,67 @@ def test_interrupted_it_says_what_is_done_and_goes_on(bags, fleet, tmp_path, num
     assert f"3 of 3 recordings, 144 frames; 0 failed, {done} were there already" in out
 
 
-def test_scenes_of_one_place_are_merged(fleet, tmp_path):
+@pytest.fixture
+def walks(tmp_path):
+    """Bags of two walks in one room, the second one back beside the first."""
+    for number, name in enumerate(("monday", "tuesday")):
+        camera = SyntheticCamera(
+            SEED, SIZE, walk=WALK, frames=24, rate_hz=RATE_HZ, pace=PACE,
+            start_ns=(number + 1) * 10**13,
+        )  # fmt: skip
+        if number:
+            camera.T_world_camera = camera.T_world_camera[20:3:-1].copy()
+            camera.T_world_camera[:, :3, 3] += (0.1, -0.05, 0.05)
+        write_synthetic_bag(tmp_path / "walks" / name, camera)
+    return tmp_path / "walks"
+
+
+def read_terminal(handle, text):
+    """Reads what a process writes to a terminal until ``text`` comes, or the process ends."""
+    got = ""
+    while text not in got:
+        try:
+            got += os.read(handle, 4096).decode(errors="replace")
+        except OSError:  # its other end is closed
+            break
+    return got
+
+
+def test_scenes_of_one_place_are_joined_also_after_an_interruption(walks, fleet, tmp_path):
+    output = tmp_path / "out"
+    settings = [word for name, value in DEMO.items() for word in ("-p", f"{name}:={value}")]
+    settings += ["-p", "backend:=torch", "-p", "mixed_precision:=off"]
+    arguments = [walks, "--output", output, "--cpus-per-task", 1, "--merge"]
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+    process = fleet(*arguments, stderr=end, parameters=settings)
+    os.close(end)
+    shown = read_terminal(terminal, "merging 2 scenes")
+    process.send_signal(signal.SIGINT)
+    shown += read_terminal(terminal, "\0")
+    os.close(terminal)
+    assert process.wait(PATIENCE_S) == INTERRUPTED, shown
+    assert "2 of 2 recordings are done; the same command goes on" in shown
+    # Bars: of the whole, and of both workers.
+    assert "0/2 recordings:" in shown
+    assert "1/2 recordings:" in shown
+    assert re.search(r"monday: +\d+%.* \d+/24 ", shown)
+    assert re.search(r"tuesday: +\d+%.* \d+/17 ", shown)
+    assert sorted(p.name for p in output.iterdir()) == ["fleet.json", "monday", "tuesday"]
+
+    process = fleet(*arguments, parameters=settings)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    report = json.loads((output / "fleet.json").read_text())
+    assert report["from_earlier_runs"] == 2
+    assert report["merged"]["output"] == str(output / "merged")
+    assert [one["name"] for one in report["merged"]["scenes"]] == ["monday", "tuesday"]
+    assert "tuesday" in out.rpartition("2 of 2 recordings")[2]
+    scene = load_scene(output / "merged")
+    assert len(list(scene.scene().poses)) == 24 + 17
+
+
+def test_what_hinders_merging_is_said(fleet, tmp_path):
     camera = SyntheticCamera(seed=0, size=(140, 112), frames=12)
     for name in ("a", "b"):
         write_synthetic_bag(tmp_path / "bags" / name, camera)
@@ -219,6 +289,53 @@ def test_more_cores_than_there_are_are_refused(bags, fleet, tmp_path):
     assert process.returncode == EXIT_FAILED
     assert "no machine has the 4000 cores and 0 GPUs of one worker, but" in err
     assert "lower --cpus-per-task" in err
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The address of a cluster, on this machine and with a token in the home folder."""
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("12ab" * 16)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    temporary = tempfile.mkdtemp(prefix="ray_", dir="/tmp")
+    head = subprocess.Popen(
+        [Path(sys.executable).with_name("ray"), "start", "--head", "--block",
+         "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false",
+         "--num-cpus=2", "--disable-usage-stats", f"--temp-dir={temporary}"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said = ""
+        while "--block" not in said:
+            line = head.stdout.readline()
+            assert line, said
+            said += line
+        yield f"127.0.0.1:{port}"
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.communicate()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def test_a_cluster_processes_recordings_and_asks_for_its_token(cluster, bags, fleet, tmp_path):
+    output = tmp_path / "out"
+    words = (bags / "site", "--output", output, "--cpus-per-task", 1, "--address", cluster)
+    process = fleet(*words)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert "2 of 2 recordings, 24 frames; 0 failed" in out
+    assert equal_to_single(output / "b", bags / "site" / "b", tmp_path / "b")
+
+    (tmp_path / ".ray" / "auth_token").unlink()
+    process = fleet(*words, "--every", 2)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == EXIT_FAILED
+    assert f"da3_ros: the cluster at {cluster} asks for its token" in err
+    assert "~/.ray/auth_token" in err
 
 
 def test_a_cluster_that_is_not_there_is_one_line(bags, fleet, tmp_path):
