@@ -71,14 +71,14 @@ def connected(address: str | None) -> Iterator[Any]:
         try:
             with _signal_handlers_kept(ray):
                 ray.init(**where, **quiet)
-        except ray.exceptions.AuthenticationError as error:
-            raise FleetError(
-                f"the cluster at {address} asks for its token: copy {USUAL_TOKEN} of its head to "
-                f"this machine, or set {TOKEN}"
-            ) from error
         except Exception as error:  # of Ray, which has no common type for this
-            what = "Ray cannot start" if address is None else f"no Ray cluster at {address}"
-            raise FleetError(f"{what}: {_first_line(error)}") from error
+            why = _first_line(error)
+            if address is None:
+                raise FleetError(f"Ray cannot start: {why}") from error
+            raise FleetError(
+                f"the Ray cluster at {address} cannot be used: {why}; if it asks for a token, "
+                f"copy {USUAL_TOKEN} of its head to this machine, or set {TOKEN}"
+            ) from error
         if address is None:
             _check_loopback(ray)
         try:

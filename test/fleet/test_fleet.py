@@ -192,7 +192,9 @@ def test_interrupted_it_says_what_is_done_and_goes_on(bags, fleet, tmp_path, num
     assert process.returncode == INTERRUPTED, err
     assert "of 3 recordings are done; the same command goes on" in err
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in everything))
-    done = json.loads((output / "fleet.json").read_text())["done"]
+    # One may have ended since the fleet last looked.
+    done = len(list(output.glob(f"*/{OUTCOME}")))
+    assert 0 < done < 3
     process = fleet(*arguments)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
@@ -334,8 +336,8 @@ def test_a_cluster_processes_recordings_and_asks_for_its_token(cluster, bags, fl
     process = fleet(*words, "--every", 2)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_FAILED
-    assert f"da3_ros: the cluster at {cluster} asks for its token" in err
-    assert "~/.ray/auth_token" in err
+    assert f"da3_ros: the Ray cluster at {cluster} cannot be used" in err
+    assert "copy ~/.ray/auth_token of its head" in err
 
 
 def test_a_cluster_that_is_not_there_is_one_line(bags, fleet, tmp_path):
