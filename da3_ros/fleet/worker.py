@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -134,7 +135,9 @@ class Worker:
                     with atomic_path(job.output / OUTCOME) as part:
                         write_json(part, dataclasses.asdict(outcome))
         except (OSError, ExportError, FleetError) as error:
-            return dataclasses.replace(outcome, state=FAILED, reason=str(error))
+            outcome = dataclasses.replace(outcome, state=FAILED, reason=str(error))
+        # A scene refers to itself: until it is collected, it keeps its deleted files on the disk.
+        gc.collect()
         return outcome
 
     def merge(self, scenes: Sequence[Path], output: Path) -> MergeSummary:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import filecmp
+import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,22 +58,48 @@ def same(a, b):
     return not filecmp.cmpfiles(a, b, sorted(files[0]), shallow=False)[1]
 
 
-def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch):
+METRES = {"scale.source": "metric_model", "scale.metric_checkpoint": "random",
+          "scale.metric_every": 3}  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [{}, {"mixed_precision": "bfloat16"}, METRES])
+def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch, values):
     loads = []
     load = session_module.LoadedNetwork.__init__
     monkeypatch.setattr(
         session_module.LoadedNetwork, "__init__",
         lambda self, *given, **named: (loads.append(1), load(self, *given, **named))[1],
     )  # fmt: skip
-    worker, jobs = opened(bags, tmp_path / "fleet")
+    worker, jobs = opened(bags, tmp_path / "fleet", **values)
     found = {name: worker.run(jobs[name], 1) for name in ("a", "noise", "b", "cut")}
     assert [found[name].state for name in "ab"] == [COMPLETE, COMPLETE]
     assert found["a"].frames == 12
     assert len(loads) == 1
+    more = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
     for name in "ab":
         single = tmp_path / name
-        assert main(["replay", str(bags / name), "--output", str(single), *PARAMETERS]) == 0
+        words = ["replay", str(bags / name), "--output", str(single), *PARAMETERS, *more]
+        assert main(words) == 0
         assert same(tmp_path / "fleet" / name, single)
+
+
+def test_no_file_stays_open(bags, tmp_path):
+    worker, jobs = opened(bags, tmp_path)
+    gc.disable()
+    try:
+        for name in ("a", "noise", "cut"):
+            worker.run(jobs[name], 1)
+        links = [link_of(path) for path in Path("/proc/self/fd").iterdir()]
+    finally:
+        gc.enable()
+    assert not [link for link in links if str(tmp_path) in link]
+
+
+def link_of(path):
+    try:
+        return os.readlink(path)
+    except OSError:  # the folder that is listed
+        return ""
 
 
 def test_damaged_and_unreadable_recordings_say_why(bags, tmp_path):
