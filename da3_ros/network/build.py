@@ -12,21 +12,21 @@ from da3_ros.network.specs import MODELS, ModelSpec
 Network = DepthAnything3 | MonocularDepth | NestedDepthAnything3
 
 
-def build_network(name: str) -> Network:
+def build_network(name: str, *, gaussians: bool = False) -> Network:
     """Build a network of MODELS with PyTorch's initial weights, in eval mode, on the CPU.
 
-    Raises ValueError for an unknown name.
+    gaussians: with its Gaussian head. Raises ValueError for an unknown name, or without one.
     """
-    return network_of(_spec(name)).eval()
+    return network_of(_spec(name), gaussians=gaussians).eval()
 
 
-def empty_network(name: str) -> Network:
+def empty_network(name: str, *, gaussians: bool = False) -> Network:
     """Build it with uninitialised parameters, which the caller must set: seconds faster.
 
     Networks have no buffers; their tables are computed when they run.
     """
     with torch.device("meta"):
-        network = network_of(_spec(name))
+        network = network_of(_spec(name), gaussians=gaussians)
     return network.to_empty(device="cpu").eval()
 
 
@@ -36,11 +36,13 @@ def _spec(name: str) -> ModelSpec:
     return MODELS[name]
 
 
-def network_of(spec: ModelSpec) -> Network:
-    """Build a network with the sizes of ``spec``."""
+def network_of(spec: ModelSpec, *, gaussians: bool = False) -> Network:
+    """Build a network with the sizes of ``spec``; as ``build_network``."""
+    if gaussians and not spec.gaussians:
+        raise ValueError(f"{spec.name} has no Gaussian head")
     if spec.metric_branch is not None:
-        return NestedDepthAnything3(spec)
-    return DepthAnything3(spec) if spec.multi_view else MonocularDepth(spec)
+        return NestedDepthAnything3(spec, gaussians=gaussians)
+    return DepthAnything3(spec, gaussians=gaussians) if spec.multi_view else MonocularDepth(spec)
 
 
 def parts(network: Network) -> tuple[DepthAnything3 | MonocularDepth, ...]:

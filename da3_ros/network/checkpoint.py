@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from da3_ros.network import hub
 from da3_ros.network.build import Network, parts
+from da3_ros.network.gaussian_head import LEAST_SCALE, MOST_SCALE
 from da3_ros.network.hub import CONFIG, WEIGHTS
 from da3_ros.network.specs import MODELS, ModelSpec
+from da3_ros.splats.relative import COUNT
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ ALIASES = {
     for k in (1, 2, 3)
     for p in ("weight", "bias")
 }
-# The splatting head of giant and nested models is not used and not loaded.
+# Only read into networks that were built with it.
 GAUSSIAN_HEADS = ("gs_head.", "da3.gs_head.")
 
 
@@ -51,7 +53,7 @@ def load_checkpoint(network: Network, source: str | Path) -> Path:
     folder = find_checkpoint(network.spec, str(source))
     check_config(network.spec, _read_config(folder / CONFIG))
     weights = dict(_read_weights(folder / WEIGHTS))
-    _leave_out_gaussians(weights, network.spec)
+    _leave_out_gaussians(weights, network)
     _check_aliases(weights, network.spec, folder)
     _check_names_and_shapes(network, weights, folder)
     network.load_state_dict(weights, strict=True)
@@ -239,12 +241,11 @@ def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from error
 
 
-def _leave_out_gaussians(weights: dict[str, Tensor], spec: ModelSpec) -> None:
-    names = [name for name in weights if name.startswith(GAUSSIAN_HEADS)]
-    for name in names:
+def _leave_out_gaussians(weights: dict[str, Tensor], network: Network) -> None:
+    if any(name.startswith(GAUSSIAN_HEADS) for name, _ in network.named_parameters()):
+        return
+    for name in [name for name in weights if name.startswith(GAUSSIAN_HEADS)]:
         del weights[name]
-    if names:
-        log.info("%s: the unused Gaussian head is not loaded (%d tensors)", spec.name, len(names))
 
 
 def _check_aliases(weights: dict[str, Tensor], spec: ModelSpec, folder: Path) -> None:
@@ -292,6 +293,19 @@ def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
         "head.features": spec.features,
         "head.out_channels": list(spec.channels),
     }
+    if spec.gaussians:
+        numbers |= {
+            "gs_head.dim_in": 2 * D,
+            "gs_head.output_dim": COUNT,
+            "gs_head.features": spec.features,
+            "gs_head.out_channels": list(spec.channels),
+            "gs_adapter.sh_degree": 2,
+            "gs_adapter.pred_color": False,
+            "gs_adapter.pred_offset_depth": True,
+            "gs_adapter.pred_offset_xy": True,
+            "gs_adapter.gaussian_scale_min": LEAST_SCALE,
+            "gs_adapter.gaussian_scale_max": MOST_SCALE,
+        }
     return numbers | ({"cam_enc.dim_out": D, "cam_dec.dim_in": 2 * D} if many else {})
 
 

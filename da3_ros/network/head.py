@@ -72,7 +72,7 @@ class Fusion(nn.Module):
             x = x + self.resConfUnit1(lateral)
         # Training had the 1x1 convolution after the resize. Bilinear weights sum to one, so both
         # commute exactly, and before the resize the maps are four times smaller.
-        return _enlarge(self.out_conv(self.resConfUnit2(x)), size)
+        return enlarge(self.out_conv(self.resConfUnit2(x)), size)
 
 
 class DptPyramid(nn.Module):
@@ -127,20 +127,36 @@ class DptPyramid(nn.Module):
         return x
 
 
-class DualDptHead(DptPyramid):
-    """Depth and confidence, and on request rays, from four taps (7.1)."""
-
-    scratch: Scratch
+class PositionedPyramid(DptPyramid):
+    """A head of the multi-view networks: positions are added to its maps (7.3)."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.channels, 2 * spec.width)
-        self.norm = nn.LayerNorm(2 * spec.width, eps=1e-5)
-        self.scratch = Scratch(spec.features, spec.channels)
         self._uv: dict[tuple[object, ...], Tensor] = {}
 
     def forget_tables(self) -> None:
         """Drop cached position maps."""
         self._uv.clear()
+
+    def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        key = (*x.shape[1:], size, x.device, x.dtype)
+        if key not in self._uv:
+            if len(self._uv) >= 32:
+                self._uv.clear()
+            aspect = size[1] / size[0]
+            self._uv[key] = uv_embedding(x.shape[2], x.shape[3], x.shape[1], aspect).to(x)
+        return x + self._uv[key]
+
+
+class DualDptHead(PositionedPyramid):
+    """Depth and confidence, and on request rays, from four taps (7.1)."""
+
+    scratch: Scratch
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.norm = nn.LayerNorm(2 * spec.width, eps=1e-5)
+        self.scratch = Scratch(spec.features, spec.channels)
 
     def forward(
         self, taps: list[Tensor], size: tuple[int, int], *, rays: bool = False, chunk: int = 8
@@ -166,7 +182,7 @@ class DualDptHead(DptPyramid):
         return Dense(depth, confidence, *self._rays(self._refine(laterals, "_aux"), size))
 
     def _depth(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        x = _enlarge(self.scratch.output_conv1(x), size)
+        x = enlarge(self.scratch.output_conv1(x), size)
         neck = self.scratch.output_conv2[:2](self._with_uv(x, size))
         logits = self.scratch.output_conv2[2](
             neck.float()
@@ -182,15 +198,6 @@ class DualDptHead(DptPyramid):
         out = last(F.relu(x)).permute(0, 2, 3, 1)
         return out[..., :6], 1 + out[..., 6].exp()
 
-    def _with_uv(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        key = (*x.shape[1:], size, x.device, x.dtype)
-        if key not in self._uv:
-            if len(self._uv) >= 32:
-                self._uv.clear()
-            aspect = size[1] / size[0]
-            self._uv[key] = uv_embedding(x.shape[2], x.shape[3], x.shape[1], aspect).to(x)
-        return x + self._uv[key]
-
 
 def _concatenate(parts: list[Dense]) -> Dense:
     depth = torch.cat([p.depth for p in parts])
@@ -200,7 +207,8 @@ def _concatenate(parts: list[Dense]) -> Dense:
     return Dense(depth, confidence, *((torch.cat(rays), torch.cat(weights)) if rays else ()))
 
 
-def _enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
+def enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize maps [F, C, h, w] to ``size`` (H, W)."""
     return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
 

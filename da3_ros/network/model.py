@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from da3_ros.network.backbone import Backbone, Prefix
 from da3_ros.network.camera import CameraDecoder, CameraEncoder
+from da3_ros.network.gaussian_head import GaussianHead, relative_gaussians
 from da3_ros.network.head import DptPyramid, DualDptHead
 from da3_ros.network.ray_pose import cameras_from_rays
 from da3_ros.network.specs import PATCH, ModelSpec
@@ -35,6 +36,7 @@ class Output(NamedTuple):
     metric_depth: Tensor | None = None  # nested: [B, N, H, W] metres, each frame on its own
     scale_spread: Tensor | None = None  # [B] nested: of log(scale) over the pixels, robust
     appearance: Tensor | None = None  # [B, N, D] descriptors of views, added by a session
+    gaussians: Tensor | None = None  # [B, G, 38, H, W] ``splats.relative.CHANNELS``
 
 
 class ChunkedNetwork(nn.Module):
@@ -52,7 +54,13 @@ class ChunkedNetwork(nn.Module):
     def forget_tables(self) -> None:
         """Drop all cached position tables; they are computed again on demand."""
         self.backbone.pretrained.forget_tables()
-        self.head.forget_tables()
+        for head in self.heads:
+            head.forget_tables()
+
+    @property
+    def heads(self) -> list[DptPyramid]:
+        """The dense heads."""
+        return [self.head]
 
 
 class DepthAnything3(ChunkedNetwork):
@@ -62,15 +70,22 @@ class DepthAnything3(ChunkedNetwork):
     """
 
     head: DualDptHead
+    gs_head: GaussianHead | None
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, gaussians: bool = False) -> None:
+        """gaussians: with the Gaussian head, which only some models have."""
         super().__init__()
         self.spec = spec
         self.backbone = Backbone(spec)
         self.head = DualDptHead(spec)
+        self.gs_head = GaussianHead(spec) if gaussians else None
         self.cam_enc = CameraEncoder(spec)
         self.cam_dec = CameraDecoder(spec)
         self.chunks = Chunks()
+
+    @property
+    def heads(self) -> list[DptPyramid]:
+        return [self.head] if self.gs_head is None else [self.head, self.gs_head]
 
     def forward(
         self,
@@ -81,6 +96,7 @@ class DepthAnything3(ChunkedNetwork):
         *,
         rays: bool = False,
         ray_pose: bool = False,
+        gaussians: bool = False,
     ) -> Output:
         """Run the whole network.
 
@@ -91,6 +107,7 @@ class DepthAnything3(ChunkedNetwork):
         rays: also return the ray maps (the second branch of the head, skipped otherwise).
         ray_pose: poses and intrinsics from the ray maps instead of the camera decoder; NaN for
             frames to whose rays no camera fits.
+        gaussians: also return a Gaussian per pixel; needs the Gaussian head.
 
         Raises ValueError if the size is not a multiple of 14, or for poses without intrinsics.
         """
@@ -102,8 +119,9 @@ class DepthAnything3(ChunkedNetwork):
             camera_tokens = self.camera_tokens(extrinsics, intrinsics, size)
         prefix = self.encode(images)
         return self.decode(
-            prefix, size, camera_tokens, ref_view=ref_view, rays=rays, ray_pose=ray_pose
-        )
+            prefix, size, camera_tokens, ref_view=ref_view, rays=rays, ray_pose=ray_pose,
+            images=images if gaussians else None,
+        )  # fmt: skip
 
     def camera_tokens(
         self, extrinsics: Tensor, intrinsics: Tensor, size: tuple[int, int]
@@ -130,22 +148,28 @@ class DepthAnything3(ChunkedNetwork):
         frames: Tensor | None = None,
         rays: bool = False,
         ray_pose: bool = False,
+        images: Tensor | None = None,
     ) -> Output:
         """The layers with attention across frames of ``size`` (H, W), and the heads.
 
         frames: int64 [M], frames whose maps are wanted (default all). Poses are returned for all
             frames; with ``ray_pose``, which computes them from the maps, only for these.
+        images: [B, G, 3, H, W] of the last G of these, which get Gaussians too (not with
+            ``ray_pose`` and ``frames``).
         """
         vit, grid = self.backbone.pretrained, (size[0] // PATCH, size[1] // PATCH)
+        splat_taps: list[Tensor] = []
+
+        def project(k: int, patches: Tensor) -> Tensor:
+            if images is not None and self.gs_head is not None:
+                last = patches[:, -images.shape[1] :].flatten(0, 1)
+                splat_taps.append(self.gs_head.project(k, last))
+            return self.head.project(k, patches.flatten(0, 1))
+
         taps = vit.fuse(
-            prefix.tokens,
-            prefix.descriptor,
-            grid,
-            ref_view=ref_view,
-            camera_tokens=camera_tokens,
-            frames=frames,
-            consume=lambda k, patches: self.head.project(k, patches.flatten(0, 1)),
-        )
+            prefix.tokens, prefix.descriptor, grid, ref_view=ref_view,
+            camera_tokens=camera_tokens, frames=frames, consume=project,
+        )  # fmt: skip
         chunk = self.chunks.head_frames
         dense = self.head.decode(taps.patches, size, rays or ray_pose, chunk)
         shape = (len(taps.camera), -1)
@@ -155,7 +179,22 @@ class DepthAnything3(ChunkedNetwork):
             w2c, K = cameras_from_rays(maps[0], maps[1], size)
         else:
             w2c, K = self.cam_dec(taps.camera, size)
-        return Output(depth, confidence, w2c, K, None, *(maps if rays else ()))
+        out = Output(depth, confidence, w2c, K, None, *(maps if rays else ()))
+        if images is None:
+            return out
+        return out._replace(gaussians=self._gaussians(splat_taps, images, out, frames))
+
+    def _gaussians(
+        self, projected: list[Tensor], images: Tensor, out: Output, frames: Tensor | None
+    ) -> Tensor:
+        """Relative Gaussians [B, G, 38, H, W] of the last frames, from the projected taps."""
+        if self.gs_head is None:
+            raise ValueError(f"{self.spec.name} was built without its Gaussian head")
+        count = images.shape[1]
+        raw = self.gs_head.decode(projected, images.flatten(0, 1), self.chunks.head_frames)
+        w2c = out.extrinsics if frames is None else out.extrinsics.index_select(1, frames)
+        R = w2c[:, -count:, :, :3]
+        return relative_gaussians(raw.unflatten(0, images.shape[:2]), out.depth[:, -count:], R)
 
 
 def image_size(images: Tensor) -> tuple[int, int]:

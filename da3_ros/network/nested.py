@@ -30,12 +30,13 @@ class NestedDepthAnything3(nn.Module):
     the two parts after ``da3.`` and ``da3_metric.``.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, gaussians: bool = False) -> None:
+        """gaussians: as in DepthAnything3."""
         super().__init__()
         if spec.metric_branch is None:
             raise ValueError(f"{spec.name} has no metric branch")
         self.spec = spec
-        self.da3 = DepthAnything3(spec)
+        self.da3 = DepthAnything3(spec, gaussians=gaussians)
         self.da3_metric = MonocularDepth(spec.metric_branch)
 
     def set_chunks(self, chunks: Chunks) -> None:
@@ -54,9 +55,13 @@ class NestedDepthAnything3(nn.Module):
         ray_pose: bool = False,
         focal_px: Tensor | None = None,
         fill_sky: bool = True,
+        gaussians: bool = False,
     ) -> Output:
         """Run both parts; arguments as for DepthAnything3 and ``to_metres``."""
-        out = self.da3(images, extrinsics, intrinsics, ref_view, rays=rays, ray_pose=ray_pose)
+        out = self.da3(
+            images, extrinsics, intrinsics, ref_view, rays=rays, ray_pose=ray_pose,
+            gaussians=gaussians,
+        )  # fmt: skip
         return to_metres(out, self.da3_metric(images, fill_sky=False), focal_px, fill_sky=fill_sky)
 
     def camera_tokens(
@@ -77,10 +82,13 @@ class NestedDepthAnything3(nn.Module):
         *,
         ref_view: str = "saddle_balanced",
         frames: Tensor | None = None,
+        images: Tensor | None = None,
     ) -> Output:
         """The layers with attention across frames, in an unknown unit; ``to_metres`` follows."""
         any_view = Prefix(prefix.tokens, prefix.descriptor)
-        return self.da3.decode(any_view, size, camera_tokens, ref_view=ref_view, frames=frames)
+        return self.da3.decode(
+            any_view, size, camera_tokens, ref_view=ref_view, frames=frames, images=images
+        )
 
 
 def to_metres(
@@ -96,6 +104,8 @@ def to_metres(
         ``out.intrinsics``.
     fill_sky: set sky to the depth of the farthest surfaces, at most 200 m, with confidence 1, as
         in the reference; otherwise the depth of sky is the network's arbitrary output.
+
+    Gaussians are relative to the depth, so that they have its unit.
 
     If no scale can be found (all sky, too few pixels), ``scale`` is NaN, and lengths stay in
     their unknown unit, without filled sky.

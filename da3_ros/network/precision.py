@@ -19,6 +19,7 @@ KEPT = (
     "head.scratch.output_conv2.2",
     "head.scratch.output_conv2_aux",
     "head.scratch.sky_output_conv2.2",
+    "gs_head.scratch.output_conv2.2",
 )
 
 
@@ -40,8 +41,9 @@ def convert(network: Network, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def channels_last(network: Network) -> None:
-    """Convert the head's convolutions to channels-last layout, which its maps have."""
-    for module in (m for part in parts(network) for m in part.head.modules()):
+    """Convert the heads' convolutions to channels-last layout, which its maps have."""
+    heads = [head for part in parts(network) for head in part.heads]
+    for module in (m for head in heads for m in head.modules()):
         if isinstance(module, nn.Conv2d):
             module.weight.data = module.weight.contiguous(memory_format=torch.channels_last)
 

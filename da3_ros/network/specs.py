@@ -31,7 +31,8 @@ class ModelSpec:
     swiglu: bool = False
     repo: str = ""  # on the Hugging Face hub; empty: ships with this package
     license: str = "Apache-2.0"
-    parameters: int = 0  # in the official file, with the Gaussian heads, which are not loaded
+    parameters: int = 0  # in the official file, with the Gaussian head
+    gaussians: bool = False  # whether the official file has a Gaussian head
     metric: bool = False  # whether depth is in metres, given the focal length
     metric_branch: ModelSpec | None = None
 
@@ -86,6 +87,7 @@ _ANY_VIEW = (
 _GIANT = ModelSpec(
     "da3-giant", "vitg", 1536, 40, 24, (19, 27, 33, 39), 13, 256, _L,
     swiglu=True, repo="depth-anything/DA3-GIANT-1.1", license=_NC, parameters=1_355_674_125,
+    gaussians=True,
 )  # fmt: skip
 _MONO = ModelSpec(
     "da3mono-large", "vitl", 1024, 24, 16, (4, 11, 17, 23), 24, 256, _L,

@@ -68,8 +68,8 @@ def reference_backbone(spec):
     return Backbone()
 
 
-def reference_network(spec):
-    """The reference's modules put together for ``spec``, without its Gaussian head."""
+def reference_network(spec, *, gaussians=False):
+    """The reference's modules put together for ``spec``."""
     from depth_anything_3.model.cam_dec import CameraDec
     from depth_anything_3.model.cam_enc import CameraEnc
     from depth_anything_3.model.da3 import DepthAnything3Net
@@ -79,9 +79,27 @@ def reference_network(spec):
         dim_in=2 * spec.width, output_dim=2, features=spec.features,
         out_channels=list(spec.channels),
     )  # fmt: skip
-    return DepthAnything3Net(
-        reference_backbone(spec), head, CameraDec(2 * spec.width), CameraEnc(dim_out=spec.width)
-    ).eval()
+    parts = [reference_backbone(spec), head, CameraDec(2 * spec.width)]
+    parts.append(CameraEnc(dim_out=spec.width))
+    return DepthAnything3Net(*parts, *(gaussian_parts(spec) if gaussians else ())).eval()
+
+
+def gaussian_parts(spec):
+    """The reference's Gaussian head and adapter, with the numbers of its giant model."""
+    pytest.importorskip("e3nn", reason="the reference rotates harmonics with it")
+    from depth_anything_3.model.gs_adapter import GaussianAdapter
+    from depth_anything_3.model.gsdpt import GSDPT
+
+    head = GSDPT(
+        dim_in=2 * spec.width, output_dim=38, features=spec.features,
+        out_channels=list(spec.channels),
+    )  # fmt: skip
+    head.out_dim = 38
+    adapter = GaussianAdapter(
+        sh_degree=2, pred_color=False, pred_offset_depth=True, pred_offset_xy=True,
+        gaussian_scale_min=1e-5, gaussian_scale_max=30.0,
+    )  # fmt: skip
+    return head, adapter
 
 
 def monocular_reference(spec):
@@ -95,13 +113,13 @@ def monocular_reference(spec):
     return DepthAnything3Net(reference_backbone(spec), head).eval()
 
 
-def nested_reference(spec):
+def nested_reference(spec, *, gaussians=False):
     """The reference's nested network, its forward pass its own, around two such networks."""
     from depth_anything_3.model.da3 import NestedDepthAnything3Net
 
     network = NestedDepthAnything3Net.__new__(NestedDepthAnything3Net)
     torch.nn.Module.__init__(network)
-    network.da3 = reference_network(spec)
+    network.da3 = reference_network(spec, gaussians=gaussians)
     network.da3_metric = monocular_reference(spec.metric_branch)
     return network.eval()
 

@@ -1,0 +1,1 @@
+"""Gaussian splats: what the network gives for each pixel, and Gaussians in the scene."""

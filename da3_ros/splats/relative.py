@@ -1,0 +1,55 @@
+"""Gaussians relative to pixel, depth and camera, as the network gives them and the store keeps
+them: they follow every later correction of depth, pose and focal length, and have the depth's
+unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from da3_ros.types import FloatImage
+
+SH = 9  # coefficients of degree 0 to 2, for each colour
+# Channels of a relative Gaussian, all dimensionless.
+CHANNELS = {
+    "offset": slice(0, 2),  # of the image point from the pixel's centre, x and y, pixels
+    "stretch": slice(2, 3),  # distance from the camera over the depth of the pixel, minus 1
+    "scale": slice(3, 6),  # standard deviations over distance * (1 / fx + 1 / fy)
+    "rotation": slice(6, 10),  # of the Gaussian's axes to the camera's: quaternion w, x, y, z
+    "opacity": slice(10, 11),  # 0 to 1
+    "sh": slice(11, 38),  # [3 colours, SH] in the camera's axes
+}
+COUNT = 38  # of channels
+BORDER = 8 / 256  # of each side of an image: there the network's Gaussians are worse
+LEAST_OPACITY = 0.01  # less is not seen
+BYTES = 2 * COUNT  # of a stored Gaussian
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeSplats:
+    """The Gaussians of a keyframe that are kept, in the order of its pixels."""
+
+    kept: NDArray[np.bool_]  # [h, w]
+    values: NDArray[np.float16]  # [N, 38] of the kept pixels: ``CHANNELS``
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def keep_visible(values: NDArray[np.float16], depth: FloatImage) -> RelativeSplats:
+    """Returns the Gaussians of an image, values [38, h, w], without those that never help: at
+    unknown depth or sky, at the border, invisible, or not finite.
+
+    depth: [h, w] z-depth; NaN unknown, +Inf sky.
+    """
+    height, width = depth.shape
+    kept = np.isfinite(depth) & (depth > 0)
+    y, x = round(BORDER * height), round(BORDER * width)
+    inside = np.zeros_like(kept)
+    inside[y : height - y, x : width - x] = True
+    kept &= inside & (values[CHANNELS["opacity"]][0] >= LEAST_OPACITY)
+    kept &= np.isfinite(values).all(axis=0) & (values[CHANNELS["stretch"]][0] > -1)
+    return RelativeSplats(kept, np.ascontiguousarray(values[:, kept].T))
