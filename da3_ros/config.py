@@ -311,6 +311,17 @@ class RefinementConfig:
 
 
 @dataclass(frozen=True)
+class SplatsConfig:
+    """Gaussian splats of keyframes."""
+
+    enabled: bool = option(
+        False,
+        "whether a Gaussian per pixel is computed and stored with each keyframe, for exports as "
+        "splats: model da3-giant or da3nested-giant-large; live also map.store",
+    )
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     """All parameters of the pipeline."""
 
@@ -341,6 +352,7 @@ class PipelineConfig:
     map: MapConfig = group(MapConfig, "map.")
     loop: LoopConfig = group(LoopConfig, "loop.")
     refinement: RefinementConfig = group(RefinementConfig, "refinement.")
+    splats: SplatsConfig = group(SplatsConfig, "splats.")
     max_late_s: float = option(
         0.5,
         "a frame up to this much older than the newest is dropped as late; an older one is a time "

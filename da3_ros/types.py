@@ -168,6 +168,8 @@ class Prediction:
     measure: ScaleMeasurement | None = None  # of the window's unit; None: not measured
     posed: bool = True  # False: no poses, from a single-image network
     descriptor: FloatImage | None = None  # [N, D], similar for views with similar appearance
+    # [G, 38, h, w] float16, of the last G views: ``splats.relative.CHANNELS``; None: not predicted
+    splats: NDArray[np.float16] | None = None
 
 
 @dataclass(frozen=True)

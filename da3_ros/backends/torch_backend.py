@@ -34,9 +34,13 @@ class TorchBackend(Backend):
         size: tuple[int, int],
         camera_tokens: Tensor | None,
         frames: Tensor | None,
+        images: Tensor | None = None,
     ) -> Output:
+        """As ``Backend.decode``; images: of the last frames, which get Gaussians too, as
+        ``DepthAnything3.decode``."""
+        more = {} if images is None else {"images": images}
         out: Output = self._call(
-            "decode", prefix, size, camera_tokens, ref_view="first", frames=frames
+            "decode", prefix, size, camera_tokens, ref_view="first", frames=frames, **more
         )
         return out
 

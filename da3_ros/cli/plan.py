@@ -16,6 +16,9 @@ from da3_ros.config import (
 from da3_ros.parameter_schema import ConfigError
 
 
+USUAL = ("da3-small", "da3-base", "da3-large")
+
+
 def add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
@@ -26,7 +29,10 @@ def add_plan(commands: Any) -> None:
     config = InferenceConfig()
     plan.add_argument("--device", default=config.device, help="auto, cuda, cuda:1, mps or cpu")
     plan.add_argument("--backend", default=config.backend, help="auto, torch or openvino")
-    plan.add_argument("--model", nargs="+", default=["da3-small", "da3-base", "da3-large"])
+    plan.add_argument(
+        "--model", nargs="+", default=argparse.SUPPRESS,
+        help=f"default: {' '.join(USUAL)}; with --splats all that can",
+    )  # fmt: skip
     plan.add_argument(
         "--budget", nargs="+", type=float, default=[0.0], metavar="GIB",
         help="memory budgets, GiB; 0: 90 %% of the free memory",
@@ -42,6 +48,9 @@ def add_plan(commands: Any) -> None:
     plan.add_argument(
         "--measure", action="store_true", help="run each configuration with random weights"
     )
+    plan.add_argument(
+        "--splats", action="store_true", help="with a Gaussian per pixel of new views, on torch"
+    )
     plan.set_defaults(run=_run_plan)
 
 
@@ -50,13 +59,16 @@ def _run_plan(options: argparse.Namespace) -> int:
     from da3_ros.inference.devices import DeviceError
     from da3_ros.network import MODELS
 
-    unknown = [name for name in options.model if name not in MODELS]
+    known = [name for name, spec in MODELS.items() if spec.gaussians or not options.splats]
+    models = getattr(options, "model", known if options.splats else USUAL)
+    unknown = [name for name in models if name not in known]
     if unknown:
-        raise ConfigError(f"--model {unknown[0]!r}: one of {', '.join(MODELS)}")
+        which = " with --splats" if options.splats else ""
+        raise ConfigError(f"--model {unknown[0]!r}: one of {', '.join(known)}{which}")
     config: PipelineConfig = config_from_parameters(
         {
             "device": options.device,
-            "backend": options.backend,
+            "backend": "torch" if options.splats else options.backend,
             "process_res": options.process_res,
             "mixed_precision": options.mixed_precision,
             "performance_mode": options.performance_mode,
@@ -65,13 +77,14 @@ def _run_plan(options: argparse.Namespace) -> int:
         }
     )
     question = Question(
-        models=options.model,
+        models=models,
         budgets_gb=options.budget,
         config=config.inference,
         image=size_argument(options.size),
         window=options.window,
         new=options.new,
         measure=options.measure,
+        splats=options.splats,
     )
     try:
         sys.stdout.write(as_text(table(question)))

@@ -55,6 +55,7 @@ class Question:
     window: int
     new: int
     measure: bool = False
+    splats: bool = False  # with Gaussians of new views
 
 
 def planning_device(name: str, mode: str) -> Device:
@@ -92,6 +93,7 @@ def _row(
     request = Request(
         model, precision, None, question.config.process_res,
         question.window, question.new, question.image, backend=backend,
+        gaussians=question.splats,
     )  # fmt: skip
     try:
         plan = make_plan(device, request, budget)
@@ -115,7 +117,7 @@ def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
     config = dataclasses.replace(
         question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
     )
-    session = InferenceSession(config, poses=False)
+    session = InferenceSession(config, poses=False, gaussians=question.splats)
     session.warm_up(question.window, question.new, image=question.image)
     speed = measure_speed(session, TIMED, warm_up=WARM_UP)
     return [f"{session.status().memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"]

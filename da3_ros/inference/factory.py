@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
-from da3_ros.config import PipelineConfig
+from da3_ros.config import InferenceConfig, PipelineConfig
 from da3_ros.inference.metric_scale_model import MetricDepthModel
 from da3_ros.inference.session import InferenceSession
 from da3_ros.network import MODELS, ModelSpec
@@ -21,7 +22,8 @@ def open_networks(
     A nested model measures its own windows and needs no metric model. ``wait_for_engine``: as in
     ``InferenceSession``. Raises ConfigError, CheckpointError or DeviceError.
     """
-    inference, spec = config.inference, _checked_model(config)
+    spec = _checked_model(config)
+    inference = _checked_backend(config)
     metric_model = None
     if config.scale.source == "metric_model" and not spec.metric:
         # Opened first: the session then counts its memory, and a missing file fails early.
@@ -33,8 +35,21 @@ def open_networks(
         streams=max(1, len(config.cameras)) if independent else 1,
         companion=metric_model.beside if metric_model else None,
         wait_for_engine=wait_for_engine,
+        gaussians=config.splats.enabled,
     )
     return session, metric_model
+
+
+def _checked_backend(config: PipelineConfig) -> InferenceConfig:
+    """The network's parameters; Gaussians run on torch only. Raises ConfigError."""
+    inference = config.inference
+    if not config.splats.enabled:
+        return inference
+    if inference.backend not in ("auto", "torch"):
+        raise ConfigError(
+            f"splats.enabled needs torch, but backend is {inference.backend}: set it to auto"
+        )
+    return dataclasses.replace(inference, backend="torch")
 
 
 def _checked_model(config: PipelineConfig) -> ModelSpec:
@@ -43,6 +58,12 @@ def _checked_model(config: PipelineConfig) -> ModelSpec:
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: set model to one of {', '.join(MODELS)}")
     spec = MODELS[name]
+    if config.splats.enabled and not spec.gaussians:
+        models = " or ".join(m for m, other in MODELS.items() if other.gaussians)
+        raise ConfigError(
+            f"splats.enabled is true, but {name} has no Gaussian head: set model to {models}, or "
+            "export COLMAP for programs that make splats"
+        )
     if spec.multi_view:
         if spec.metric and source == "none":
             log.warning(

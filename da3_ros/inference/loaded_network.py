@@ -42,13 +42,15 @@ class LoadedNetwork:
         poses: bool,
         streams: int,
         wait_for_engine: bool,
+        gaussians: bool = False,
     ) -> None:
         """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
         ``streams``: number of cameras whose windows alternate. ``wait_for_engine``: no window
-        runs on torch while an engine is prepared.
+        runs on torch while an engine is prepared. ``gaussians``: with the Gaussian head, for
+        which `backend` must be torch.
         """
-        self.hardware, self._wait = hardware, wait_for_engine
+        self.hardware, self._wait, self.gaussians = hardware, wait_for_engine, gaussians
         self._config, self._poses = config, poses
         self._wanted_backend, requested = backend_and_precision(config, hardware)
         hardware.attention(requested)  # raises before anything is loaded
@@ -174,8 +176,11 @@ class LoadedNetwork:
         size: tuple[int, int],
         camera_tokens: Tensor | None,
         frames: Tensor | None,
+        images: Tensor | None = None,
     ) -> Output:
-        """As ``Backend.decode``."""
+        """As ``Backend.decode``; images: as ``TorchBackend.decode``."""
+        if images is not None:
+            return self._torch.decode(prefix, size, camera_tokens, frames, images)
         out: Output = self._run(
             size, lambda backend: backend.decode(prefix, size, camera_tokens, frames)
         )
@@ -236,7 +241,8 @@ class LoadedNetwork:
         )  # fmt: skip
 
     def _load(self) -> Network:
-        network = load_network(self._config.model, self._config.checkpoint)
+        config = self._config
+        network = load_network(config.model, config.checkpoint, gaussians=self.gaussians)
         drop_rays(network)
         if not self._poses:
             drop_camera_encoder(network)

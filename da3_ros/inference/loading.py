@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 RANDOM = "random"
 
 
-def load_network(model: str, checkpoint: str, *, meaning: str = "numbers") -> Network:
+def load_network(
+    model: str, checkpoint: str, *, meaning: str = "numbers", gaussians: bool = False
+) -> Network:
     """Load a network with fp32 weights on the host, for inference only.
 
     ``checkpoint``: as in InferenceConfig. ``meaning``: the outputs that random weights make
-    meaningless, for the warning. Raises CheckpointError.
+    meaningless, for the warning. ``gaussians``: with the Gaussian head. Raises CheckpointError.
     """
-    network = empty_network(model)
+    network = empty_network(model, gaussians=gaussians)
     if checkpoint == RANDOM:
         log.warning("checkpoint `random`: the %s of %s are meaningless", meaning, model)
         initialize_randomly(network)

@@ -55,6 +55,7 @@ class Shape:
     dtype: torch.dtype
     chunks: Chunks
     poses: bool = False  # whether poses are inputs of the network
+    splats: int = 0  # views that get Gaussians, the last ones
 
 
 def footprint(shape: Shape) -> Footprint:
@@ -71,7 +72,7 @@ def cached_footprint(shape: Shape, spec: ModelSpec) -> Footprint:
 
 @torch.inference_mode()  # always: a network built in inference mode does not run outside it
 def _footprint(shape: Shape, spec: ModelSpec) -> Footprint:
-    network = _meta_network(spec, shape.dtype, shape.poses)
+    network = _meta_network(spec, shape.dtype, shape.poses, shape.splats > 0)
     for part in parts(network):
         part.forget_tables()  # so that the result does not depend on earlier calls
     network.set_chunks(shape.chunks)
@@ -104,7 +105,10 @@ def _decode(network: Network, prefix: Any, shape: Shape) -> Any:
     if shape.poses:
         T = torch.empty(1, shape.views, 4, 4, device="meta")
         tokens = network.camera_tokens(T, T[..., :3, :3], size)
-    return network.decode(prefix, size, tokens, ref_view="first", frames=frames)
+    images = None
+    if shape.splats:
+        images = torch.empty(1, shape.splats, 3, *size, device="meta")
+    return network.decode(prefix, size, tokens, ref_view="first", frames=frames, images=images)
 
 
 def _alignment_bytes(shape: Shape, spec: ModelSpec) -> int:
@@ -114,9 +118,9 @@ def _alignment_bytes(shape: Shape, spec: ModelSpec) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _meta_network(spec: ModelSpec, dtype: torch.dtype, poses: bool) -> Network:
+def _meta_network(spec: ModelSpec, dtype: torch.dtype, poses: bool, gaussians: bool) -> Network:
     with torch.device("meta"):
-        network = network_of(spec).eval()
+        network = network_of(spec, gaussians=gaussians).eval()
     drop_rays(network)
     if not poses:
         drop_camera_encoder(network)

@@ -64,6 +64,7 @@ class Request:
     backend: str = "torch"  # the preferred one; torch if its memory does not fit
     # Sizes (H, W) of other cameras' images in the network: each needs an engine of its own.
     other_sizes: tuple[tuple[int, int], ...] = ()
+    gaussians: bool = False  # whether new views get Gaussians too
 
 
 @dataclass(frozen=True)
@@ -366,8 +367,12 @@ def predict(
     request: Request, views: int, size: tuple[int, int], dtype: torch.dtype, chunks: Chunks
 ) -> Footprint:
     """Predicted memory of a window of ``views`` views at ``size`` (height, width)."""
-    wanted = len(usual_wanted(views, min(views, request.new)))
-    return footprint(Shape(request.model, views, wanted, *size, dtype, chunks, request.poses))
+    new = min(views, request.new)
+    wanted, splats = len(usual_wanted(views, new)), new if request.gaussians else 0
+    shape = Shape(
+        request.model, views, wanted, *size, dtype, chunks, request.poses, splats
+    )  # fmt: skip
+    return footprint(shape)
 
 
 def _companion_activations(companion: CompanionModel | None, height: int, width: int) -> int:

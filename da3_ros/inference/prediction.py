@@ -42,6 +42,7 @@ def to_prediction(
         sky=None if out.sky is None else to_all_views(out.sky[0], views, frames, size),
         measure=_measure(out),
         descriptor=None if out.appearance is None else out.appearance[0].cpu().numpy(),
+        splats=None if out.gaussians is None else out.gaussians[0].cpu().numpy(),
     )
 
 

@@ -52,6 +52,7 @@ class InferenceSession(Session):
         streams: int = 1,
         companion: CompanionModel | None = None,
         wait_for_engine: bool = True,
+        gaussians: bool = False,
     ) -> None:
         """``poses``: windows may have known poses; if False, the camera encoder is dropped.
 
@@ -59,6 +60,7 @@ class InferenceSession(Session):
         ``companion``: another network, already loaded, that shares the budget.
         ``wait_for_engine``: on a CPU, the first window waits for the network's OpenVINO engine;
         if False, windows run on torch until it is ready.
+        ``gaussians``: new views also get a Gaussian per pixel; `backend` must be torch.
         """
         self.config, self._poses = config, poses
         self.hardware = open_device(config.device, config.performance_mode)
@@ -66,12 +68,13 @@ class InferenceSession(Session):
         _announce(self.spec)
         self._free_at_start = self.hardware.free() + (companion.weights if companion else 0)
         self.loaded = LoadedNetwork(
-            config, self.hardware, poses=poses, streams=streams, wait_for_engine=wait_for_engine
-        )
+            config, self.hardware, poses=poses, streams=streams,
+            wait_for_engine=wait_for_engine, gaussians=gaussians,
+        )  # fmt: skip
         self._base_request = Request(
             config.model, self.loaded.preferred_precision, None, config.process_res,
             window=0, new=0, poses=poses, streams=streams, companion=companion,
-            backend=self.loaded.preferred_backend,
+            backend=self.loaded.preferred_backend, gaussians=gaussians,
         )  # fmt: skip
         self.renew()
 

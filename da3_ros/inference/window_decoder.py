@@ -11,6 +11,7 @@ from torch import Tensor
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.prediction import appearance, focal_px, known_K
 from da3_ros.inference.prefix_cache import Prefix
+from da3_ros.inference.preprocess import normalize
 from da3_ros.network import metric
 from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import Output
@@ -41,9 +42,19 @@ class WindowDecoder:
         chosen = self._index(frames, window)
         if isinstance(module, MonocularDepth):
             return module.decode(prefix, chosen)  # only selects maps
-        out = self._network.decode(prefix, size, tokens, chosen)
+        out = self._network.decode(prefix, size, tokens, chosen, self._images(window, size))
         out = out._replace(appearance=appearance(prefix))
+        if out.gaussians is not None:
+            out = out._replace(gaussians=out.gaussians.half())
         return self._in_metres(out, window, prefix, size, frames)
+
+    def _images(self, window: Window, size: tuple[int, int]) -> Tensor | None:
+        """Normalised images [1, G, 3, H, W] of the new views, which get Gaussians; None: no
+        Gaussians, also for images that were made smaller for want of memory."""
+        new = [view.image for view in window.views[-window.new :]]
+        if not self._network.gaussians or new[0].shape[:2] != size:
+            return None
+        return normalize(self._network.upload(torch.from_numpy(np.stack(new))))[None]
 
     def _in_metres(
         self,

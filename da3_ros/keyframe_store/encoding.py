@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.splats.relative import COUNT, RelativeSplats
 from da3_ros.types import FloatImage, Image
 
 UNKNOWN, SKY = 0, 65535  # codes of NaN and +Inf
@@ -90,6 +91,25 @@ def encoded_size(data: bytes) -> tuple[int, int]:
             return width, height
         at += 2 + length
     raise ValueError("neither PNG nor JPEG")
+
+
+def encode_splats(splats: RelativeSplats) -> bytes:
+    """Returns which pixels have Gaussians, a bit each, and their values, float16."""
+    return np.packbits(splats.kept).tobytes() + splats.values.astype("<f2").tobytes()
+
+
+def decode_splats(data: bytes, size: tuple[int, int]) -> RelativeSplats:
+    """Returns the Gaussians of ``encode_splats``; size: (width, height) of their image.
+
+    Raises ValueError for other data.
+    """
+    pixels = size[0] * size[1]
+    bits = np.frombuffer(data[: -(-pixels // 8)], np.uint8)
+    kept = np.unpackbits(bits, count=pixels).astype(bool).reshape(size[1], size[0])
+    values = np.frombuffer(data[len(bits) :], "<f2").reshape(-1, COUNT)
+    if len(values) != kept.sum():
+        raise ValueError("the number of Gaussians")
+    return RelativeSplats(kept, values.astype(np.float16))
 
 
 def _png(codes: Codes) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array, FloatImage, Image
 
 
@@ -49,3 +50,4 @@ class Keyframe:
     image: Image  # [H, W, 3] RGB, rectified, at the camera's size
     descriptor: FloatImage | None = None  # [D] of the whole image
     tracks: Tracks = field(default_factory=lambda: NO_TRACKS)
+    splats: RelativeSplats | None = None  # of the pixels of ``depth``

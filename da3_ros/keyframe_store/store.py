@@ -26,13 +26,16 @@ from da3_ros.keyframe_store.encoding import (
     decode_confidence,
     decode_depth,
     decode_image,
+    decode_splats,
     encode_confidence,
     encode_depth,
     encode_image,
+    encode_splats,
     encoded_size,
 )
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
+from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
@@ -121,6 +124,7 @@ class StoreWriter:
             "depth": depth,
             "confidence": encode_confidence(keyframe.confidence),
             "descriptor": bytes(descriptor),
+            **({} if keyframe.splats is None else {"splats": encode_splats(keyframe.splats)}),
             "tracks": tracks.tobytes(),
         }
         about = {
@@ -277,17 +281,32 @@ class StoredScene:
                 f"{self._reader.path}: keyframe {key} is damaged: {error}"
             ) from error
 
+    def has_splats(self, key: int) -> bool:
+        """Whether Gaussians of a keyframe are stored."""
+        return "splats" in self.images[key].record.description["bytes"]
+
+    def load_splats(self, key: int) -> RelativeSplats:
+        """Returns the Gaussians of a keyframe. Raises as ``load``, and JournalError without."""
+        try:
+            return decode_splats(self._parts(key)["splats"], self.frames[key].size)
+        except (LookupError, ValueError, TypeError) as error:
+            raise self._damaged(key, error) from error
+
+    def _parts(self, key: int) -> dict[str, bytes]:
+        """Returns the parts of a keyframe's record by name."""
+        about, data = self.record(key)
+        parts, at = {}, 0
+        for name, size in about["bytes"].items():
+            parts[name], at = data[at : at + size], at + size
+        return parts
+
     def load(self, key: int) -> Keyframe:
-        """Returns a keyframe with its images, by its index in ``frames``.
+        """Returns a keyframe with its images but without Gaussians, by its index in ``frames``.
 
         Raises JournalError if they are damaged, KeyError for an unknown one.
         """
-        record = self.images[key].record
-        data, about = self._reader.data(record), record.description
         try:
-            parts, at = {}, 0
-            for name, size in about["bytes"].items():
-                parts[name], at = data[at : at + size], at + size
+            parts = self._parts(key)
             low, high = self.inverse_depths(key)
             tracks = np.frombuffer(parts["tracks"], TRACK)
             pose, found = self.frames[key], self.images[key]

@@ -244,8 +244,12 @@ def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _leave_out_gaussians(weights: dict[str, Tensor], network: Network) -> None:
     if any(name.startswith(GAUSSIAN_HEADS) for name, _ in network.named_parameters()):
         return
-    for name in [name for name in weights if name.startswith(GAUSSIAN_HEADS)]:
+    names = [name for name in weights if name.startswith(GAUSSIAN_HEADS)]
+    for name in names:
         del weights[name]
+    if names:
+        text = "%s: the Gaussian head is not loaded (%d tensors): splats.enabled is false"
+        log.info(text, network.spec.name, len(names))
 
 
 def _check_aliases(weights: dict[str, Tensor], spec: ModelSpec, folder: Path) -> None:

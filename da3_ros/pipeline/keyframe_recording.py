@@ -14,6 +14,7 @@ from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import relative_pose
+from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array, FloatImage, Image
 
 SAME = 1e-9  # scene units; rounding of a place that stays
@@ -27,6 +28,7 @@ class Seen:
     depth: FloatImage  # [h, w] scene units, before the filters of confidence and edges
     descriptor: FloatImage | None  # [D]
     tracks: Tracks
+    splats: RelativeSplats | None = None
 
     def scaled(self, factor: float) -> Seen:
         """Returns it with depth times ``factor``."""
@@ -56,8 +58,11 @@ class KeyframeRecording:
         self._recorder.set_map(state)
         depth = seen.depth if S.scale == 1.0 else seen.depth / np.float32(S.scale)
         self._recorder.add(
-            Keyframe(pose, depth, frame.confidence, seen.image, seen.descriptor, seen.tracks)
-        )
+            Keyframe(
+                pose, depth, frame.confidence, seen.image, seen.descriptor, seen.tracks,
+                seen.splats,
+            )
+        )  # fmt: skip
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored is no part of it."""

@@ -38,6 +38,7 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.self_calibration import NO_CHANGE
+from da3_ros.splats.relative import keep_visible
 from da3_ros.types import Array, Prediction, Scale, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,11 @@ class WindowSteps:
         if frame.keyframe and self.scene_map.records:
             depth = unfiltered_depth(prepared, prediction, index, frame.window.unit)
             tracks = self.refinement.tracks_of(frame.id, prepared.full.shape)
-            seen = Seen(prepared.full, depth, descriptor, tracks)
+            splats = None
+            if prediction.splats is not None:  # of the last views
+                values = prediction.splats[index - len(prediction.depth)]
+                splats = keep_visible(values, depth)
+            seen = Seen(prepared.full, depth, descriptor, tracks, splats)
         submap = self.scene_map.add(frame, shared_view, descriptor, seen)
         if shared_view is not None:
             self.odometry.share(
