@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Timer
 from types import FrameType
 
 from da3_ros import __version__
@@ -24,6 +26,8 @@ from da3_ros.cli.replay import add_replay
 from da3_ros.cli.synth_bag import add_synth_bag
 from da3_ros.cli.view import add_view
 from da3_ros.parameter_schema import ConfigError
+
+REPEAT_S = 0.02  # until an interruption that was ignored is repeated
 
 
 class Interrupted(BaseException):
@@ -44,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # shell ignores it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    sys.unraisablehook = _repeat_interruption
     try:
         _check_paths(options)
         return int(options.run(options))
@@ -99,3 +104,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted
+
+
+def _repeat_interruption(ignored: sys.UnraisableHookArgs) -> None:
+    """Interrupts again after Python has ignored an interruption, as it does with what is raised in
+    callbacks of weak references and finalizers."""
+    if isinstance(ignored.exc_value, Interrupted):
+        Timer(REPEAT_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)

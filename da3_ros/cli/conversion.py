@@ -11,12 +11,13 @@ from da3_ros.export.atomic_files import atomic_folder, check_file_target, check_
 from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
-from da3_ros.export.mesh_file import MESH, check_mesh_name, is_mesh_name
 from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
 from da3_ros.export.selection import ExportError
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
+from da3_ros.export.stored_formats import MESH, stored_format
 from da3_ros.export.stored_mesh import export_mesh
+from da3_ros.export.stored_splats import export_splats
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
@@ -38,10 +39,10 @@ def convert(
     filters.check()
     check_outside_scenes(target)
     folder = find_scene(source)
-    mesh = form == MESH or (not form and is_mesh_name(target))
-    frames = not mesh and (form or target.suffix[1:].lower()) == NPZ
-    if mesh:
-        check_mesh_name(target)
+    stored_form = stored_format(target, form)
+    frames = stored_form is None and (form or target.suffix[1:].lower()) == NPZ
+    if stored_form is not None:
+        stored_form.check_name(target)
     elif frames:
         _check_npz(selection)
     else:
@@ -53,24 +54,25 @@ def convert(
     anew = derive or selection.voxel > 0 or selection.min_confidence > 0
     saved = (folder / "scene.json").exists()
     if not (folder / JOURNAL).exists():
-        if frames or mesh or derive:
+        if frames or stored_form or derive:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
-                "out --format npz or mesh, --max-depth, --confidence-percentile, --edge-filter, "
-                "--remove-movers, --centred"
+                "out --format npz, mesh or splat, --max-depth, --confidence-percentile, "
+                "--edge-filter, --remove-movers, --centred"
             )
         return _exported(load_scene(folder).scene(), target, selection, form)
     with StoredScene.open(folder) as stored, progress_bar() as progress:
         if saved and not _has_all(stored, folder):
-            if not (frames or mesh or derive):  # the saved points know more
+            if not (frames or stored_form or derive):  # the saved points know more
                 if anew:
                     log.warning(
                         "%s: not all of its keyframes are stored; its points are filtered", folder
                     )
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
-        if mesh:
-            done = export_mesh(stored, target, selection, filters, progress)
+        if stored_form is not None:
+            export = export_mesh if stored_form == MESH else export_splats
+            done = export(stored, target, selection, filters, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if frames:
             with atomic_folder(target, foreign_to_npz_frames) as temporary:

@@ -13,7 +13,7 @@ from da3_ros.cli.arguments import FAILED
 def add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="write a saved scene as GLB, PLY, COLMAP model, TUM trajectory or NPZ files",
+        help="write a saved scene as GLB, PLY, COLMAP model, TUM trajectory, NPZ, mesh or splats",
         description="Convert a scene of a replay, of map.store or of the service save_scene. "
         "Where keyframes are stored (a replay, map.store), --voxel, --min-confidence and the "
         "filters of depth make points anew from their depth; without any of them the saved points "
@@ -24,11 +24,11 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "output",
         type=Path,
-        help="NAME.glb, .ply, .tum, NAME.mesh.glb, .mesh.ply, .mesh.obj, or a folder NAME.colmap, "
-        "NAME.npz; replaced",
+        help="NAME.glb, .ply, .tum, NAME.mesh.glb, .mesh.ply, .mesh.obj, NAME.splat.ply, "
+        ".splat.glb, or a folder NAME.colmap, NAME.npz; replaced",
     )
     export.add_argument(
-        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz", "mesh"),
+        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz", "mesh", "splat"),
         help="format, if the output's suffix does not define it",
     )  # fmt: skip
     export.add_argument(
@@ -66,7 +66,8 @@ def add_export(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="thin evenly to this number of points",
+        help="thin evenly to this number of points; of Gaussians leave out the least opaque ones, "
+        "with 0 above 4 million",
     )
     export.add_argument(
         "--crop", type=float, nargs=6, default=[0.0] * 6,
@@ -79,6 +80,10 @@ def add_export(commands: Any) -> None:
         "--centred", action="store_true",
         help="a COLMAP model whose images are cropped around their principal point, for trainers "
         "that take it in the middle (as graphdeco-inria/gaussian-splatting)",
+    )  # fmt: skip
+    export.add_argument(
+        "--sh-degree", type=int, choices=(0, 2), default=2,
+        help="harmonics of the colours of Gaussians: 0 has a quarter of the size",
     )  # fmt: skip
     export.add_argument(
         "--known-only", action="store_true",
@@ -105,6 +110,7 @@ def _run_export(options: argparse.Namespace) -> int:
         cameras=not options.no_cameras,
         centred=options.centred,
         guessed=not options.known_only,
+        sh_degree=options.sh_degree,
     )
     asked = {
         name: getattr(options, name)

@@ -15,7 +15,6 @@ from da3_ros.config import (
 )
 from da3_ros.parameter_schema import ConfigError
 
-
 USUAL = ("da3-small", "da3-base", "da3-large")
 
 

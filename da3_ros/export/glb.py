@@ -33,7 +33,7 @@ MAX_BYTES = 2**32 - 1  # the format's own limit
 
 def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> None:
     """Writes the points, and the scene's poses if there are any. Raises ExportError."""
-    model = _Model()
+    model = Model()
     if len(points):
         model.points(points)
     model.lines("cameras", frusta(scene), CAMERA_RGB)
@@ -55,7 +55,7 @@ def write_glb(scene: Scene, points: Points, path: Path, progress: Progress) -> N
 
 def write_mesh_glb(mesh: Mesh, path: Path) -> None:
     """Writes a triangle mesh, seen from both sides. Raises ExportError."""
-    model = _Model()
+    model = Model()
     model.triangles(mesh)
     if model.size > MAX_BYTES:
         raise ExportError("GLB cannot hold so many triangles: set voxel, or write PLY")
@@ -65,13 +65,14 @@ def write_mesh_glb(mesh: Mesh, path: Path) -> None:
         file.write(mesh.faces.astype("<u4").tobytes())
 
 
-class _Model:
+class Model:
     """The JSON part of a file, built mesh by mesh in the order of the binary part."""
 
     def __init__(self) -> None:
         self.meshes: list[dict[str, Any]] = []
         self.line_positions: list[Array] = []
         self.extras: dict[str, Any] = {}  # of the glTF scene
+        self._extensions = ["KHR_materials_unlit"]
         self._accessors: list[dict[str, Any]] = []
         self._views: list[dict[str, Any]] = []
         self._materials: list[dict[str, Any]] = []
@@ -83,6 +84,22 @@ class _Model:
         ends = [corner @ GLTF_FROM_MAP.T.astype(np.float32) for corner in points.box()]
         attributes = self._coloured(count, _box(np.stack(ends)))
         self._mesh("points", POINTS, (255, 255, 255), attributes)
+
+    def splats(
+        self, count: int, row: np.dtype[np.void], ends: tuple[Array, Array], extension: str,
+        about: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Adds the mesh of Gaussians. row: its fields, floats, are the attributes. ends: lowest
+        and highest position [3] in glTF's axes. about: the extension's own values."""
+        self._view(count * row.itemsize, row.itemsize)
+        attributes = {}
+        for name, (kind, offset, *_) in (row.fields or {}).items():
+            box = _box(np.stack(ends)) if name == "POSITION" else {}
+            type_ = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}[kind.itemsize // 4]
+            attributes[name] = self._accessor(count, offset, {"type": type_, **box})
+        self._mesh("splats", POINTS, (255, 255, 255), attributes)
+        self.meshes[-1]["primitives"][0]["extensions"] = {extension: about}
+        self._extensions.append(extension)
 
     def triangles(self, mesh: Mesh) -> None:
         """Adds a mesh: interleaved vertices and colours, then indices."""
@@ -120,7 +137,7 @@ class _Model:
         nodes = [{"name": m["name"], "mesh": i} for i, m in enumerate(self.meshes)]
         document = {
             "asset": {"version": "2.0", "generator": f"da3_ros {__version__}"},
-            "extensionsUsed": ["KHR_materials_unlit"],
+            "extensionsUsed": self._extensions,
             "scene": 0,
             "scenes": [{"nodes": list(range(len(nodes)))} | self.extras],
             "nodes": nodes,
@@ -180,11 +197,10 @@ def _box(positions: Array) -> dict[str, list[float]]:
     }
 
 
-def _linear_of_srgb() -> Array:
-    """Returns linear light float32 [256], 0..1, of an 8-bit colour, by IEC 61966-2-1."""
-    srgb = np.arange(256) / 255
+def linear_of_srgb(srgb: Array) -> Array:
+    """Returns linear light float32 of colours 0..1, by IEC 61966-2-1."""
     low, high = srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4
     return np.where(srgb <= 0.04045, low, high).astype(np.float32)
 
 
-LINEAR = _linear_of_srgb()
+LINEAR = linear_of_srgb(np.arange(256) / 255)

@@ -58,6 +58,7 @@ class Selection:
     cameras: bool = True
     centred: bool = False  # images of a COLMAP model, around their principal point
     guessed: bool = True  # also parts with guessed places
+    sh_degree: int = 2  # of the colours of Gaussians, 0 or 2
 
     def check(self) -> None:
         """Raises ExportError for invalid numbers."""

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.export.atomic_files import atomic_path, check_file_target
-from da3_ros.export.mesh_file import check_mesh_name, write_mesh
+from da3_ros.export.mesh_file import write_mesh
 from da3_ros.export.selection import ExportError, Progress, Selection, silent
 from da3_ros.export.stored_depth import DepthFilters, by_part, readable_keyframes
+from da3_ros.export.stored_formats import MESH
 from da3_ros.export.surface import FEWEST, fused_surface
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
@@ -27,6 +28,11 @@ class ExportedMesh:
     keyframes: int  # that are stored
 
     @property
+    def points(self) -> int:
+        """Number of vertices."""
+        return self.vertices
+
+    @property
     def text(self) -> str:
         """The result in one line."""
         return f"{self.triangles} triangles in {self.path}"
@@ -41,7 +47,7 @@ def export_mesh(
     ``filters.voxel`` is the edge of its voxels; the selection's box and parts count. ``progress``
     may raise, which ends the work without a file. Raises ExportError.
     """
-    check_mesh_name(path)
+    MESH.check_name(path)
     _check_selection(selection)
     check_file_target(path)
     mesh = fused_surface(stored, filters, progress, crop=selection.crop, guessed=selection.guessed)

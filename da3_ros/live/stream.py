@@ -19,10 +19,10 @@ from da3_ros.inference import BudgetError, Session, WindowTooLargeError
 from da3_ros.live.frame_accounts import FrameAccounts
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
-from da3_ros.live.mesh_exports import StoredSoFar
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.saved_scenes import scenes_at_start
 from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
+from da3_ros.live.stored_exports import StoredSoFar
 from da3_ros.live.window_chooser import NextWindow, WindowChooser
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot

@@ -296,7 +296,7 @@ class Da3Node(LifecycleNode):
             last_error=self.log.last_error,
             failure=self.log.failure,
             images=None if self.input is None else self.input.facts(),
-            mesh_percent=self.requests.meshes.percent,
+            mesh_percent=self.requests.stored_exports.percent,
         )
 
     # Parts -------------------------------------------------------------------------------------

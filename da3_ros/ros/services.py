@@ -26,12 +26,12 @@ from da3_ros.export.export import (
     format_of,
     size_of,
 )
-from da3_ros.export.mesh_file import MESH, is_mesh_name, mesh_path
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, save_scene
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.live.mesh_exports import MeshExports
+from da3_ros.export.stored_formats import StoredFormat, stored_format
 from da3_ros.live.saved_scenes import load_scenes
+from da3_ros.live.stored_exports import StoredExports
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
 from da3_ros.mapping.submaps import Snapshot
@@ -65,7 +65,7 @@ class Services:
         self._node = node
         self.waiting = 0  # requests without a response yet
         self._files = Worker(lambda: False, lambda error: None, name="da3-files")
-        self.meshes = MeshExports()
+        self.stored_exports = StoredExports()
         # Not the default group: a callback that awaits the worker would block all other callbacks.
         group = ReentrantCallbackGroup()
         qos = QoSProfile(depth=QUEUE, reliability=ReliabilityPolicy.RELIABLE)
@@ -81,9 +81,9 @@ class Services:
     def close(self, timeout_s: float) -> bool:
         """End the threads and remove half-written files. False if one is still busy."""
         end = time.monotonic() + timeout_s
-        self.meshes.close(0.0)  # both stop as soon as they can
+        self.stored_exports.close(0.0)  # both stop as soon as they can
         done = self._files.stop(timeout_s)
-        return self.meshes.close(max(0.0, end - time.monotonic())) and done
+        return self.stored_exports.close(max(0.0, end - time.monotonic())) and done
 
     async def _on_export(self, request: Any, response: Any) -> Any:
         return await self._answer(self._export, request, response)
@@ -135,8 +135,8 @@ class Services:
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
         asked = request.format.lower().lstrip(".")
-        if asked == MESH or (not asked and is_mesh_name(Path(request.path))):
-            await self._export_mesh(stream, request, response)
+        if (stored := stored_format(Path(request.path), asked)) is not None:
+            await self._export_stored(stored, stream, request, response)
             return
         # Without a path the error must be about the path, not about its missing suffix.
         form = format_of(Path(request.path), request.format) if request.path else "glb"
@@ -152,25 +152,28 @@ class Services:
         response.path, response.points, response.bytes = str(done.path), done.points, done.bytes
         response.message = done.text
 
-    async def _export_mesh(self, stream: Stream, request: Any, response: Any) -> None:
-        path = resolve_inside(stream.config.export_dir, mesh_path(request.path))
+    async def _export_stored(
+        self, form: StoredFormat, stream: Stream, request: Any, response: Any
+    ) -> None:
+        path = resolve_inside(stream.config.export_dir, form.named(request.path))
         check_outside_scenes(path)
         selection = _selection(stream, request)
         filters = DepthFilters(
             voxel=request.voxel_m or DepthFilters.voxel, min_confidence=request.min_confidence
         )
-        with self.meshes.begun(path) as job:
+        with self.stored_exports.begun(path) as job:
             scenes = await self._run_on(self._worker_of(stream), stream.stored_scenes)
             if not scenes:
                 raise ExportError(
-                    "a mesh needs stored keyframes: set the parameter map.store to a folder below "
-                    "export_dir, and configure the node again"
+                    f"a {form.word} file needs stored keyframes: set the parameter map.store to a "
+                    "folder below export_dir, and configure the node again"
                 )
             progress = self._progress(f"export of {path}")
             done, missing = await self._run_on(
-                self.meshes.worker, lambda: job.run(scenes, selection, filters, progress)
+                self.stored_exports.worker,
+                lambda: job.run(form, scenes, selection, filters, progress),
             )
-        response.path, response.points, response.bytes = str(path), done.vertices, done.bytes
+        response.path, response.points, response.bytes = str(path), done.points, done.bytes
         response.message = done.text
         if missing:
             response.message += f"; {missing} keyframes of the scene are not stored"
@@ -216,7 +219,7 @@ class Services:
         response.message = f"{points} points and {len(first.poses)} poses from {path}; {where}"
 
     async def _reset(self, stream: Stream, request: Any, response: Any) -> None:
-        self.meshes.cancel()
+        self.stored_exports.cancel()
         await self._run_on(self._worker_of(stream), stream.reset)
         self._node.forget_input()
         response.message = "window, odometry and map are reset"

@@ -14,12 +14,12 @@ pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-im
 
 from da3_ros.cli import main
 from da3_ros.export import stored_mesh
-from da3_ros.export.mesh_file import mesh_path, mesh_path_for_camera
 from da3_ros.export.selection import ExportError, Selection, silent
 from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.stored_formats import MESH
 from da3_ros.keyframe_store.store import StoredScene
-from da3_ros.live import mesh_exports
-from da3_ros.live.mesh_exports import MeshExports, StoredSoFar
+from da3_ros.live import stored_exports
+from da3_ros.live.stored_exports import StoredExports, StoredSoFar
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
@@ -32,7 +32,7 @@ VALUES = {
 
 @pytest.fixture
 def exports():
-    found = MeshExports()
+    found = StoredExports()
     yield found
     assert found.close(10)
 
@@ -64,7 +64,7 @@ def show(stream, host, frames):
 
 def made(exports, stream, path, selection=Selection(), progress=silent):  # noqa: B008
     with exports.begun(path) as job:
-        return job.run(stream.stored_scenes(), selection, FILTERS, progress)
+        return job.run(MESH, stream.stored_scenes(), selection, FILTERS, progress)
 
 
 def test_the_mesh_has_all_that_was_seen_and_is_that_of_the_command(tmp_path, exports):
@@ -126,7 +126,7 @@ def test_the_percentage_never_goes_back(tmp_path, exports, monkeypatch):
             seen.append(exports.percent)
         raise ExportError("enough")
 
-    monkeypatch.setattr(mesh_exports, "export_mesh", work)
+    monkeypatch.setitem(stored_exports.WRITERS, MESH, work)
     stream, _ = stream_in(tmp_path)
     with pytest.raises(ExportError, match="enough"):
         made(exports, stream, tmp_path / "a.mesh.glb")
@@ -148,7 +148,7 @@ def test_a_cancelled_mesh_leaves_no_file(tmp_path, exports, at):
 
 
 def test_an_ending_node_ends_the_mesh(tmp_path):
-    exports, (stream, _) = MeshExports(), stream_in(tmp_path)
+    exports, (stream, _) = StoredExports(), stream_in(tmp_path)
     begun = threading.Event()
 
     def slow(step, share):
@@ -157,7 +157,7 @@ def test_an_ending_node_ends_the_mesh(tmp_path):
 
     with exports.begun(tmp_path / "a.mesh.glb") as job:
         scenes = stream.stored_scenes()
-        done = exports.worker.submit(lambda: job.run(scenes, Selection(), FILTERS, slow))
+        done = exports.worker.submit(lambda: job.run(MESH, scenes, Selection(), FILTERS, slow))
         begun.wait(10)
         exports.close(10)
         with pytest.raises(ExportError, match="shutting down"):
@@ -189,7 +189,7 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path, exports):
     with exports.begun(tmp_path / "a.mesh.glb") as job:
         scenes = {"": StoredSoFar(tmp_path / "night", failed, 3)}
         with pytest.raises(ExportError, match="storing keyframes is paused"):
-            job.run(scenes, Selection(), FILTERS, silent)
+            job.run(MESH, scenes, Selection(), FILTERS, silent)
 
 
 def test_keyframes_that_are_not_stored_are_counted(tmp_path, exports):
@@ -197,7 +197,7 @@ def test_keyframes_that_are_not_stored_are_counted(tmp_path, exports):
     scenes = stream.stored_scenes()
     more = {k: StoredSoFar(s.folder, s.flushed, s.keyframes + 3) for k, s in scenes.items()}
     with exports.begun(tmp_path / "a.mesh.glb") as job:
-        assert job.run(more, Selection(), FILTERS, silent)[1] == 3
+        assert job.run(MESH, more, Selection(), FILTERS, silent)[1] == 3
 
 
 def test_cameras_with_scenes_of_their_own_get_a_mesh_each(tmp_path, exports):
@@ -235,10 +235,10 @@ def test_without_a_store_there_is_nothing(tmp_path):
     [("room", "room.mesh.glb"), ("a/room", "a/room.mesh.glb"), ("room.ply", "room.ply"), ("", "")],
 )
 def test_a_name_without_a_suffix_gets_one(asked, path):
-    assert mesh_path(asked) == path
+    assert MESH.named(asked) == path
 
 
 def test_the_mesh_of_another_camera_has_its_name(tmp_path):
-    named = mesh_path_for_camera(tmp_path / "room.mesh.obj", "front/left")
+    named = MESH.path_for_camera(tmp_path / "room.mesh.obj", "front/left")
     assert named == tmp_path / "room_front_left.mesh.obj"
-    assert mesh_path_for_camera(tmp_path / "room.obj", "left") == tmp_path / "room_left.obj"
+    assert MESH.path_for_camera(tmp_path / "room.obj", "left") == tmp_path / "room_left.obj"

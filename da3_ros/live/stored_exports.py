@@ -1,26 +1,31 @@
-"""Makes meshes from the stored keyframes of a running stream, one at a time, on a thread of its
-own."""
+"""Makes meshes and splats from the stored keyframes of a running stream, one at a time, on a
+thread of its own."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from da3_ros.export.mesh_file import mesh_path_for_camera
 from da3_ros.export.selection import ExportError, Progress, Selection, portion
 from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.stored_formats import MESH, SPLAT, StoredFormat
 from da3_ros.export.stored_mesh import ExportedMesh, export_mesh
+from da3_ros.export.stored_splats import ExportedSplats, export_splats
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.live.worker import Worker
 
 FLUSH_S = 30.0  # longest wait for the disk
 POLL_S = 0.05  # between two looks whether the job shall end
+Writer = Callable[
+    [StoredScene, Path, Selection, DepthFilters, Progress], ExportedMesh | ExportedSplats
+]
+WRITERS: dict[StoredFormat, Writer] = {MESH: export_mesh, SPLAT: export_splats}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,35 +37,35 @@ class StoredSoFar:
     keyframes: int  # of the scene, stored or not
 
 
-class MeshExports:
-    """At most one mesh is made at a time; any thread may cancel it and ask for its progress."""
+class StoredExports:
+    """At most one file is made at a time; any thread may cancel it and ask for its progress."""
 
     def __init__(self) -> None:
-        self.worker = Worker(lambda: False, lambda error: None, name="da3-mesh")
-        self._job: MeshExport | None = None
+        self.worker = Worker(lambda: False, lambda error: None, name="da3-export")
+        self._job: StoredExport | None = None
 
     @property
     def percent(self) -> float:
-        """The completed share of the mesh that is being made; NaN if there is none."""
+        """The completed share of the file that is being made; NaN if there is none."""
         job = self._job
         return math.nan if job is None else 100 * job.share
 
     @contextmanager
-    def begun(self, path: Path) -> Iterator[MeshExport]:
-        """Yields the export of a mesh to ``path``. Raises ExportError while there is another."""
+    def begun(self, path: Path) -> Iterator[StoredExport]:
+        """Yields the export to ``path``. Raises ExportError while there is another."""
         if self._job is not None:
             raise ExportError(
                 f"{self._job.path} is being made ({self.percent:.0f} %): call again when it is "
                 "done, or cancel it with ~/reset"
             )
-        self._job = job = MeshExport(path, self.worker)
+        self._job = job = StoredExport(path, self.worker)
         try:
             yield job
         finally:
             self._job = None
 
     def cancel(self) -> None:
-        """Ends the mesh that is being made, soon and without a file."""
+        """Ends the file that is being made, soon and without it."""
         if self._job is not None:
             self._job.cancelled = True
 
@@ -69,8 +74,8 @@ class MeshExports:
         return self.worker.stop(timeout_s)
 
 
-class MeshExport:
-    """The export of one mesh, or of one for each scene."""
+class StoredExport:
+    """The export of one file, or of one for each scene."""
 
     def __init__(self, path: Path, worker: Worker) -> None:
         self.path, self._worker = path, worker
@@ -78,10 +83,10 @@ class MeshExport:
         self.cancelled = False
 
     def run(
-        self, scenes: Mapping[str, StoredSoFar], selection: Selection, filters: DepthFilters,
-        progress: Progress,
-    ) -> tuple[ExportedMesh, int]:  # fmt: skip
-        """Writes the meshes of all scenes; others than the first have the camera in their names.
+        self, form: StoredFormat, scenes: Mapping[str, StoredSoFar], selection: Selection,
+        filters: DepthFilters, progress: Progress,
+    ) -> tuple[ExportedMesh | ExportedSplats, int]:  # fmt: skip
+        """Writes the files of all scenes; others than the first have the camera in their names.
 
         Returns the first one's, and how many of its keyframes are not stored. Raises ExportError.
         """
@@ -93,15 +98,15 @@ class MeshExport:
 
         done = []
         for index, (name, scene) in enumerate(scenes.items()):
-            path = mesh_path_for_camera(self.path, name) if index else self.path
+            path = form.path_for_camera(self.path, name) if index else self.path
             part = portion(step, index / len(scenes), (index + 1) / len(scenes))
             self._wait(scene)
             try:
                 with StoredScene.open(scene.folder) as stored:
-                    mesh = export_mesh(stored, path, selection, filters, part)
+                    file = WRITERS[form](stored, path, selection, filters, part)
             except (JournalError, OSError) as error:
                 raise ExportError(str(error)) from error
-            done.append((mesh, max(0, scene.keyframes - mesh.keyframes)))
+            done.append((file, max(0, scene.keyframes - file.keyframes)))
         return done[0]
 
     def _wait(self, scene: StoredSoFar) -> None:
