@@ -160,7 +160,8 @@ def initialize_randomly(network: Network, seed: int = 0) -> None:
     def normal(p: Tensor, std: float, mean: float = 0.0) -> None:
         p.copy_(torch.randn(p.shape, generator=generator) * std + mean)
 
-    for name, p in network.named_parameters():
+    # The Gaussian head last: the others are the same with and without it.
+    for name, p in sorted(network.named_parameters(), key=lambda item: _is_gaussian(item[0])):
         if name.endswith("gamma"):
             normal(p, 0.1, 0.3)
         elif p.ndim == 1:
@@ -241,10 +242,14 @@ def _read_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from error
 
 
+def _is_gaussian(name: str) -> bool:
+    return name.startswith(GAUSSIAN_HEADS)
+
+
 def _leave_out_gaussians(weights: dict[str, Tensor], network: Network) -> None:
-    if any(name.startswith(GAUSSIAN_HEADS) for name, _ in network.named_parameters()):
+    if any(_is_gaussian(name) for name, _ in network.named_parameters()):
         return
-    names = [name for name in weights if name.startswith(GAUSSIAN_HEADS)]
+    names = [name for name in weights if _is_gaussian(name)]
     for name in names:
         del weights[name]
     if names:

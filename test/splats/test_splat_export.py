@@ -1,0 +1,284 @@
+"""Stored Gaussians become files: in the map's frame and unit, read back by other libraries."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.splats import exact_values, psnr, read_glb, read_ply, render
+
+from da3_ros.cli import main
+from da3_ros.export.selection import ExportError, Selection
+from da3_ros.export.splat_rows import splat_rows
+from da3_ros.export.stored_depth import DepthFilters
+from da3_ros.export.stored_splats import MOST, export_splats
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
+from da3_ros.splats.gaussians import Gaussians
+from da3_ros.splats.relative import keep_visible
+from da3_ros.synthetic import SyntheticCamera
+
+SIZE = (160, 120)
+FILTERS = DepthFilters(edge_filter=False)
+UNIT = 0.5  # metres per unit of the submap
+S_WORLD_SUBMAP = Similarity(
+    UNIT,
+    Rotation.from_euler("xyz", (10, -20, 30), degrees=True).as_matrix(),
+    np.array([1.0, 2, 3]),
+)
+T_MAP_WORLD = np.array([[0.0, -1, 0, 1], [1, 0, 0, -2], [0, 0, 1, 0.5], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def frames():
+    return list(SyntheticCamera(seed=5, size=SIZE, frames=6, rate_hz=1.5))
+
+
+def write(folder, frames, *, with_splats=True, scene_scale=1.0, part=0, opacity=0.99):
+    """Stores frames of a room, in a submap with a unit and a place of its own."""
+    writer = StoreWriter(folder)
+    writer.place([Place(0, 0, part, S_WORLD_SUBMAP)])
+    writer.set_map(MapState(metric=True, scene_scale=scene_scale, T_map_world=T_MAP_WORLD))
+    back = S_WORLD_SUBMAP.inverse()
+    for f in frames:
+        pose = FramePose(f.stamp_ns, "", 0, back.pose(f.T_world_camera), f.K, SIZE, True)
+        values = exact_values(f.depth, f.image, f.K, opacity=opacity)
+        splats = keep_visible(values, f.depth) if with_splats else None
+        depth = (f.depth / UNIT).astype(np.float32)
+        sure = np.full(f.depth.shape, 2.0, np.float32)
+        writer.add(Keyframe(pose, depth, sure, f.image, splats=splats))
+    writer.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scene(frames, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("scene"), frames)
+
+
+def exported(folder, path, **values):
+    with StoredScene.open(folder) as stored:
+        return export_splats(stored, path, Selection(**values), FILTERS)
+
+
+def picture_of(splats, frame, scale=1.0):
+    T = T_MAP_WORLD @ frame.T_world_camera
+    T[:3, 3] = T_MAP_WORLD[:3, :3] @ frame.T_world_camera[:3, 3] * scale + T_MAP_WORLD[:3, 3]
+    return render(splats, T, frame.K, SIZE)
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_a_ply_shows_the_room_where_it_is_in_the_map(scene, frames, tmp_path, degree):
+    done = exported(scene, tmp_path / "room.splat.ply", sh_degree=degree)
+    splats = read_ply(done.path)
+    assert splats.sh.shape == (done.points, 3, {0: 1, 2: 9}[degree])
+    for frame in frames[::2]:
+        picture, opacity = picture_of(splats, frame)
+        seen = opacity > 0.98
+        assert seen.mean() > 0.75
+        assert psnr(picture, frame.image, seen) > 25
+
+
+def test_a_glb_holds_the_same_gaussians_in_its_own_axes(scene, tmp_path):
+    wanted = read_ply(exported(scene, tmp_path / "room.splat.ply").path)
+    found, colour, file = read_glb(exported(scene, tmp_path / "room.splat.glb").path)
+    R = np.array([[0.0, -1, 0], [0, 0, 1], [-1, 0, 0]])
+    np.testing.assert_allclose(found.means, wanted.means @ R.T, atol=1e-6)
+    np.testing.assert_allclose(found.scales, wanted.scales, rtol=1e-5)
+    np.testing.assert_allclose(found.opacities, wanted.opacities, atol=1e-5)
+    turned = Rotation.from_matrix(R) * Rotation.from_quat(wanted.wxyz[:, [1, 2, 3, 0]])
+    apart = turned.inv() * Rotation.from_quat(found.wxyz[:, [1, 2, 3, 0]])
+    assert apart.magnitude().max() < 1e-4
+    np.testing.assert_allclose(np.linalg.norm(found.wxyz, axis=1), 1, atol=1e-6)
+    srgb = np.clip(0.5 + 0.28209479 * found.sh[:, :, 0], 0, 1)
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    np.testing.assert_allclose(colour, np.column_stack((linear, found.opacities)), atol=1e-5)
+    assert "KHR_gaussian_splatting" in file.extensionsUsed
+    assert file.meshes[0].primitives[0].mode == 0
+    about = file.meshes[0].primitives[0].extensions["KHR_gaussian_splatting"]
+    assert about == {"kernel": "ellipse", "colorSpace": "srgb_rec709_display"}
+    box = file.accessors[file.meshes[0].primitives[0].attributes.POSITION]
+    np.testing.assert_array_equal(box.min, found.means.min(axis=0))
+    np.testing.assert_array_equal(box.max, found.means.max(axis=0))
+
+
+def test_colours_by_direction_turn_with_the_axes_of_a_glb(tmp_path):
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(50, 4))
+    given = Gaussians(
+        rng.normal(size=(50, 3)), rng.uniform(0.1, 1, (50, 3)),
+        q / np.linalg.norm(q, axis=1, keepdims=True), rng.uniform(0.1, 1, 50),
+        0.3 * rng.normal(size=(50, 3, 9)),
+    )  # fmt: skip
+    from da3_ros.export.splat_glb import write_splat_glb
+    from da3_ros.export.splat_ply import write_splat_ply
+
+    with splat_rows(tmp_path) as rows:
+        rows.add(given)
+        for write_file, name in ((write_splat_glb, "a.glb"), (write_splat_ply, "a.ply")):
+            write_file(rows, tmp_path / name, 2, lambda what, share: None)
+    K = np.array([[60.0, 0, 30], [0, 60, 20], [0, 0, 1]])
+    T = np.eye(4)
+    T[:3, :3], T[:3, 3] = Rotation.random(random_state=3).as_matrix(), (0.1, 0.2, 0.3)
+    turn = np.eye(4)
+    turn[:3, :3] = [[0, -1, 0], [0, 0, 1], [-1, 0, 0]]
+    in_map, _ = render(read_ply(tmp_path / "a.ply"), T, K, (60, 40))
+    in_glb, _ = render(read_glb(tmp_path / "a.glb")[0], turn @ T, K, (60, 40))
+    assert in_map.max() > 0.2
+    np.testing.assert_allclose(in_glb, in_map, atol=2e-3)
+
+
+def test_metres_of_the_scene_scale_means_and_sizes(frames, tmp_path):
+    one = exported(write(tmp_path / "one", frames), tmp_path / "one.splat.ply")
+    more = exported(write(tmp_path / "more", frames, scene_scale=2.5), tmp_path / "more.splat.ply")
+    a, b = read_ply(one.path), read_ply(more.path)
+    origin = T_MAP_WORLD[:3, 3]
+    np.testing.assert_allclose(b.means - origin, 2.5 * (a.means - origin), atol=2e-4)
+    np.testing.assert_allclose(b.scales, 2.5 * a.scales, rtol=1e-4)
+    picture, opacity = picture_of(b, frames[0], scale=2.5)
+    assert psnr(picture, frames[0].image, opacity > 0.98) > 25
+
+
+def test_a_loop_moves_what_is_stored(frames, tmp_path):
+    folder = write(tmp_path / "scene", frames[:2])
+    before = read_ply(exported(folder, tmp_path / "before.splat.ply").path)
+    move = Similarity(1.2, Rotation.from_euler("z", 0.3).as_matrix(), np.array([0.5, 0, 0]))
+    writer = StoreWriter(folder)
+    writer.place([Place(0, 0, 0, move @ S_WORLD_SUBMAP)])
+    writer.close()
+    after = read_ply(exported(folder, tmp_path / "after.splat.ply").path)
+    in_map = Similarity(1.0, T_MAP_WORLD[:3, :3], T_MAP_WORLD[:3, 3])
+    whole = in_map @ move @ in_map.inverse()
+    np.testing.assert_allclose(after.means, whole.points(before.means), atol=1e-4)
+    np.testing.assert_allclose(after.scales, 1.2 * before.scales, rtol=1e-4)
+
+
+def test_where_keyframes_overlap_one_of_them_is_kept(scene, frames, tmp_path):
+    alone = [
+        exported(write(tmp_path / f"{i}", [f]), tmp_path / f"{i}.splat.ply").points
+        for i, f in enumerate(frames)
+    ]
+    together = exported(scene, tmp_path / "all.splat.ply").points
+    assert max(alone) < together < 0.6 * sum(alone)
+
+
+def test_the_farthest_share_is_left_out(frames, tmp_path):
+    kept = read_ply(exported(write(tmp_path / "s", frames[:1]), tmp_path / "a.splat.ply").path)
+    T = T_MAP_WORLD @ frames[0].T_world_camera
+    z = (kept.means - T[:3, 3]) @ T[:3, 2]
+    known = frames[0].depth[np.isfinite(frames[0].depth)]
+    assert z.max() == pytest.approx(np.quantile(known, 0.9), rel=0.02)
+
+
+def test_the_least_opaque_are_left_out_first(tmp_path):
+    count = 70_000
+    opacities = np.linspace(0.01, 1, count)[np.random.default_rng(0).permutation(count)]
+    opacities = opacities.astype(np.float16).astype(float)
+    q = np.tile([1.0, 0, 0, 0], (count, 1))
+    many = Gaussians(np.zeros((count, 3)), np.ones((count, 3)), q, opacities,
+                     np.zeros((count, 3, 9)))  # fmt: skip
+    for most in (count, count - 1, 40_000, 7, 1):
+        with splat_rows(tmp_path) as rows:
+            rows.add(many.take(np.arange(30_000)))
+            rows.add(many.take(np.arange(30_000, count)))
+            rows.limit(most)
+            found = np.concatenate([chunk["opacity"] for chunk in rows.chunks()])
+            assert len(rows) == len(found) == most
+        least = np.sort(opacities)[count - most]
+        assert found.min() >= least - 2**-16
+
+
+def test_a_number_of_points_bounds_the_file(scene, tmp_path):
+    assert exported(scene, tmp_path / "a.splat.ply", max_points=500).points == 500
+    assert len(read_ply(tmp_path / "a.splat.ply").means) == 500
+    assert MOST > 1_000_000
+
+
+def test_a_crop_bounds_the_means(scene, tmp_path):
+    whole = read_ply(exported(scene, tmp_path / "all.splat.ply").path).means
+    box = (*(np.quantile(whole, 0.2, axis=0) + 0.011), *(np.quantile(whole, 0.9, axis=0) + 0.011))
+    inside = ((whole >= box[:3]) & (whole <= box[3:])).all(axis=1)
+    assert 0 < inside.sum() < len(whole)
+    found = read_ply(exported(scene, tmp_path / "some.splat.ply", crop=box).path).means
+    np.testing.assert_array_equal(found, whole[inside])
+
+
+def test_guessed_parts_can_be_left_out(frames, tmp_path):
+    folder = write(tmp_path / "scene", frames[:1], part=1)
+    assert exported(folder, tmp_path / "a.splat.ply").points > 0
+    with pytest.raises(ExportError, match="no Gaussian passes"):
+        exported(folder, tmp_path / "b.splat.ply", guessed=False)
+    assert not (tmp_path / "b.splat.ply").exists()
+
+
+def test_the_command_writes_both(scene, tmp_path, capsys):
+    for name in ("room.splat.ply", "room.splat.glb"):
+        assert main(["export", str(scene), str(tmp_path / name)]) == 0
+        assert f"Gaussians in {tmp_path / name}" in capsys.readouterr().out
+    words = ["export", str(scene), str(tmp_path / "small.ply"), "--format", "splat"]
+    assert main([*words, "--sh-degree", "0"]) == 0
+    small, large = ((tmp_path / n).stat().st_size for n in ("small.ply", "room.splat.ply"))
+    assert small < 0.45 * large
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["room.splat.obj"], r"NAME.splat.ply, NAME.splat.glb"),
+        (["room.splat.ply", "--voxel", "0.1"], "leave out voxel"),
+        (["room.splat.ply", "--min-observations", "2"], "min_observations"),
+        (["room.splat.ply", "--max-depth", "0.01"], "no Gaussian passes"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said(scene, tmp_path, capsys, words, text):
+    assert main(["export", str(scene), str(tmp_path / words[0]), *words[1:]]) == 1
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scene_without_gaussians_names_the_remedy(frames, tmp_path, capsys):
+    folder = write(tmp_path / "scene", frames[:1], with_splats=False)
+    assert main(["export", str(folder), str(tmp_path / "a.splat.ply")]) == 1
+    err = capsys.readouterr().err
+    assert "set splats.enabled to true" in err
+    assert "NAME.colmap" in err
+
+
+def test_a_damaged_keyframe_costs_itself(frames, tmp_path, caplog):
+    folder = write(tmp_path / "scene", frames[:3])
+    whole = (folder / JOURNAL).read_bytes()
+    with StoredScene.open(folder) as stored:
+        record = stored.images[1].record
+    data = bytearray(whole)
+    data[record.start + record.size // 2] ^= 255
+    (folder / JOURNAL).write_bytes(bytes(data))
+    assert exported(folder, tmp_path / "a.splat.ply").points > 0
+    assert "it is left out" in caplog.text
+
+
+def test_other_exports_of_such_a_scene_are_the_same(frames, tmp_path):
+    for name, with_splats in (("with", True), ("without", False)):
+        write(tmp_path / name, frames, with_splats=with_splats)
+        out = str(tmp_path / f"{name}.ply")
+        assert main(["export", str(tmp_path / name), out, "--voxel", "0.05"]) == 0
+    assert (tmp_path / "with.ply").read_bytes() == (tmp_path / "without.ply").read_bytes()
+
+
+def test_an_export_that_is_ended_leaves_nothing(scene, tmp_path):
+    def stop(what, share):
+        if what == "writing":
+            raise ExportError("enough")
+
+    with StoredScene.open(scene) as stored, pytest.raises(ExportError, match="enough"):
+        export_splats(stored, tmp_path / "a.splat.ply", Selection(), FILTERS, stop)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_glb_names_what_it_holds(scene, tmp_path):
+    exported(scene, tmp_path / "a.splat.glb", sh_degree=0)
+    data = (tmp_path / "a.splat.glb").read_bytes()
+    text = json.loads(data[20 : 20 + int.from_bytes(data[12:16], "little")])
+    names = set(text["meshes"][0]["primitives"][0]["attributes"])
+    own = ("ROTATION", "SCALE", "OPACITY", "SH_DEGREE_0_COEF_0")
+    assert names == {"POSITION", "COLOR_0", *(f"KHR_gaussian_splatting:{n}" for n in own)}
