@@ -382,6 +382,11 @@ class PipelineConfig:
                 "one of them to its default"
             )
         _check_corrections(self.pose_prior)
+        if self.splats.enabled and (self.mode == "localization" or not self.map.enabled):
+            raise ConfigError(
+                "splats.enabled is true, but no keyframes are stored with mode localization or "
+                "without map.enabled: change one of them"
+            )
         low, high = self.depth.color_range_m
         if not 0 <= low < high:
             raise ConfigError(

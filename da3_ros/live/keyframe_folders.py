@@ -25,6 +25,11 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
     Frames do not wait for the disk. Raises ConfigError if the folder cannot be used.
     """
     limits = config.pipeline.map
+    if config.pipeline.splats.enabled and not limits.store:
+        raise ConfigError(
+            "splats.enabled is true, but map.store is empty: set it to a folder below export_dir, "
+            "where keyframes and their Gaussians are stored"
+        )
     if not limits.store:
         return
     if not limits.enabled:
