@@ -31,7 +31,7 @@ REPEAT_S = 0.02  # until an interruption that was ignored is repeated
 
 
 class Interrupted(BaseException):
-    """Raised by SIGINT and SIGTERM; the text is what was written all the same.
+    """Raised by SIGINT, SIGTERM and SIGHUP; the text is what was written all the same.
 
     Not KeyboardInterrupt: if that passes through an inner ``exec`` (imports, dataclasses), CPython
     ends the process by SIGINT, whatever exit code we return.
@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # shell ignores it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, _interrupt)
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     sys.unraisablehook = _repeat_interruption
     try:
         _check_paths(options)

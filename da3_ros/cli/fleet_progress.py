@@ -75,9 +75,10 @@ class FleetProgress(Observer, contextlib.AbstractContextManager["FleetProgress"]
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY_S
             log.info(
-                "%s, %.0f %% of all bytes, %s left, %d workers", self._title(),
+                "%s, %.0f %% of all bytes, %s left, %d workers, %d that start or wait for room",
+                self._title(),
                 100 * now_mb / self._all_mb if self._all_mb else 100.0, self._left(now_mb),
-                len(dispatcher.running),
+                len(dispatcher.running), dispatcher.starting,
             )  # fmt: skip
 
     def merging(self, scenes: int) -> None:

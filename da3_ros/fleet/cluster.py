@@ -188,7 +188,10 @@ def resources_for(
     gpus None: one where there are any, unless ``device`` is another. cpus None: with a GPU the
     cores of a machine over its GPUs, without one 4. Raises FleetError.
     """
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # The head of a cluster may have no cores for others.
+    machines = [m for m in _machines(ray) if m.get("CPU", 0.0) >= 1]
+    if not machines:
+        raise FleetError("no machine of the cluster has cores: see `ray status`")
     device = settings.pipeline.inference.device
     cards = max(m.get("GPU", 0.0) for m in machines)
     if gpus is None:
@@ -196,24 +199,28 @@ def resources_for(
     if gpus and ":" in device:
         raise FleetError(f"device {device}: each worker sees its own card only; set it to cuda")
     fit = [m for m in machines if m.get("GPU", 0.0) >= gpus] or machines
-    cores = [int(m.get("CPU", 1)) for m in fit]
+    cores = [int(m["CPU"]) for m in fit]
     if cpus is None:
         if gpus:
-            cpus = max(1, min(int(m["CPU"] / (m["GPU"] / gpus)) for m in fit if m.get("GPU")))
+            shares = (int(m["CPU"] / (m["GPU"] / gpus)) for m in fit if m.get("GPU"))
+            cpus = max(1, min(shares, default=min(cores)))
         else:
-            cpus = min(USUAL_CPUS, *cores)
+            cpus = min(USUAL_CPUS, max(cores))
     # The largest machine holds most workers.
     share = min(1.0, gpus) if gpus else min(1.0, cpus / max(cores))
     found = Resources(cpus, gpus, share)
     if not any(_room(m, found) for m in machines):
-        had = ", ".join(
-            f"{m.get('CPU', 0):g} cores and {m.get('GPU', 0):g} GPUs" for m in machines
-        )
+        had = ", ".join(f"{m['CPU']:g} cores and {m.get('GPU', 0):g} GPUs" for m in machines)
         raise FleetError(
             f"no machine has the {cpus} cores and {gpus:g} GPUs of one worker, but {had}: lower "
             "--cpus-per-task or --gpus-per-task"
         )
     return found
+
+
+def _machines(ray: Any) -> list[dict[str, float]]:
+    """Returns what each machine has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _room(machine: dict[str, float], one: Resources) -> int:
@@ -242,8 +249,7 @@ class RayPool(Pool):
         self._count = 0
 
     def capacity(self) -> int:
-        machines = (n["Resources"] for n in self._ray.nodes() if n["Alive"])
-        return sum(_room(machine, self._one) for machine in machines)
+        return sum(_room(machine, self._one) for machine in _machines(self._ray))
 
     def start(self) -> int:
         number, self._count = self._count, self._count + 1

@@ -90,6 +90,11 @@ class Dispatcher:
         self._idle.discard(worker)
 
     @property
+    def starting(self) -> int:
+        """The number of workers that are being started, or wait for room."""
+        return len(self._opening)
+
+    @property
     def _alive(self) -> int:
         return len(self._opening) + len(self._idle) + len(self.running)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,43 +50,110 @@ def find_jobs(
     A recording found in a folder is named by its path there, without suffix. options: what all
     replays share. Raises FleetError, also if two have one name, and OSError.
     """
-    found: dict[str, Path] = {}
-    known: dict[Path, str] = {}  # by real path: a link may lead to the same recording
+    if (output / "metadata.yaml").exists():
+        raise FleetError(f"{output} is a recording: choose another --output")
+    recordings: dict[Path, _Found] = {}  # by real path: a link may lead to the same recording
     for path in inputs:
-        for name, recording in _named(path, output.resolve()):
-            if known.setdefault(recording.resolve(), name) != name:
-                continue
-            if found.setdefault(name, recording).resolve() != recording.resolve():
-                raise FleetError(
-                    f"{found[name]} and {recording} would both be written to {output / name}: "
-                    "rename one, or give the folder that holds both folders"
-                )
-    if not found:
+        for one in _found_in(path, output.resolve()):
+            recordings.setdefault(one.path.resolve(), one)
+    if not recordings:
         raise FleetError(f"no recording in {', '.join(map(str, inputs))}")
+    found = _named(list(recordings.values()), output)
     _check_names(found)
+    _check_outside(found, output)
     common = _settings_key(options, settings)
     return [_job(name, path, output / name, common) for name, path in sorted(found.items())]
 
 
-def _named(path: Path, output: Path) -> Iterator[tuple[str, Path]]:
-    """Yields names and paths of the recordings in ``path``. Raises FleetError, OSError."""
+@dataclass(frozen=True)
+class _Found:
+    """A recording and its path below the folder that was searched."""
+
+    path: Path
+    below: Path
+
+    @property
+    def name(self) -> str:
+        """The path without the suffix of its file."""
+        return str(self.below.with_name(name_of(self.path)))
+
+
+def _found_in(path: Path, output: Path) -> Iterator[_Found]:
+    """Yields the recordings in ``path``. Raises FleetError, OSError."""
     if not path.exists():
         raise FleetError(f"{path} does not exist")
     if not path.is_dir() or is_recording(path):
-        yield name_of(path), path
+        if not _is_nameable(path):
+            raise FleetError(f"{str(path)!r}: rename it")
+        yield _Found(path, Path(Path(os.path.abspath(path)).name))
         return
+    results = 0
 
     def is_result(folder: Path) -> bool:
-        return folder.resolve() == output or (folder / "report.json").exists()
+        nonlocal results
+        found = folder.resolve() == output or _is_result(folder)
+        results += found
+        return found
 
     for one in find_recordings(path, is_result):
-        yield str(one.relative_to(path).with_name(name_of(one))), one
-    old = sum(1 for _ in path.rglob("*.bag"))
+        if _is_nameable(one):
+            yield _Found(one, one.relative_to(path))
+        else:
+            log.warning("%r is left out: rename it", str(one))
+    if results:
+        log.info("%s: %d folders with results are not searched", path, results)
+    old = sum(name.endswith(".bag") for _, _, names in os.walk(path) for name in names)
     if old:
         log.warning(
             "%s: %d ROS 1 bags are left out: convert them with rosbags-convert --src FILE",
             path, old,
         )  # fmt: skip
+
+
+def _is_nameable(path: Path) -> bool:
+    """Whether a recording's name can be that of a folder, and be shown in a table."""
+    return str(path).isprintable() and name_of(path) not in ("", ".", "..")
+
+
+def _is_result(folder: Path) -> bool:
+    """Whether a folder holds the results of a replay, and is no recording."""
+    if (folder / "metadata.yaml").exists():
+        return False
+    try:
+        report = json.loads((folder / "report.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(report, dict) and "da3_ros" in report
+
+
+def _named(recordings: Sequence[_Found], output: Path) -> dict[str, Path]:
+    """Returns the recordings by name. Where several in one folder would have one name, or one the
+    name of another's folder, they keep their suffixes. Raises FleetError."""
+    count = Counter(one.name for one in recordings)
+    folders = {str(parent) for one in recordings for parent in Path(one.name).parents}
+    found: dict[str, Path] = {}
+    for one in recordings:
+        clear = count[one.name] == 1 and one.name not in folders
+        name = one.name if clear else str(one.below)
+        if name in found:
+            raise FleetError(
+                f"{found[name]} and {one.path} would both be written to {output / name}: "
+                "rename one, or give the folder that holds both"
+            )
+        found[name] = one.path
+    return found
+
+
+def _check_outside(found: Mapping[str, Path], output: Path) -> None:
+    """Raises FleetError if results would lie in a recording, and become a part of it."""
+    folders = {path.resolve(): path for path in found.values() if path.is_dir()}
+    for name in found:
+        target = (output / name).resolve()
+        if inside := next((p for p in (target, *target.parents) if p in folders), None):
+            raise FleetError(
+                f"{output / name}: results would lie in the recording {folders[inside]}: choose "
+                "another --output"
+            )
 
 
 def _check_names(found: Mapping[str, Path]) -> None:

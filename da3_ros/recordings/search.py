@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from da3_ros.recordings.bag_files import COMPRESSED, is_storage
-from da3_ros.recordings.folder import image_files
+from da3_ros.recordings.folder import IMAGE_SUFFIXES, image_files
 from da3_ros.recordings.video import VIDEO_SUFFIXES
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ def _found(folder: Path, skip: Callable[[Path], bool], seen: set[Path]) -> Itera
     except OSError as error:
         log.warning("%s is left out: %s", folder, error)
         return
+    _warn_of_images(folder, inner)
     for path in inner:
         try:
             kind = "skip" if path.is_dir() and skip(path) else _kind(path)
@@ -45,6 +46,16 @@ def _found(folder: Path, skip: Callable[[Path], bool], seen: set[Path]) -> Itera
             yield path
         elif kind == "folder":
             yield from _found(path, skip, seen)
+
+
+def _warn_of_images(folder: Path, inner: Sequence[Path]) -> None:
+    """Says that images beside folders or recordings are taken for none."""
+    suffixed = [p for p in inner if p.suffix.lower() in IMAGE_SUFFIXES]
+    if len(suffixed) >= FEWEST_IMAGES:
+        log.warning(
+            "%s: %d images beside other folders or recordings are left out: give them a folder of "
+            "their own", folder, len(suffixed),
+        )  # fmt: skip
 
 
 def _kind(path: Path) -> str:

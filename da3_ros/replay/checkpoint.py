@@ -87,7 +87,7 @@ def fingerprint(path: Path, output: Path) -> str:
     digest, blocks = hashlib.blake2b(digest_size=8), max(1, BLOCKS // max(1, len(files)))
     for index, file in enumerate(files):
         size = file.stat().st_size
-        digest.update(f"{file.name} {size};".encode())
+        digest.update(os.fsencode(file.name) + f" {size};".encode())
         if index % (len(files) // BLOCKS + 1) == 0:
             with file.open("rb") as data:
                 for block in range(blocks):

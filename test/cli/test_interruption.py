@@ -1,7 +1,10 @@
 """Ctrl-C ends a command also where Python ignores what is raised."""
 
+import signal
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import os, signal, sys, time
@@ -28,3 +31,34 @@ def test_an_interruption_that_python_ignores_is_repeated():
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr == "da3_ros: interrupted, nothing was written\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_a_session_ends_a_command(number):
+    code = SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=50)
+    assert process.returncode == 130, err
+
+
+def test_nohup_keeps_a_command_alive():
+    code = SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n").replace("60", "2")
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=50)
+    assert process.returncode == 0
+
+
+def test_a_closed_output_is_no_error():
+    done = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m da3_ros models >&-'], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

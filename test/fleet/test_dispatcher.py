@@ -189,8 +189,22 @@ def test_a_spare_worker_is_an_idle_or_a_new_one():
     pool = Scripted(1)
     _, dispatcher = outcomes(pool, "a")
     assert dispatcher.spare_worker() == 0
-    _, dispatcher = outcomes(pool, "")
+    dispatcher.forget(0)
     assert dispatcher.spare_worker() == 1
+
+
+def test_refusals_long_ago_do_not_count_when_the_last_worker_is_lost():
+    """Three in a row end a fleet; a worker that opens between them begins the count anew."""
+    pool = Scripted(1, {"a": ["died"], "b": ["died"]}, refusals=[1, 2, 4, 5])
+    found, _ = outcomes(pool, "ab")
+    assert {one.state for one in found.values()} == {COMPLETE}
+
+
+def test_a_worker_knows_how_long_it_was_busy(monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    _, dispatcher = outcomes(Scripted(1), "ab")
+    assert dispatcher.workers[0].busy_s > 0
 
 
 def test_refusals_do_not_end_a_fleet_that_is_at_work():

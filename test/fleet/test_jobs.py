@@ -1,6 +1,7 @@
 """The recordings of a fleet, their names and keys."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,76 @@ def test_results_are_not_processed_again(folder, tmp_path):
     for result in (out / "site" / "run1", folder / "older"):
         result.mkdir(parents=True)
         (result / "output.mcap").write_bytes(b"x")
-        (result / "report.json").write_text("{}")
+        (result / "report.json").write_text('{"da3_ros": "0.1.0"}')
+    (out / "site" / "run2").mkdir()
+    (out / "site" / "run2" / "output.mcap").write_bytes(b"x")  # of one that is not complete
     assert len(jobs([folder], out)) == 3
-    assert len(jobs([folder], tmp_path / "elsewhere")) == 3
+    assert len(jobs([folder / "older", folder / "site"], tmp_path / "elsewhere")) == 2 + 1
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON", '{"frames": 3}'])
+def test_reports_of_others_hide_no_recording(folder, tmp_path, text):
+    (folder / "site" / "report.json").write_text(text)
+    assert len(jobs([folder], tmp_path / "out")) == 3
+
+
+def test_a_bag_folder_with_a_report_is_a_recording(tmp_path):
+    bag = tmp_path / "bags" / "run"
+    bag.mkdir(parents=True)
+    (bag / "metadata.yaml").write_text("")
+    (bag / "report.json").write_text('{"da3_ros": "0.1.0"}')
+    assert [job.name for job in jobs([tmp_path / "bags"], tmp_path / "out")] == ["run"]
+
+
+def bag_in(folder):
+    folder.mkdir(parents=True)
+    (folder / "metadata.yaml").write_text("")
+    (folder / "run_0.mcap").write_bytes(b"x" * 100)
+    return folder
+
+
+@pytest.mark.parametrize("output", [".", "run", "run/deeper"])
+def test_results_inside_a_recording_are_refused(tmp_path, output):
+    bag_in(tmp_path / "bags" / "run")
+    with pytest.raises(FleetError, match="choose another --output"):
+        jobs([tmp_path / "bags"], tmp_path / "bags" / output)
+
+
+def test_recordings_of_one_stem_keep_their_suffixes(tmp_path):
+    for name in ("rig/foo.mcap", "rig/foo.mp4", "rig/bar.mcap", "a.mcap", "a/b.mcap"):
+        path = tmp_path / "bags" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    found = [job.name for job in jobs([tmp_path / "bags"], tmp_path / "out")]
+    assert found == ["a.mcap", "a/b", "rig/bar", "rig/foo.mcap", "rig/foo.mp4"]
+
+
+def test_names_that_no_table_can_show_are_left_out(folder, tmp_path, caplog):
+    for name in (b"b\xff.mcap", b"two\nlines.mcap"):
+        (folder / "site" / os.fsdecode(name)).write_bytes(b"x")
+    assert len(jobs([folder], tmp_path / "out")) == 3
+    assert caplog.text.count("is left out: rename it") == 2
+
+
+def test_a_name_that_leads_out_of_the_output_is_refused(tmp_path):
+    (tmp_path / "...mcap").write_bytes(b"x")
+    with pytest.raises(FleetError, match="rename it"):
+        jobs([tmp_path / "...mcap"], tmp_path / "out")
+
+
+def test_a_folder_with_a_fault_hides_no_other(folder, tmp_path, monkeypatch, caplog):
+    (folder / "lost").mkdir()
+    listed = os.scandir
+
+    def broken(path="."):
+        if Path(os.fspath(path)).name == "lost":
+            raise OSError(5, "Input/output error")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    monkeypatch.setattr(os, "listdir", lambda path=".": [e.name for e in broken(path)])
+    assert len(jobs([folder], tmp_path / "out")) == 3
+    assert "lost is left out" in caplog.text
 
 
 @pytest.mark.parametrize("given", ["nothing", "empty"])
@@ -85,6 +153,19 @@ def test_the_key_changes_with_all_that_results_depend_on(folder, tmp_path):
     given.write_bytes(b"other contents" * 1000)
     keys.append(key())
     assert len(set(keys)) == len(keys)
+
+
+def test_the_key_changes_with_the_version(folder, tmp_path, monkeypatch):
+    given = folder / "site" / "run1.mcap"
+    before = jobs([given], tmp_path / "out")[0].key
+    monkeypatch.setattr(module, "__version__", "99.0")
+    assert jobs([given], tmp_path / "out")[0].key != before
+
+
+def test_the_key_does_not_change_with_what_results_do_not_depend_on(folder, tmp_path):
+    given = folder / "site" / "run1.mcap"
+    one, other = (jobs([given], tmp_path / "out", cache_dir=c)[0].key for c in ("a", "b"))
+    assert one == other
 
 
 def test_the_key_is_the_same_in_another_folder(folder, tmp_path):
@@ -122,6 +203,8 @@ def test_names_of_the_fleets_own_files_are_refused(tmp_path, name):
 
 
 def test_results_inside_those_of_another_are_refused(folder, tmp_path):
-    (folder / "site.mcap").write_bytes(b"x")
+    bag_in(tmp_path / "one" / "x" / "b")
+    (tmp_path / "one" / "x.mcap").write_bytes(b"x")
+    bag_in(tmp_path / "two" / "x.mcap" / "b")
     with pytest.raises(FleetError, match="would lie among those of"):
-        jobs([folder], tmp_path / "out")
+        jobs([tmp_path / "one", tmp_path / "two"], tmp_path / "out")

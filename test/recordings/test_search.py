@@ -50,6 +50,12 @@ def test_pictures_beside_recordings_are_none(tmp_path, other):
     assert found(tmp_path) == ([] if "inner" in other else [f"all/{other}"])
 
 
+def test_images_beside_folders_are_said_to_be_left_out(tmp_path, caplog):
+    made(tmp_path, "walk/0001.png", "walk/0002.png", "walk/thumbs/a.txt", "b.mcap")
+    assert found(tmp_path) == ["b.mcap"]
+    assert "2 images beside other folders or recordings are left out" in caplog.text
+
+
 def test_hidden_and_skipped_folders_are_not_searched(tmp_path):
     made(tmp_path, ".trash/a.mcap", "results/b.mcap", "c.mcap")
     assert found(tmp_path, {"results"}) == ["c.mcap"]
