@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.oracle import spec_of
-from support.splats import exact_values, psnr, read_ply, render
+from support.splats import SplatTruth, psnr, read_ply, render
+from support.streams import stream_of
 from support.tiny_networks import tiny_nested_spec
 
 from da3_ros.cli import main
@@ -15,6 +16,7 @@ from da3_ros.export.selection import Selection
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import export_splats
 from da3_ros.inference import open_networks
+from da3_ros.inference.oom_fallback import OOM_FALLBACKS
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.network import MODELS
@@ -25,21 +27,10 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.splats.relative import COUNT
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Frame
 
 SIZE = (168, 126)
 VALUES = ("checkpoint:=random", "process_res:=112", "window.size:=4", "mixed_precision:=off")
-
-
-class SplatTruth(TruthSession):
-    """The truth of each window, in a unit and a world of its own, with exact Gaussians."""
-
-    def infer(self, window):
-        prediction = super().infer(window)
-        new = [self._frames["", v.stamp_ns] for v in window.views[-window.new :]]
-        values = [exact_values(f.depth, f.image, f.K) for f in new]
-        return dataclasses.replace(prediction, splats=np.stack(values))
 
 
 @pytest.mark.parametrize("new", [1, 2])
@@ -148,3 +139,29 @@ def test_the_head_is_not_in_memory_unless_it_is_asked_for(monkeypatch):
         sizes[enabled] = plan.weights
     head = sum(p.nbytes for n, p in session.network.named_parameters() if n.startswith("gs_head."))
     assert sizes[True] - sizes[False] == head
+
+
+def test_a_live_node_needs_a_place_for_them(tmp_path):
+    truth = list(SyntheticCamera(seed=5, size=SIZE, frames=2))
+    with pytest.raises(ConfigError, match=r"map\.store is empty"):
+        stream_of(SplatTruth(truth), export_dir=str(tmp_path), **{"splats.enabled": True})
+    stream_of(SplatTruth(truth), export_dir=str(tmp_path),
+              **{"splats.enabled": True, "map.store": "night"})  # fmt: skip
+
+
+@pytest.mark.parametrize("values", [{"mode": "localization"}, {"map.enabled": False}])
+def test_where_no_keyframes_are_stored_they_are_refused(values):
+    with pytest.raises(ConfigError, match=r"splats\.enabled is true, but no keyframes"):
+        config_from_parameters({"splats.enabled": True, **values})
+
+
+def test_a_window_whose_images_were_made_smaller_has_no_gaussians(monkeypatch):
+    registered(monkeypatch, "da3-giant")
+    session, _ = open_networks(config_from_parameters({
+        "model": "da3-giant", "splats.enabled": True, "checkpoint": "random", "process_res": 112,
+        "mixed_precision": "off",
+    }))  # fmt: skip
+    window, prediction = session.warm_up(4, 1)
+    assert prediction.splats.shape[:2] == (1, COUNT)
+    session.memory.fallback.level = len(OOM_FALLBACKS) - 1
+    assert session.infer(window).splats is None

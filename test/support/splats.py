@@ -4,12 +4,14 @@ Written from the formulas of arXiv 2308.04079 and of KHR_gaussian_splatting, wit
 its own, so that it judges what da3_ros writes.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.splats.relative import CHANNELS, COUNT
+from da3_ros.synthetic.truth import TruthSession
 
 LOW_PASS = 0.3  # px^2, added to each projected covariance, as in the original renderer
 CUT = 3.0  # standard deviations
@@ -146,3 +148,13 @@ def read_glb(path):
         values(f"{own}OPACITY")[:, 0], np.stack(sh, axis=2),
     )  # fmt: skip
     return splats, values("COLOR_0"), file
+
+
+class SplatTruth(TruthSession):
+    """The truth of each window, in a unit and a world of its own, with exact Gaussians."""
+
+    def infer(self, window):
+        prediction = super().infer(window)
+        new = [self._frames["", v.stamp_ns] for v in window.views[-window.new :]]
+        values = [exact_values(f.depth, f.image, f.K) for f in new]
+        return dataclasses.replace(prediction, splats=np.stack(values))
