@@ -140,6 +140,13 @@ def test_alignment_beats_obvious_ways_and_nears_the_oracle(tmp_path):
             assert turn["ours"] < turn[other]
 
 
+def test_gaussians_equal_the_reference(tmp_path):
+    pytest.importorskip("e3nn")
+    report, _ = run("bench_gaussians.py", "--short", "--size", "56", "42", tmp_path=tmp_path)
+    assert max(report["rows"][0]["errors"].values()) < 1e-4
+    assert report["rows"][0]["cost"]["ratio"] > 0
+
+
 def test_keyframes_lower_the_drift_of_windows_of_equal_size(tmp_path):
     report, _ = run(
         "bench_alignment.py", "keyframes", "--frames", "100", "--walks", "spot", tmp_path=tmp_path
