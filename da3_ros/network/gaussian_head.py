@@ -36,13 +36,19 @@ class GaussianHead(PositionedPyramid):
         for a, b in itertools.pairwise(widths):
             self.images_merger.extend((nn.Conv2d(a, b, 3, padding=1), nn.GELU()))
 
-    def decode(self, projected: list[Tensor], images: Tensor, chunk: int) -> Tensor:
-        """Projected taps 4 x [F, P, c_k] and normalised images [F, 3, H, W] -> the head's own
-        channels [F, 38, H, W], ``chunk`` frames at a time."""
-        parts = [
-            self._frames([t[i : i + chunk] for t in projected], images[i : i + chunk])
-            for i in range(0, len(images), chunk)
-        ]
+    def decode(
+        self, projected: list[Tensor], images: Tensor, depth: Tensor, R: Tensor, chunk: int
+    ) -> Tensor:
+        """Returns relative Gaussians [F, 38, H, W], made of ``chunk`` frames at a time.
+
+        projected: taps 4 x [F, P, c_k]. images: normalised [F, 3, H, W]. depth: [F, H, W]. R:
+        [F, 3, 3] rotations from the network's world to the cameras.
+        """
+        parts = []
+        for i in range(0, len(images), chunk):
+            some = slice(i, i + chunk)
+            raw = self._frames([t[some] for t in projected], images[some])
+            parts.append(relative_gaussians(raw, depth[some], R[some]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _frames(self, projected: list[Tensor], images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from da3_ros.network.backbone import Backbone, Prefix
 from da3_ros.network.camera import CameraDecoder, CameraEncoder
-from da3_ros.network.gaussian_head import GaussianHead, relative_gaussians
+from da3_ros.network.gaussian_head import GaussianHead
 from da3_ros.network.head import DptPyramid, DualDptHead
 from da3_ros.network.ray_pose import cameras_from_rays
 from da3_ros.network.specs import PATCH, ModelSpec
@@ -191,10 +191,12 @@ class DepthAnything3(ChunkedNetwork):
         if self.gs_head is None:
             raise ValueError(f"{self.spec.name} was built without its Gaussian head")
         count = images.shape[1]
-        raw = self.gs_head.decode(projected, images.flatten(0, 1), self.chunks.head_frames)
         w2c = out.extrinsics if frames is None else out.extrinsics.index_select(1, frames)
-        R = w2c[:, -count:, :, :3]
-        return relative_gaussians(raw.unflatten(0, images.shape[:2]), out.depth[:, -count:], R)
+        found = self.gs_head.decode(
+            projected, images.flatten(0, 1), out.depth[:, -count:].flatten(0, 1),
+            w2c[:, -count:, :, :3].flatten(0, 1), self.chunks.head_frames,
+        )  # fmt: skip
+        return found.unflatten(0, images.shape[:2])
 
 
 def image_size(images: Tensor) -> tuple[int, int]:

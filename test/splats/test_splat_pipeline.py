@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from support.oracle import spec_of
 from support.splats import SplatTruth, psnr, read_ply, render
 from support.streams import stream_of
@@ -16,10 +17,12 @@ from da3_ros.export.selection import Selection
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import export_splats
 from da3_ros.inference import open_networks
+from da3_ros.inference.memory_footprint import Shape, footprint
 from da3_ros.inference.oom_fallback import OOM_FALLBACKS
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.network import MODELS
+from da3_ros.network.model import Chunks
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
@@ -165,3 +168,33 @@ def test_a_window_whose_images_were_made_smaller_has_no_gaussians(monkeypatch):
     assert prediction.splats.shape[:2] == (1, COUNT)
     session.memory.fallback.level = len(OOM_FALLBACKS) - 1
     assert session.infer(window).splats is None
+
+
+def test_gaussians_are_planned_in_chunks_of_frames(monkeypatch):
+    registered(monkeypatch, "da3-giant")
+    plain = Shape("da3-giant", 8, 8, 210, 280, torch.float32, Chunks(1, 1))
+    with_splats = dataclasses.replace(plain, splats=4)
+    few, many = (
+        footprint(dataclasses.replace(with_splats, chunks=Chunks(n, 1))).activations
+        for n in (1, 4)
+    )
+    assert footprint(plain).activations < few < many
+    kept = 4 * COUNT * 210 * 280 * 4  # bytes that all four frames keep
+    assert few - footprint(plain).activations < 2.5 * kept
+
+
+def test_the_plan_command_counts_them(monkeypatch, capsys):
+    registered(monkeypatch, "da3-giant")
+    registered(monkeypatch, "da3nested-giant-large")
+    words = ["plan", "--device", "cpu", "--process-res", "112", "--mixed-precision", "off",
+             "--backend", "torch", "--budget", "4", "--model", "da3-giant"]  # fmt: skip
+    predicted = []
+    for more in ((), ("--splats",)):
+        assert main([*words, *more]) == 0
+        (row,) = (x.split() for x in capsys.readouterr().out.splitlines() if "da3-giant" in x)
+        predicted.append(float(row[6]))
+    assert predicted[1] > predicted[0]
+    assert main(["plan", "--splats", "--device", "cpu", "--budget", "4"]) == 0
+    assert "da3nested-giant-large" in capsys.readouterr().out
+    assert main(["plan", "--splats", "--model", "da3-small"]) == 2
+    assert "one of da3-giant, da3nested-giant-large with --splats" in capsys.readouterr().err
