@@ -50,9 +50,10 @@ class WindowDecoder:
 
     def _images(self, window: Window, size: tuple[int, int]) -> Tensor | None:
         """Normalised images [1, G, 3, H, W] of the new views, which get Gaussians; None: no
-        Gaussians, also for images that were made smaller for want of memory."""
-        new = [view.image for view in window.views[-window.new :]]
-        if not self._network.gaussians or new[0].shape[:2] != size:
+        Gaussians. A loop's window has no new views; images that were made smaller for want of
+        memory get none."""
+        new = [view.image for view in window.views[len(window.views) - window.new :]]
+        if not self._network.gaussians or not new or new[0].shape[:2] != size:
             return None
         return normalize(self._network.upload(torch.from_numpy(np.stack(new))))[None]
 

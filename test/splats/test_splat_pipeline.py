@@ -158,7 +158,7 @@ def test_where_no_keyframes_are_stored_they_are_refused(values):
         config_from_parameters({"splats.enabled": True, **values})
 
 
-def test_a_window_whose_images_were_made_smaller_has_no_gaussians(monkeypatch):
+def test_windows_of_loops_and_of_smaller_images_have_no_gaussians(monkeypatch):
     registered(monkeypatch, "da3-giant")
     session, _ = open_networks(config_from_parameters({
         "model": "da3-giant", "splats.enabled": True, "checkpoint": "random", "process_res": 112,
@@ -166,6 +166,9 @@ def test_a_window_whose_images_were_made_smaller_has_no_gaussians(monkeypatch):
     }))  # fmt: skip
     window, prediction = session.warm_up(4, 1)
     assert prediction.splats.shape[:2] == (1, COUNT)
+    loop = dataclasses.replace(window, new=0, wanted=None)
+    assert session.infer(loop).splats is None
+    session.renew()
     session.memory.fallback.level = len(OOM_FALLBACKS) - 1
     assert session.infer(window).splats is None
 
