@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig
@@ -35,6 +34,7 @@ from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
+from da3_ros.replay.log_lines import logs_above_bars
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> 
         total=WARM_UP + windows + UNSEEN, unit="window", desc="bench",
         disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    with logging_redirect_tqdm(), progress:
+    with logs_above_bars(), progress:
         speed = measure_speed(
             session, windows, views=views, unseen=UNSEEN, on_window=progress.update
         )

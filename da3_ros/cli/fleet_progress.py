@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.fleet.dispatcher import Dispatcher
 from da3_ros.fleet.fleet import Observer
 from da3_ros.fleet.jobs import Job
 from da3_ros.fleet.worker import Outcome
+from da3_ros.replay.log_lines import logs_above_bars
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class FleetProgress(Observer, contextlib.AbstractContextManager["FleetProgress"]
         self._begun = time.monotonic()
         log.info("%d recordings, %d of them done already", len(jobs), len(known))
         if self._bars:
-            self._stack.enter_context(logging_redirect_tqdm())
+            self._stack.enter_context(logs_above_bars())
             self._whole = self._stack.enter_context(
                 tqdm(
                     total=self._all_mb, desc=self._title(), position=0,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.benchmark import measure_speed
@@ -20,6 +19,7 @@ from da3_ros.inference.memory_governor import FREE_SHARE
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import InferenceSession
 from da3_ros.network.model import Chunks
+from da3_ros.replay.log_lines import logs_above_bars
 
 WARM_UP, TIMED = 2, 3  # windows of a measurement
 
@@ -78,7 +78,7 @@ def table(question: Question) -> list[list[str]]:
         header[7:7] = ["measured", "frames/s"]
     asked = list(itertools.product(question.budgets_gb, question.models))
     shown = tqdm(asked, desc="plan", unit="plan", leave=False, disable=not sys.stderr.isatty())
-    with logging_redirect_tqdm():
+    with logs_above_bars():
         rows = [_row(question, device, model, gb, len(header)) for gb, model in shown]
     return [header, *rows]
 

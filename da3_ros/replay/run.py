@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.export import ExportError
@@ -52,6 +51,7 @@ from da3_ros.replay.checkpoint import (
     describe_run,
     load_beginning,
 )
+from da3_ros.replay.log_lines import logs_above_bars
 from da3_ros.replay.object_state import StateError
 from da3_ros.replay.replay_state import ReplayState
 from da3_ros.replay.report import measure_run, write_json, write_report
@@ -253,7 +253,7 @@ def _process(
         total=recording.length, initial=state.read, unit="frame", desc="replay",
         disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    with logging_redirect_tqdm(), progress, reader, _while_running(first.session, begin):
+    with logs_above_bars(), progress, reader, _while_running(first.session, begin):
         for frame in reader:
             state.push(frame)
             checkpoints.save_if_due()

@@ -35,7 +35,8 @@ def test_an_interruption_that_python_ignores_is_repeated():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_end_of_a_session_ends_a_command(number):
-    code = SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n")
+    heard = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # also under nohup
+    code = heard + SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n")
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
