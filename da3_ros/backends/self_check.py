@@ -20,6 +20,7 @@ BOUNDS = {  # largest difference from fp32, and its unit
     "depth": (0.03, " of its value"),  # median
     "rotation": (1.5, " degrees"),
     "focal length": (0.03, " of its value"),
+    "Gaussians": (0.1, ""),  # median over all channels, which are dimensionless
 }
 
 
@@ -60,6 +61,10 @@ def _differences(
     yield "depth", float((found.depth.log() - expected.depth.log()).abs().median())
     if isinstance(found, Output) and isinstance(expected, Output):
         yield from _pose_differences(found, expected)
+        if found.gaussians is not None and expected.gaussians is not None:
+            off = (found.gaussians - expected.gaussians).abs()
+            # A channel that is not finite anywhere makes its Gaussian useless.
+            yield "Gaussians", float(off.amax(dim=-3).median())
 
 
 def _pose_differences(found: Output, expected: Output) -> Iterator[tuple[str, float]]:
@@ -79,7 +84,12 @@ def _answer(part: DepthAnything3 | MonocularDepth, images: Tensor) -> Output | M
     if isinstance(part, MonocularDepth):
         return MonocularOutput(*(x.float().cpu() for x in part(images, fill_sky=False)))
     # `first`: on images this similar, rounding would decide any other choice of reference view.
-    return Output(*(x.float().cpu() for x in part(images, ref_view="first")[:4]))
+    found = part(images, ref_view="first", gaussians=part.gs_head is not None)
+    values = (found.depth, found.confidence, found.extrinsics, found.intrinsics)
+    out = Output(*(x.float().cpu() for x in values))
+    if found.gaussians is None:
+        return out
+    return out._replace(gaussians=found.gaussians.half().float().cpu())  # as they are stored
 
 
 def _pictures() -> Tensor:

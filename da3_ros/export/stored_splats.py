@@ -1,12 +1,13 @@
 """Writes the Gaussians of a scene's stored keyframes as one file.
 
-Each surface is left to the keyframe that saw it from nearest: elsewhere Gaussians of several
-keyframes would lie on it, and their errors of depth and pose would blur it.
+Each surface belongs to one keyframe, the first one of those that saw it from nearest. Else
+Gaussians of several keyframes would lie on it, and their errors would blur it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,17 +31,17 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE
-from da3_ros.splats.gaussians import Gaussians, in_camera
+from da3_ros.splats.gaussians import Gaussians, in_camera, mean_depth
 from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array, FloatImage
 
 log = logging.getLogger(__name__)
 
 MOST = 4_000_000  # Gaussians, if no other number is asked for
-FAR_SHARE = 0.1  # of each keyframe, the farthest, whose Gaussians are worst: another may be nearer
+FAR_SHARE = 0.1  # of each keyframe, the farthest: there its Gaussians are the worst
 AROUND = 24  # keyframes that one is compared with
 SAME = 0.05  # of the distance: at most so far apart, two keyframes see one surface
-NEARER = 0.98  # of two distances: beyond, one keyframe is nearer; else the first one counts
+NEARER = 1.25  # steps of distance: in one step the earlier keyframe counts, not the nearer one
 CACHED = 128  # keyframes whose depth is kept
 
 
@@ -130,6 +131,8 @@ class _Owners:
         self._T = np.array([one.T_map_camera for one in keyframes])
         self._tree = cKDTree(self._T[:, :3, 3])
         self._depths: OrderedDict[int, FloatImage] = OrderedDict()
+        # Steps of distance begin at a multiple of the scene's own length, in any unit.
+        self._unit = math.exp(float(np.mean(np.log([one.place.scale for one in keyframes]))))
 
     def own(self, index: int) -> Gaussians:
         """Returns the Gaussians of a keyframe in the map, without those on surfaces that belong to
@@ -146,25 +149,36 @@ class _Owners:
         return in_camera(few, depth, frame.K).moved(Similarity(1.0, T[:3, :3], T[:3, 3]))
 
     def _elsewhere(self, index: int, points: Array) -> NDArray[np.bool_]:
-        """Returns which points [M, 3] of a keyframe another one sees, and is nearer to."""
+        """Returns which points [M, 3] of a keyframe lie on surfaces that belong to another."""
         out = np.zeros(len(points), bool)
         if not len(points):
             return out
-        distance = np.linalg.norm(points, axis=1)
         count = min(AROUND + 1, len(self._keyframes))
         _, near = self._tree.query(self._T[index, :3, 3], count)
         for j in sorted({*np.atleast_1d(near).tolist()} - {index}):
             left = np.flatnonzero(~out)
             try:
-                depth = self._depth(j)
+                out[left] = self._belong_to(j, index, points[left])
             except JournalError:
                 continue  # it adds none
-            T = invert_pose(self._T[j]) @ self._T[index]
-            there = points[left] @ T[:3, :3].T + T[:3, 3]
-            seen = _same_surface(there, depth, self._K(j))
-            ratio = np.linalg.norm(there, axis=1) / distance[left]
-            first = ratio < (NEARER if j > index else 1 / NEARER)
-            out[left[seen & first]] = True
+        return out
+
+    def _belong_to(self, j: int, index: int, points: Array) -> NDArray[np.bool_]:
+        """Returns which points [M, 3] of a keyframe belong to another one, if no third is there.
+
+        Both keyframes decide by the same point, that of the earlier one; else a surface whose
+        measured places differ could belong to none.
+        """
+        depth, K = self._depth(j), self._K(j)
+        T = invert_pose(self._T[j]) @ self._T[index]
+        there = points @ T[:3, :3].T + T[:3, 3]
+        out, row, column = _same_surface(there, depth, K)
+        here, there = points[out], there[out]
+        if j < index:
+            there = backproject(depth, K)[row, column]
+            here = (there - T[:3, 3]) @ T[:3, :3]
+        theirs, ours = (_level(np.linalg.norm(p, axis=1) / self._unit) for p in (there, here))
+        out[out] = theirs <= ours if j < index else theirs < ours
         return out
 
     def _K(self, j: int) -> Array:
@@ -175,11 +189,16 @@ class _Owners:
         """Returns the depth [h, w] where a keyframe has Gaussians to show, else NaN."""
         if index not in self._depths:
             one = self._keyframes[index]
+            frame, splats = one.stored.frames[one.key], one.stored.load_splats(one.key)
             depth = self._judges.judge(one, one.load()).depth
+            depth[~splats.kept] = np.nan
             known = depth[np.isfinite(depth)]
             if len(known):
-                depth[depth > np.quantile(known, 1 - FAR_SHARE)] = np.nan
-            depth[~one.stored.load_splats(one.key).kept] = np.nan
+                limit = float(np.quantile(known, 1 - FAR_SHARE))
+                # A mean may lie elsewhere than the surface of its pixel.
+                mean = mean_depth(splats, depth, frame.K)
+                depth[(depth > limit) | (mean > limit * (1 + SAME))] = np.nan
+                depth[mean > one.filters.max_depth] = np.nan
             self._depths[index] = depth
             if len(self._depths) > CACHED:
                 self._depths.popitem(last=False)
@@ -187,13 +206,21 @@ class _Owners:
         return self._depths[index]
 
 
-def _same_surface(points: Array, depth: FloatImage, K: Array) -> NDArray[np.bool_]:
-    """Returns which points [M, 3] in a camera lie on what it sees."""
+def _level(distance: Array) -> Array:
+    """Returns a number that is smaller for what is nearer, in steps of ``NEARER``."""
+    return np.floor(np.log(distance) / math.log(NEARER))
+
+
+def _same_surface(
+    points: Array, depth: FloatImage, K: Array
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns which points [M, 3] in a camera lie on what it sees, and the rows and columns of
+    these in its image."""
     height, width = depth.shape
     pixels = np.nan_to_num(project(points, K), nan=-1.0)
-    inside = ((pixels >= 0) & (pixels < (width, height))).all(axis=1)
-    column, row = pixels[inside].astype(int).T
-    out = np.zeros(len(points), bool)
+    out = np.asarray(((pixels >= 0) & (pixels < (width, height))).all(axis=1))
+    column, row = pixels[out].astype(int).T
     with np.errstate(invalid="ignore"):
-        out[inside] = np.abs(depth[row, column] / points[inside, 2] - 1) < SAME
-    return out
+        same = np.abs(depth[row, column] / points[out, 2] - 1) < SAME
+    out[out] = same
+    return out, row[same], column[same]

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.splats.relative import COUNT, RelativeSplats
+from da3_ros.splats.relative import COUNT, RelativeSplats, are_valid
 from da3_ros.types import FloatImage, Image
 
 UNKNOWN, SKY = 0, 65535  # codes of NaN and +Inf
@@ -109,6 +109,8 @@ def decode_splats(data: bytes, size: tuple[int, int]) -> RelativeSplats:
     values = np.frombuffer(data[len(bits) :], "<f2").reshape(-1, COUNT)
     if len(values) != kept.sum():
         raise ValueError("the number of Gaussians")
+    if not are_valid(values).all():
+        raise ValueError("values of Gaussians")
     return RelativeSplats(kept, values.astype(np.float16))
 
 

@@ -6,6 +6,7 @@ numbers must agree with its spec. Weights must be safetensors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import struct
@@ -319,4 +320,7 @@ def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):  # YAML 1.1 takes 1e-5 for a word
+        with contextlib.suppress(ValueError):
+            return float(value)
     return list(value) if isinstance(value, tuple) else value

@@ -38,8 +38,8 @@ from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.self_calibration import NO_CHANGE
-from da3_ros.splats.relative import keep_visible
-from da3_ros.types import Array, Prediction, Scale, TrackedFrame, View, Window
+from da3_ros.splats.relative import RelativeSplats, keep_visible
+from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +161,7 @@ class WindowSteps:
             if prediction.splats is not None:  # of the last views
                 values = prediction.splats[index - len(prediction.depth)]
                 splats = keep_visible(values, depth)
+                self._note_splats(splats, depth)
             seen = Seen(prepared.full, depth, descriptor, tracks, splats)
         submap = self.scene_map.add(frame, shared_view, descriptor, seen)
         if shared_view is not None:
@@ -174,6 +175,17 @@ class WindowSteps:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
         return self._at_published_size(out, prepared)
+
+    def _note_splats(self, splats: RelativeSplats, depth: FloatImage) -> None:
+        """Says once if a keyframe has depth but no Gaussian."""
+        if len(splats) or not np.isfinite(depth).any():
+            return
+        self.counters["keyframes_without_splats"] += 1
+        if self.counters["keyframes_without_splats"] == 1:
+            log.warning(
+                "a keyframe has no Gaussian that can be used: if that goes on, set "
+                "mixed_precision to off"
+            )
 
     def _deliver_unposed(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float

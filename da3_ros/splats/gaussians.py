@@ -48,19 +48,36 @@ def in_camera(splats: RelativeSplats, depth: FloatImage, K: Array) -> Gaussians:
     depth: [h, w] z-depth. K: [3, 3] corner rule, pixels of the depth.
     """
     values = splats.values.astype(np.float64)
-    rows, columns = np.nonzero(splats.kept)
-    focal, centre = np.array([K[0, 0], K[1, 1]]), K[:2, 2]
-    points = np.stack((columns, rows), axis=1) + 0.5 + values[:, CHANNELS["offset"]]
-    rays = np.concatenate(((points - centre) / focal, np.ones((len(values), 1))), axis=1)
-    rays /= np.linalg.norm(rays, axis=1, keepdims=True)
-    # As in training: what is called depth counts along the ray.
-    distance = depth[splats.kept].astype(np.float64)[:, None]
-    distance = distance * (1 + values[:, CHANNELS["stretch"]])
+    rays, distance = _rays(splats, K), _distance(splats, depth)
     rotations = values[:, CHANNELS["rotation"]]
     return Gaussians(
         means=rays * distance,
-        scales=values[:, CHANNELS["scale"]] * distance * (1 / focal).sum(),
+        scales=values[:, CHANNELS["scale"]] * distance * (1 / K[0, 0] + 1 / K[1, 1]),
         rotations=rotations / np.linalg.norm(rotations, axis=1, keepdims=True),
         opacities=values[:, CHANNELS["opacity"]][:, 0],
         sh=values[:, CHANNELS["sh"]].reshape(-1, 3, SH),
     )
+
+
+def mean_depth(splats: RelativeSplats, depth: FloatImage, K: Array) -> FloatImage:
+    """Returns the z-depth [h, w] of the Gaussians' means, NaN where there is none; arguments as
+    ``in_camera``."""
+    out = np.full(depth.shape, np.nan, np.float32)
+    out[splats.kept] = _rays(splats, K)[:, 2] * _distance(splats, depth)[:, 0]
+    return out
+
+
+def _rays(splats: RelativeSplats, K: Array) -> Array:
+    """Returns unit vectors [N, 3] from the camera to the means."""
+    rows, columns = np.nonzero(splats.kept)
+    offset = splats.values[:, CHANNELS["offset"]].astype(np.float64)
+    points = np.stack((columns, rows), axis=1) + 0.5 + offset
+    rays = np.ones((len(points), 3))
+    rays[:, :2] = (points - K[:2, 2]) / np.array([K[0, 0], K[1, 1]])
+    return np.asarray(rays / np.linalg.norm(rays, axis=1, keepdims=True))
+
+
+def _distance(splats: RelativeSplats, depth: FloatImage) -> Array:
+    """Returns distances [N, 1] of the means: as in training, along the ray."""
+    stretch = splats.values[:, CHANNELS["stretch"]].astype(np.float64)
+    return np.asarray(depth[splats.kept].astype(np.float64)[:, None] * (1 + stretch))

@@ -25,6 +25,8 @@ CHANNELS = {
 COUNT = 38  # of channels
 BORDER = 8 / 256  # of each side of an image: there the network's Gaussians are worse
 LEAST_OPACITY = 0.01  # less is not seen
+LEAST_SCALE = 2.0**-24  # the smallest float16: its logarithm is stored in files
+LEAST_ROTATION = 0.1  # of a quaternion's length, which is 1 but for rounding
 BYTES = 2 * COUNT  # of a stored Gaussian
 
 
@@ -51,5 +53,20 @@ def keep_visible(values: NDArray[np.float16], depth: FloatImage) -> RelativeSpla
     inside = np.zeros_like(kept)
     inside[y : height - y, x : width - x] = True
     kept &= inside & (values[CHANNELS["opacity"]][0] >= LEAST_OPACITY)
-    kept &= np.isfinite(values).all(axis=0) & (values[CHANNELS["stretch"]][0] > -1)
-    return RelativeSplats(kept, np.ascontiguousarray(values[:, kept].T))
+    found = np.ascontiguousarray(values[:, kept].T)
+    found[:, CHANNELS["scale"]] = np.maximum(found[:, CHANNELS["scale"]], LEAST_SCALE)
+    good = are_valid(found)
+    kept[kept] = good
+    return RelativeSplats(kept, found[good])
+
+
+def are_valid(values: NDArray[np.float16]) -> NDArray[np.bool_]:
+    """Returns which of relative Gaussians [N, 38] are Gaussians before the camera."""
+    opacity, scale = values[:, CHANNELS["opacity"]], values[:, CHANNELS["scale"]]
+    length = np.linalg.norm(values[:, CHANNELS["rotation"]].astype(np.float32), axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(
+            np.isfinite(values).all(axis=1) & (values[:, CHANNELS["stretch"]] > -1)[:, 0]
+            & (opacity >= 0)[:, 0] & (opacity <= 1)[:, 0] & (scale > 0).all(axis=1)
+            & (length > LEAST_ROTATION)
+        )  # fmt: skip

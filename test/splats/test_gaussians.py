@@ -98,7 +98,7 @@ def test_harmonics_agree_with_another_table_of_them():
     assert base_colour(np.zeros((1, 3, 9))) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("what", ["nan", "sky", "opacity", "stretch", "infinite"])
+@pytest.mark.parametrize("what", ["nan", "sky", "opacity", "stretch", "infinite", "rotation"])
 def test_what_is_not_seen_is_not_kept(what):
     depth = np.full((64, 64), 2.0, np.float32)
     values = exact_values(depth, np.zeros((64, 64, 3)), np.diag([50.0, 50, 1]))
@@ -106,9 +106,18 @@ def test_what_is_not_seen_is_not_kept(what):
     if what in ("nan", "sky"):
         depth[spot] = {"nan": np.nan, "sky": np.inf}[what]
     else:
-        name, value = {"opacity": ("opacity", 0.005), "stretch": ("stretch", -1.5),
-                       "infinite": ("sh", np.inf)}[what]  # fmt: skip
+        name = "sh" if what == "infinite" else what
+        value = {"opacity": 0.005, "stretch": -1.5, "sh": np.inf, "rotation": 0.0}[name]
         values[CHANNELS[name].start][spot] = value
     splats = keep_visible(values, depth)
     assert not splats.kept[spot].any()
     assert len(splats) == splats.kept.sum() == 60 * 60 - 16  # 2 of 64 pixels are border
+
+
+def test_scales_that_are_too_small_for_16_bits_are_the_smallest():
+    depth = np.full((64, 64), 2.0, np.float32)
+    values = exact_values(depth, np.zeros((64, 64, 3)), np.diag([50.0, 50, 1]))
+    values[CHANNELS["scale"], 30, 30] = 0
+    splats = keep_visible(values, depth)
+    assert splats.kept[30, 30]
+    assert (splats.values[:, CHANNELS["scale"]] > 0).all()

@@ -4,19 +4,21 @@ import json
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 from support.splats import exact_values, psnr, read_glb, read_ply, render
 
 from da3_ros.cli import main
+from da3_ros.export import splat_glb, stored_splats
 from da3_ros.export.selection import ExportError, Selection
 from da3_ros.export.splat_rows import splat_rows
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import MOST, export_splats
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
+from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
 from da3_ros.splats.gaussians import Gaussians
-from da3_ros.splats.relative import keep_visible
+from da3_ros.splats.relative import CHANNELS, RelativeSplats, keep_visible
 from da3_ros.synthetic import SyntheticCamera
 
 SIZE = (160, 120)
@@ -129,13 +131,21 @@ def test_colours_by_direction_turn_with_the_axes_of_a_glb(tmp_path):
     np.testing.assert_allclose(in_glb, in_map, atol=2e-3)
 
 
+def same_places(a, b, within=1e-4):
+    """Indices of points of two sets at equal places: rounding may change a Gaussian's owner."""
+    distance, index = cKDTree(b).query(a, distance_upper_bound=within)
+    found = np.isfinite(distance)
+    return np.flatnonzero(found), index[found]
+
+
 def test_metres_of_the_scene_scale_means_and_sizes(frames, tmp_path):
     one = exported(write(tmp_path / "one", frames), tmp_path / "one.splat.ply")
     more = exported(write(tmp_path / "more", frames, scene_scale=2.5), tmp_path / "more.splat.ply")
     a, b = read_ply(one.path), read_ply(more.path)
     origin = T_MAP_WORLD[:3, 3]
-    np.testing.assert_allclose(b.means - origin, 2.5 * (a.means - origin), atol=2e-4)
-    np.testing.assert_allclose(b.scales, 2.5 * a.scales, rtol=1e-4)
+    both = same_places(2.5 * (a.means - origin), b.means - origin, 2e-4)
+    assert len(both[0]) > 0.999 * len(a.means)
+    np.testing.assert_allclose(b.scales[both[1]], 2.5 * a.scales[both[0]], rtol=1e-4)
     picture, opacity = picture_of(b, frames[0], scale=2.5)
     assert psnr(picture, frames[0].image, opacity > 0.98) > 25
 
@@ -150,8 +160,9 @@ def test_a_loop_moves_what_is_stored(frames, tmp_path):
     after = read_ply(exported(folder, tmp_path / "after.splat.ply").path)
     in_map = Similarity(1.0, T_MAP_WORLD[:3, :3], T_MAP_WORLD[:3, 3])
     whole = in_map @ move @ in_map.inverse()
-    np.testing.assert_allclose(after.means, whole.points(before.means), atol=1e-4)
-    np.testing.assert_allclose(after.scales, 1.2 * before.scales, rtol=1e-4)
+    both = same_places(whole.points(before.means), after.means)
+    assert len(both[0]) > 0.999 * len(before.means)
+    np.testing.assert_allclose(after.scales[both[1]], 1.2 * before.scales[both[0]], rtol=1e-4)
 
 
 def test_where_keyframes_overlap_one_of_them_is_kept(scene, frames, tmp_path):
@@ -161,6 +172,156 @@ def test_where_keyframes_overlap_one_of_them_is_kept(scene, frames, tmp_path):
     ]
     together = exported(scene, tmp_path / "all.splat.ply").points
     assert max(alone) < together < 0.6 * sum(alone)
+
+
+def wall_scene(folder, distances, aside=0.0, with_wall=None):
+    """Stores keyframes that look at a wall, each so far from it as is said."""
+    K, writer = np.array([[120.0, 0, 80], [0, 120, 60], [0, 0, 1]]), StoreWriter(folder)
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    for i, distance in enumerate(distances):
+        T = np.eye(4)
+        T[:3, 3] = aside * i, 0, distances[0] - distance
+        depth = np.full(SIZE[::-1], distance, np.float32)
+        image = np.full((*SIZE[::-1], 3), 10 * i, np.uint8)
+        values = exact_values(depth, image, K)
+        if with_wall is not None:
+            with_wall(i, values)
+        sure = np.full(depth.shape, 2.0, np.float32)
+        pose = FramePose(i, "", 0, T, K, SIZE, True)
+        writer.add(Keyframe(pose, depth, sure, image, splats=keep_visible(values, depth)))
+    writer.close()
+    return folder
+
+
+@pytest.mark.parametrize("step", [0.05, 0.1, 0.15, 0.25, 0.5])
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_no_surface_is_lost_to_keyframes_that_are_a_little_nearer(tmp_path, step, count):
+    distances = [10 - step * i for i in range(count)]
+    alone = exported(wall_scene(tmp_path / "a", distances[:1]), tmp_path / "a.splat.ply").points
+    all_ = exported(wall_scene(tmp_path / "b", distances), tmp_path / "b.splat.ply").points
+    assert 0.98 * alone < all_ < 1.25 * alone  # but for a pixel where regions meet
+
+
+def test_the_nearer_keyframe_shows_a_surface(tmp_path):
+    """Keyframes have colours of their own: in the middle, which all see, the nearest one's."""
+    splats = read_ply(exported(wall_scene(tmp_path / "a", [8.0, 4.0, 2.0, 6.0]),
+                               tmp_path / "a.splat.ply").path)  # fmt: skip
+    middle = (np.abs(splats.means[:, :2]) < 0.5).all(axis=1)
+    shown = np.round((0.5 + 0.28209479 * splats.sh[middle][:, 0, 0]) * 255)
+    assert middle.sum() > 1000
+    assert set(shown) == {20}
+
+
+def test_surfaces_behind_others_are_kept(tmp_path):
+    """A nearer keyframe that looks at something before the wall does not own the wall."""
+    folder = wall_scene(tmp_path / "a", [8.0, 4.0])
+    with StoredScene.open(folder) as stored:
+        frame = stored.frames[1]
+    depth = np.full(SIZE[::-1], 1.0, np.float32)
+    values = exact_values(depth, np.full((*SIZE[::-1], 3), 200, np.uint8), frame.K)
+    near = tmp_path / "b"
+    writer = StoreWriter(wall_scene(near, [8.0]))
+    pose = FramePose(9, "", 0, frame.T_submap_camera, frame.K, SIZE, True)
+    writer.add(Keyframe(pose, depth, np.full(depth.shape, 2.0, np.float32),
+                        np.zeros((*SIZE[::-1], 3), np.uint8),
+                        splats=keep_visible(values, depth)))  # fmt: skip
+    writer.close()
+    splats = read_ply(exported(near, tmp_path / "b.splat.ply").path)
+    wall = splats.means[:, 2] > 7
+    alone = exported(wall_scene(tmp_path / "c", [8.0]), tmp_path / "c.splat.ply").points
+    assert wall.sum() > 0.95 * alone
+
+
+def test_noise_of_depth_makes_no_holes(frames, tmp_path):
+    """Two keyframes whose depth disagrees by 2 % do not leave a surface to each other."""
+    folder = wall_scene(tmp_path / "a", [5.0, 4.9, 4.8])
+    whole = exported(folder, tmp_path / "a.splat.ply").points
+    noisy = tmp_path / "b"
+    writer = StoreWriter(noisy)
+    rng = np.random.default_rng(0)
+    with StoredScene.open(folder) as stored:
+        writer.place(stored.places.values())
+        writer.set_map(stored.map)
+        for key in stored.images:
+            one = stored.load(key)
+            depth = one.depth * np.float32(1 + 0.01 * rng.normal())
+            splats = stored.load_splats(key)
+            writer.add(Keyframe(one.pose, depth, one.confidence, one.image, splats=splats))
+    writer.close()
+    assert exported(noisy, tmp_path / "b.splat.ply").points > 0.97 * whole
+
+
+def test_gaussians_far_from_their_surface_are_left_out(tmp_path):
+    def float_away(index, values):
+        values[CHANNELS["stretch"].start, 50:60, 50:60] = 4.0
+
+    folder = wall_scene(tmp_path / "a", [3.0], with_wall=float_away)
+    found = read_ply(exported(folder, tmp_path / "a.splat.ply").path)
+    assert found.means[:, 2].max() < 3.2
+    assert len(found.means) == exported(wall_scene(tmp_path / "b", [3.0]),
+                                        tmp_path / "b.splat.ply").points - 100  # fmt: skip
+
+
+def test_few_keyframes_in_memory_change_nothing(scene, tmp_path, monkeypatch):
+    exported(scene, tmp_path / "a.splat.ply")
+    monkeypatch.setattr(stored_splats, "CACHED", 1)
+    exported(scene, tmp_path / "b.splat.ply")
+    assert (tmp_path / "a.splat.ply").read_bytes() == (tmp_path / "b.splat.ply").read_bytes()
+
+
+def test_gaussians_that_are_none_cost_their_keyframe(tmp_path, caplog):
+    """A journal with values that no network gives: another program wrote it."""
+    folder = wall_scene(tmp_path / "a", [3.0, 2.9])
+    alone = exported(wall_scene(tmp_path / "b", [3.0]), tmp_path / "b.splat.ply").points
+    with StoredScene.open(folder) as stored:
+        splats = {key: stored.load_splats(key) for key in stored.images}
+        keyframes = {key: stored.load(key) for key in stored.images}
+        places, state = list(stored.places.values()), stored.map
+    for name, value in (("opacity", 2.0), ("scale", 0.0), ("rotation", 0.0), ("sh", np.nan),
+                        ("stretch", -2.0)):  # fmt: skip
+        writer = StoreWriter(tmp_path / name)
+        writer.place(places)
+        writer.set_map(state)
+        for key, one in keyframes.items():
+            values = splats[key].values.copy()
+            if key == 1:
+                values[7, CHANNELS[name]] = value
+            given = RelativeSplats(splats[key].kept, values)
+            writer.add(Keyframe(one.pose, one.depth, one.confidence, one.image, splats=given))
+        writer.close()
+        caplog.clear()
+        assert exported(tmp_path / name, tmp_path / f"{name}.splat.ply").points == alone
+        assert "its Gaussians are left out" in caplog.text
+
+
+def test_a_glb_that_is_too_large_is_refused(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr(splat_glb, "MAX_BYTES", 10_000)
+    with pytest.raises(ExportError, match="set max_points, or write PLY"):
+        exported(scene, tmp_path / "a.splat.glb")
+    assert not list(tmp_path.iterdir())
+
+
+def test_keyframes_are_copied_with_their_gaussians(frames, tmp_path):
+    """As `da3_ros merge` does: bytes of another journal, with the tracks numbered anew."""
+    f = frames[0]
+    values = keep_visible(exact_values(f.depth, f.image, f.K), f.depth)
+    tracks = Tracks(np.arange(5), np.ones((5, 2), np.float32))
+    pose = FramePose(f.stamp_ns, "", 0, np.eye(4), f.K, SIZE, True)
+    sure = np.ones(f.depth.shape, np.float32)
+    writer = StoreWriter(tmp_path / "a")
+    writer.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
+    writer.add(Keyframe(pose, f.depth.astype(np.float32), sure, f.image, None, tracks, values))
+    writer.close()
+    copy = StoreWriter(tmp_path / "b")
+    copy.place([Place(0, 0, 0, S_WORLD_SUBMAP)])
+    with StoredScene.open(tmp_path / "a") as stored:
+        assert copy.copy(stored, 0, pose, 100) == 105
+    copy.close()
+    with StoredScene.open(tmp_path / "b") as stored:
+        np.testing.assert_array_equal(stored.load_splats(0).values, values.values)
+        np.testing.assert_array_equal(stored.load_splats(0).kept, values.kept)
+        np.testing.assert_array_equal(stored.load(0).tracks.ids, np.arange(100, 105))
 
 
 def test_the_farthest_share_is_left_out(frames, tmp_path):

@@ -155,6 +155,10 @@ class SplatTruth(TruthSession):
 
     def infer(self, window):
         prediction = super().infer(window)
-        new = [self._frames["", v.stamp_ns] for v in window.views[-window.new :]]
+        new = [
+            self._frames["", v.stamp_ns] for v in window.views[len(window.views) - window.new :]
+        ]
+        if not new:  # a loop's window
+            return prediction
         values = [exact_values(f.depth, f.image, f.K) for f in new]
         return dataclasses.replace(prediction, splats=np.stack(values))
