@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 from support.oracle import spec_of
-from support.splats import SplatTruth, psnr, read_ply, render
+from support.splats import SplatTruth, exact_values, psnr, read_ply, render
 from support.streams import stream_of
 from support.tiny_networks import tiny_nested_spec
 
@@ -16,21 +17,23 @@ from da3_ros.config import config_from_parameters
 from da3_ros.export.selection import Selection
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import export_splats
-from da3_ros.inference import open_networks
+from da3_ros.inference import loaded_network, loading, open_networks
 from da3_ros.inference.memory_footprint import Shape, footprint
 from da3_ros.inference.oom_fallback import OOM_FALLBACKS
+from da3_ros.inference.preprocess import normalize
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.network import MODELS
+from da3_ros.network.conditioning import normalize_poses
 from da3_ros.network.model import Chunks
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.splats.relative import COUNT
+from da3_ros.splats.relative import COUNT, keep_visible
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import fit_poses
-from da3_ros.types import Frame
+from da3_ros.types import Frame, View, Window
 
 SIZE = (168, 126)
 VALUES = ("checkpoint:=random", "process_res:=112", "window.size:=4", "mixed_precision:=off")
@@ -70,6 +73,51 @@ def test_exact_gaussians_come_out_where_the_room_is(tmp_path, new, metres):
     nearest = min(f.depth.min() for f in truth)
     away = np.linalg.norm(S.points(splats.means) - truth[0].T_world_camera[:3, 3], axis=1)
     assert away.min() > 0.9 * nearest
+
+
+def test_each_keyframe_has_the_gaussians_of_its_own_view(tmp_path):
+    camera = SyntheticCamera(seed=5, size=SIZE, frames=9, rate_hz=1.5)
+    truth = {f.stamp_ns: f for f in camera}
+    config = config_from_parameters({
+        "process_res": SIZE[0], "window.size": 6, "window.new": 3, "refinement.enabled": False,
+        "keyframe.parallax": 0.0, "keyframe.rotation_deg": 0.0,
+    })  # fmt: skip
+    pipeline = Pipeline(config, SplatTruth(truth.values()))
+    recorder = KeyframeRecorder(tmp_path / "scene", counters=Counter(), wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder))
+    for f in truth.values():
+        list(pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)))
+    list(pipeline.flush())
+    assert pipeline.scene_map.finish_recording(60)
+    with StoredScene.open(tmp_path / "scene") as stored:
+        assert len(stored.images) > 6
+        for key in stored.images:
+            f = truth[stored.frames[key].stamp_ns]
+            wanted = keep_visible(exact_values(f.depth, f.image, f.K), f.depth)
+            np.testing.assert_array_equal(stored.load_splats(key).values, wanted.values)
+
+
+def test_a_keyframe_without_gaussians_is_said_once(tmp_path, caplog):
+    class Nothing(SplatTruth):
+        def infer(self, window):
+            prediction = super().infer(window)
+            return dataclasses.replace(prediction, splats=np.full_like(prediction.splats, np.nan))
+
+    camera = SyntheticCamera(seed=5, size=SIZE, frames=6, rate_hz=1.5)
+    truth = list(camera)
+    config = config_from_parameters({
+        "process_res": SIZE[0], "window.size": 3, "refinement.enabled": False,
+        "keyframe.parallax": 0.0, "keyframe.rotation_deg": 0.0,
+    })  # fmt: skip
+    pipeline = Pipeline(config, Nothing(truth))
+    recorder = KeyframeRecorder(tmp_path / "scene", counters=Counter(), wait=True)
+    pipeline.scene_map.record(KeyframeRecording(recorder))
+    for f in truth:
+        list(pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)))
+    list(pipeline.flush())
+    assert pipeline.scene_map.finish_recording(60)
+    assert caplog.text.count("has no Gaussian that can be used") == 1
+    assert pipeline.counters["keyframes_without_splats"] > 3
 
 
 def registered(monkeypatch, name):
@@ -201,3 +249,101 @@ def test_the_plan_command_counts_them(monkeypatch, capsys):
     assert "da3nested-giant-large" in capsys.readouterr().out
     assert main(["plan", "--splats", "--model", "da3-small"]) == 2
     assert "one of da3-giant, da3nested-giant-large with --splats" in capsys.readouterr().err
+
+
+@pytest.fixture
+def session(monkeypatch):
+    registered(monkeypatch, "da3-giant")
+    return opened()
+
+
+def opened(**values):
+    config = config_from_parameters({
+        "model": "da3-giant", "splats.enabled": True, "checkpoint": "random", "process_res": 112,
+        "mixed_precision": "off", "performance_mode": "minimal", **values,
+    })  # fmt: skip
+    return open_networks(config)[0]
+
+
+def window_of(images, new, **values):
+    views = tuple(View(i, i, image) for i, image in enumerate(images))
+    wanted = (0, *range(len(views) - new, len(views)))
+    return Window(0, views, new, wanted, **values)
+
+
+def pictures(count):
+    rng = np.random.default_rng(1)
+    return rng.integers(0, 255, (count, 84, 112, 3), dtype=np.uint8)
+
+
+def as_input(images):
+    return normalize(torch.from_numpy(np.stack(images)))[None]
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_a_session_gives_what_a_forward_pass_gives(session, new):
+    images = pictures(4)
+    found = session.infer(window_of(images, new)).splats
+    with torch.inference_mode():
+        wanted = session.network(as_input(images), ref_view="first", gaussians=True).gaussians
+    wanted = wanted[0, -new:].half().numpy()
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+    assert session.status().backend == "torch"  # the usual one of a CPU has no Gaussians
+
+
+def test_chunks_of_frames_change_nothing(session):
+    x = as_input(pictures(4))
+    found = []
+    for chunks in (Chunks(head_frames=4), Chunks(head_frames=1), Chunks(head_frames=3)):
+        session.network.set_chunks(chunks)
+        with torch.inference_mode():
+            found.append(session.network(x, ref_view="first", gaussians=True).gaussians)
+    for other in found[1:]:
+        np.testing.assert_allclose(other.numpy(), found[0].numpy(), atol=1e-4)
+
+
+def test_known_poses_change_the_rotations_as_the_network_does(monkeypatch):
+    registered(monkeypatch, "da3-giant")
+    session = opened(**{"pose_prior.source": "odometry"})
+    K = np.array([[90.0, 0, 56], [0, 90, 42], [0, 0, 1]])
+    T = np.tile(np.eye(4), (3, 1, 1))
+    T[:, 0, 3] = 0, 0.2, 0.4
+    T[2, :3, :3] = Rotation.from_euler("y", 0.2).as_matrix()
+    images = pictures(3)
+    views = tuple(View(i, i, image, K=K) for i, image in enumerate(images))
+    found = session.infer(Window(0, views, 1, None, T)).splats
+    poses = normalize_poses(torch.from_numpy(T)[None]).extrinsics
+    with torch.inference_mode():
+        out = session.network(
+            as_input(images), poses, torch.from_numpy(K)[None, None].float().repeat(1, 3, 1, 1),
+            gaussians=True,
+        )  # fmt: skip
+    np.testing.assert_allclose(found, out.gaussians[0, -1:].half().numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lower_precision_is_used_where_gaussians_stay_close(monkeypatch, precision):
+    registered(monkeypatch, "da3-giant")
+    session = opened(mixed_precision=precision)
+    exact = opened()
+    assert session.status().precision == precision
+    window = window_of(pictures(3), 1)
+    a, b = (one.infer(window).splats.astype(float) for one in (session, exact))
+    assert np.median(np.abs(a - b)) < 0.02
+
+
+def test_a_head_that_overflows_in_16_bits_runs_in_fp32(monkeypatch, caplog):
+    """As where features are larger than float16: depth is finite, Gaussians are not."""
+    registered(monkeypatch, "da3-giant")
+    loaded = loading.load_network
+
+    def with_large_features(*given, **named):
+        network = loaded(*given, **named)
+        for layer in network.gs_head.projects:
+            layer.weight.data.mul_(3e5)
+        return network
+
+    monkeypatch.setattr(loaded_network, "load_network", with_large_features)
+    session = opened(mixed_precision="float16")
+    assert session.status().precision == "float32"
+    assert "Gaussians differs by nan" in caplog.text
