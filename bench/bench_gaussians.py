@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -36,6 +37,7 @@ from da3_ros.splats.gaussians import in_camera
 from da3_ros.splats.relative import RelativeSplats
 
 GIANT = "da3-giant"
+TURNS = 4
 SHORT = {"blocks": 7, "alt_start": 3, "taps": (3, 4, 5, 6)}
 
 
@@ -82,14 +84,15 @@ def errors(out: Output, wanted: Any) -> dict[str, float]:
 
 
 def cost(network: DepthAnything3, views: int, size: tuple[int, int]) -> dict[str, float]:
-    """Returns seconds of a window without Gaussians and with those of its last view."""
+    """Returns the least seconds of a window without Gaussians and with those of its last view,
+    in turns."""
     x = torch.randn(1, views, 3, *size)
-    prefix, seconds = network.encode(x), {}
-    for name, images in (("without_s", None), ("with_s", x[:, -1:])):
-        network.decode(prefix, size, ref_view="first", images=images)
-        start = time.perf_counter()
-        network.decode(prefix, size, ref_view="first", images=images)
-        seconds[name] = time.perf_counter() - start
+    prefix, seconds = network.encode(x), {"without_s": math.inf, "with_s": math.inf}
+    for _ in range(TURNS):
+        for name, images in (("without_s", None), ("with_s", x[:, -1:])):
+            start = time.perf_counter()
+            network.decode(prefix, size, ref_view="first", images=images)
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
     return seconds | {"ratio": seconds["with_s"] / seconds["without_s"]}
 
 
