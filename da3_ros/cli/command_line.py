@@ -40,6 +40,9 @@ class Interrupted(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by the caller
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
     options = build_parser().parse_args(arguments)
     logging.basicConfig(
         format="%(levelname)s %(name)s: %(message)s", level=options.log_level.upper()
@@ -50,8 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         signal.signal(signal.SIGHUP, _interrupt)
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     sys.unraisablehook = _repeat_interruption
     try:
         _check_paths(options)

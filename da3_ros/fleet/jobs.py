@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any
 
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
+from da3_ros.export.scene_file import is_scene
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings.search import find_recordings, is_recording, name_of
 from da3_ros.replay.checkpoint import fingerprint
@@ -50,8 +53,7 @@ def find_jobs(
     A recording found in a folder is named by its path there, without suffix. options: what all
     replays share. Raises FleetError, also if two have one name, and OSError.
     """
-    if (output / "metadata.yaml").exists():
-        raise FleetError(f"{output} is a recording: choose another --output")
+    _check_output(output)
     recordings: dict[Path, _Found] = {}  # by real path: a link may lead to the same recording
     for path in inputs:
         for one in _found_in(path, output.resolve()):
@@ -83,7 +85,7 @@ def _found_in(path: Path, output: Path) -> Iterator[_Found]:
     if not path.exists():
         raise FleetError(f"{path} does not exist")
     if not path.is_dir() or is_recording(path):
-        if not _is_nameable(path):
+        if not _is_nameable(Path(path.name), path):
             raise FleetError(f"{str(path)!r}: rename it")
         yield _Found(path, Path(Path(os.path.abspath(path)).name))
         return
@@ -96,7 +98,7 @@ def _found_in(path: Path, output: Path) -> Iterator[_Found]:
         return found
 
     for one in find_recordings(path, is_result):
-        if _is_nameable(one):
+        if _is_nameable(one.relative_to(path), one):
             yield _Found(one, one.relative_to(path))
         else:
             log.warning("%r is left out: rename it", str(one))
@@ -110,15 +112,28 @@ def _found_in(path: Path, output: Path) -> Iterator[_Found]:
         )  # fmt: skip
 
 
-def _is_nameable(path: Path) -> bool:
-    """Whether a recording's name can be that of a folder, and be shown in a table."""
-    return str(path).isprintable() and name_of(path) not in ("", ".", "..")
+def _is_nameable(below: Path, path: Path) -> bool:
+    """Whether a recording's path below the searched folder can name a folder and be shown."""
+    hidden = any(unicodedata.category(c) in ("Cc", "Cs") for c in str(below))
+    return not hidden and name_of(path) not in ("", ".", "..")
+
+
+def _check_output(output: Path) -> None:
+    """Raises FleetError if the output folder is a recording, or lies in one."""
+    for folder in (output.resolve(), *output.resolve().parents):
+        with contextlib.suppress(OSError):
+            if folder.is_dir() and is_recording(folder):
+                raise FleetError(
+                    f"{output} lies in the recording {folder}: choose another --output"
+                )
 
 
 def _is_result(folder: Path) -> bool:
-    """Whether a folder holds the results of a replay, and is no recording."""
+    """Whether a folder holds the results of a replay or a merged scene, and is no recording."""
     if (folder / "metadata.yaml").exists():
         return False
+    if is_scene(folder):
+        return True
     try:
         report = json.loads((folder / "report.json").read_text())
     except (OSError, ValueError):

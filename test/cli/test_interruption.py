@@ -58,8 +58,8 @@ def test_nohup_keeps_a_command_alive():
     assert process.returncode == 0
 
 
-def test_a_closed_output_is_no_error():
-    done = subprocess.run(
-        ["bash", "-c", f'"{sys.executable}" -m da3_ros models >&-'], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_is_no_error(closed):
+    command = f'"{sys.executable}" -m da3_ros models {closed}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

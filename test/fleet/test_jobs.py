@@ -86,6 +86,27 @@ def test_results_inside_a_recording_are_refused(tmp_path, output):
         jobs([tmp_path / "bags"], tmp_path / "bags" / output)
 
 
+@pytest.mark.parametrize("names", [("0001.jpg", "0002.jpg"), ("run_0.mcap", "run_1.mcap")])
+@pytest.mark.parametrize("output", ["run", "run/deeper/still"])
+def test_an_output_in_a_recording_of_any_kind_is_refused(folder, tmp_path, names, output):
+    (tmp_path / "more" / "run").mkdir(parents=True)
+    for name in names:
+        (tmp_path / "more" / "run" / name).write_bytes(b"x")
+    for given in (tmp_path / "more", folder):  # also where it is not one of the inputs
+        with pytest.raises(FleetError, match=r"lies in the recording .*more/run: choose another"):
+            jobs([given], tmp_path / "more" / output)
+
+
+def test_merged_scenes_are_no_recordings(folder, tmp_path):
+    for merged in (folder / "merged", folder / "older" / "merged", folder / "by_hand"):
+        (merged / "images" / "b").mkdir(parents=True)
+        (merged / "scene.json").write_text('{"format": "da3_ros scene"}')
+        for name in ("1.jpg", "2.jpg"):
+            (merged / "images" / "b" / name).write_bytes(b"x")
+    assert len(jobs([folder], folder)) == 3
+    assert len(jobs([folder], tmp_path / "out")) == 3
+
+
 def test_recordings_of_one_stem_keep_their_suffixes(tmp_path):
     for name in ("rig/foo.mcap", "rig/foo.mp4", "rig/bar.mcap", "a.mcap", "a/b.mcap"):
         path = tmp_path / "bags" / name
@@ -100,6 +121,24 @@ def test_names_that_no_table_can_show_are_left_out(folder, tmp_path, caplog):
         (folder / "site" / os.fsdecode(name)).write_bytes(b"x")
     assert len(jobs([folder], tmp_path / "out")) == 3
     assert caplog.text.count("is left out: rename it") == 2
+
+
+@pytest.mark.parametrize("space", ["\u202f", "\u00a0", "\u3000"])
+def test_spaces_of_any_kind_are_names(tmp_path, space):
+    path = tmp_path / f"my{space}bags" / f"Recording 1.23{space}PM.mcap"
+    path.parent.mkdir()
+    path.write_bytes(b"x")
+    assert [job.name for job in jobs([path.parent], tmp_path / "out")] == [path.stem]
+
+
+def test_files_of_a_recording_may_have_any_name(tmp_path):
+    shots = tmp_path / "bags" / "shots"
+    shots.mkdir(parents=True)
+    for name in (b"1.png", b"\xff.png"):
+        (shots / os.fsdecode(name)).write_bytes(b"x")
+    (job,) = jobs([tmp_path / "bags"], tmp_path / "out")
+    assert job.key
+    assert not job.unreadable
 
 
 def test_a_name_that_leads_out_of_the_output_is_refused(tmp_path):
