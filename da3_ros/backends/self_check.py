@@ -20,7 +20,8 @@ BOUNDS = {  # largest difference from fp32, and its unit
     "depth": (0.03, " of its value"),  # median
     "rotation": (1.5, " degrees"),
     "focal length": (0.03, " of its value"),
-    "Gaussians": (0.1, ""),  # median over all channels, which are dimensionless
+    "Gaussians": (0.1, " of their values"),  # median, of 1 for smaller ones
+    "share of lost Gaussians": (0.01, ""),  # of a view
 }
 
 
@@ -62,9 +63,17 @@ def _differences(
     if isinstance(found, Output) and isinstance(expected, Output):
         yield from _pose_differences(found, expected)
         if found.gaussians is not None and expected.gaussians is not None:
-            off = (found.gaussians - expected.gaussians).abs()
-            # A channel that is not finite anywhere makes its Gaussian useless.
-            yield "Gaussians", float(off.amax(dim=-3).median())
+            yield from _gaussian_differences(found.gaussians, expected.gaussians)
+
+
+def _gaussian_differences(found: Tensor, expected: Tensor) -> Iterator[tuple[str, float]]:
+    """Compares relative Gaussians [B, G, 38, H, W] where those expected are finite."""
+    good, there = (x.isfinite().all(dim=2) for x in (expected, found))
+    off = ((found - expected).abs() / expected.abs().clamp(min=1)).amax(dim=2)
+    if bool((good & there).any()):
+        yield "Gaussians", float(off[good & there].median())
+    lost = (good & ~there).sum(dim=(-2, -1)) / good.sum(dim=(-2, -1)).clamp(min=1)
+    yield "share of lost Gaussians", float(lost.max())
 
 
 def _pose_differences(found: Output, expected: Output) -> Iterator[tuple[str, float]]:
@@ -89,7 +98,7 @@ def _answer(part: DepthAnything3 | MonocularDepth, images: Tensor) -> Output | M
     out = Output(*(x.float().cpu() for x in values))
     if found.gaussians is None:
         return out
-    return out._replace(gaussians=found.gaussians.half().float().cpu())  # as they are stored
+    return out._replace(gaussians=found.gaussians.float().cpu())
 
 
 def _pictures() -> Tensor:

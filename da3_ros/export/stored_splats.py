@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 MOST = 4_000_000  # Gaussians, if no other number is asked for
 FAR_SHARE = 0.1  # of each keyframe, the farthest: there its Gaussians are the worst
 AROUND = 24  # keyframes that one is compared with
+CANDIDATES = 4 * AROUND  # those with the nearest cameras, of which these are chosen
+ALIKE = 0.5  # cosine between two directions of view: those that see the same place
 SAME = 0.05  # of the distance: at most so far apart, two keyframes see one surface
 NEARER = 1.25  # steps of distance: in one step the earlier keyframe counts, not the nearer one
 CACHED = 128  # keyframes whose depth is kept
@@ -153,15 +156,22 @@ class _Owners:
         out = np.zeros(len(points), bool)
         if not len(points):
             return out
-        count = min(AROUND + 1, len(self._keyframes))
-        _, near = self._tree.query(self._T[index, :3, 3], count)
-        for j in sorted({*np.atleast_1d(near).tolist()} - {index}):
+        for j in self._around(index):
             left = np.flatnonzero(~out)
             try:
                 out[left] = self._belong_to(j, index, points[left])
             except JournalError:
                 continue  # it adds none
         return out
+
+    def _around(self, index: int) -> list[int]:
+        """Returns the keyframes with the nearest cameras that look the same way."""
+        count = min(CANDIDATES + 1, len(self._keyframes))
+        _, near = self._tree.query(self._T[index, :3, 3], count)
+        near = np.atleast_1d(near)
+        alike = self._T[near, :3, 2] @ self._T[index, :3, 2] > ALIKE
+        chosen = [int(j) for j in near[alike] if j != index]
+        return sorted(chosen[:AROUND])
 
     def _belong_to(self, j: int, index: int, points: Array) -> NDArray[np.bool_]:
         """Returns which points [M, 3] of a keyframe belong to another one, if no third is there.
@@ -172,7 +182,9 @@ class _Owners:
         depth, K = self._depth(j), self._K(j)
         T = invert_pose(self._T[j]) @ self._T[index]
         there = points @ T[:3, :3].T + T[:3, 3]
-        out, row, column = _same_surface(there, depth, K)
+        # A wall that is seen from both sides has two surfaces.
+        facing = (there * (there - T[:3, 3])).sum(axis=1) > 0
+        out, row, column = _same_surface(there, facing, depth, K)
         here, there = points[out], there[out]
         if j < index:
             there = backproject(depth, K)[row, column]
@@ -199,6 +211,7 @@ class _Owners:
                 mean = mean_depth(splats, depth, frame.K)
                 depth[(depth > limit) | (mean > limit * (1 + SAME))] = np.nan
                 depth[mean > one.filters.max_depth] = np.nan
+                depth[mean < known.min() * (1 - SAME)] = np.nan
             self._depths[index] = depth
             if len(self._depths) > CACHED:
                 self._depths.popitem(last=False)
@@ -212,15 +225,20 @@ def _level(distance: Array) -> Array:
 
 
 def _same_surface(
-    points: Array, depth: FloatImage, K: Array
+    points: Array, facing: NDArray[np.bool_], depth: FloatImage, K: Array
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Returns which points [M, 3] in a camera lie on what it sees, and the rows and columns of
-    these in its image."""
+    these in its image. facing: [M] which points it may see.
+
+    Not at the border of what it sees: there the surface ends within a pixel, for it.
+    """
     height, width = depth.shape
     pixels = np.nan_to_num(project(points, K), nan=-1.0)
-    out = np.asarray(((pixels >= 0) & (pixels < (width, height))).all(axis=1))
+    out = np.asarray(((pixels >= 0) & (pixels < (width, height))).all(axis=1)) & facing
     column, row = pixels[out].astype(int).T
+    inner = cv2.erode(np.isfinite(depth).astype(np.uint8), np.ones((3, 3), np.uint8)) > 0
     with np.errstate(invalid="ignore"):
         same = np.abs(depth[row, column] / points[out, 2] - 1) < SAME
+    same &= inner[row, column]
     out[out] = same
     return out, row[same], column[same]

@@ -105,7 +105,7 @@ def check_config(spec: ModelSpec, config: dict[str, Any]) -> None:
         node: Any = body
         for key in path.split("."):
             node = node.get(key) if isinstance(node, dict) else None
-        if node is not None and _plain(node) != expected:
+        if node is not None and _plain(node, expected) != expected:
             raise CheckpointError(
                 f"{CONFIG}: {path} is {node}, but {spec.name} has {expected}: "
                 "the files belong to another model"
@@ -319,8 +319,8 @@ def _expected_numbers(spec: ModelSpec) -> dict[str, Any]:
     return numbers | ({"cam_enc.dim_out": D, "cam_dec.dim_in": 2 * D} if many else {})
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):  # YAML 1.1 takes 1e-5 for a word
+def _plain(value: Any, expected: Any) -> Any:
+    if isinstance(value, str) and isinstance(expected, float):  # YAML 1.1 takes 1e-5 for a word
         with contextlib.suppress(ValueError):
             return float(value)
     return list(value) if isinstance(value, tuple) else value

@@ -109,6 +109,15 @@ def test_numbers_of_both_parts_of_a_nested_config_are_checked():
             check_config(spec, {"model_name": spec.name, "config": config})
 
 
+def test_a_number_that_was_written_as_a_word_is_one():
+    config = make_config(MODELS["da3-giant"])
+    config["gs_adapter"]["gaussian_scale_min"] = "1e-5"
+    check_config(MODELS["da3-giant"], {"model_name": "da3-giant", "config": config})
+    config["net"]["alt_start"] = "13"
+    with pytest.raises(CheckpointError, match=r"net.alt_start is 13"):
+        check_config(MODELS["da3-giant"], {"model_name": "da3-giant", "config": config})
+
+
 def test_config_of_another_model_names_the_parameter_to_change():
     with pytest.raises(CheckpointError, match="set `model` to da3-base"):
         check_config(MODELS["da3-small"], {"model_name": "da3-base", "config": {}})

@@ -183,7 +183,7 @@ def wall_scene(folder, distances, aside=0.0, with_wall=None):
         T = np.eye(4)
         T[:3, 3] = aside * i, 0, distances[0] - distance
         depth = np.full(SIZE[::-1], distance, np.float32)
-        image = np.full((*SIZE[::-1], 3), 10 * i, np.uint8)
+        image = np.full((*SIZE[::-1], 3), min(10 * i, 250), np.uint8)
         values = exact_values(depth, image, K)
         if with_wall is not None:
             with_wall(i, values)
@@ -200,7 +200,7 @@ def test_no_surface_is_lost_to_keyframes_that_are_a_little_nearer(tmp_path, step
     distances = [10 - step * i for i in range(count)]
     alone = exported(wall_scene(tmp_path / "a", distances[:1]), tmp_path / "a.splat.ply").points
     all_ = exported(wall_scene(tmp_path / "b", distances), tmp_path / "b.splat.ply").points
-    assert 0.98 * alone < all_ < 1.25 * alone  # but for a pixel where regions meet
+    assert 0.98 * alone < all_ < 1.4 * alone  # but for a pixel where regions meet
 
 
 def test_the_nearer_keyframe_shows_a_surface(tmp_path):
@@ -261,6 +261,82 @@ def test_gaussians_far_from_their_surface_are_left_out(tmp_path):
     assert found.means[:, 2].max() < 3.2
     assert len(found.means) == exported(wall_scene(tmp_path / "b", [3.0]),
                                         tmp_path / "b.splat.ply").points - 100  # fmt: skip
+
+
+def test_gaussians_beyond_the_largest_depth_are_left_out(tmp_path):
+    def a_little_behind(index, values):
+        values[CHANNELS["stretch"].start, 50:60, 50:60] += 0.04
+
+    folder = wall_scene(tmp_path / "a", [3.0], with_wall=a_little_behind)
+    for most, lost in ((3.2, 0), (3.05, 100)):
+        with StoredScene.open(folder) as stored:
+            filters = DepthFilters(edge_filter=False, max_depth=most)
+            done = export_splats(stored, tmp_path / "a.splat.ply", Selection(), filters)
+        assert done.points == exported(wall_scene(tmp_path / f"{most}", [3.0]),
+                                       tmp_path / "b.splat.ply").points - lost  # fmt: skip
+
+
+def test_gaussians_before_all_surfaces_are_left_out(tmp_path):
+    def before_the_camera(index, values):
+        values[CHANNELS["stretch"].start, 50:60, 50:60] = -0.9
+
+    folder = wall_scene(tmp_path / "a", [3.0], with_wall=before_the_camera)
+    found = read_ply(exported(folder, tmp_path / "a.splat.ply").path)
+    assert found.means[:, 2].min() > 2.8
+
+
+@pytest.mark.parametrize("thickness", [0.0, 0.1, 0.15])
+def test_a_wall_that_is_seen_from_both_sides_keeps_both(tmp_path, thickness):
+    K = np.array([[120.0, 0, 80], [0, 120, 60], [0, 0, 1]])
+    writer = StoreWriter(tmp_path / "scene")
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    counts = []
+    for stamp, distance in enumerate((4.0, 3.0)):
+        T = np.eye(4)
+        if stamp:  # behind the wall, looking back
+            T[:3, :3], T[2, 3] = np.diag([-1.0, 1, -1]), 4.0 + thickness + distance
+        depth = np.full(SIZE[::-1], distance, np.float32)
+        image = np.full((*SIZE[::-1], 3), 100 + 50 * stamp, np.uint8)
+        splats = keep_visible(exact_values(depth, image, K), depth)
+        counts.append(len(splats))
+        pose = FramePose(stamp, "", 0, T, K, SIZE, True)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
+    writer.close()
+    assert exported(tmp_path / "scene", tmp_path / "a.splat.ply").points == sum(counts)
+
+
+@pytest.mark.parametrize("step", [0.01, 0.02, 0.1])
+def test_what_comes_into_view_slowly_is_kept(tmp_path, step):
+    """The camera goes back: each keyframe adds a strip around the earlier ones' view."""
+    distances = [2.0 + step * i for i in range(round(1 / step / 2) + 1)]
+    folder = wall_scene(tmp_path / "a", distances)
+    splats = read_ply(exported(folder, tmp_path / "a.splat.ply").path)
+    end = distances[-1]
+    K = np.array([[120.0, 0, 80], [0, 120, 60], [0, 0, 1]])
+    T = np.eye(4)
+    T[2, 3] = distances[0] - end
+    _, opacity = render(splats, T, K, SIZE)
+    assert (opacity[5:-5, 6:-6] > 0.9).mean() > 0.99
+
+
+def test_keyframes_on_the_spot_share_what_they_see(tmp_path):
+    """A camera turns twice in a round room: nearly one layer, though all cameras are near."""
+    K, writer = np.array([[80.0, 0, 40], [0, 80, 30], [0, 0, 1]]), StoreWriter(tmp_path / "s")
+    writer.place([Place(0, 0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))])
+    writer.set_map(MapState(T_map_world=np.eye(4)))
+    x = np.tile(np.arange(80) + 0.5 - 40, (60, 1))
+    depth = (3.0 / np.hypot(x / 80, 1)).astype(np.float32)  # a cylinder around the camera
+    image = np.full((60, 80, 3), 120, np.uint8)
+    splats = keep_visible(exact_values(depth, image, K), depth)
+    for stamp in range(72):
+        T = np.eye(4)
+        T[:3, :3] = Rotation.from_euler("y", 10.0 * stamp, degrees=True).as_matrix()
+        pose = FramePose(stamp, "", 0, T, K, (80, 60), True)
+        writer.add(Keyframe(pose, depth, np.ones_like(depth), image, splats=splats))
+    writer.close()
+    layers = 360 / np.degrees(2 * np.arctan(0.5)) * len(splats)
+    assert exported(tmp_path / "s", tmp_path / "a.splat.ply").points < 2 * layers
 
 
 def test_few_keyframes_in_memory_change_nothing(scene, tmp_path, monkeypatch):

@@ -12,12 +12,13 @@ from support.splats import SplatTruth, exact_values, psnr, read_ply, render
 from support.streams import stream_of
 from support.tiny_networks import tiny_nested_spec
 
+from da3_ros.backends import self_check
 from da3_ros.cli import main
 from da3_ros.config import config_from_parameters
 from da3_ros.export.selection import Selection
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import export_splats
-from da3_ros.inference import loaded_network, loading, open_networks
+from da3_ros.inference import factory, loaded_network, loading, open_networks
 from da3_ros.inference.memory_footprint import Shape, footprint
 from da3_ros.inference.oom_fallback import OOM_FALLBACKS
 from da3_ros.inference.preprocess import normalize
@@ -346,4 +347,36 @@ def test_a_head_that_overflows_in_16_bits_runs_in_fp32(monkeypatch, caplog):
     monkeypatch.setattr(loaded_network, "load_network", with_large_features)
     session = opened(mixed_precision="float16")
     assert session.status().precision == "float32"
-    assert "Gaussians differs by nan" in caplog.text
+    assert "share of lost Gaussians differs by 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        (lambda x: x, ""),
+        (lambda x: x * 1.01, ""),
+        (lambda x: x * 1.5, "Gaussians"),
+        (lambda x: put(x, (0, 1, 0, 3, 3), np.nan), ""),  # one pixel
+        (lambda x: put(x, (0, 1, 0), np.inf), "share of lost Gaussians"),  # one view
+    ],
+)
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_gaussians_are_compared_where_they_are_finite(change, faults, size):
+    expected = size * torch.randn(1, 2, COUNT, 20, 20, generator=torch.Generator().manual_seed(0))
+    expected[0, 0, :, 5, 5] = np.inf
+    found = self_check._gaussian_differences(change(expected.clone()), expected)
+    over = [name for name, value in found if not value <= self_check.BOUNDS[name][0]]
+    assert over == ([faults] if faults else [])
+
+
+def put(x, where, value):
+    x[where] = value
+    return x
+
+
+def test_gaussians_run_on_torch():
+    config = config_from_parameters({"model": "da3-giant", "splats.enabled": True})
+    assert config.inference.backend == "auto"
+    assert factory._checked_backend(config).backend == "torch"
+    plain = config_from_parameters({"model": "da3-giant"})
+    assert factory._checked_backend(plain).backend == "auto"
