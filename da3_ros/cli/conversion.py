@@ -15,9 +15,8 @@ from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
 from da3_ros.export.selection import ExportError
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
-from da3_ros.export.stored_formats import MESH, stored_format
-from da3_ros.export.stored_mesh import export_mesh
-from da3_ros.export.stored_splats import export_splats
+from da3_ros.export.stored_formats import stored_format
+from da3_ros.export.stored_writers import WRITERS
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
@@ -71,8 +70,7 @@ def convert(
                 return _exported(load_scene(folder).scene(), target, selection, form)
             log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
         if stored_form is not None:
-            export = export_mesh if stored_form == MESH else export_splats
-            done = export(stored, target, selection, filters, progress)
+            done = WRITERS[stored_form](stored, target, selection, filters, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if frames:
             with atomic_folder(target, foreign_to_npz_frames) as temporary:

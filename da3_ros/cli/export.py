@@ -31,6 +31,13 @@ def add_export(commands: Any) -> None:
         "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz", "mesh", "splat"),
         help="format, if the output's suffix does not define it",
     )  # fmt: skip
+    _add_filters(export)
+    _add_selection(export)
+    export.set_defaults(run=_run_export)
+
+
+def _add_filters(export: argparse.ArgumentParser) -> None:
+    """Adds options of points and of the depth of stored keyframes."""
     export.add_argument(
         "--voxel", type=float, default=0.0, metavar="M",
         help="average points in voxels of this edge; also merges overlapping submaps. 0, the "
@@ -57,6 +64,10 @@ def add_export(commands: Any) -> None:
         help="leave out what other stored keyframes look through (default: yes). With drifting "
         "poses that may be things that stand still",
     )  # fmt: skip
+
+
+def _add_selection(export: argparse.ArgumentParser) -> None:
+    """Adds options of what of the scene is written, and how."""
     export.add_argument(
         "--min-observations", type=int, default=1, metavar="N",
         help="leave out points with fewer observations (after averaging)",
@@ -90,7 +101,6 @@ def add_export(commands: Any) -> None:
         help="leave out parts of the scene whose place is guessed (after a time jump, or where "
         "windows could not be aligned)",
     )  # fmt: skip
-    export.set_defaults(run=_run_export)
 
 
 def _run_export(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,19 +13,14 @@ from pathlib import Path
 
 from da3_ros.export.selection import ExportError, Progress, Selection, portion
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.stored_formats import MESH, SPLAT, StoredFormat
-from da3_ros.export.stored_mesh import ExportedMesh, export_mesh
-from da3_ros.export.stored_splats import ExportedSplats, export_splats
+from da3_ros.export.stored_formats import StoredFormat
+from da3_ros.export.stored_writers import WRITERS, StoredExported
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.live.worker import Worker
 
 FLUSH_S = 30.0  # longest wait for the disk
 POLL_S = 0.05  # between two looks whether the job shall end
-Writer = Callable[
-    [StoredScene, Path, Selection, DepthFilters, Progress], ExportedMesh | ExportedSplats
-]
-WRITERS: dict[StoredFormat, Writer] = {MESH: export_mesh, SPLAT: export_splats}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +80,7 @@ class StoredExport:
     def run(
         self, form: StoredFormat, scenes: Mapping[str, StoredSoFar], selection: Selection,
         filters: DepthFilters, progress: Progress,
-    ) -> tuple[ExportedMesh | ExportedSplats, int]:  # fmt: skip
+    ) -> tuple[StoredExported, int]:  # fmt: skip
         """Writes the files of all scenes; others than the first have the camera in their names.
 
         Returns the first one's, and how many of its keyframes are not stored. Raises ExportError.

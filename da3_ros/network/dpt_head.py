@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from da3_ros.network.head import DptPyramid, Fusion
+from da3_ros.network.head import DptPyramid, PlainScratch, output_layers
 from da3_ros.network.specs import ModelSpec
 
 
@@ -27,20 +27,9 @@ class DptHead(DptPyramid):
         return depth[2](depth[:2](x).float())[:, 0].exp(), sky[2](sky[:2](x).float())[:, 0].relu()
 
 
-class DptScratch(nn.Module):
-    """The part of the head named ``scratch`` in checkpoints."""
+class DptScratch(PlainScratch):
+    """As its base, with a second output for sky."""
 
     def __init__(self, features: int, channels: tuple[int, ...]) -> None:
-        super().__init__()
-        half = features // 2
-        for k, ck in enumerate(channels):
-            self.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, features, 3, padding=1, bias=False))
-        for r in (1, 2, 3, 4):
-            self.add_module(f"refinenet{r}", Fusion(features, lateral=r < 4))
-        self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
-        self.output_conv2 = _one_channel(half)
-        self.sky_output_conv2 = _one_channel(half)
-
-
-def _one_channel(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(width, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 1, 1))
+        super().__init__(features, channels, 1)
+        self.sky_output_conv2 = output_layers(features // 2, 1)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from da3_ros.network.camera import quaternion_from_matrix
-from da3_ros.network.head import Fusion, PositionedPyramid, enlarge
+from da3_ros.network.head import PlainScratch, PositionedPyramid, enlarge
 from da3_ros.network.specs import ModelSpec
 from da3_ros.splats.relative import COUNT, SH
 
@@ -25,12 +25,12 @@ DAMPING = (1.0, *(0.1 * 0.25,) * 3, *(0.1 * 0.25**2,) * 5)
 class GaussianHead(PositionedPyramid):
     """A DPT head without token norm, into which the images are added at full size."""
 
-    scratch: GaussianScratch
+    scratch: PlainScratch
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         half = spec.features // 2
-        self.scratch = GaussianScratch(spec.features, spec.channels)
+        self.scratch = PlainScratch(spec.features, spec.channels, COUNT)
         widths = (3, half // 4, half // 2, half)
         self.images_merger = nn.Sequential()
         for a, b in itertools.pairwise(widths):
@@ -58,22 +58,6 @@ class GaussianHead(PositionedPyramid):
         last = self.scratch.output_conv2
         out: Tensor = last[2](last[:2](self._with_uv(x, size)).float())
         return out
-
-
-class GaussianScratch(nn.Module):
-    """The part of the head named ``scratch`` in checkpoints."""
-
-    def __init__(self, features: int, channels: tuple[int, ...]) -> None:
-        super().__init__()
-        half = features // 2
-        for k, ck in enumerate(channels):
-            self.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, features, 3, padding=1, bias=False))
-        for r in (1, 2, 3, 4):
-            self.add_module(f"refinenet{r}", Fusion(features, lateral=r < 4))
-        self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
-        self.output_conv2 = nn.Sequential(
-            nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, COUNT, 1)
-        )
 
 
 def relative_gaussians(raw: Tensor, depth: Tensor, R_camera_world: Tensor) -> Tensor:

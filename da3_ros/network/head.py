@@ -212,6 +212,25 @@ def enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(x, size=size, mode="bilinear", align_corners=True)
 
 
+class PlainScratch(nn.Module):
+    """The part named ``scratch`` in checkpoints, of heads with one branch."""
+
+    def __init__(self, features: int, channels: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        half = features // 2
+        for k, ck in enumerate(channels):
+            self.add_module(f"layer{k + 1}_rn", nn.Conv2d(ck, features, 3, padding=1, bias=False))
+        for r in (1, 2, 3, 4):
+            self.add_module(f"refinenet{r}", Fusion(features, lateral=r < 4))
+        self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
+        self.output_conv2 = output_layers(half, outputs)
+
+
+def output_layers(width: int, outputs: int) -> nn.Sequential:
+    """The last two convolutions of a head."""
+    return nn.Sequential(nn.Conv2d(width, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, outputs, 1))
+
+
 class Scratch(nn.Module):
     """The part of the head named ``scratch`` in checkpoints."""
 
@@ -224,9 +243,7 @@ class Scratch(nn.Module):
             for r in (1, 2, 3, 4):
                 self.add_module(f"refinenet{r}{branch}", Fusion(features, lateral=r < 4))
         self.output_conv1 = nn.Conv2d(features, half, 3, padding=1)
-        self.output_conv2 = nn.Sequential(
-            nn.Conv2d(half, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 2, 1)
-        )
+        self.output_conv2 = output_layers(half, 2)
         # Stacks 0 to 2 are not used in inference; they exist because checkpoints contain them.
         self.output_conv1_aux = nn.ModuleList(_ray_neck(features) for _ in range(4))
         self.output_conv2_aux = nn.ModuleList(_ray_out(half, with_norm=k == 0) for k in range(4))

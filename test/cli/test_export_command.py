@@ -142,10 +142,12 @@ def unread(monkeypatch):
 
     monkeypatch.setattr(conversion, "readable_keyframes", read)
     monkeypatch.setattr(conversion, "write_npz_frames", read)
-    monkeypatch.setattr(conversion, "export_mesh", read)
+    monkeypatch.setattr(conversion, "WRITERS", dict.fromkeys(conversion.WRITERS, read))
 
 
-@pytest.mark.parametrize("name", ["x.ply", "x.glb", "x.tum", "x.colmap", "x.npz", "x.mesh.glb"])
+@pytest.mark.parametrize(
+    "name", ["x.ply", "x.glb", "x.tum", "x.colmap", "x.npz", "x.mesh.glb", "x.splat.ply"]
+)
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
