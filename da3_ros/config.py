@@ -343,6 +343,11 @@ class PipelineConfig:
         "image file whose black pixels show the robot itself and get no depth; `{camera}` stands "
         "for the camera's name; empty: none",
     )
+    hold_when_blind: bool = option(
+        True,
+        "whether images that show nothing (dark, overexposed, blurred, noise, frozen) get no "
+        "depth and hold the pose; false: every image is processed",
+    )
     window: WindowConfig = group(WindowConfig, "window.")
     rig: RigConfig = group(RigConfig, "rig.")
     keyframe: KeyframeConfig = group(KeyframeConfig, "keyframe.")

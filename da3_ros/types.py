@@ -253,6 +253,14 @@ class TrackedFrame:
     # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None
     covariance_map: Array | None = None
+    # Why the image shows nothing, or was not placed (``image_check.CAUSES``, ``lost``): no depth,
+    # and the pose is held, NaN before the first placed frame. Empty: it was processed.
+    blind: str = ""
+
+    @property
+    def ends_window(self) -> bool:
+        """Whether it is the last new frame of its window."""
+        return self.window.view_ids[-1:] == (self.id,)
 
     @property
     def posed(self) -> bool:

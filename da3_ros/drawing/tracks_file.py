@@ -64,7 +64,7 @@ class TrackFilm:
 
     def add(self, frame: TrackedFrame) -> None:
         """Add the stream's next frame, right after it is delivered."""
-        if frame.window.refined:
+        if frame.window.refined and not frame.blind:
             self._frames.add(lambda: self._taken(frame))
 
     def write(self, path: Path) -> None:

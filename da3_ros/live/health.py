@@ -131,6 +131,7 @@ class Facts:
     input_age_s: float | None = None  # since the newest image; None: no image yet
     output_age_s: float | None = None  # since the newest result, else since the first image
     growing: tuple[str, ...] = ()  # causes of drops
+    blind: tuple[str, ...] = ()  # why cameras recently showed nothing, with their names
     refused: bool = False  # True if windows recently failed to align with the scene
     unrefined: bool = False  # True if the refinement of windows recently failed
     unpublished: bool = False  # True if publishing of frames recently failed
@@ -180,6 +181,9 @@ def _warnings(facts: Facts) -> Iterator[str]:
     causes = [cause for cause in facts.growing if cause not in quiet]
     if causes:
         yield f"images are lost ({', '.join(causes)})"
+    if facts.blind:
+        causes = ", ".join(facts.blind)
+        yield f"images show nothing ({causes}): their poses are held, without depth"
     if facts.refused:
         yield "windows cannot be aligned with the scene"
     if facts.unrefined:

@@ -65,7 +65,7 @@ class SceneOutput:
 
         If the base is known, the map begins at the base, level with the robot.
         """
-        if not self._scene_map.map_placed:
+        if not self._scene_map.map_placed and not frame.blind:
             level = level_of(self._transforms, self._base, frame, self._warn)
             self._scene_map.place_map(level)
 

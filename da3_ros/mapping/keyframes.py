@@ -42,6 +42,7 @@ class _Entry:
 
     shared_view: SharedView
     depth: float  # median, inf without depth
+    descriptor: Array | None = None  # [D] similar for views with similar appearance; None: unknown
 
 
 class KeyframeSelector:
@@ -94,13 +95,34 @@ class KeyframeSelector:
         )
         return not near.any()
 
-    def add(self, shared_view: SharedView, keyframe: bool) -> None:
+    def choose_like(self, views: int, descriptor: Array | None) -> list[SharedView]:
+        """Returns at most ``views`` keyframes, oldest first, that look most similar to a view.
+
+        descriptor: [D] of that view. Without descriptors, keyframes of all places.
+        """
+        count = len(self._keyframes)
+        known = [k.descriptor for k in self._keyframes]
+        if descriptor is None or any(one is None for one in known):
+            chosen = np.linspace(0, count - 1, min(views, count)).round().astype(int)
+        else:
+            all_of = np.array([*known, descriptor], float)
+            all_of /= np.linalg.norm(all_of, axis=1, keepdims=True) + 1e-12
+            chosen = np.argsort(-(all_of[:-1] @ all_of[-1]), kind="stable")[:views]
+        return [replace(self._keyframes[i].shared_view, keyframe=True) for i in sorted(chosen)]
+
+    def forget_newest(self) -> None:
+        """Forgets the newest views: the camera is elsewhere now. Keyframes stay."""
+        self._newest.clear()
+
+    def add(
+        self, shared_view: SharedView, keyframe: bool, descriptor: Array | None = None
+    ) -> None:
         """Adds a view to the newest ones, and to the keyframes if it is one."""
         self._newest.append(shared_view)
         if not keyframe:
             return
         depth = float(np.median(shared_view.depth)) if len(shared_view.depth) else float("inf")
-        self._keyframes.append(_Entry(shared_view, depth))
+        self._keyframes.append(_Entry(shared_view, depth, descriptor))
         if len(self._keyframes) > self.most:
             del self._keyframes[self._most_redundant()]
 
@@ -166,7 +188,11 @@ class KeyframeSelector:
 
         self._newest = deque(map(moved, self._newest), maxlen=self._newest.maxlen)
         self._keyframes = [
-            _Entry(moved(k.shared_view), k.depth * moves[k.shared_view.submap].scale)
+            replace(
+                k,
+                shared_view=moved(k.shared_view),
+                depth=k.depth * moves[k.shared_view.submap].scale,
+            )
             if k.shared_view.submap in moves
             else k
             for k in self._keyframes

@@ -128,7 +128,7 @@ class Outputs:
                     yield topic, kind, self._transforms(frame.stamp_ns, transforms)
             elif wanted(name):
                 yield name, kind, self._build(topic, frame)
-        if frame.id == frame.window.view_ids[-1] and wanted(self.of_scene(WINDOW_TOPIC)[0]):
+        if frame.ends_window and wanted(self.of_scene(WINDOW_TOPIC)[0]):
             known = {**self._keyframes, **self._recent}
             frames = [known[i] for i in frame.window.view_ids if i in known and known[i].posed]
             report = frame.window

@@ -27,6 +27,12 @@ from da3_ros.types import (
 # The alignment of a window of a single-image network.
 UNPLACED = Alignment(IDENTITY, False, float("nan"), float("nan"))
 
+# The window of frames before the first one.
+NO_WINDOW = WindowReport(
+    id=-1, stamp_ns=0, view_ids=(), new_frames=0, aligned=False, alignment_rms=float("nan"),
+    alignment_inliers=float("nan"), unit=float("nan"),
+)  # fmt: skip
+
 
 def report_of(
     window: Window,

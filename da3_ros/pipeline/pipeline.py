@@ -82,7 +82,7 @@ class Pipeline:
         if self.builder.is_full:
             yield from self._steps.run()
         else:
-            for prepared in added:
+            for prepared in (p for p in added if not p.blind):
                 self.session.prefetch(prepared.view.image)
 
     def flush(self) -> Iterator[TrackedFrame]:

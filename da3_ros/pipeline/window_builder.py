@@ -16,6 +16,7 @@ from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.frame_preparation import FramePreparation
 from da3_ros.sensors.calibration import CalibrationError
+from da3_ros.sensors.image_check import ImageCheck, covered_pixels
 from da3_ros.types import Frame, Image, View
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ class PreparedView:
     view: View
     full: Image  # the rectified image at camera resolution
     full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready
-    leads: bool = True  # whether it is the first camera's view of its instant
+    leads: bool = True  # whether it is the first view of its instant that shows something
+    blind: str = ""  # why it shows nothing (image_check.CAUSES), or was not placed; empty: it does
+    suspect: str = ""  # why it may show too little; empty: it shows enough
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class WindowBuilder:
         self.config, self.counters = config, counters
         self.image_format: ImageFormat | None = None
         self._prepare = FramePreparation(config)
+        self._check = ImageCheck()
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
         self._pending: list[list[PreparedView]] = []  # waiting views, per instant
         self._next_view = 0
@@ -81,10 +85,12 @@ class WindowBuilder:
     def restart(self) -> None:
         """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
+        self._check.restart()
 
     def forget_format(self) -> None:
         """Lets the next frame have any image size."""
         self.image_format = None
+        self._check.restart()
 
     def fit(self, session: Session) -> None:
         """Sets resolution and window limits to those that the memory budget allows."""
@@ -139,7 +145,8 @@ class WindowBuilder:
         """Returns views of the usable frames of one instant."""
         found = [p for frame in frames if (p := self._view(frame)) is not None]
         self._next_instant += 1
-        return [dataclasses.replace(p, leads=i == 0) for i, p in enumerate(found)]
+        first = next((i for i, p in enumerate(found) if not p.blind), 0)
+        return [dataclasses.replace(p, leads=i == first) for i, p in enumerate(found)]
 
     def changed_format(self, views: Sequence[PreparedView]) -> ImageFormat | None:
         """Returns the new format if the camera that determined it has another size, else None."""
@@ -160,6 +167,7 @@ class WindowBuilder:
         """Brings the waiting views to a new format."""
         self._pending = [[_resized(p, cut) for p in instant] for instant in self._pending]
         self.image_format = new
+        self._check.restart()
 
     def add(self, views: Sequence[PreparedView]) -> list[PreparedView]:
         """Adds the views of one instant that have the window's format; returns these."""
@@ -193,7 +201,27 @@ class WindowBuilder:
             frame.prior_variance, frame.slam,
         )  # fmt: skip
         self._next_view += 1
-        return PreparedView(view, ready.full, ready.full_valid)
+        prepared = PreparedView(view, ready.full, ready.full_valid)
+        return self._checked(prepared) if self.config.hold_when_blind else prepared
+
+    def _checked(self, prepared: PreparedView) -> PreparedView:
+        """Returns the view with what its image shows; without pixels that something covers."""
+        view = prepared.view
+        verdict = self._check(
+            view.camera, view.image, prepared.full, view.valid, view.T_prior_camera
+        )
+        if verdict.covered is not None:
+            seen, full = (
+                ~covered_pixels(verdict.covered, image.shape)
+                for image in (view.image, prepared.full)
+            )
+            view = dataclasses.replace(
+                view, valid=seen if view.valid is None else view.valid & seen
+            )
+            if prepared.full_valid is not None:
+                full &= prepared.full_valid
+            prepared = dataclasses.replace(prepared, view=view, full_valid=full)
+        return dataclasses.replace(prepared, blind=verdict.blind, suspect=verdict.suspect)
 
     def _has_format(self, view: View) -> bool:
         assert self.image_format is not None

@@ -6,6 +6,7 @@ first window. ``ref`` of shared views and alignments is the segment here.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,20 @@ class WindowOdometry:
             return shared
         return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
 
+    def choose_like(self, room: int, descriptor: Array | None) -> list[SharedView]:
+        """Returns at most ``room`` keyframes that look like a view that was not found.
+
+        descriptor: [D] of that view; None: unknown.
+        """
+        return self.shared_views.choose_like(room, descriptor)
+
+    def would_fit(self, shared: list[SharedView], prediction: Prediction) -> bool:
+        """Whether a window that shares these views fits the scene; nothing learns from it."""
+        aligner = copy.deepcopy(self.aligner)
+        aligner.forget_unit()
+        fit = aligner.align(shared, prediction, range(len(shared)))
+        return fit is not None and fit.accepted
+
     def resize(self, cut: Cut) -> bool:
         """Brings shared views to another image size; returns False, and changes nothing, if too
         little of the images would remain."""
@@ -154,9 +169,11 @@ class WindowOdometry:
         enter the map."""
         return not self._depth_doubtful and self.shared_views.is_new(shared_view)
 
-    def share(self, shared_view: SharedView, *, keyframe: bool) -> None:
-        """Makes a view available to later windows."""
-        self.shared_views.add(shared_view, keyframe)
+    def share(
+        self, shared_view: SharedView, *, keyframe: bool, descriptor: Array | None = None
+    ) -> None:
+        """Makes a view available to later windows. descriptor: [D] as in ``Prediction``."""
+        self.shared_views.add(shared_view, keyframe, descriptor)
         self.uncertainty.enter_submap(shared_view.submap, shared_view.view.id)
 
     def apply_refinement(self, refined: RefinedWindow) -> None:

@@ -19,7 +19,7 @@ from da3_ros.mapping.keyframes import KeyframeSelector
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
-from da3_ros.refinement.loop_check import refined_loop
+from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop
 from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
 from da3_ros.refinement.track_trails import Trails
 from da3_ros.types import Prediction, Window
@@ -157,6 +157,18 @@ class WindowRefinement:
             return refined_loop(window, split, prediction, self.effort)
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
+            return None
+
+    def joined(
+        self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],
+        prediction: Prediction,
+    ) -> Prediction | None:  # fmt: skip
+        """Returns the prediction of a window with poses by tracks, if these connect both views of
+        each pair of ``sides``; see ``joined_by_tracks``."""
+        try:
+            return joined_by_tracks(window, sides, prediction, self.effort)
+        except Exception as error:
+            self._report_failure(f"tracks of window {window.id} are not compared", error)
             return None
 
     def _report_failure(self, what: str, error: Exception) -> None:

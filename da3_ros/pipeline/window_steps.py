@@ -19,6 +19,7 @@ from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import SegmentFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
+from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import (
     UNPLACED,
     report_of,
@@ -63,6 +64,7 @@ class WindowSteps:
         self.refinement = WindowRefinement(config, counters, effort)
         self.scene_map = SceneMap(config)
         self.place_search = PlaceSearch()
+        self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
@@ -70,7 +72,8 @@ class WindowSteps:
             self._close_loop(wait=True)
         self.config = config
         for part in (
-            self.builder, self.inference, self.odometry, self.refinement, self.scene_map
+            self.builder, self.inference, self.odometry, self.refinement, self.scene_map,
+            self.blind,
         ):  # fmt: skip
             part.reconfigure(config)
 
@@ -81,21 +84,41 @@ class WindowSteps:
         new segment if the camera is lost, else looks for a loop. Yields nothing if the window
         fails.
         """
-        start = time.perf_counter()
+        taken = self.builder.take()
+        new, blind = [p for p in taken if not p.blind], [p for p in taken if p.blind]
         closed = self._close_loop()
-        new = self.builder.take()
-        self._follow([prepared.view for prepared in new])
+        self._follow([prepared.view for prepared in taken])
+        for frame in self._run_window(new, closed=closed) if new else ():
+            while blind and blind[0].view.id < frame.id:
+                yield self._deliver_blind(blind.pop(0))
+            yield frame
+        for prepared in blind:
+            yield self._deliver_blind(prepared)
+
+    def _run_window(self, new: list[PreparedView], *, closed: bool) -> Iterator[TrackedFrame]:
+        """Runs a window of views that show something, and yields their frames.
+
+        closed: whether a loop was closed before.
+        """
+        start = time.perf_counter()
         room = max(1, self.builder.window_size - len(new))
-        done = self.inference.run(self.odometry.choose(room, new), new)
+        done = self.inference.run(self.blind.choose(room, new), new)
         if done is None:
             return
         window, shared, prediction = done
         if not prediction.posed:
             yield from self._deliver_unposed(new, window, prediction, start)
             return
+        prediction = self.refinement.calibrated(window, prediction)
+        prediction, cause = self.blind.judge(window, shared, new, prediction)
+        if cause:
+            for prepared in new:
+                yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
+            if self.blind.not_found(cause, prediction):
+                self.start_segment(self.odometry.newest)
+            return
         network_depth = prediction.depth
         prediction = without_invalid_depth(window, prediction)
-        prediction = self.refinement.calibrated(window, prediction)
         due = self.scene_map.scale.wants_measurement(window.id)
         prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
         prediction = self.odometry.with_prior(window, prediction)
@@ -113,6 +136,8 @@ class WindowSteps:
             self.scene_map.adopt(refined)
             self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
         self.odometry.report_refusal(window)
+        if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
+            self.odometry.shared_views.forget_newest()
         fits = placed.accepted or not shared
         scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
         self.scene_map.add_drift(window, prediction, placed, refined)
@@ -127,6 +152,7 @@ class WindowSteps:
                 prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
             yield self._deliver(prepared, frame, index, prediction)
+        self.blind.sight.note_window(self.odometry.newest, refined=refined is not None)
         self.odometry.finish_window()
         self.refinement.keep(self.odometry.shared_views)
         if self.odometry.is_lost:
@@ -149,6 +175,7 @@ class WindowSteps:
     ) -> TrackedFrame:
         """Adds the frame of view ``index`` to shared views and map; returns it in world
         coordinates."""
+        self.blind.keep_odometry(frame)
         shared_view = self.odometry.shared_view_of(prepared.view, frame)
         if shared_view is not None:
             frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(shared_view))
@@ -166,7 +193,9 @@ class WindowSteps:
         submap = self.scene_map.add(frame, shared_view, descriptor, seen)
         if shared_view is not None:
             self.odometry.share(
-                dataclasses.replace(shared_view, submap=submap), keyframe=frame.keyframe
+                dataclasses.replace(shared_view, submap=submap),
+                keyframe=frame.keyframe,
+                descriptor=descriptor,
             )
         self.counters["processed"] += 1
         self.place_search.add(frame.stamp_ns, known=self.scene_map.submaps.place_known)
@@ -174,7 +203,11 @@ class WindowSteps:
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
+        self.blind.sight.see(out)
         return self._at_published_size(out, prepared)
+
+    def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
+        return self._at_published_size(self.blind.frame(prepared), prepared)
 
     def _note_splats(self, splats: RelativeSplats, depth: FloatImage) -> None:
         """Says once if a keyframe has depth but no Gaussian."""
@@ -236,6 +269,7 @@ class WindowSteps:
         """Begins a new segment at the scene's origin, without shared views; any stamp may
         follow."""
         self.builder.restart()
+        self.blind.sight.restart()
         self.scene_map.scale.to_origin()
         self.start_segment({})
         self.odometry.expect_unit(
@@ -250,6 +284,7 @@ class WindowSteps:
         self.scene_map.start_segment(newest)
         self.odometry.start_segment(newest)
         self.refinement.restart()
+        self.blind.sight.end_gap()
 
     def resize(self, new: ImageFormat) -> bool:
         """Brings all views to a new image size; returns False if too little would remain."""

@@ -1,7 +1,8 @@
-"""Checks a loop by features: two visits of a place must share tracks of one geometry."""
+"""Checks by features whether views show one place: they must share tracks of one geometry."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,12 +23,26 @@ def refined_loop(
     split: index of the first view of the second visit. None if too few tracks connect both
     visits: then the network's word is not enough.
     """
+    views = range(len(window.views))
+    return joined_by_tracks(window, [(views[:split], views[split:])], prediction, effort)
+
+
+def joined_by_tracks(
+    window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], prediction: Prediction,
+    effort: Effort,
+) -> Prediction | None:  # fmt: skip
+    """Returns the prediction of a window with poses that tracks determine.
+
+    sides: pairs of sets of views, by index. None if too few tracks connect both sets of a pair.
+    """
     refiner = WindowRefiner(effort)
     images = [CameraImage(view.image, view.valid) for view in window.views]
     refined = refiner.refine(replace(window, new=len(images)), images, prediction, IDENTITY)
     if refined is None:
         return None
     tracks = [refiner.graph.views[view.id].track for view in window.views]
-    first, second = (np.unique(np.concatenate(side)) for side in (tracks[:split], tracks[split:]))
-    shared = np.intersect1d(first, second)
-    return refined.prediction if (shared >= 0).sum() >= MIN_SHARED_TRACKS else None
+    for pair in sides:
+        first, second = (np.concatenate([tracks[i] for i in side]) for side in pair)
+        if (np.intersect1d(first, second) >= 0).sum() < MIN_SHARED_TRACKS:
+            return None
+    return refined.prediction

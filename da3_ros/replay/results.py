@@ -94,6 +94,11 @@ class ReplaySummary:
             f"{processed} frames in {wall:.1f} s ({processed / max(wall, 1e-9):.2f} frames/s)"
         ]
         dropped = {k: v for k, v in self.counts.items() if k.startswith("dropped") and v}
+        blind = {k[6:]: v for k, v in self.counts.items() if k.startswith("blind_") and v}
+        if blind:
+            lines.append(
+                "without depth, pose held: " + ", ".join(f"{k} {v}" for k, v in blind.items())
+            )
         if dropped:
             lines.append("dropped: " + ", ".join(f"{k[8:]} {v}" for k, v in dropped.items()))
         if self.stopped_at:
@@ -218,7 +223,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
 
     def add(self, frame: TrackedFrame) -> None:
         """Write one delivered frame."""
-        if frame.id == frame.window.view_ids[-1]:
+        if frame.ends_window:
             self.windows += 1
             self.inference_s += frame.window.inference_s
             if frame.window.refined:
@@ -231,7 +236,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             return
         self._units.add(frame.scale.metric)
         self.film.add(frame)
-        if frame.posed:
+        if frame.posed and not frame.blind:
             T_map_camera = self.output.messages.T_map_world @ frame.T_world_camera
             self.trajectory.write(tum_line(frame.stamp_ns, T_map_camera))
         if self.sheet is not None:

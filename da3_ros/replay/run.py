@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,8 +261,14 @@ def _process(
             progress.update()
             on_frame(state.read, recording.length)
         state.flush()
-    if not sum(scene.pipeline.counters["processed"] for scene in state.scenes.values()):
-        raise RecordingError(f"{recording.path}: no frame could be processed, see the warnings")
+    counts = Counter[str]()
+    for scene in state.scenes.values():
+        counts.update(scene.pipeline.counters)
+    blind = {k[6:]: n for k, n in counts.items() if k.startswith("blind_")}
+    if counts["processed"] == sum(blind.values()):
+        causes = ", ".join(f"{name} {n}" for name, n in sorted(blind.items()))
+        why = f"no image shows anything ({causes})" if blind else "see the warnings"
+        raise RecordingError(f"{recording.path}: no frame could be processed: {why}")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ from da3_ros.network import MODELS
 from da3_ros.ros.camera_subscriber import ImageFacts
 from da3_ros.types import WindowReport
 
+BLIND = "blind_"  # begins the names of counters of images that showed nothing
+
 
 @dataclass(frozen=True)
 class NodeFacts:
@@ -92,6 +94,7 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
     }
     values.update({f"dropped_{cause}": count for cause, count in drops.items()})
     values["publish_failed"] = stream.publish_failed if stream else 0
+    values.update({} if stream is None else _blind(stream))
     values.update(_backend(stream) | _alignment(stream) | _times(stream, node.now_ns))
     values["mesh_percent"] = node.mesh_percent
     values["input_stamp_age_s"] = math.nan if node.images is None else node.images.stamp_age_s
@@ -195,6 +198,14 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
     return ages | {"warm_up_s": stream.warm_up_s} | stream.stages.summary()
 
 
+def _blind(stream: Stream) -> dict[str, int]:
+    """Returns the images that showed nothing, by cause and camera."""
+    count = Counter[str]()
+    for pipeline in stream.pipelines:
+        count.update(pipeline.counters)
+    return {name: n for name, n in sorted(count.items()) if name.startswith(BLIND)}
+
+
 def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Facts:
     """Collects the facts that ``health.assess`` needs."""
     if stream is None:
@@ -205,7 +216,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
     failures = {
         "windows_refused": refused, "refinement_failed": unrefined,
         "publish_failed": stream.publish_failed,
-    }  # fmt: skip
+    } | _blind(stream)  # fmt: skip
     growing = stream.growth.update(drops | failures, now)
     source = stream.config.pipeline.scale.source
     yet = "" if source == "none" else f" yet ({source})"
@@ -220,6 +231,11 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         input_age_s=stream.arrived.silent_s(),
         output_age_s=stream.arrived.since_first_s() if silent is None else silent,
         growing=tuple(cause for cause in growing if cause not in failures),
+        blind=tuple(
+            cause.removeprefix(BLIND).replace("_", " of ", 1)
+            for cause in growing
+            if cause.startswith(BLIND)
+        ),
         refused="windows_refused" in growing,
         unrefined="refinement_failed" in growing,
         unpublished="publish_failed" in growing,

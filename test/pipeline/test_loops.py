@@ -71,7 +71,7 @@ def unclosed(ring):
 def run(truth, session, metric_model=None, patient=True, **values):
     settings = {
         "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2,
-        "refinement.enabled": False,
+        "refinement.enabled": False, "hold_when_blind": False,  # images are black
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters({**settings, **values}), session, metric_model)
     pipeline.loops.wait_for_solver = patient

@@ -83,7 +83,7 @@ def run(truth, session):
     settings = {
         "process_res": SIDE, "window.size": 4, "map.voxel_m": 0.2, "loop.every": 1,
         "keyframe.parallax": 0.05, "window.keyframes": 0,
-        "refinement.enabled": False,  # images are black
+        "refinement.enabled": False, "hold_when_blind": False,  # images are black
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(settings), session)
     lens = K.copy()

@@ -40,6 +40,7 @@ def run(model, given, **changes):
     values = {
         "model": model, "checkpoint": "random", "device": "cpu", "mixed_precision": "off",
         "process_res": 84, "depth.edge_filter": False,
+        "hold_when_blind": False,  # images are noise
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(values | changes))
     results = [r for f in given for r in pipeline.push(f)] + list(pipeline.flush())

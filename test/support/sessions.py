@@ -18,6 +18,7 @@ LATER = 10**12  # ns, of a second session
 METRIC = {"scale.source": "metric_model", "scale.metric_every": 1}
 SETTINGS = {
     "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "refinement.enabled": False,
+    "hold_when_blind": False,  # images are black
 }  # fmt: skip
 
 

@@ -1,0 +1,196 @@
+"""Finds images that show nothing: dark, overexposed, blurred, noise, frozen.
+
+Judges each image by itself and by the earlier images of its camera. No network.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.types import Array, Image
+
+CAUSES = ("dark", "overexposed", "blurred", "noise", "frozen")
+Mask = NDArray[np.bool_]
+
+CELLS = (32, 24)  # cells (columns, rows) whose mean grey values are compared
+MIN_CONTRAST = 4.0  # grey levels between the darkest and brightest cells of an image with content
+EXTREMES = (2, 98)  # percentiles of cells that count as darkest and brightest
+DARK, BRIGHT = 50.0, 205.0  # mean grey value of an image without contrast: darker, brighter
+BLACK = 8.0  # mean grey value of a cell that shows nothing
+WHITE = 250.0
+MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
+ROWS, LAG = 120, 2  # rows compared, and pixels between the compared grey values of a row
+MIN_CORRELATION = 0.35  # of grey values at that lag; noise has less, any scene more
+PAST = 300  # earlier images of a camera that its images are compared with
+FEWEST = 5  # earlier images, below which an image is judged by itself only
+# Share of the usual value below which an image is blind, and below which it is suspect.
+DETAIL, CONTRAST = (0.1, 0.5), (0.15, 0.4)
+# Newly black share of an image that gets no depth, and that makes the whole image blind.
+COVERED, MOSTLY_COVERED = 0.25, 0.6
+STILL_RAD, STILL_M = 0.002, 0.002  # motion of a robot that stands, between two frames
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What an image shows."""
+
+    blind: str = ""  # one of CAUSES: it shows nothing; empty: it shows something
+    suspect: str = ""  # one of CAUSES, if it may show too little
+    covered: Mask | None = None  # CELLS (rows, columns) that became black; None: none
+
+
+CLEAR = Verdict()
+
+
+@dataclass(frozen=True, eq=False)
+class _Measures:
+    """Measures of one image; grey values from 0 to 255."""
+
+    mean: float
+    contrast: float  # between cells
+    detail: float  # variance of the Laplacian over that of the grey values
+    correlation: float  # of neighbouring pixels
+    cells: Array  # [rows, columns] mean grey values
+
+
+@dataclass(eq=False)
+class _Past:
+    """Earlier images of one camera."""
+
+    contrast: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    detail: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    mean: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    black: float = 1.0  # least share of black cells
+    image: Image | None = None  # the last one
+    T_prior_camera: Array | None = None  # [4, 4] of the last image that differed
+
+    def add(self, measures: _Measures, black: float) -> None:
+        """Adds an image."""
+        self.contrast.append(measures.contrast)
+        self.detail.append(measures.detail)
+        self.mean.append(measures.mean)
+        self.black = min(self.black, black)
+
+
+class ImageCheck:
+    """Judges the images of several cameras, each in its order. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, _Past] = {}
+
+    def restart(self) -> None:
+        """Forgets earlier images."""
+        self._past.clear()
+
+    def __call__(
+        self, camera: str, small: Image, full: Image, valid: Mask | None, T_prior: Array | None
+    ) -> Verdict:
+        """Returns what the next image of a camera shows.
+
+        small: [h, w, 3], as the network sees it. full: [H, W, 3] at the camera's size. valid:
+        [h, w] pixels of ``small`` that count; None: all. T_prior: [4, 4] pose of the camera by
+        the robot, metres; None: unknown. With it, equal images of a robot that stands are not
+        frozen.
+        """
+        past = self._past.setdefault(camera, _Past())
+        measures = _measure(small, full, valid)
+        blind = _absolute(measures)
+        if not blind and self._is_frozen(past, small, T_prior):
+            return Verdict("frozen")
+        past.image = small
+        past.T_prior_camera = T_prior
+        if blind:
+            return Verdict(blind)
+        black = measures.cells < BLACK
+        share = float(black.mean())
+        verdict = _relative(measures, share, past)
+        past.add(measures, share)
+        if not verdict.blind and share > past.black + COVERED:
+            return Verdict(suspect=verdict.suspect, covered=black)
+        return verdict
+
+    @staticmethod
+    def _is_frozen(past: _Past, image: Image, T_prior: Array | None) -> bool:
+        if past.image is None or not np.array_equal(image, past.image):
+            return False
+        before = past.T_prior_camera
+        return before is None or T_prior is None or not _stands(before, T_prior)
+
+
+def covered_pixels(cells: Mask, shape: tuple[int, ...]) -> Mask:
+    """Returns the mask of the pixels of an image of ``shape`` (h, w, ...) in ``cells``, and in
+    the cells around them."""
+    grown = cv2.dilate(cells.astype(np.uint8), np.ones((3, 3), np.uint8))
+    size = shape[1], shape[0]
+    return np.asarray(cv2.resize(grown, size, interpolation=cv2.INTER_NEAREST) > 0)
+
+
+def _absolute(measures: _Measures) -> str:
+    """Returns why an image shows nothing, by itself."""
+    if float((measures.cells > WHITE).mean()) > MOST_WHITE:
+        return "overexposed"
+    if measures.contrast < MIN_CONTRAST:
+        if measures.mean < DARK:
+            return "dark"
+        return "overexposed" if measures.mean > BRIGHT else "blurred"
+    return "noise" if measures.correlation < MIN_CORRELATION else ""
+
+
+def _relative(measures: _Measures, black: float, past: _Past) -> Verdict:
+    """Returns why an image shows nothing, or less than the earlier ones."""
+    if len(past.detail) < FEWEST:
+        return CLEAR
+    if black > past.black + MOSTLY_COVERED:
+        return Verdict("dark")
+    detail = measures.detail / (float(np.median(past.detail)) + 1e-9)
+    contrast = measures.contrast / float(np.median(past.contrast))
+    darker = measures.mean < float(np.median(past.mean))
+    faded = "dark" if darker else "overexposed"
+    if detail < DETAIL[0]:
+        return Verdict("blurred")
+    if contrast < CONTRAST[0]:
+        return Verdict(faded)
+    if detail < DETAIL[1]:
+        return Verdict(suspect="blurred")
+    return Verdict(suspect=faded) if contrast < CONTRAST[1] else CLEAR
+
+
+def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
+    grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY).astype(np.float32)
+    if valid is not None and not valid.all():
+        grey[~valid] = grey[valid].mean() if valid.any() else 0.0
+    cells = cv2.resize(grey, CELLS, interpolation=cv2.INTER_AREA)
+    low, high = np.percentile(cells, EXTREMES)
+    laplacian = cv2.Laplacian(cv2.resize(grey, None, fx=0.5, fy=0.5,
+                                         interpolation=cv2.INTER_AREA), cv2.CV_32F)  # fmt: skip
+    return _Measures(
+        mean=float(grey.mean()),
+        contrast=float(high - low),
+        detail=float(laplacian.var() / (grey.var() + 1.0)),
+        correlation=_correlation(full),
+        cells=cells,
+    )
+
+
+def _correlation(image: Image) -> float:
+    """Returns the correlation of grey values at a distance of LAG pixels along some rows."""
+    rows = image[:: max(1, image.shape[0] // ROWS)]
+    grey = cv2.cvtColor(np.ascontiguousarray(rows), cv2.COLOR_RGB2GRAY).astype(np.float32)
+    grey -= grey.mean()
+    return float((grey[:, LAG:] * grey[:, :-LAG]).mean() / ((grey**2).mean() + 1e-9))
+
+
+def _stands(before: Array, now: Array) -> bool:
+    """Whether a robot has hardly moved between two poses [4, 4], metres."""
+    T = invert_pose(before) @ now
+    if not np.isfinite(T).all():
+        return False
+    turned = float(Rotation.from_matrix(T[:3, :3]).magnitude())
+    return turned < STILL_RAD and float(np.linalg.norm(T[:3, 3])) < STILL_M
