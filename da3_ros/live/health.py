@@ -182,8 +182,8 @@ def _warnings(facts: Facts) -> Iterator[str]:
     if causes:
         yield f"images are lost ({', '.join(causes)})"
     if facts.blind:
-        causes = ", ".join(facts.blind)
-        yield f"images show nothing ({causes}): their poses are held, without depth"
+        blind = ", ".join(facts.blind)
+        yield f"images show nothing ({blind}): their poses are held, without depth"
     if facts.refused:
         yield "windows cannot be aligned with the scene"
     if facts.unrefined:

@@ -163,10 +163,14 @@ class WindowRefinement:
         self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],
         prediction: Prediction,
     ) -> Prediction | None:  # fmt: skip
-        """Returns the prediction of a window with poses by tracks, if these connect both views of
-        each pair of ``sides``; see ``joined_by_tracks``."""
+        """Returns the prediction of a window with poses by tracks; None if these do not connect
+        both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth has
+        nothing to do with them."""
         try:
-            return joined_by_tracks(window, sides, prediction, self.effort)
+            joined = joined_by_tracks(window, sides, prediction, self.effort)
+            if joined is None or not joined.depth_means_something:
+                return None
+            return joined.prediction
         except Exception as error:
             self._report_failure(f"tracks of window {window.id} are not compared", error)
             return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.effort import Effort
-from da3_ros.refinement.refiner import CameraImage, WindowRefiner
+from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.types import Prediction, Window
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
@@ -24,14 +24,15 @@ def refined_loop(
     visits: then the network's word is not enough.
     """
     views = range(len(window.views))
-    return joined_by_tracks(window, [(views[:split], views[split:])], prediction, effort)
+    joined = joined_by_tracks(window, [(views[:split], views[split:])], prediction, effort)
+    return None if joined is None else joined.prediction
 
 
 def joined_by_tracks(
     window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], prediction: Prediction,
     effort: Effort,
-) -> Prediction | None:  # fmt: skip
-    """Returns the prediction of a window with poses that tracks determine.
+) -> RefinedWindow | None:  # fmt: skip
+    """Returns a window, all of whose views are new, with poses that tracks determine.
 
     sides: pairs of sets of views, by index. None if too few tracks connect both sets of a pair.
     """
@@ -45,4 +46,4 @@ def joined_by_tracks(
         first, second = (np.concatenate([tracks[i] for i in side]) for side in pair)
         if (np.intersect1d(first, second) >= 0).sum() < MIN_SHARED_TRACKS:
             return None
-    return refined.prediction
+    return refined

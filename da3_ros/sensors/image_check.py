@@ -5,6 +5,7 @@ Judges each image by itself and by the earlier images of its camera. No network.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -101,27 +102,26 @@ class ImageCheck:
         """
         past = self._past.setdefault(camera, _Past())
         measures = _measure(small, full, valid)
-        blind = _absolute(measures)
-        if not blind and self._is_frozen(past, small, T_prior):
-            return Verdict("frozen")
-        past.image = small
-        past.T_prior_camera = T_prior
-        if blind:
+        if blind := _absolute(measures):
+            past.image = None
             return Verdict(blind)
+        if past.image is not None and np.array_equal(small, past.image):
+            if not _stands(past.T_prior_camera, T_prior):
+                return Verdict("frozen")
+        else:
+            past.image, past.T_prior_camera = small, T_prior
         black = measures.cells < BLACK
         share = float(black.mean())
-        verdict = _relative(measures, share, past)
+        covered = None
+        if len(past.detail) >= FEWEST and share > past.black + COVERED:
+            if share > past.black + MOSTLY_COVERED:
+                return Verdict("dark")
+            covered = black
+            seen = ~covered_pixels(covered, small.shape)
+            measures = _measure(small, full, seen if valid is None else valid & seen)
+        verdict = _relative(measures, past)
         past.add(measures, share)
-        if not verdict.blind and share > past.black + COVERED:
-            return Verdict(suspect=verdict.suspect, covered=black)
-        return verdict
-
-    @staticmethod
-    def _is_frozen(past: _Past, image: Image, T_prior: Array | None) -> bool:
-        if past.image is None or not np.array_equal(image, past.image):
-            return False
-        before = past.T_prior_camera
-        return before is None or T_prior is None or not _stands(before, T_prior)
+        return dataclasses.replace(verdict, covered=covered)
 
 
 def covered_pixels(cells: Mask, shape: tuple[int, ...]) -> Mask:
@@ -143,12 +143,10 @@ def _absolute(measures: _Measures) -> str:
     return "noise" if measures.correlation < MIN_CORRELATION else ""
 
 
-def _relative(measures: _Measures, black: float, past: _Past) -> Verdict:
+def _relative(measures: _Measures, past: _Past) -> Verdict:
     """Returns why an image shows nothing, or less than the earlier ones."""
     if len(past.detail) < FEWEST:
         return CLEAR
-    if black > past.black + MOSTLY_COVERED:
-        return Verdict("dark")
     detail = measures.detail / (float(np.median(past.detail)) + 1e-9)
     contrast = measures.contrast / float(np.median(past.contrast))
     darker = measures.mean < float(np.median(past.mean))
@@ -187,8 +185,10 @@ def _correlation(image: Image) -> float:
     return float((grey[:, LAG:] * grey[:, :-LAG]).mean() / ((grey**2).mean() + 1e-9))
 
 
-def _stands(before: Array, now: Array) -> bool:
-    """Whether a robot has hardly moved between two poses [4, 4], metres."""
+def _stands(before: Array | None, now: Array | None) -> bool:
+    """Whether a robot has hardly moved between two poses [4, 4], metres; None: unknown."""
+    if before is None or now is None:
+        return False
     T = invert_pose(before) @ now
     if not np.isfinite(T).all():
         return False

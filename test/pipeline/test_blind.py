@@ -1,0 +1,218 @@
+"""Cameras that see nothing for a while: a frame that carries no information moves nothing."""
+
+import dataclasses
+import functools
+
+import bench_blind
+import numpy as np
+import pytest
+from bench_covariance import NOISES, frames_of, there_and_back
+
+from da3_ros.config import config_from_parameters
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Frame
+
+START, LENGTH = 10, 8
+TOTAL = ("black", "white", "noise", "frozen", "mostly black", "defocus", "hand", "lens cap")
+PARTIAL = ("flicker", "fading", "half black")
+MAX_NEES = 2.6
+
+
+@functools.cache
+def walk(frames=22, laps=1, room=100):
+    camera, way = frames_of("loop", room, bench_blind.SIZE, frames)
+    return camera, bench_blind.without_repetition(there_and_back(way, laps))
+
+
+def config(refine=False, **values):
+    return config_from_parameters({
+        "model": "da3-tiny", "window.size": 6, "process_res": 224, "map.voxel_m": 0.02,
+        "refinement.enabled": refine, **values,
+    })  # fmt: skip
+
+
+def run(frames, faulty, session=None, refine=False, **values):
+    camera = walk()[0]
+    blind = {f.stamp_ns for f, g in zip(faulty, frames, strict=True) if f.image is not g.image}
+    session = session or bench_blind.BlindTruth(
+        frames, blind, seed=1, noise=NOISES["of each view"]
+    )
+    pipeline, results = Pipeline(config(refine, **values), session), []
+    for f in faulty:
+        results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+    return pipeline, results + list(pipeline.flush())
+
+
+@functools.cache
+def faulty_run(fault, start=START, length=LENGTH, refine=False):
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, fault, start, length)
+    pipeline, results = run(frames, faulty, refine=refine)
+    figures = bench_blind.measured(frames, results, pipeline, start, length)
+    return pipeline, results, figures
+
+
+def odom(result):
+    return result.T_odom_world @ result.T_world_camera
+
+
+def steps(results):
+    return np.linalg.norm(np.diff([odom(r)[:3, 3] for r in results], axis=0), axis=1)
+
+
+@pytest.mark.parametrize("fault", TOTAL)
+def test_a_frame_that_shows_nothing_moves_nothing(fault):
+    pipeline, results, _ = faulty_run(fault)
+    assert [i for i, r in enumerate(results) if r.blind] == [*range(START, START + LENGTH)]
+    for r in results[START : START + LENGTH]:
+        assert np.isnan(r.depth_m).all()
+        assert not r.keyframe
+        np.testing.assert_allclose(odom(r), odom(results[START - 1]), atol=1e-12)
+        np.testing.assert_allclose(r.T_world_camera, results[START - 1].T_world_camera)
+    seen = pipeline.map.trajectory.poses().rows["stamp_ns"]
+    assert not set(seen.tolist()) & {r.stamp_ns for r in results if r.blind}
+
+
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("fault", ["black", "noise", "frozen", "defocus", *PARTIAL])
+def test_odometry_and_map_stay_right(fault, refine):
+    clean = faulty_run("none", length=0, refine=refine)
+    _, results, found = faulty_run(fault, refine=refine)
+    usual = np.median(steps(clean[1])[:START])
+    assert steps(results)[START - 1 :].max() < 2 * max(usual, steps(clean[1]).max())
+    assert found["nees"] < max(MAX_NEES, 1.2 * clean[2]["nees"])
+    assert found["with depth"] == 0
+    assert (found["found"], found["parts"], found["place"]) == (1, 1, "known")
+    assert found["ate_m"] < 1.3 * clean[2]["ate_m"] + 0.001
+
+
+@pytest.mark.parametrize("fault", ["black", "frozen"])
+def test_the_stated_uncertainty_grows_while_nothing_is_seen(fault):
+    _, results, _ = faulty_run(fault, refine=True)
+    blind = results[START - 1 : START + LENGTH]
+    for name in ("covariance_odom", "covariance_map"):
+        variances = np.array([np.diag(getattr(r, name)) for r in blind])
+        assert (np.diff(variances, axis=0) > 0).all()
+
+
+@pytest.mark.parametrize("fault", TOTAL)
+def test_no_pose_is_invented_before_the_first_image(fault):
+    if fault in ("frozen", "defocus", "mostly black"):
+        pytest.skip("nothing before shows what is usual")
+    pipeline, results, _ = faulty_run(fault, start=0)
+    assert [bool(r.blind) for r in results] == [True] * LENGTH + [False] * (22 - LENGTH)
+    for r in results[:LENGTH]:
+        assert not r.posed
+        assert np.isnan(r.depth_m).all()
+    np.testing.assert_allclose(results[LENGTH].T_world_camera, np.eye(4), atol=1e-9)
+    assert len(pipeline.map.trajectory) == 22 - LENGTH
+
+
+def test_results_are_the_same_without_the_blind_images(monkeypatch):
+    """The network never sees them, and nothing learns from them."""
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "flicker", START, LENGTH)
+    _, results = run(frames, faulty)
+    kept = [f for f, r in zip(faulty, results, strict=True) if not r.blind]
+    _, without = run(kept, kept)
+    seen = [r for r in results if not r.blind]
+    for one, other in zip(seen, without, strict=True):
+        assert np.array_equal(one.T_world_camera, other.T_world_camera)
+        assert np.array_equal(one.depth_m, other.depth_m, equal_nan=True)
+
+
+def test_what_a_hand_hides_gets_no_depth():
+    _, results, _ = faulty_run("half black", refine=True)
+    hidden = [r for r in results[START : START + LENGTH] if not r.blind]
+    for r in hidden:
+        assert np.isnan(r.depth_m[:, : r.depth_m.shape[1] // 2]).all()
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_a_camera_is_found_where_it_was_before(refine):
+    """A lens cap for 60 images; the camera comes off it elsewhere on its way."""
+    _, frames = walk(30, 3)
+    faulty = bench_blind.with_fault(frames, "lens cap", 25, 42)  # 15 frames back on the way
+    pipeline, results = run(frames, faulty, refine=refine)
+    found = bench_blind.measured(frames, results, pipeline, 25, 42)
+    assert 1 <= found["found"] <= 2
+    assert (found["parts"], found["place"]) == (1, "known")
+    clean = bench_blind.measured(frames, *run(frames, frames, refine=refine)[::-1], 25, 0)
+    assert found["ate_m"] < 1.5 * clean["ate_m"] + 0.002
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_a_camera_carried_to_another_room_begins_a_new_part(refine, caplog):
+    """Neither place nor motion is known then; nothing of the old map moves."""
+    _, first = walk()
+    _, other = walk(room=7)
+    later = [
+        dataclasses.replace(f, stamp_ns=f.stamp_ns + first[-1].stamp_ns + 10**8) for f in other
+    ]
+    far = np.eye(4)
+    far[0, 3] = 50.0
+    later = [dataclasses.replace(f, T_world_camera=far @ f.T_world_camera) for f in later]
+    frames = [*first, *later]
+    faulty = bench_blind.with_fault(frames, "lens cap", len(first) - 8, 8)
+    pipeline, results = run(frames, faulty, refine=refine)
+    causes = [r.blind for r in results[len(first) :]]
+    assert causes[:2] == ["lost", "lost"]
+    assert not any(causes[2:])
+    assert len(pipeline.map.parts) == 2
+    assert not pipeline.map.place_known
+    assert pipeline.counters["sight_not_found"] == 1
+    assert "a new segment begins" in caplog.text
+    assert all(r.covariance_odom is None for r in results[len(first) + 2 :])
+    assert steps(results).max() < 2 * steps(results[: len(first) - 8]).max()
+
+
+def test_what_is_switched_off_holds_nothing():
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "black", START, LENGTH)
+    _, results = run(frames, faulty, TruthSession(frames), hold_when_blind=False)
+    assert not any(r.blind for r in results)
+    assert all(np.isfinite(r.depth_m).any() for r in results)
+
+
+def test_windows_of_several_new_frames_are_delivered_in_order():
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "flicker", START, LENGTH)
+    _, results = run(frames, faulty, **{"window.new": 3})
+    assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
+    assert sum(r.ends_window for r in results) == len({r.window.id for r in results})
+    assert [i for i, r in enumerate(results) if r.blind] == [START, START + 3, START + 6]
+
+
+def test_blindness_is_counted_and_told(caplog):
+    pipeline, results, _ = faulty_run.__wrapped__("black")
+    assert pipeline.counters["blind_dark"] == LENGTH
+    assert pipeline.counters["processed"] == len(results)
+    assert caplog.text.count("shows nothing (dark)") == 1
+
+
+def test_a_blind_camera_of_a_rig_moves_with_the_others():
+    camera, frames = walk()
+    names = ["front", "rear"]
+    T_front_rear = np.eye(4)
+    T_front_rear[0, 3] = 0.2
+    rear = [dataclasses.replace(f, T_world_camera=f.T_world_camera @ T_front_rear) for f in frames]
+    session = TruthSession({"front": frames, "rear": rear}, seed=2)
+    pipeline = Pipeline(config(cameras=names, **{"window.size": 8}), session)
+    dark, results = set(range(START, START + LENGTH)), []
+    for i, f in enumerate(frames):
+        black = np.zeros_like(f.image) if i in dark else f.image
+        results += pipeline.push(
+            Frame(f.stamp_ns, black, camera="front", calibration=camera.calibration),
+            Frame(f.stamp_ns, f.image[:, ::-1].copy(), camera="rear",
+                  calibration=camera.calibration),
+        )  # fmt: skip
+    front = [r for r in results if r.camera == "front"]
+    assert [bool(r.blind) for r in front] == [i in dark for i in range(len(frames))]
+    depth = float(np.nanmedian(front[0].depth_m))
+    unit = depth / float(np.median(frames[0].depth))
+    for r, f in zip(front, frames, strict=True):
+        true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
+        assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * true[:3, 3]) < 0.01 * depth
+    assert steps(front).max() < 1.5 * np.median(steps(front[:START])) + 0.01 * depth

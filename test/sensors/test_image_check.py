@@ -1,0 +1,137 @@
+"""Which images show nothing, and why."""
+
+import bench_blind
+import cv2
+import numpy as np
+import pytest
+
+from da3_ros.inference.preprocess import resize_for_network
+from da3_ros.sensors.image_check import FEWEST, PAST, ImageCheck, covered_pixels
+from da3_ros.synthetic import SyntheticCamera
+
+SIZE = (320, 240)
+TOTAL = {
+    "black": "dark", "white": "overexposed", "noise": "noise", "lens cap": "dark",
+    "hand": "blurred",
+}  # fmt: skip
+RELATIVE = {"defocus": "blurred", "mostly black": "dark"}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return [f.image for f in SyntheticCamera(11, SIZE, walk="loop", frames=14)]
+
+
+def judged(check, image, camera="", valid=None, T_prior=None):
+    small, _ = resize_for_network(image, None, 224)
+    return check(camera, small, image, valid, T_prior)
+
+
+def after(images):
+    check = ImageCheck()
+    for image in images:
+        assert judged(check, image).blind == ""
+    return check
+
+
+@pytest.mark.parametrize(("fault", "cause"), list(TOTAL.items()))
+def test_an_image_that_shows_nothing_is_blind_at_once(images, fault, cause):
+    image = bench_blind.fault_of(fault, 1)(images[0], 0, images[0])
+    assert judged(ImageCheck(), image).blind == cause
+    assert judged(after(images[:-1]), image).blind == cause
+
+
+@pytest.mark.parametrize(("fault", "cause"), list(RELATIVE.items()))
+def test_an_image_far_worse_than_those_before_is_blind(images, fault, cause):
+    image = bench_blind.fault_of(fault, 1)(images[-1], 0, images[-2])
+    assert judged(after(images[:-1]), image).blind == cause
+
+
+@pytest.mark.parametrize("brightness", [0.5, 1.4])
+def test_another_exposure_is_no_blindness(images, brightness):
+    image = np.clip(images[-1] * brightness, 0, 255).astype(np.uint8)
+    assert judged(after(images[:-1]), image).blind == ""
+
+
+def test_light_that_is_nearly_gone_is_dark(images):
+    assert judged(after(images[:-1]), (images[-1] * 0.1).astype(np.uint8)).blind == "dark"
+
+
+def test_weak_light_and_slight_blur_are_suspect_only(images):
+    weak = judged(after(images[:-1]), (images[-1] * 0.25).astype(np.uint8))
+    assert (weak.blind, weak.suspect) == ("", "dark")
+    soft = judged(after(images[:-1]), cv2.GaussianBlur(images[-1], (0, 0), 2))
+    assert (soft.blind, soft.suspect) == ("", "blurred")
+
+
+def test_a_lasting_change_becomes_usual(images):
+    check = after(images[:FEWEST])
+    rng, soft = np.random.default_rng(0), bench_blind.defocus(images[-1], 0, images[-1])
+    causes = []
+    for _ in range(PAST):
+        noisy = np.clip(soft + rng.normal(0, 0.6, soft.shape), 0, 255).astype(np.uint8)
+        causes.append(judged(check, noisy).blind)
+    assert causes[0] == "blurred"
+    assert causes[-1] == ""
+
+
+def test_the_image_before_again_is_frozen(images):
+    check = after(images[:3])
+    assert [judged(check, images[2]).blind for _ in range(3)] == ["frozen"] * 3
+    assert judged(check, images[3]).blind == ""
+
+
+def test_equal_images_of_a_robot_that_stands_are_not_frozen(images):
+    check, here, there = ImageCheck(), np.eye(4), np.eye(4)
+    there[0, 3] = 0.05
+    assert judged(check, images[0], T_prior=here).blind == ""
+    assert judged(check, images[0], T_prior=here).blind == ""
+    assert judged(check, images[0], T_prior=there).blind == "frozen"
+
+
+def test_slow_motion_of_the_robot_unfreezes_nothing(images):
+    """Each step is that of a robot that stands; all together they are not."""
+    check, causes = ImageCheck(), []
+    for step in range(5):
+        T = np.eye(4)
+        T[0, 3] = 0.0015 * step
+        causes.append(judged(check, images[0], T_prior=T).blind)
+    assert causes == ["", "", "frozen", "frozen", "frozen"]
+
+
+def test_cameras_are_judged_apart(images):
+    check = ImageCheck()
+    assert judged(check, images[0], "left").blind == ""
+    assert judged(check, images[0], "right").blind == ""
+    assert judged(check, images[0], "left").blind == "frozen"
+
+
+def test_pixels_that_show_the_robot_do_not_count(images):
+    image, valid = np.zeros_like(images[0]), np.ones((168, 224), bool)
+    image[120:] = images[0][120:]
+    valid[84:] = False
+    assert judged(ImageCheck(), image).blind == ""
+    assert judged(ImageCheck(), image, valid=valid).blind == "dark"
+
+
+def test_a_part_that_became_black_is_covered(images):
+    verdict = judged(after(images[:-1]), bench_blind.half_black(images[-1], 0, images[-2]))
+    assert verdict.blind == ""
+    pixels = covered_pixels(verdict.covered, (240, 320))
+    assert pixels[:, :160].all()
+    assert not pixels[:, 180:].any()
+
+
+def test_what_was_always_black_is_not_covered(images):
+    """A frame around the image, or a black robot."""
+    halves = [bench_blind.half_black(image, 0, image) for image in images]
+    check = ImageCheck()
+    assert all(judged(check, image).covered is None for image in halves)
+
+
+def test_images_of_rooms_show_something():
+    for walk in ("loop", "straight", "spot", "strafe"):
+        for seed in (3, 100, 102):
+            check = ImageCheck()
+            for f in SyntheticCamera(seed, SIZE, walk=walk, frames=8):
+                assert judged(check, f.image).blind == "", (walk, seed)
