@@ -38,6 +38,7 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"output_age_s": 11.0}, ERROR, "there has been no result for 11 s"),
         ({"output_age_s": 11.0, "enabled": False}, WARN, "paused"),
         ({"refused": True}, WARN, "cannot be aligned"),
+        ({"blind": ("dark of left",)}, WARN, "images show nothing (dark of left)"),
         ({"degraded": ("4 views",)}, WARN, "memory is short: 4 views"),
         ({"scale": "the scale is unknown"}, WARN, "the scale is unknown"),
         ({"configured": False, "state": "unconfigured"}, OK, "unconfigured"),

@@ -216,3 +216,23 @@ def test_a_blind_camera_of_a_rig_moves_with_the_others():
         true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
         assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * true[:3, 3]) < 0.01 * depth
     assert steps(front).max() < 1.5 * np.median(steps(front[:START])) + 0.01 * depth
+
+
+def test_loops_and_scale_go_on_after_a_gap():
+    """A corrected map moves a held camera with it: the next frames are where they belong."""
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "black", START, LENGTH)
+    _, results = run(frames, faulty, **{"scale.source": "fixed", "scale.factor": 2.0})
+    assert all(r.scale.metric for r in results)
+    held = results[START : START + LENGTH]
+    np.testing.assert_allclose(
+        [r.T_world_camera for r in held], [results[START - 1].T_world_camera] * LENGTH, atol=1e-12
+    )
+
+
+def test_depth_at_the_camera_size_is_unknown_too():
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "black", START, 2)
+    _, results = run(frames, faulty, **{"depth.size": "input", "process_res": 112})
+    assert results[START].depth_m.shape == frames[0].image.shape[:2]
+    assert np.isnan(results[START].depth_m).all()
