@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from da3_ros.sensors.calibration import CalibrationError, check_calibration, image_size
+from da3_ros.sensors.calibration import CalibrationError, image_size
+from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.types import Calibration
 
 Item = TypeVar("Item")

@@ -17,11 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import Size, corner_K
-from da3_ros.sensors.calibration import (
-    check_calibration,
-    image_calibration,
-    rectification_rotation,
-)
+from da3_ros.sensors.calibration import image_calibration, rectification_rotation
+from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.distortion import column, is_distorted, ray_limit
 from da3_ros.types import Array, Calibration, Image
 

@@ -100,6 +100,23 @@ def test_useless_intrinsics_get_one_notice_naming_the_topic(keeper, K):
     assert keeper.ready(0) == [("a", INFO)]
 
 
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (replace(INFO, K=INFO.K / [[640], [480], [1]]), "if K is normalised"),
+        (replace(INFO, K=INFO.K * [[2], [2], [1]]), "K is for another resolution"),
+        (replace(INFO, D=np.array([0, 0, 0, 0, 900.0])), "stretches a part of the image"),
+    ],
+)
+def test_what_is_no_cameras_calibration_is_left_out_and_named(keeper, info, words):
+    keeper.add_info(info, "cam")
+    feed(keeper, "a", 0)
+    assert feed(keeper, "b", 5) == [("a", None), ("b", None)]
+    fault, without = keeper.notices()
+    assert words in fault
+    assert "using the network's own intrinsics" in without
+
+
 def test_a_new_resolution_is_decided_about_anew(keeper):
     keeper.add_info(INFO, "cam")
     assert feed(keeper, "a", 0) == [("a", INFO)]
