@@ -347,6 +347,12 @@ def test_missing_or_ambiguous_camera_lists_what_there_is(tmp_path, wanted):
     assert "depth, not a camera" in text
 
 
+def test_a_depth_topic_is_refused_as_the_camera(tmp_path):
+    bag = write_folder(tmp_path / "bag", [*stream(), *depth_stream()])
+    with pytest.raises(RecordingError, match=r"depth, not a camera.*choose a colour topic"):
+        open_recording(bag, "/camera/depth/image_raw")
+
+
 def test_a_bag_without_images_is_reported(tmp_path):
     tf = ("/tf", "tf2_msgs/msg/TFMessage", build.tf(LIB, []), T0)
     with pytest.raises(RecordingError, match="no image topics"):
