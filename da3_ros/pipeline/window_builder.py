@@ -16,7 +16,7 @@ from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.frame_preparation import FramePreparation
 from da3_ros.sensors.calibration import CalibrationError
-from da3_ros.types import Frame, Image, View
+from da3_ros.types import Calibration, Frame, Image, View
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ class PreparedView:
     full: Image  # the rectified image at camera resolution
     full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready
     leads: bool = True  # whether it is the first camera's view of its instant
+    calibration: Calibration | None = None  # as in Frame
+    rectified: bool = False  # as in Frame
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class WindowBuilder:
         self._prepare = FramePreparation(config)
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
         self._pending: list[list[PreparedView]] = []  # waiting views, per instant
+        self._uncalibrated: dict[str, tuple[int, ...]] = {}  # cameras, and shapes of their images
         self._next_view = 0
         self._next_instant = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
@@ -81,6 +84,7 @@ class WindowBuilder:
     def restart(self) -> None:
         """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
+        self._uncalibrated = {}
 
     def forget_format(self) -> None:
         """Lets the next frame have any image size."""
@@ -141,6 +145,14 @@ class WindowBuilder:
         self._next_instant += 1
         return [dataclasses.replace(p, leads=i == 0) for i, p in enumerate(found)]
 
+    def calibrated_late(self, views: Sequence[PreparedView]) -> list[PreparedView]:
+        """Returns the views of cameras that have a calibration only now."""
+        return [
+            p for p in views
+            if p.calibration is not None
+            and self._uncalibrated.get(p.view.camera) == p.full.shape
+        ]  # fmt: skip
+
     def changed_format(self, views: Sequence[PreparedView]) -> ImageFormat | None:
         """Returns the new format if the camera that determined it has another size, else None."""
         old = self.image_format
@@ -167,8 +179,11 @@ class WindowBuilder:
             first = views[0].view
             self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
         instant = [p for p in views if self._has_format(p.view)]
-        for view in (p.view for p in instant):
-            self._last_stamp[view.camera] = view.stamp_ns
+        for p in instant:
+            self._last_stamp[p.view.camera] = p.view.stamp_ns
+            self._uncalibrated.pop(p.view.camera, None)
+            if p.calibration is None:
+                self._uncalibrated[p.view.camera] = p.full.shape
         if instant:
             self._pending.append(instant)
         return instant
@@ -193,7 +208,10 @@ class WindowBuilder:
             frame.prior_variance, frame.slam,
         )  # fmt: skip
         self._next_view += 1
-        return PreparedView(view, ready.full, ready.full_valid)
+        return PreparedView(
+            view, ready.full, ready.full_valid, calibration=frame.calibration,
+            rectified=frame.rectified,
+        )  # fmt: skip
 
     def _has_format(self, view: View) -> bool:
         assert self.image_format is not None

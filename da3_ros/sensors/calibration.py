@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from da3_ros.geometry.projection import Size, ros_K
@@ -86,6 +88,22 @@ def image_calibration(c: Calibration) -> Calibration:
         R=c.R,
         P=fold(c.P) if c.P is not None and has_projection(c) else None,
     )
+
+
+def calibration_key(c: Calibration) -> tuple[object, ...]:
+    """Returns the value of a calibration, to be compared and hashed."""
+    arrays = (np.asarray(a, np.float64).tobytes() for a in (c.K, c.D, c.R))
+    P = b"" if c.P is None else np.asarray(c.P, np.float64).tobytes()
+    cut = (c.binning_x, c.binning_y, c.roi_x, c.roi_y, c.roi_width, c.roi_height)
+    return (c.width, c.height, c.distortion_model, *arrays, P, *cut)
+
+
+def resized_calibration(c: Calibration, size: Size) -> Calibration:
+    """Returns the calibration of an image of ``c`` that was resized to (width, height)."""
+    image = image_calibration(c)
+    sx, sy = size[0] / image.width, size[1] / image.height
+    P = None if image.P is None else _scale_ros(image.P, sx, sy)
+    return replace(image, width=size[0], height=size[1], K=_scale_ros(image.K, sx, sy), P=P)
 
 
 def pinhole_calibration(K_corner: Array, size: Size) -> Calibration:

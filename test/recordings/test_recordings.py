@@ -375,6 +375,17 @@ def test_late_calibration_still_reaches_the_first_frames(tmp_path):
     check_whole(write_folder(tmp_path / "bag", sorted([*infos, *images], key=lambda i: i[3])))
 
 
+def test_calibration_after_the_timeout_holds_from_then_on(tmp_path, caplog):
+    items = list(stream())
+    late = [i for i in items if i[1] == INFO][6:]
+    items = [i for i in items if i[1] == IMAGE] + late
+    bag = write_folder(tmp_path / "bag", sorted(items, key=lambda i: (i[3], i[1] == IMAGE)))
+    with caplog.at_level(logging.WARNING):
+        frames = frames_of(bag, camera_info_timeout_s=2.5 * STEP / 1e9)
+    assert [f.calibration is not None for f in frames] == [False] * 6 + [True] * (N - 6)
+    assert sum("arrived late" in r.message for r in caplog.records) == 1
+
+
 def test_useless_calibration_is_reported_once_and_left_out(tmp_path, caplog):
     items = [(t, k, m, s) for t, k, m, s in stream() if k == IMAGE]
     zero = np.array([[0, 0, 0.5], [0, 0, 0.5], [0, 0, 0]])

@@ -374,6 +374,26 @@ def test_invalid_intrinsics_are_replaced_by_the_networks():
         assert "/camera/camera_info" in rig.process.output()
 
 
+def test_a_late_camera_info_is_taken_over_and_the_map_stays():
+    camera, frames = camera_frames(6)
+    with Rig(camera_info_timeout_s=0.0) as rig:
+        infos = rig.listen("/da3/depth/camera_info", "sensor_msgs/msg/CameraInfo")
+        rig.ready()
+        for n, frame in enumerate(frames[:2], 1):
+            rig.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
+            rig.until(lambda n=n: len(infos) == n)
+        focal = camera.calibration.K[0, 0]
+        assert infos[-1].k[0] != pytest.approx(focal)
+        rig.infos.publish(build.calibration_message(LIB, 1, FRAME, camera.calibration))
+        rig.until(lambda: "arrived late" in rig.process.output())
+        for n, frame in enumerate(frames[2:], 3):
+            rig.show(camera, frame)
+            rig.until(lambda n=n: len(infos) == n)
+        assert infos[-1].k[0] == pytest.approx(focal)
+        assert rig.process.output().count("arrived late") == 1
+        assert "Traceback" not in rig.process.output()
+
+
 def test_late_repeated_and_jumping_stamps():
     camera, frames = camera_frames(4)
     with Rig(max_late_s=0.15) as rig:
