@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSPolicyKind, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
@@ -38,6 +39,7 @@ DEPTH = 5
 QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
 REMEDY = "set image_reliability to auto or best_effort, or make the publisher reliable"
 GRAPH_PERIOD_S = 1.0
+TELLS_NUMBERS = hasattr(Subscription, "CallbackType")  # Humble's rclpy does not
 SAME_S = 5.0  # least seconds between two warnings of the same kind
 
 
@@ -60,7 +62,7 @@ class Host(Protocol):
 class ImageFacts:
     """State of the image topics of an active node."""
 
-    lost: int  # images that never arrived, estimated from gaps between stamps
+    lost: int  # images that never arrived, see ``GapMeter``
     stamp_age_s: float  # newest stamp's age on arrival, the worst camera's; NaN: no image yet
     silent: tuple[str, ...]  # topics without an image for ``STALE_S``
 
@@ -92,7 +94,7 @@ class CameraInputs:
 
     @property
     def lost(self) -> int:
-        """Number of images that never arrived, estimated from gaps between stamps."""
+        """Number of images that never arrived, see ``GapMeter``."""
         return sum(one.gaps.missing for one in self._all)
 
     @property
@@ -216,10 +218,11 @@ class CameraInput:
         if self._image_subscription is not None:
             self._endpoints.drop_subscription(self._image_subscription)
         self.reliable = reliable
+        self.gaps.restart()
         self._image_subscription = self._endpoints.subscribe(
             CompressedImage if self.compressed else Image,
             self.image_topic,
-            self._on_image,
+            self._on_numbered_image if TELLS_NUMBERS else self._on_image,
             self._profile(reliable),
             remedy=REMEDY,
             # Not reliability: rclpy stores that of the first subscription as a parameter and would
@@ -237,11 +240,14 @@ class CameraInput:
         self._matcher.add_info(calibration, message.header.frame_id)
         self._forward()
 
-    def _on_image(self, message: Any) -> None:
+    def _on_numbered_image(self, message: Any, info: Mapping[str, Any]) -> None:
+        self._on_image(message, _number(info))
+
+    def _on_image(self, message: Any, numbered: tuple[bytes, int] | None = None) -> None:
         self.images += 1
         self.received_s = time.monotonic()
         self._waiting.received(self.received_s)
-        self._check_stamp(message)
+        self._check_stamp(message, numbered)
         if not self._limit.admit(self.received_s):
             self._host.drop("too_fast", self._rate_warning())
             return
@@ -255,10 +261,12 @@ class CameraInput:
         # Bounds the memory of large images that wait for a calibration.
         self._forward(final=self._matcher.waiting * len(message.data) > QUEUED_BYTES)
 
-    def _check_stamp(self, message: Any) -> None:
+    def _check_stamp(self, message: Any, numbered: tuple[bytes, int] | None) -> None:
         stamp = stamp_ns(message.header.stamp)
         self.stamp_age_s = (self.node.get_clock().now().nanoseconds - stamp) / 1e9
-        warning = self.gaps.add(stamp, len(message.data), best_effort=not self.reliable)
+        warning = self.gaps.add(
+            stamp, len(message.data), best_effort=not self.reliable, numbered=numbered
+        )
         if warning:
             self.node.get_logger().warning(warning)
 
@@ -309,6 +317,15 @@ class CameraInput:
                 ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
             ),
         )
+
+
+def _number(info: Mapping[str, Any]) -> tuple[bytes, int] | None:
+    """Returns a message's publisher and its number there; None if the middleware or an older
+    rclpy does not tell both."""
+    number, publisher = info.get("publication_sequence_number"), info.get("publisher_gid")
+    if number is None or not publisher:
+        return None
+    return bytes(publisher["data"]), int(number)
 
 
 def _reliability_override(node: Node, topic: str) -> str:

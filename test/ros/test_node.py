@@ -394,6 +394,21 @@ def test_a_late_camera_info_is_taken_over_and_the_map_stays():
         assert "Traceback" not in rig.process.output()
 
 
+def test_bursts_with_pauses_are_not_reported_as_lost():
+    _, frames = camera_frames(1)
+    with Rig(camera_info_timeout_s=0.0) as rig:
+        rig.ready()
+        rig.call("std_srvs/srv/SetBool", "/da3/enable", data=False)
+        for burst in range(20):
+            for n in range(4):
+                stamp = frames[0].stamp_ns + (14 * burst + n) * 33_333_333
+                rig.images.publish(build.image(LIB, stamp, FRAME, frames[0].image))
+            rig.until(lambda b=burst: rig.status and rig.drops().get("paused", 0) == 4 * b + 4)
+        assert "lost_on_the_way" not in rig.drops()
+        text = rig.process.output()
+        assert "did not arrive" not in text
+
+
 def test_late_repeated_and_jumping_stamps():
     camera, frames = camera_frames(4)
     with Rig(max_late_s=0.15) as rig:
