@@ -164,7 +164,8 @@ def _errors(facts: Facts) -> Iterator[str]:
 
 
 def _warnings(facts: Facts) -> Iterator[str]:
-    if facts.state == "active" and not _images_arrive(facts):
+    unusable = set(facts.growing) & {"bad_image", "bad_stamp"}
+    if facts.state == "active" and not _images_arrive(facts) and not unusable:
         yield "no images arrive"
     elif facts.state == "active" and facts.silent:
         yield f"no images arrive on {', '.join(facts.silent)}"
@@ -180,6 +181,8 @@ def _warnings(facts: Facts) -> Iterator[str]:
     causes = [cause for cause in facts.growing if cause not in quiet]
     if causes:
         yield f"images are lost ({', '.join(causes)})"
+    if "bad_stamp" in causes:
+        yield "image stamps are wrong (0, standing still, or single jumps): see the log"
     if facts.refused:
         yield "windows cannot be aligned with the scene"
     if facts.unrefined:

@@ -34,6 +34,7 @@ from da3_ros.messages.decode import ImageError, image_size, stamp_ns
 from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.stamp_check import StampCheck, Stamped
 
 DEPTH = 5
 QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
@@ -155,6 +156,7 @@ class CameraInput:
         self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
+        self._stamps: StampCheck[tuple[Any, int, int]] = StampCheck()
         self.images = self.infos = 0
         self.gaps = GapMeter(
             self.image_topic,
@@ -182,6 +184,7 @@ class CameraInput:
         reliable = self._should_be_reliable()
         if reliable != self.reliable:
             self._subscribe_image(reliable)
+        self._pair(self._stamps.overdue(time.monotonic()))
         self._forward()
         text = self._waiting.due(time.monotonic(), self._waiting_text)
         if text:
@@ -189,7 +192,7 @@ class CameraInput:
 
     def reset(self) -> None:
         """Start a new stream: its calibration is selected again."""
-        waited = self._matcher.reset()
+        waited = self._matcher.reset() + self._stamps.reset()
         if waited:
             self._host.discard("cleared", waited)
 
@@ -247,7 +250,7 @@ class CameraInput:
         self.images += 1
         self.received_s = time.monotonic()
         self._waiting.received(self.received_s)
-        self._check_stamp(message, numbered)
+        self._note_gaps(message, numbered)
         if not self._limit.admit(self.received_s):
             self._host.drop("too_fast", self._rate_warning())
             return
@@ -256,14 +259,26 @@ class CameraInput:
         except ImageError as error:
             self._host.drop("bad_image", f"{self.image_topic}: image dropped: {error}")
             return
-        now = time.monotonic_ns()
-        self._matcher.add_image(message, message.header.frame_id, width, height, now)
+        clock_ns, stamp = self._clock_ns(), stamp_ns(message.header.stamp)
+        self._pair(self._stamps.add((message, width, height), stamp, clock_ns, self.received_s))
+        for fault in self._stamps.take_faults():
+            self._host.drop("bad_stamp", f"{self.image_topic}: image dropped: {fault}")
         # Bounds the memory of large images that wait for a calibration.
         self._forward(final=self._matcher.waiting * len(message.data) > QUEUED_BYTES)
 
-    def _check_stamp(self, message: Any, numbered: tuple[bytes, int] | None) -> None:
+    def _clock_ns(self) -> int:
+        return int(self.node.get_clock().now().nanoseconds)
+
+    def _pair(self, believed: Sequence[Stamped[tuple[Any, int, int]]]) -> None:
+        """Lets images whose stamps are believed wait for their calibration."""
+        for one in believed:
+            message, width, height = one.item
+            self.stamp_age_s = (self._clock_ns() - one.stamp_ns) / 1e9
+            now = time.monotonic_ns()
+            self._matcher.add_image(message, message.header.frame_id, width, height, now)
+
+    def _note_gaps(self, message: Any, numbered: tuple[bytes, int] | None) -> None:
         stamp = stamp_ns(message.header.stamp)
-        self.stamp_age_s = (self.node.get_clock().now().nanoseconds - stamp) / 1e9
         warning = self.gaps.add(
             stamp, len(message.data), best_effort=not self.reliable, numbered=numbered
         )

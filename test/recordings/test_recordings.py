@@ -271,6 +271,18 @@ def test_frames_come_by_header_stamp_even_if_recorded_otherwise(tmp_path):
     assert [number(f) for f in frames] == list(range(N))
 
 
+def test_an_image_with_a_stamp_an_hour_off_is_left_out_of_a_bag(tmp_path, caplog):
+    items = list(stream(info=False))
+    topic, kind, message, logged = items[4]
+    message = build.image(LIB, T0 + 3600 * S, "cam", picture(4))
+    items[4] = (topic, kind, message, logged)
+    with open_recording(write_folder(tmp_path / "bag", items)) as recording:
+        frames = list(recording)
+        assert recording.counters["bad_images"] == 1
+    assert [number(f) for f in frames] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert "the camera driver's clock jumped" in caplog.text
+
+
 def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
     items = [(t, k, build.image(LIB, 0, "cam", picture(i)), stamp)
              for i, (t, k, _, stamp) in enumerate(stream(info=False))]  # fmt: skip

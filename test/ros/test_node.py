@@ -1,5 +1,6 @@
 """The live node as a real process over DDS: what goes in, what comes out, what it survives."""
 
+import dataclasses
 import gc
 import json
 import logging
@@ -407,6 +408,34 @@ def test_bursts_with_pauses_are_not_reported_as_lost():
         assert "lost_on_the_way" not in rig.drops()
         text = rig.process.output()
         assert "did not arrive" not in text
+
+
+def test_wrong_stamps_are_faults_with_their_cause_and_no_new_part():
+    camera, frames = camera_frames(8)
+    hour = 3600 * 10**9
+    with Rig() as rig:
+        windows = rig.listen("/da3/window", "da3_ros/msg/Window")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.ready()
+        for n in range(3):
+            rig.show(camera, frames[n])
+            rig.until(lambda n=n: len(windows) > n)
+        rig.show(camera, dataclasses.replace(frames[3], stamp_ns=frames[3].stamp_ns + hour))
+        rig.show(camera, frames[4])
+        rig.until(lambda: rig.drops().get("bad_stamp") == 1)
+        rig.until(lambda: len(windows) == 4)
+        assert "jump back" not in rig.process.output()
+        assert "ahead of the image before" in rig.process.output()
+
+        def told():  # a cause is logged every five seconds
+            rig.images.publish(build.image(LIB, 0, FRAME, frames[5].image))
+            return "header.stamp is 0" in rig.process.output()
+
+        rig.until(told)
+        rig.until(lambda: "image stamps are wrong" in diagnostics[-1].status[0].message)
+        assert set(rig.drops()) <= {"bad_stamp"}
+        rig.show(camera, frames[7])
+        rig.until(lambda: len(windows) == 5)
 
 
 def test_late_repeated_and_jumping_stamps():
