@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from da3_ros.sensors.stamp_check import FUTURE_S, PAST_S
+
 KEPT = 100  # times per stage
 RECENT_S = 10.0  # time for which a fault counts as recent
 STALE_S = 5.0  # longest normal time without images, or without results while images arrive
-PAST_S, FUTURE_S = 5.0, 1.0  # largest plausible distance of a stamp from the clock on arrival
 OK, WARN, ERROR = 0, 1, 2
 # Drops of a healthy stream: the network is slower than the camera, or the user asked for them.
 EXPECTED = ("busy", "paused", "cleared", "too_old", "late", "stray", "other_size", "time_jump")
