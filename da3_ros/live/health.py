@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from da3_ros.sensors.stamp_check import FUTURE_S, PAST_S
+
 KEPT = 100  # times per stage
 RECENT_S = 10.0  # time for which a fault counts as recent
 STALE_S = 5.0  # longest normal time without images, or without results while images arrive
-PAST_S, FUTURE_S = 5.0, 1.0  # largest plausible distance of a stamp from the clock on arrival
 OK, WARN, ERROR = 0, 1, 2
 # Drops of a healthy stream: the network is slower than the camera, or the user asked for them.
 EXPECTED = ("busy", "paused", "cleared", "too_old", "late", "stray", "other_size", "time_jump")
@@ -165,7 +166,8 @@ def _errors(facts: Facts) -> Iterator[str]:
 
 
 def _warnings(facts: Facts) -> Iterator[str]:
-    if facts.state == "active" and not _images_arrive(facts):
+    unusable = set(facts.growing) & {"bad_image", "bad_stamp"}
+    if facts.state == "active" and not _images_arrive(facts) and not unusable:
         yield "no images arrive"
     elif facts.state == "active" and facts.silent:
         yield f"no images arrive on {', '.join(facts.silent)}"
@@ -184,6 +186,8 @@ def _warnings(facts: Facts) -> Iterator[str]:
     if facts.blind:
         blind = ", ".join(facts.blind)
         yield f"images show nothing ({blind}): their poses are held, without depth"
+    if "bad_stamp" in causes:
+        yield "image stamps are wrong (0, standing still, or single jumps): see the log"
     if facts.refused:
         yield "windows cannot be aligned with the scene"
     if facts.unrefined:

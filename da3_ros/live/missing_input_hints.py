@@ -312,94 +312,146 @@ class WaitingReport:
 
 # Gaps -------------------------------------------------------------------------------------------
 
-_INTERVALS, _EXPECTED, _SHARE = 30, 100, 0.05
-_GAP, _PAUSE = 1.5, 20.0  # periods; longer intervals are gaps, or pauses
-_ENOUGH = 10  # intervals needed to estimate a period
+_INTERVALS, _EXPECTED, _SHARE = 100, 100, 0.05
+_PAUSE = 8.0  # periods; longer intervals are pauses
+_ENOUGH = 20  # intervals needed to estimate a period
 # An interval up to this multiple of the 20th percentile is taken as one without a missing frame.
 _SHORT = 1.75
-_JITTER, _IRREGULAR = 0.3, 0.2  # share of a period; share of intervals that may exceed it
-_STEADY = 4  # equal intervals in a row: a changed rate, not loss
+# Standard deviation of intervals, in periods, with which a camera is steady, and how many of them
+# an interval must be longer than a period to be a gap.
+_STEADY_JITTER, _GAP_SIGMAS, _LEAST_GAP = 0.2, 4.5, 0.5
+_EQUAL = 4  # equal intervals in a row: a changed rate, not loss
+_PUBLISHERS = 16  # of one topic, whose numbers are remembered
+_FRAGMENTED = 64_000  # bytes of a message above which the middleware's buffers decide
 
 
 class GapMeter:
-    """Counts the frames missing from a stream by its header stamps, and warns once.
+    """Counts the images that existed and did not arrive, and warns once.
 
-    The period is the median of those of the last 30 intervals that miss no frame. An interval of
-    more than 1.5 periods misses frames. Time jumps, pauses and a changed rate do not count as
-    loss. In a stream without a period (a triggered camera, or one paced by this node) missing
-    frames cannot be counted. Regular loss (every second frame) looks like a lower rate and is not
-    counted.
+    Each publisher numbers its messages: a number that is left out is a lost image, and nothing
+    else is. Where the middleware does not tell the numbers, the header stamps of a steady camera
+    count, if single images are missing: an interval longer than its jitter explains, on the
+    camera's grid. Pauses, bursts, time jumps and a changed rate are no loss, and without a period
+    (a triggered camera, or one paced by this node) nothing is counted.
     """
 
     def __init__(self, topic: str, profile: str, middleware: str = "") -> None:
         """``profile``: path of the Fast DDS profile; ``middleware``: identifier, empty: any."""
         self.topic, self._profile, self._middleware = topic, profile, middleware
         self.missing = 0  # frames since the start
-        self._last_ns: int | None = None
-        self._intervals: deque[int] = deque(maxlen=_INTERVALS)
         self._expected: deque[bool] = deque(
             maxlen=_EXPECTED
         )  # True for each frame that was received
         self._warned = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Notes a new subscription: what came between is not lost."""
+        self._last_ns: int | None = None
+        self._intervals: deque[int] = deque(maxlen=_INTERVALS)
+        self._numbers: dict[bytes, int] = {}  # newest message of each publisher
 
     @property
     def share(self) -> float:
         """Share of the last 100 expected frames that is missing."""
         return self._expected.count(False) / len(self._expected) if self._expected else 0.0
 
-    def add(self, stamp_ns: int, size_bytes: int, *, best_effort: bool = True) -> str:
-        """Record a frame; returns the warning, once, when it is due, else an empty text."""
-        last, self._last_ns = self._last_ns, stamp_ns
-        if last is None:
-            return ""
-        after_gap = self._count(stamp_ns - last)
+    def add(
+        self,
+        stamp_ns: int,
+        size_bytes: int,
+        *,
+        best_effort: bool = True,
+        numbered: tuple[bytes, int] | None = None,
+    ) -> str:
+        """Record a frame; returns the warning, once, when it is due, else an empty text.
+
+        numbered: the publisher, and its number of this message; None: not told.
+        """
+        lacking = self._by_stamp(stamp_ns) if numbered is None else self._by_number(*numbered)
         # Right after a gap the rate may have changed.
-        if after_gap or self._warned or not best_effort:
+        if (lacking and numbered is None) or self._warned or not best_effort:
             return ""
         if len(self._expected) < _EXPECTED or self.share < _SHARE:
             return ""
         self._warned = True
         return self._warning(size_bytes)
 
-    def _count(self, interval: int) -> bool:
-        """Record an interval, nanoseconds; True if frames are missing in it."""
+    def _note(self, lacking: int) -> None:
+        self.missing += lacking
+        self._expected.extend([False] * min(lacking, _EXPECTED) + [True])
+
+    def _by_number(self, publisher: bytes, number: int) -> int:
+        """Returns how many messages of a publisher are missing before this one."""
+        last = self._numbers.pop(publisher, None)
+        self._numbers[publisher] = number if last is None else max(number, last)
+        if len(self._numbers) > _PUBLISHERS:
+            del self._numbers[next(iter(self._numbers))]
+        lacking = 0 if last is None else max(number - last - 1, 0)
+        self._note(lacking)
+        return lacking
+
+    def _by_stamp(self, stamp_ns: int) -> int:
+        """Returns how many images of a steady camera are missing before this one."""
+        last, self._last_ns = self._last_ns, stamp_ns
+        interval = 0 if last is None else stamp_ns - last
         known = len(self._intervals) >= _ENOUGH
         period = self._period() if known else 0.0
         if interval <= 0 or (known and interval > _PAUSE * period):
-            return False
+            return 0
         self._intervals.append(interval)
-        if not known or not self._is_periodic(period):
-            return False
-        lacking = round(interval / period) - 1 if interval > _GAP * period else 0
-        self.missing += lacking
-        self._expected.extend([False] * lacking + [True])
+        if not known:
+            return 0
+        jitter = self._jitter(period)
+        if jitter > _STEADY_JITTER:
+            return 0
+        gap = interval > (1 + max(_LEAST_GAP, _GAP_SIGMAS * jitter)) * period
+        lacking = round(interval / period) - 1 if gap and self._are_losses(period) else 0
+        self._note(lacking)
         if lacking and self._rate_has_changed():
-            self.missing -= min(_STEADY * lacking, self.missing)
+            self.missing -= min(_EQUAL * lacking, self.missing)
             self._intervals.clear()
             self._expected.clear()
-        return lacking > 0
+        return lacking
 
     def _period(self) -> float:
         """Returns the nanoseconds between frames; valid if up to half of the frames are lost."""
         short = sorted(self._intervals)[len(self._intervals) // 5]
         return median(i for i in self._intervals if i <= _SHORT * short)
 
-    def _is_periodic(self, period: float) -> bool:
-        """True if nearly all intervals are whole numbers of periods, as with lost frames."""
+    def _jitter(self, period: float) -> float:
+        """Returns the standard deviation of intervals from whole numbers of periods, in periods,
+        by the median."""
         periods = [i / period for i in self._intervals]
-        irregular = sum(abs(p - max(1, round(p))) > _JITTER for p in periods)
-        return irregular <= _IRREGULAR * len(self._intervals)
+        return 1.48 * median(abs(p - max(1, round(p))) for p in periods)
+
+    def _are_losses(self, period: float) -> bool:
+        """True if gaps of one image prevail, and gaps lie on the camera's grid: transport loses
+        images one by one, but pauses are longer."""
+        gaps = [p for i in self._intervals if (p := i / period) > 1 + _LEAST_GAP]
+        single = sum(round(p) == 2 for p in gaps)
+        on_grid = sum(abs(p - round(p)) < 2 * _STEADY_JITTER for p in gaps)
+        return 2 * single >= len(gaps) and 4 * on_grid >= 3 * len(gaps)
 
     def _rate_has_changed(self) -> bool:
-        newest = list(self._intervals)[-_STEADY:]
+        newest = list(self._intervals)[-_EQUAL:]
         return max(newest) - min(newest) < 0.1 * min(newest)
 
     def _warning(self, size_bytes: int) -> str:
-        return (
+        lead = (
             f"{self.topic}: {100 * self.share:.0f} % of the last {_EXPECTED} best-effort images "
-            f"({size_bytes} bytes each) were lost in transport. Apply the remedy in the process "
-            f"that publishes them (the camera driver), not in this one: {self._remedies()}; or "
-            "make it publish reliable"
+            f"({size_bytes} bytes each) did not arrive. "
+        )
+        if size_bytes < _FRAGMENTED:
+            return lead + (
+                "They are too small for the middleware's buffers to matter: the network loses "
+                "them, or this computer is too busy to take them. Make the camera driver publish "
+                "reliable, or less often"
+            )
+        return lead + (
+            "If this computer is not overloaded, they were lost in transport. Apply the remedy in "
+            f"the process that publishes them (the camera driver), not in this one: "
+            f"{self._remedies()}; or make it publish reliable"
         )
 
     def _remedies(self) -> str:

@@ -10,7 +10,7 @@ All poses and lengths (``ref``) are those of one segment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -175,6 +175,17 @@ class KeyframeSelector:
             if k.shared_view.view.id in new
         ]
         self._sharpness.clear()  # it depends on the size
+
+    def only_newest(self, camera: str, changed: Callable[[SharedView], SharedView]) -> None:
+        """Drops the views of a camera but its newest one, which ``changed`` replaces."""
+        last = {a.view.camera: a for a in self._newest}.get(camera)
+        self._newest = deque(
+            (changed(a) if a is last else a
+             for a in self._newest if a is last or a.view.camera != camera),
+            maxlen=self._newest.maxlen,
+        )  # fmt: skip
+        self._keyframes = [k for k in self._keyframes if k.shared_view.view.camera != camera]
+        self._sharpness.pop(camera, None)
 
     def move(self, moves: Mapping[int, Similarity], T_prior_ref: Similarity | None = None) -> None:
         """Moves the views of submaps that a correction has moved; see ``SharedView.corrected``."""

@@ -364,6 +364,12 @@ class SceneScale:
         if self.scale.metric:  # what is in the scene stays
             self._factor /= factor
 
+    def doubt(self) -> None:
+        """Holds the scale until there are new measurements: those so far had the error of a
+        focal length that was only guessed."""
+        if self.learns:
+            self._scale_filter.change_unit(1.0)
+
     def update(
         self, window: Window, prediction: Prediction, T_segment_window: Similarity | None
     ) -> Scale:

@@ -10,7 +10,7 @@ from da3_ros.types import Calibration
 
 
 def calibration_from_msg(message: Any) -> Calibration:
-    """Returns the Calibration of a sensor_msgs/CameraInfo, unchecked (see ``check_calibration``).
+    """Returns the Calibration of a sensor_msgs/CameraInfo, unchecked (see ``calibration_check``).
 
     An all-zero P, which many monocular drivers send, becomes None.
     """

@@ -35,7 +35,6 @@ _PACKED: dict[str, tuple[int, int, int | None]] = {
     "rgba16": (16, 4, cv2.COLOR_RGBA2RGB),
     "bgra16": (16, 4, cv2.COLOR_BGRA2RGB),
     "mono16": (16, 1, cv2.COLOR_GRAY2RGB),
-    "16uc1": (16, 1, cv2.COLOR_GRAY2RGB),
     "16uc3": (16, 3, cv2.COLOR_BGR2RGB),
     "yuv422": (8, 2, cv2.COLOR_YUV2RGB_UYVY),
     "uyvy": (8, 2, cv2.COLOR_YUV2RGB_UYVY),
@@ -101,7 +100,7 @@ def is_depth(message: Any) -> bool:
 def is_grey(message: Any) -> bool:
     """True if the encoding of an Image or CompressedImage has one channel of brightness."""
     text = str(getattr(message, "encoding", None) or getattr(message, "format", "")).lower()
-    return text.startswith(("mono", "8uc1", "16uc1"))
+    return text.startswith(("mono", "8uc1"))
 
 
 # Raw images -------------------------------------------------------------------------------------
@@ -110,10 +109,11 @@ def is_grey(message: Any) -> bool:
 def decode_image(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
     """RGB uint8 [H, W, 3] of a sensor_msgs/Image, contiguous, in memory of its own.
 
-    16-bit values are scaled by their full range (65535 becomes 255; round to nearest), for mono16
-    and 16UC1, so that brightness does not depend on content. YUV is BT.601 limited range, as from
+    16-bit values are scaled by their full range (65535 becomes 255; round to nearest), so that
+    brightness does not depend on content. YUV is BT.601 limited range, as from
     V4L2 cameras; Bayer images are interpolated bilinearly. Big-endian and padded rows are
-    supported. Raises ImageError: empty, too large, rows or data too short, unknown encoding.
+    supported. Raises ImageError: empty, too large, rows or data too short, depth (16UC1, 32FC1),
+    unknown encoding.
     """
     encoding = str(message.encoding)
     width, height = int(message.width), int(message.height)
@@ -134,10 +134,17 @@ def decode_image(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
 
 def _unknown(encoding: str) -> str:
     if encoding.lower() in DEPTH_ENCODINGS:
-        return f"encoding {encoding} is a depth image, not a camera's: choose a colour topic"
+        return _no_camera(f"encoding {encoding}")
     return (
         f"unknown image encoding {encoding!r}: have the driver publish one of "
         "rgb8, bgr8, mono8, yuv422, nv12, bayer_*, or compressed images"
+    )
+
+
+def _no_camera(what: str) -> str:
+    return (
+        f"{what} is a depth image, not a camera's: choose a colour topic (a camera with 16 bits "
+        "of brightness has encoding mono16)"
     )
 
 
@@ -211,11 +218,8 @@ def decode_compressed(message: Any, max_pixels: int = MAX_PIXELS) -> Image:
     the file. The codec is detected from the data. Raises ImageError.
     """
     text = str(message.format).lower()
-    if "compresseddepth" in text:
-        raise ImageError(
-            f"format {message.format!r} is a compressed depth image, not a camera's: "
-            "choose a colour topic"
-        )
+    if is_depth(message):
+        raise ImageError(_no_camera(f"format {message.format!r}"))
     pixels = _decode_encoded(_payload(message), max_pixels, cv2.IMREAD_UNCHANGED)
     original = text.partition(";")[0].strip()
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
 from da3_ros.inference.preprocess import resize_for_network
+from da3_ros.sensors.calibration import calibration_key
 from da3_ros.sensors.ego_mask import EgoMask
-from da3_ros.sensors.rectifier import Rectifier, calibration_key
+from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Frame, Ready
 
 Mask = NDArray[np.bool_]

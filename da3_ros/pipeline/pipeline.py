@@ -64,7 +64,9 @@ class Pipeline:
         stamp, or one up to ``max_late_s`` back, is dropped and counted; a stamp farther back is a
         time jump, which resets window and odometry and keeps the map. A frame that cannot be
         rectified is dropped with a warning. When the size of the network's images changes, shared
-        views are resized and odometry continues. The work is done while the result is iterated.
+        views are resized and odometry continues. A calibration may change, or come late: then the
+        newest view is rectified again, and odometry continues from it. The work is done while the
+        result is iterated.
         """
         self.counters["received"] += len(frames)
         timely = [frame for frame in frames if self._in_time(frame)]
@@ -72,10 +74,7 @@ class Pipeline:
             return
         self.builder.plan_for(timely, self.session)
         views = self.builder.views(timely)
-        changed = self.builder.changed_format(views)
-        if changed is not None and not self._steps.resize(changed):
-            yield from self.flush()
-            self._steps.hold_pose()
+        yield from self._steps.adapt(views)
         added = self.builder.add(views)
         if not added:
             return
@@ -87,8 +86,7 @@ class Pipeline:
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Processes the views that wait for a full window; call at the end of a recording."""
-        if self.builder.waiting:
-            yield from self._steps.run()
+        yield from self._steps.flush()
 
     def prepare(self, frame: Frame) -> Frame:
         """Returns the frame rectified and resized; any thread may call this.

@@ -17,7 +17,7 @@ from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.frame_preparation import FramePreparation
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.image_check import ImageCheck, covered_pixels
-from da3_ros.types import Frame, Image, View
+from da3_ros.types import Calibration, Frame, Image, View
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class PreparedView:
     leads: bool = True  # whether it is the first view of its instant that shows something
     blind: str = ""  # why it shows nothing (image_check.CAUSES), or was not placed; empty: it does
     suspect: str = ""  # why it may show too little; empty: it shows enough
+    calibration: Calibration | None = None  # as in Frame
+    rectified: bool = False  # as in Frame
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class WindowBuilder:
         self._check = ImageCheck()
         self._last_stamp: dict[str, int] = {}  # newest stamp of each camera, ns
         self._pending: list[list[PreparedView]] = []  # waiting views, per instant
+        self._uncalibrated: dict[str, tuple[int, ...]] = {}  # cameras, and shapes of their images
         self._next_view = 0
         self._next_instant = 0
         self._image_size: tuple[int, int] | None = None  # (width, height) of camera images
@@ -86,6 +89,7 @@ class WindowBuilder:
         """Drops waiting views; the next frame may have any stamp and any image size."""
         self._pending, self._last_stamp, self.image_format = [], {}, None
         self._check.restart()
+        self._uncalibrated = {}
 
     def forget_format(self) -> None:
         """Lets the next frame have any image size."""
@@ -148,6 +152,14 @@ class WindowBuilder:
         first = next((i for i, p in enumerate(found) if not p.blind), 0)
         return [dataclasses.replace(p, leads=i == first) for i, p in enumerate(found)]
 
+    def calibrated_late(self, views: Sequence[PreparedView]) -> list[PreparedView]:
+        """Returns the views of cameras that have a calibration only now."""
+        return [
+            p for p in views
+            if p.calibration is not None
+            and self._uncalibrated.get(p.view.camera) == p.full.shape
+        ]  # fmt: skip
+
     def changed_format(self, views: Sequence[PreparedView]) -> ImageFormat | None:
         """Returns the new format if the camera that determined it has another size, else None."""
         old = self.image_format
@@ -175,8 +187,11 @@ class WindowBuilder:
             first = views[0].view
             self.image_format = ImageFormat(first.camera, first.image.shape, self.process_res)
         instant = [p for p in views if self._has_format(p.view)]
-        for view in (p.view for p in instant):
-            self._last_stamp[view.camera] = view.stamp_ns
+        for p in instant:
+            self._last_stamp[p.view.camera] = p.view.stamp_ns
+            self._uncalibrated.pop(p.view.camera, None)
+            if p.calibration is None:
+                self._uncalibrated[p.view.camera] = p.full.shape
         if instant:
             self._pending.append(instant)
         return instant
@@ -201,7 +216,10 @@ class WindowBuilder:
             frame.prior_variance, frame.slam,
         )  # fmt: skip
         self._next_view += 1
-        prepared = PreparedView(view, ready.full, ready.full_valid)
+        prepared = PreparedView(
+            view, ready.full, ready.full_valid, calibration=frame.calibration,
+            rectified=frame.rectified,
+        )  # fmt: skip
         return self._checked(prepared) if self.config.hold_when_blind else prepared
 
     def _checked(self, prepared: PreparedView) -> PreparedView:

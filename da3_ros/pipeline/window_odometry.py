@@ -28,6 +28,7 @@ from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
+from da3_ros.pipeline.late_calibration import rectified_again
 from da3_ros.pipeline.loop_scheduler import conjugated
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView
@@ -130,6 +131,19 @@ class WindowOdometry:
             return False
         self.shared_views.resize(cut)
         return True
+
+    def rectify_again(self, late: PreparedView) -> None:
+        """Brings the newest view of a camera without calibration to the one that it has now, and
+        drops its others: windows of rectified images continue the segment from there."""
+        camera, calibration = late.view.camera, late.calibration
+        assert calibration is not None
+        self.shared_views.only_newest(
+            camera, lambda a: rectified_again(a, calibration, rectified=late.rectified)
+        )
+        for a in self.shared_views.newest_views:
+            if a.view.camera == camera:
+                self.newest[camera] = a.T_ref_camera
+        self.aligner = WindowAligner()  # how well windows fitted was learned without it
 
     def with_prior(self, window: Window, prediction: Prediction) -> Prediction:
         """Returns the prediction with the prior's scale, and its poses if they are published."""

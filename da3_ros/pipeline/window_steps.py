@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -286,6 +286,22 @@ class WindowSteps:
         self.refinement.restart()
         self.blind.sight.end_gap()
 
+    def flush(self) -> Iterator[TrackedFrame]:
+        """Runs a window of the views that wait, if there are any."""
+        if self.builder.waiting:
+            yield from self.run()
+
+    def adapt(self, views: Sequence[PreparedView]) -> Iterator[TrackedFrame]:
+        """Brings earlier views to the calibration and the image size of new ones; yields the
+        frames that wait, where those cannot be brought to it."""
+        if late := self.builder.calibrated_late(views):
+            yield from self.flush()
+            self.rectify_again(late)
+        changed = self.builder.changed_format(views)
+        if changed is not None and not self.resize(changed):
+            yield from self.flush()
+            self.hold_pose()
+
     def resize(self, new: ImageFormat) -> bool:
         """Brings all views to a new image size; returns False if too little would remain."""
         assert self.builder.image_format is not None
@@ -297,6 +313,15 @@ class WindowSteps:
         self.refinement.forget_calibration()
         self.counters["size_changes"] += 1
         return True
+
+    def rectify_again(self, late: Sequence[PreparedView]) -> None:
+        """Takes over calibrations that came after the first images: the newest views of these
+        cameras are rectified again, and the segment continues from them."""
+        for prepared in late:
+            self.odometry.rectify_again(prepared)
+        self.refinement.restart()
+        self.scene_map.scale.doubt()
+        self.counters["late_calibrations"] += len(late)
 
     def hold_pose(self) -> None:
         """Begins a new segment at the last poses of the cameras; motion since is unknown."""

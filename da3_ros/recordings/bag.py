@@ -31,6 +31,7 @@ from da3_ros.recordings.base import (
 )
 from da3_ros.recordings.camera_topics import Camera, choose_camera
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.stamp_check import StampCheck
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -220,6 +221,7 @@ class BagRecording(Recording):
             if s.info_topic is not None
         }
         waiting: deque[_Image] = deque()
+        checks: dict[str, StampCheck[_Image]] = {topic: StampCheck() for topic in by_topic}
         infos = {s.info_topic for s in self._sources if s.info_topic is not None}
         for topic, log_ns, message in self._read({*by_topic, *infos}):
             if topic in infos:
@@ -227,10 +229,25 @@ class BagRecording(Recording):
                     keeper.add_info(calibration_from_msg(message), message.header.frame_id)
                 continue
             image = _Image(_stamp(message, log_ns), message, by_topic[topic], self._calibration)
-            if self._wait(keepers.get(topic), image):
+            believed = checks[topic].add(image, image.stamp_ns, log_ns, log_ns / 1e9)
+            for fault in checks[topic].take_faults():
+                self._warn_bad(f"stamp {image.stamp_ns}: an image before: {fault}", topic)
+            yield from self._decided([one.item for one in believed], waiting, keepers)
+        for check in checks.values():
+            yield from self._decided([one.item for one in check.release()], waiting, keepers)
+        yield from _ready(waiting, keepers.values(), 0, final=True)
+
+    def _decided(
+        self,
+        images: Iterable[_Image],
+        waiting: deque[_Image],
+        keepers: Mapping[str, CameraInfoMatcher[_Image]],
+    ) -> Iterator[tuple[int, _Image]]:
+        """Add images to those that wait; yield those whose calibration is decided."""
+        for image in images:
+            if self._wait(keepers.get(image.source.topic), image):
                 waiting.append(image)
             yield from _ready(waiting, keepers.values(), image.stamp_ns)
-        yield from _ready(waiting, keepers.values(), 0, final=True)
 
     def _wait(self, keeper: CameraInfoMatcher[_Image] | None, image: _Image) -> bool:
         """Let an image wait for its camera_info; False if it is not a valid image."""

@@ -59,6 +59,10 @@ def choose_camera(cameras: Sequence[Camera], wanted: str | None) -> Camera:
     exact = [c for c in cameras if c.topic.strip("/") == name]
     exact = exact or [c for c in cameras if c.base.strip("/") == name]
     if exact:
+        if exact[0].depth:
+            raise RecordingError(
+                f"no camera {wanted}: {exact[0].describe()}; choose a colour topic"
+            )
         return exact[0]
     inside = [c for c in cameras if c.topic.strip("/").startswith(f"{name}/") and not c.depth]
     return _single(_preferred(inside), cameras, f" {wanted}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.node import Node
 from rclpy.qos import HistoryPolicy, QoSPolicyKind, QoSProfile, ReliabilityPolicy
+from rclpy.subscription import Subscription
 from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
 
@@ -33,11 +34,13 @@ from da3_ros.messages.decode import ImageError, image_size, stamp_ns
 from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.stamp_check import StampCheck, Stamped
 
 DEPTH = 5
 QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
 REMEDY = "set image_reliability to auto or best_effort, or make the publisher reliable"
 GRAPH_PERIOD_S = 1.0
+TELLS_NUMBERS = hasattr(Subscription, "CallbackType")  # Humble's rclpy does not
 SAME_S = 5.0  # least seconds between two warnings of the same kind
 
 
@@ -60,7 +63,7 @@ class Host(Protocol):
 class ImageFacts:
     """State of the image topics of an active node."""
 
-    lost: int  # images that never arrived, estimated from gaps between stamps
+    lost: int  # images that never arrived, see ``GapMeter``
     stamp_age_s: float  # newest stamp's age on arrival, the worst camera's; NaN: no image yet
     silent: tuple[str, ...]  # topics without an image for ``STALE_S``
 
@@ -92,7 +95,7 @@ class CameraInputs:
 
     @property
     def lost(self) -> int:
-        """Number of images that never arrived, estimated from gaps between stamps."""
+        """Number of images that never arrived, see ``GapMeter``."""
         return sum(one.gaps.missing for one in self._all)
 
     @property
@@ -153,6 +156,7 @@ class CameraInput:
         self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
+        self._stamps: StampCheck[tuple[Any, int, int]] = StampCheck()
         self.images = self.infos = 0
         self.gaps = GapMeter(
             self.image_topic,
@@ -180,6 +184,7 @@ class CameraInput:
         reliable = self._should_be_reliable()
         if reliable != self.reliable:
             self._subscribe_image(reliable)
+        self._pair(self._stamps.overdue(time.monotonic()))
         self._forward()
         text = self._waiting.due(time.monotonic(), self._waiting_text)
         if text:
@@ -187,7 +192,7 @@ class CameraInput:
 
     def reset(self) -> None:
         """Start a new stream: its calibration is selected again."""
-        waited = self._matcher.reset()
+        waited = self._matcher.reset() + self._stamps.reset()
         if waited:
             self._host.discard("cleared", waited)
 
@@ -216,10 +221,11 @@ class CameraInput:
         if self._image_subscription is not None:
             self._endpoints.drop_subscription(self._image_subscription)
         self.reliable = reliable
+        self.gaps.restart()
         self._image_subscription = self._endpoints.subscribe(
             CompressedImage if self.compressed else Image,
             self.image_topic,
-            self._on_image,
+            self._on_numbered_image if TELLS_NUMBERS else self._on_image,
             self._profile(reliable),
             remedy=REMEDY,
             # Not reliability: rclpy stores that of the first subscription as a parameter and would
@@ -237,11 +243,14 @@ class CameraInput:
         self._matcher.add_info(calibration, message.header.frame_id)
         self._forward()
 
-    def _on_image(self, message: Any) -> None:
+    def _on_numbered_image(self, message: Any, info: Mapping[str, Any]) -> None:
+        self._on_image(message, _number(info))
+
+    def _on_image(self, message: Any, numbered: tuple[bytes, int] | None = None) -> None:
         self.images += 1
         self.received_s = time.monotonic()
         self._waiting.received(self.received_s)
-        self._check_stamp(message)
+        self._note_gaps(message, numbered)
         if not self._limit.admit(self.received_s):
             self._host.drop("too_fast", self._rate_warning())
             return
@@ -250,15 +259,29 @@ class CameraInput:
         except ImageError as error:
             self._host.drop("bad_image", f"{self.image_topic}: image dropped: {error}")
             return
-        now = time.monotonic_ns()
-        self._matcher.add_image(message, message.header.frame_id, width, height, now)
+        clock_ns, stamp = self._clock_ns(), stamp_ns(message.header.stamp)
+        self._pair(self._stamps.add((message, width, height), stamp, clock_ns, self.received_s))
+        for fault in self._stamps.take_faults():
+            self._host.drop("bad_stamp", f"{self.image_topic}: image dropped: {fault}")
         # Bounds the memory of large images that wait for a calibration.
         self._forward(final=self._matcher.waiting * len(message.data) > QUEUED_BYTES)
 
-    def _check_stamp(self, message: Any) -> None:
+    def _clock_ns(self) -> int:
+        return int(self.node.get_clock().now().nanoseconds)
+
+    def _pair(self, believed: Sequence[Stamped[tuple[Any, int, int]]]) -> None:
+        """Lets images whose stamps are believed wait for their calibration."""
+        for one in believed:
+            message, width, height = one.item
+            self.stamp_age_s = (self._clock_ns() - one.stamp_ns) / 1e9
+            now = time.monotonic_ns()
+            self._matcher.add_image(message, message.header.frame_id, width, height, now)
+
+    def _note_gaps(self, message: Any, numbered: tuple[bytes, int] | None) -> None:
         stamp = stamp_ns(message.header.stamp)
-        self.stamp_age_s = (self.node.get_clock().now().nanoseconds - stamp) / 1e9
-        warning = self.gaps.add(stamp, len(message.data), best_effort=not self.reliable)
+        warning = self.gaps.add(
+            stamp, len(message.data), best_effort=not self.reliable, numbered=numbered
+        )
         if warning:
             self.node.get_logger().warning(warning)
 
@@ -309,6 +332,15 @@ class CameraInput:
                 ReliabilityPolicy.RELIABLE if reliable else ReliabilityPolicy.BEST_EFFORT
             ),
         )
+
+
+def _number(info: Mapping[str, Any]) -> tuple[bytes, int] | None:
+    """Returns a message's publisher and its number there; None if the middleware or an older
+    rclpy does not tell both."""
+    number, publisher = info.get("publication_sequence_number"), info.get("publisher_gid")
+    if number is None or not publisher:
+        return None
+    return bytes(publisher["data"]), int(number)
 
 
 def _reliability_override(node: Node, topic: str) -> str:

@@ -160,7 +160,7 @@ class Endpoints:
         self,
         kind: type,
         topic: str,
-        callback: Callable[[Any], None],
+        callback: Callable[..., None],
         qos: Any,
         *,
         remedy: str = "",

@@ -47,7 +47,7 @@ from da3_ros.ros.frame_schedule import FrameBuffer, ResultPacer, StampGrid, cycl
 from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.process_exit import exit_process
 from da3_ros.ros.rclpy_library import RclpyLibrary
-from da3_ros.sensors.calibration import check_calibration
+from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.synthetic import WALKS
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.types import Array, Calibration, FloatImage, Image

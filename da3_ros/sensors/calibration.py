@@ -1,6 +1,8 @@
-"""Camera calibrations: reading, checking and resizing them."""
+"""Camera calibrations: what they say about the image, and resizing them."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +44,8 @@ def is_calibrated(c: Calibration) -> bool:
     return bool(c.K[0, 0] != 0.0)
 
 
-def _has_projection(c: Calibration) -> bool:
+def has_projection(c: Calibration) -> bool:
+    """True if P is given: drivers leave it empty or zero."""
     return c.P is not None and c.P[0, 0] != 0.0
 
 
@@ -52,14 +55,15 @@ def rectification_rotation(c: Calibration) -> Array:
     return R if R.any() else np.eye(3)
 
 
-def _bins(c: Calibration) -> Size:
+def bins(c: Calibration) -> Size:
+    """Returns the pixels (in x, in y) that become one pixel of the image."""
     return max(1, c.binning_x), max(1, c.binning_y)  # CameraInfo: 0 is considered the same as 1
 
 
 def image_size(c: Calibration) -> Size:
     """Returns (width, height) of the image of ``c``: the full image, cropped, then binned."""
     width, height = c.roi_width or c.width, c.roi_height or c.height
-    return width // _bins(c)[0], height // _bins(c)[1]
+    return width // bins(c)[0], height // bins(c)[1]
 
 
 def image_calibration(c: Calibration) -> Calibration:
@@ -69,7 +73,7 @@ def image_calibration(c: Calibration) -> Calibration:
     ``cx' = (cx - roi_x + 0.5) / binning_x - 0.5`` (image_geometry drops the half pixels). P[3] and
     P[7] scale with the focal row. D and R act on directions and stay.
     """
-    bx, by = _bins(c)
+    bx, by = bins(c)
 
     def fold(M: Array) -> Array:
         return _scale_ros(_shift(M, c.roi_x, c.roi_y), 1.0 / bx, 1.0 / by)
@@ -82,8 +86,24 @@ def image_calibration(c: Calibration) -> Calibration:
         distortion_model=c.distortion_model,
         D=c.D,
         R=c.R,
-        P=fold(c.P) if c.P is not None and _has_projection(c) else None,
+        P=fold(c.P) if c.P is not None and has_projection(c) else None,
     )
+
+
+def calibration_key(c: Calibration) -> tuple[object, ...]:
+    """Returns the value of a calibration, to be compared and hashed."""
+    arrays = (np.asarray(a, np.float64).tobytes() for a in (c.K, c.D, c.R))
+    P = b"" if c.P is None else np.asarray(c.P, np.float64).tobytes()
+    cut = (c.binning_x, c.binning_y, c.roi_x, c.roi_y, c.roi_width, c.roi_height)
+    return (c.width, c.height, c.distortion_model, *arrays, P, *cut)
+
+
+def resized_calibration(c: Calibration, size: Size) -> Calibration:
+    """Returns the calibration of an image of ``c`` that was resized to (width, height)."""
+    image = image_calibration(c)
+    sx, sy = size[0] / image.width, size[1] / image.height
+    P = None if image.P is None else _scale_ros(image.P, sx, sy)
+    return replace(image, width=size[0], height=size[1], K=_scale_ros(image.K, sx, sy), P=P)
 
 
 def pinhole_calibration(K_corner: Array, size: Size) -> Calibration:
@@ -94,80 +114,3 @@ def pinhole_calibration(K_corner: Array, size: Size) -> Calibration:
     K = ros_K(K_corner)
     P = np.hstack([K, np.zeros((3, 1))])
     return Calibration(width=size[0], height=size[1], K=K, D=np.zeros(5), P=P)
-
-
-def check_calibration(c: Calibration, image_size: Size) -> None:
-    """Raises a one-line CalibrationError if ``c`` does not fit an image of (width, height)."""
-    _check_numbers(c)
-    _check_rotation(c)
-    _check_distortion(c)
-    _check_size(c, image_size)
-
-
-def _check_numbers(c: Calibration) -> None:
-    for name, value in (("K", c.K), ("D", c.D), ("R", c.R), ("P", c.P)):
-        if value is not None and not np.isfinite(value).all():
-            raise CalibrationError(
-                f"camera_info: {name} has NaN or Inf; calibrate the camera again"
-            )
-    if not is_calibrated(c):
-        raise CalibrationError(
-            "camera_info: K[0] is 0, which means uncalibrated; calibrate the camera, or run "
-            "without camera_info and let the network estimate the intrinsics"
-        )
-    for name, M in (("K", c.K), ("P", c.P if _has_projection(c) else None)):
-        if M is not None and (M[0, 0] <= 0.0 or M[1, 1] <= 0.0):
-            raise CalibrationError(
-                f"camera_info: focal lengths of {name} are fx={M[0, 0]:g}, fy={M[1, 1]:g} but "
-                "must be positive; calibrate the camera again"
-            )
-
-
-def _check_rotation(c: Calibration) -> None:
-    R = rectification_rotation(c)
-    if not np.allclose(R @ R.T, np.eye(3), atol=1e-3) or np.linalg.det(R) < 0.0:
-        raise CalibrationError(
-            "camera_info: R is not a rotation; a monocular camera has the identity here"
-        )
-
-
-def _check_distortion(c: Calibration) -> None:
-    D, model = np.asarray(c.D), c.distortion_model
-    if model in NO_DISTORTION and not D.any():
-        return
-    if model not in COEFFICIENTS:
-        raise CalibrationError(
-            f"camera_info: unknown distortion_model '{model}'; known are "
-            f"{', '.join(COEFFICIENTS)}: rectify elsewhere and set input_rectified to true"
-        )
-    if D.size and D.size not in COEFFICIENTS[model]:
-        wanted = " or ".join(str(n) for n in COEFFICIENTS[model])
-        raise CalibrationError(
-            f"camera_info: {model} takes {wanted} coefficients (or none) but D has {D.size}; "
-            "name the right distortion_model or calibrate the camera again"
-        )
-
-
-def _check_size(c: Calibration, size: Size) -> None:
-    if size[0] <= 0 or size[1] <= 0:
-        raise CalibrationError(f"image is empty ({size[0]}x{size[1]}); check the camera driver")
-    if (c.roi_x and not c.roi_width) or (c.roi_y and not c.roi_height):
-        raise CalibrationError(
-            f"camera_info: roi starts at ({c.roi_x}, {c.roi_y}) but has no size; give its width "
-            "and height, or all zeros for the full image"
-        )
-    if c.roi_x + c.roi_width > c.width or c.roi_y + c.roi_height > c.height:
-        raise CalibrationError(
-            f"camera_info: roi {c.roi_width}x{c.roi_height} at ({c.roi_x}, {c.roi_y}) is outside "
-            f"the full image of {c.width}x{c.height}; give the roi in full-resolution pixels"
-        )
-    expected = image_size(c)
-    # Drivers round an odd size either way when they bin.
-    odd = [(c.roi_width or c.width) % _bins(c)[0], (c.roi_height or c.height) % _bins(c)[1]]
-    if any(size[i] - expected[i] not in (0, min(odd[i], 1)) for i in (0, 1)):
-        bins = "x".join(str(b) for b in _bins(c))
-        raise CalibrationError(
-            f"camera_info is for {expected[0]}x{expected[1]} images ({c.width}x{c.height}, "
-            f"binning {bins}, roi {c.roi_width}x{c.roi_height}) but the image is "
-            f"{size[0]}x{size[1]}; publish the camera_info of this image, or resize both"
-        )

@@ -38,10 +38,16 @@ def pixel_rays(c: Calibration) -> Array:
     """
     c = image_calibration(c)
     u, v = np.meshgrid(np.arange(c.width, dtype=np.float64), np.arange(c.height, dtype=np.float64))
-    target = np.stack([u, v], -1).reshape(-1, 2)
-    pinhole = (target - [c.K[0, 2], c.K[1, 2]]) / [c.K[0, 0], c.K[1, 1]]
-    rays = _undistort(c, pinhole, target) if is_distorted(c) else pinhole
-    return rays.reshape(c.height, c.width, 2)
+    return undistort(c, np.stack([u, v], -1).reshape(-1, 2)).reshape(c.height, c.width, 2)
+
+
+def undistort(c: Calibration, pixels: Array) -> Array:
+    """Returns the rays [N, 2] (x/z, y/z in the raw camera frame) of raw pixels [N, 2] (ROS rule).
+
+    Binning and roi are not applied. Exact to 1e-9 where the model is invertible; NaN elsewhere.
+    """
+    pinhole = (pixels - [c.K[0, 2], c.K[1, 2]]) / [c.K[0, 0], c.K[1, 1]]
+    return _undistort(c, pinhole, pixels) if is_distorted(c) else pinhole
 
 
 def _undistort(c: Calibration, pinhole: Array, target: Array) -> Array:

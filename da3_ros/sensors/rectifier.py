@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.projection import Size, corner_K
 from da3_ros.sensors.calibration import (
-    check_calibration,
+    calibration_key,
     image_calibration,
     rectification_rotation,
 )
+from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.distortion import column, is_distorted, ray_limit
 from da3_ros.types import Array, Calibration, Image
 
@@ -121,11 +122,3 @@ class Rectifier:
                 self._recipes.popitem(last=False)
         self._recipes.move_to_end(key)
         return recipe
-
-
-def calibration_key(c: Calibration) -> tuple[object, ...]:
-    """Returns the value of a calibration, to be compared and hashed."""
-    arrays = (np.asarray(a, np.float64).tobytes() for a in (c.K, c.D, c.R))
-    P = b"" if c.P is None else np.asarray(c.P, np.float64).tobytes()
-    cut = (c.binning_x, c.binning_y, c.roi_x, c.roi_y, c.roi_width, c.roi_height)
-    return (c.width, c.height, c.distortion_model, *arrays, P, *cut)

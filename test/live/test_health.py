@@ -60,6 +60,14 @@ def test_worst_comes_first_and_nothing_is_left_out():
     ]  # fmt: skip
 
 
+def test_images_with_wrong_stamps_are_not_said_to_be_missing():
+    facts = Facts(**{**GOOD, "input_age_s": None}, growing=("bad_stamp",))
+    level, text = assess(facts)
+    assert level == WARN
+    assert "no images arrive" not in text
+    assert "image stamps are wrong (0, standing still" in text
+
+
 def test_growth_is_forgotten_after_a_while():
     growth = Growth()
     assert growth.update({"a": 0, "b": 2}, 0.0) == ["b"]

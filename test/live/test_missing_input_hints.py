@@ -324,18 +324,79 @@ def test_complete_stream_with_jitter_has_no_gaps():
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
-@pytest.mark.parametrize("share", [0.06, 0.15, 0.3, 0.5])
-def test_missing_frames_are_counted(share, jitter):
+@pytest.mark.parametrize("share", [0.06, 0.15, 0.3])
+def test_missing_frames_of_a_steady_camera_are_counted(share, jitter):
     m, slots = meter(), lossy(share, 2000)
     warnings = feed(m, slots + np.random.default_rng(0).normal(0.0, jitter, len(slots)))
     lost = 2000 - len(slots)
-    assert m.missing == pytest.approx(lost, rel=0.06 if jitter == 0 else 0.2)
+    assert m.missing == pytest.approx(lost, rel=0.1)
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("drifts", [False, True])
+def test_jitter_is_no_loss(seed, drifts):
+    """30 Hz with a standard deviation of 8 ms: single intervals are longer than 1.5 periods."""
+    jitter = np.random.default_rng(seed).normal(0.0, 0.24, 1800)
+    m = meter()
+    assert feed(m, np.arange(1800) + (np.cumsum(jitter) if drifts else jitter)) == []
+    assert m.missing == 0
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.03])
+@pytest.mark.parametrize(("burst", "pause"), [(10, 10), (5, 10), (10, 4), (20, 3), (8, 2.5)])
+def test_bursts_with_pauses_lose_nothing(burst, pause, jitter):
+    slots = np.concatenate([k * (burst + pause) + np.arange(burst) for k in range(400 // burst)])
+    m = meter()
+    assert feed(m, slots + np.random.default_rng(0).normal(0.0, jitter, len(slots))) == []
+    assert m.missing == 0
+
+
+def numbered(meter, numbers, publisher=b"a", size=921_600):
+    """Warnings of messages with these numbers, with stamps that say nothing."""
+    return [t for n in numbers if (t := meter.add(0, size, numbered=(publisher, int(n))))]
+
+
+@pytest.mark.parametrize("share", [0.06, 0.3, 0.9])
+def test_numbers_that_are_left_out_are_lost(share):
+    m, numbers = meter(), lossy(share, 2000)
+    assert len(numbered(m, numbers)) == 1
+    assert m.missing == np.ptp(numbers) + 1 - len(numbers)
+
+
+def test_numbers_decide_and_not_the_stamps():
+    m = meter()
+    said = [m.add(round(slot * PERIOD), 921_600, numbered=(b"a", n))
+            for n, slot in enumerate(lossy(0.3, 1000))]  # fmt: skip
+    assert m.missing == 0
+    assert not any(said)
+
+
+def test_each_publisher_has_its_own_numbers():
+    """Also one that begins again, or that was heard before the subscription was made anew."""
+    m = meter()
+    for n in range(100):
+        numbered(m, [n], b"a")
+        numbered(m, [1000 + n], b"b")
+    numbered(m, range(1, 50), b"a again")
+    m.restart()
+    numbered(m, range(500, 600), b"b again")
+    numbered(m, [5000], b"a")
+    assert m.missing == 0
+    for n in range(1000):
+        numbered(m, [n], str(n).encode())
+    assert len(m._numbers) <= 16
+
+
+def test_small_images_get_no_remedy_for_large_ones():
+    (text,) = numbered(meter(), lossy(0.2, 400), size=20_000)
+    assert "FASTDDS" not in text
+    assert "network loses them, or this computer is too busy" in text
 
 
 def test_single_losses_are_counted_and_not_worth_a_warning():
     m = meter()
-    slots = [i for i in range(1000) if i % 50 != 25]
+    slots = [i for i in range(1000) if i % 50 != 45]
     assert feed(m, slots) == []
     assert m.missing == 20
 
@@ -369,7 +430,7 @@ def test_a_stream_without_a_period_loses_nothing(spread):
     for _ in range(500):
         stamp += int(1e8 * np.exp(rng.normal(0, spread)))
         gaps.add(stamp, 10**6)
-    assert gaps.missing < 0.04 * 500  # by chance
+    assert gaps.missing == 0
 
 
 def test_time_jumps_pauses_and_repeated_stamps_are_no_loss():

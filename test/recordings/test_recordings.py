@@ -271,6 +271,18 @@ def test_frames_come_by_header_stamp_even_if_recorded_otherwise(tmp_path):
     assert [number(f) for f in frames] == list(range(N))
 
 
+def test_an_image_with_a_stamp_an_hour_off_is_left_out_of_a_bag(tmp_path, caplog):
+    items = list(stream(info=False))
+    topic, kind, message, logged = items[4]
+    message = build.image(LIB, T0 + 3600 * S, "cam", picture(4))
+    items[4] = (topic, kind, message, logged)
+    with open_recording(write_folder(tmp_path / "bag", items)) as recording:
+        frames = list(recording)
+        assert recording.counters["bad_images"] == 1
+    assert [number(f) for f in frames] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert "the camera driver's clock jumped" in caplog.text
+
+
 def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
     items = [(t, k, build.image(LIB, 0, "cam", picture(i)), stamp)
              for i, (t, k, _, stamp) in enumerate(stream(info=False))]  # fmt: skip
@@ -347,6 +359,12 @@ def test_missing_or_ambiguous_camera_lists_what_there_is(tmp_path, wanted):
     assert "depth, not a camera" in text
 
 
+def test_a_depth_topic_is_refused_as_the_camera(tmp_path):
+    bag = write_folder(tmp_path / "bag", [*stream(), *depth_stream()])
+    with pytest.raises(RecordingError, match=r"depth, not a camera.*choose a colour topic"):
+        open_recording(bag, "/camera/depth/image_raw")
+
+
 def test_a_bag_without_images_is_reported(tmp_path):
     tf = ("/tf", "tf2_msgs/msg/TFMessage", build.tf(LIB, []), T0)
     with pytest.raises(RecordingError, match="no image topics"):
@@ -367,6 +385,17 @@ def test_late_calibration_still_reaches_the_first_frames(tmp_path):
     infos = [i for i in items if i[1] == INFO][8:]
     images = [i for i in items if i[1] == IMAGE]
     check_whole(write_folder(tmp_path / "bag", sorted([*infos, *images], key=lambda i: i[3])))
+
+
+def test_calibration_after_the_timeout_holds_from_then_on(tmp_path, caplog):
+    items = list(stream())
+    late = [i for i in items if i[1] == INFO][6:]
+    items = [i for i in items if i[1] == IMAGE] + late
+    bag = write_folder(tmp_path / "bag", sorted(items, key=lambda i: (i[3], i[1] == IMAGE)))
+    with caplog.at_level(logging.WARNING):
+        frames = frames_of(bag, camera_info_timeout_s=2.5 * STEP / 1e9)
+    assert [f.calibration is not None for f in frames] == [False] * 6 + [True] * (N - 6)
+    assert sum("arrived late" in r.message for r in caplog.records) == 1
 
 
 def test_useless_calibration_is_reported_once_and_left_out(tmp_path, caplog):

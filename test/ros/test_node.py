@@ -1,5 +1,6 @@
 """The live node as a real process over DDS: what goes in, what comes out, what it survives."""
 
+import dataclasses
 import gc
 import json
 import logging
@@ -372,6 +373,69 @@ def test_invalid_intrinsics_are_replaced_by_the_networks():
         assert infos[0].k[0] != pytest.approx(camera.calibration.K[0, 0])
         assert "NaN" in rig.process.output()
         assert "/camera/camera_info" in rig.process.output()
+
+
+def test_a_late_camera_info_is_taken_over_and_the_map_stays():
+    camera, frames = camera_frames(6)
+    with Rig(camera_info_timeout_s=0.0) as rig:
+        infos = rig.listen("/da3/depth/camera_info", "sensor_msgs/msg/CameraInfo")
+        rig.ready()
+        for n, frame in enumerate(frames[:2], 1):
+            rig.images.publish(build.image(LIB, frame.stamp_ns, FRAME, frame.image))
+            rig.until(lambda n=n: len(infos) == n)
+        focal = camera.calibration.K[0, 0]
+        assert infos[-1].k[0] != pytest.approx(focal)
+        rig.infos.publish(build.calibration_message(LIB, 1, FRAME, camera.calibration))
+        rig.until(lambda: "arrived late" in rig.process.output())
+        for n, frame in enumerate(frames[2:], 3):
+            rig.show(camera, frame)
+            rig.until(lambda n=n: len(infos) == n)
+        assert infos[-1].k[0] == pytest.approx(focal)
+        assert rig.process.output().count("arrived late") == 1
+        assert "Traceback" not in rig.process.output()
+
+
+def test_bursts_with_pauses_are_not_reported_as_lost():
+    _, frames = camera_frames(1)
+    with Rig(camera_info_timeout_s=0.0) as rig:
+        rig.ready()
+        rig.call("std_srvs/srv/SetBool", "/da3/enable", data=False)
+        for burst in range(20):
+            for n in range(4):
+                stamp = frames[0].stamp_ns + (14 * burst + n) * 33_333_333
+                rig.images.publish(build.image(LIB, stamp, FRAME, frames[0].image))
+            rig.until(lambda b=burst: rig.status and rig.drops().get("paused", 0) == 4 * b + 4)
+        assert "lost_on_the_way" not in rig.drops()
+        text = rig.process.output()
+        assert "did not arrive" not in text
+
+
+def test_wrong_stamps_are_faults_with_their_cause_and_no_new_part():
+    camera, frames = camera_frames(8)
+    hour = 3600 * 10**9
+    with Rig() as rig:
+        windows = rig.listen("/da3/window", "da3_ros/msg/Window")
+        diagnostics = rig.listen("/diagnostics", "diagnostic_msgs/msg/DiagnosticArray")
+        rig.ready()
+        for n in range(3):
+            rig.show(camera, frames[n])
+            rig.until(lambda n=n: len(windows) > n)
+        rig.show(camera, dataclasses.replace(frames[3], stamp_ns=frames[3].stamp_ns + hour))
+        rig.show(camera, frames[4])
+        rig.until(lambda: rig.drops().get("bad_stamp") == 1)
+        rig.until(lambda: len(windows) == 4)
+        assert "jump back" not in rig.process.output()
+        assert "ahead of the image before" in rig.process.output()
+
+        def told():  # a cause is logged every five seconds
+            rig.images.publish(build.image(LIB, 0, FRAME, frames[5].image))
+            return "header.stamp is 0" in rig.process.output()
+
+        rig.until(told)
+        rig.until(lambda: "image stamps are wrong" in diagnostics[-1].status[0].message)
+        assert set(rig.drops()) <= {"bad_stamp"}
+        rig.show(camera, frames[7])
+        rig.until(lambda: len(windows) == 5)
 
 
 def test_late_repeated_and_jumping_stamps():

@@ -1,4 +1,4 @@
-"""The camera_info rule: wait, pair, never switch silently."""
+"""The camera_info rule: wait, pair, take over what comes later, and say so."""
 
 from dataclasses import replace
 
@@ -32,8 +32,7 @@ def test_images_wait_in_order_until_the_info_comes(keeper):
     assert keeper.notices() == []
 
 
-def test_without_info_images_go_on_after_the_timeout(keeper):
-    """Without info images go on after the timeout and stay without."""
+def test_a_late_info_is_taken_over_with_one_line(keeper):
     feed(keeper, "a", 0)
     assert feed(keeper, "b", 2) == [("a", None), ("b", None)]
     (notice,) = keeper.notices()
@@ -41,26 +40,50 @@ def test_without_info_images_go_on_after_the_timeout(keeper):
     assert "none was received" in notice
     keeper.add_info(INFO, "cam")
     keeper.add_info(INFO, "cam")
-    assert feed(keeper, "c", 3) == [("c", None)]
+    assert feed(keeper, "c", 3) == [("c", INFO)]
     (notice,) = keeper.notices()
     assert "arrived late" in notice
     keeper.reset()
     assert feed(keeper, "d", 4) == [("d", INFO)]
+    assert keeper.notices() == []
 
 
-def test_a_change_in_mid_stream_is_used_after_a_reset(keeper):
-    """A change in mid stream is reported once and used after reset."""
+def test_a_change_in_mid_stream_holds_for_later_images(keeper):
     keeper.add_info(INFO, "cam")
     feed(keeper, "a", 0)
     keeper.add_info(replace(INFO, K=INFO.K.copy()), "cam")
+    keeper.add_info(replace(INFO, K=INFO.K * (1 + 1e-6 * (INFO.K != 1))), "cam")
     assert keeper.notices() == []
+    assert feed(keeper, "same", 0.5) == [("same", INFO)]
     other = replace(INFO, K=INFO.K * [[1.1], [1.1], [1]])
     keeper.add_info(other, "cam")
     keeper.add_info(other, "cam")
+    assert feed(keeper, "b", 1) == [("b", other)]
+    (notice,) = keeper.notices()
+    assert "has changed (fx 500 to 550; change 1)" in notice
+
+
+def test_a_lens_that_zooms_all_the_time_fills_no_log(keeper):
+    keeper.add_info(INFO, "cam")
+    feed(keeper, "a", 0)
+    said = []
+    for n in range(1, 101):
+        zoomed = replace(INFO, K=INFO.K * np.array([[1 + n / 100], [1 + n / 100], [1]]) - 0)
+        zoomed.K[:2, 2] = INFO.K[:2, 2]
+        keeper.add_info(zoomed, "cam")
+        assert feed(keeper, n, n / 30) == [(n, zoomed)]
+        said += keeper.notices()
+    assert len(said) == 7  # 1, 2, 4 ... 64
+
+
+def test_an_unusable_info_in_mid_stream_changes_nothing(keeper):
+    keeper.add_info(INFO, "cam")
+    feed(keeper, "a", 0)
+    for bad in (np.zeros((3, 3)), np.full((3, 3), np.nan), np.zeros((3, 3))):
+        keeper.add_info(replace(INFO, K=bad), "cam")
+    keeper.add_info(replace(INFO, width=320, height=240), "cam")
     assert feed(keeper, "b", 1) == [("b", INFO)]
-    assert len(keeper.notices()) == 1
-    keeper.reset()
-    assert feed(keeper, "c", 2) == [("c", other)]
+    assert len(keeper.notices()) == 3  # each fault once
 
 
 @pytest.mark.parametrize(
@@ -98,6 +121,23 @@ def test_useless_intrinsics_get_one_notice_naming_the_topic(keeper, K):
     assert feed(keeper, "a", 0) == []
     keeper.add_info(INFO, "cam")
     assert keeper.ready(0) == [("a", INFO)]
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (replace(INFO, K=INFO.K / [[640], [480], [1]]), "if K is normalised"),
+        (replace(INFO, K=INFO.K * [[2], [2], [1]]), "K is for another resolution"),
+        (replace(INFO, D=np.array([0, 0, 0, 0, 900.0])), "stretches a part of the image"),
+    ],
+)
+def test_what_is_no_cameras_calibration_is_left_out_and_named(keeper, info, words):
+    keeper.add_info(info, "cam")
+    feed(keeper, "a", 0)
+    assert feed(keeper, "b", 5) == [("a", None), ("b", None)]
+    fault, without = keeper.notices()
+    assert words in fault
+    assert "using the network's own intrinsics" in without
 
 
 def test_a_new_resolution_is_decided_about_anew(keeper):

@@ -8,12 +8,12 @@ import pytest
 from da3_ros.geometry.projection import corner_K, resize_K, ros_K
 from da3_ros.sensors.calibration import (
     CalibrationError,
-    check_calibration,
     image_calibration,
     image_size,
     is_calibrated,
     pinhole_calibration,
 )
+from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.distortion import distort, pixel_rays
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Calibration
@@ -225,7 +225,7 @@ def test_maps_are_kept_by_value_and_bounded(monkeypatch):
         rectify(image, Calibration(*FULL, K=K.copy(), D=PLUMB_BOB.copy()), False)
     assert len(made) == 1
     for k in range(5):
-        rectify(image, Calibration(*FULL, K=K + k * np.eye(3), D=PLUMB_BOB), False)
+        rectify(image, Calibration(*FULL, K=K + np.diag([k, k, 0]), D=PLUMB_BOB), False)
     assert len(rectify._recipes) == 2
 
 
@@ -320,7 +320,31 @@ BAD = {
     "roi": (replace(GOOD, roi_width=100, roi_height=50), "roi 100x50) but the image is 640x480"),
     "roi outside": (replace(GOOD, roi_x=600, roi_width=100, roi_height=50), "is outside"),
     "roi size": (replace(GOOD, roi_x=20), "has no size"),
+    "normalised": (replace(GOOD, K=K / [[640], [480], [1]]), "if K is normalised, multiply its"),
+    "normalised P": (replace(GOOD, P=GOOD.P / [[640], [480], [1]]), "if P is normalised"),
+    "millimetres": (replace(GOOD, K=K / [[100], [100], [1]]), "must be in pixels"),
+    "K of 1280x960": (replace(GOOD, K=K * [[2], [2], [1]]), "K is for another resolution"),
+    "K of 320x240": (replace(GOOD, K=K / [[2], [2], [1]]), "K is for another resolution"),
+    "P of 1280x960": (replace(GOOD, P=GOOD.P * [[2], [2], [1]]), "P is for another resolution"),
+    "fy": (replace(GOOD, K=K * [[1], [0.1], [1]]), "no camera's pixels are so long"),
+    "transposed": (replace(GOOD, K=K.T.copy()), "is it transposed?"),
+    "k3": (replace(GOOD, D=np.array([0, 0, 0, 0, 900.0])), "stretches a part of the image"),
+    "-k3": (replace(GOOD, D=np.array([0, 0, 0, 0, -900.0])), "turns back after 7 % of the image"),
+    "overflow": (replace(GOOD, D=np.array([1e200, 0, 0, 0, 1e300])), "D is [1e+200,"),
 }
+# Of published data sets and cameras: size, focal length, principal point, D.
+LENSES = {
+    "EuRoC": (752, 480, 458.7, (367.2, 248.4), "plumb_bob", [-0.2834, 0.07396, 1.9e-4, 1.8e-5]),
+    "TUM VI": (512, 512, 191.0, (254.9, 256.9), "equidistant", [0.0034, 8e-4, -0.0018, 3e-4]),
+    "T265": (848, 800, 286.0, (421.0, 397.0), "equidistant", [-0.0087, 0.0447, -0.0418, 0.0076]),
+    "Azure Kinect": (
+        1920, 1080, 942.0, (959.0, 540.0), "rational_polynomial",
+        [0.5, -2.7, 6e-4, -2e-4, 1.6, 0.38, -2.5, 1.5],
+    ),
+    "folds in the corners": (640, 480, 500.0, (330.0, 250.0), "plumb_bob", [-0.45, 0, 0, 0, 0]),
+    # The image sees only the middle, where k3 bends nothing.
+    "telephoto": (640, 480, 4000.0, (320.0, 240.0), "plumb_bob", [0, 0, 0, 0, 900.0]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -334,6 +358,19 @@ def test_bad_calibration_is_named_in_one_line_with_a_remedy(case):
     assert (
         ";" in message or ":" in message.split("camera_info:")[-1] or "has the identity" in message
     )
+
+
+@pytest.mark.parametrize("name", LENSES)
+def test_calibrations_of_real_lenses_are_accepted(name):
+    width, height, f, (cx, cy), model, D = LENSES[name]
+    K = np.array([[f, 0, cx], [0, f, cy], [0, 0, 1]])
+    c = Calibration(width, height, K, distortion_model=model, D=np.array(D, float))
+    check_calibration(c, (width, height))
+
+
+def test_a_region_of_interest_is_judged_in_the_full_image():
+    corner = replace(GOOD, roi_x=400, roi_y=300, roi_width=200, roi_height=150)
+    check_calibration(corner, (200, 150))
 
 
 def test_empty_image_is_refused():

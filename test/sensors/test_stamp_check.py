@@ -1,0 +1,101 @@
+"""Which stamps are believed: single wrong ones are faults, and no jumps of time."""
+
+import re
+
+import pytest
+
+from da3_ros.sensors.stamp_check import StampCheck
+
+HOUR, STEP = 3600.0, 0.1
+START = 1_700_000_000.0
+
+
+def stamps_through(stamps, clock=None):
+    """Believed stamps in order and faults of images 0.1 s apart; seconds after the start."""
+    check, out = StampCheck(), []
+    for n, s in enumerate(stamps):
+        now = n * STEP
+        at = START + (now if clock is None else clock[n])
+        ns = 0 if s is None else round((START + s) * 1e9)
+        out += check.add(n, ns, round(at * 1e9), 1000.0 + now)
+    out += check.release()
+    return [one.item for one in out], check.take_faults()
+
+
+FAR = [1e6] * 60  # a clock that has nothing to do with the stamps
+
+
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+@pytest.mark.parametrize("clock", [None, FAR])
+def test_a_few_stamps_an_hour_off_are_faults(off, wrong, clock):
+    right = [n * STEP for n in range(20)]
+    stamps = [s + off * (10 <= n < 10 + wrong) for n, s in enumerate(right)]
+    believed, faults = stamps_through(stamps, clock)
+    assert believed == [n for n in range(20) if not 10 <= n < 10 + wrong]
+    assert len(faults) == wrong
+    assert "the camera driver's clock jumped" in faults[0]
+    assert re.search(r"3(600|599|601)[.\d]* s", faults[0])
+
+
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_a_jump_that_stays_is_believed_in_whole(off):
+    stamps = [n * STEP + off * (n >= 10) for n in range(20)]
+    believed, faults = stamps_through(stamps, FAR)
+    assert believed == list(range(20))
+    assert not faults
+
+
+def test_the_clock_confirms_a_jump_at_once():
+    """A camera that was off, or a simulator that was sent to another time."""
+    check = StampCheck()
+    for n in range(5):
+        assert len(check.add(n, round((START + n * STEP) * 1e9), round(START * 1e9), n)) == 1
+    later = round((START + HOUR) * 1e9)
+    assert [one.item for one in check.add("on", later, later + 10**8, 9.0)] == ["on"]
+
+
+def test_stamps_of_zero_are_faults_with_their_cause():
+    believed, faults = stamps_through([None] * 5)
+    assert believed == []
+    assert len(faults) == 5
+    assert "header.stamp is 0" in faults[0]
+
+
+def test_a_stamp_that_stands_still_becomes_a_fault():
+    believed, faults = stamps_through([0.0, 0.1] + [0.1] * 20)
+    assert len(believed) == 11  # repeated stamps are late frames at first
+    assert "stands still" in faults[0]
+
+
+def test_late_and_unordered_stamps_pass():
+    stamps = [0.0, 0.1, 0.3, 0.2, 0.4, 0.4, -0.5, 0.5]
+    assert stamps_through(stamps, FAR) == (list(range(8)), [])
+
+
+def test_a_slow_camera_does_not_wait():
+    check = StampCheck()
+    for n in range(5):
+        got = check.add(n, round((START + 9.0 * n) * 1e9), 1, 9.0 * n)
+        assert [one.item for one in got] == [n]
+    assert check.add(5, round((START + 66.0) * 1e9), 1, 66.0)  # three were lost
+
+
+def test_an_image_waits_for_the_next_one_for_a_bounded_time():
+    check = StampCheck()
+    check.add("a", round(START * 1e9), 1, 100.0)
+    check.add("b", round((START + 0.1) * 1e9), 1, 100.1)
+    assert not check.add("jumped", round((START + HOUR) * 1e9), 1, 100.2)
+    assert check.waiting == 1
+    assert not check.overdue(100.9)
+    assert [one.item for one in check.overdue(101.3)] == ["jumped"]
+    assert not check.overdue(200.0)
+
+
+def test_a_reset_drops_what_waits():
+    check = StampCheck()
+    check.add("a", round(START * 1e9), 1, 100.0)
+    check.add("jumped", round((START + HOUR) * 1e9), 1, 100.2)
+    assert check.reset() == 1
+    assert check.waiting == 0
+    assert check.add("new", 5, 1, 101.0)
