@@ -42,6 +42,7 @@ class SessionStatus:
 
     device: str = ""
     precision: str = ""  # the type of matrix products
+    int8_weight_bits: int | None = None  # of linear layers; None: not in int8
     attention: str = ""  # the attention kernel
     backend: str = ""  # runtime of the newest window, see da3_ros.backends
     backend_since: int | None = None  # id of the first window that ran on it

@@ -50,7 +50,11 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
     session = dataclasses.asdict(stream.pipeline.session.status())
-    own_keys = ("backend", "backend_since")  # in diagnostics only: the message does not change
+    own_keys = (
+        "backend",
+        "backend_since",
+        "int8_weight_bits",
+    )  # in diagnostics only: the message does not change
     return build.status(
         node.library,
         node.now_ns,
@@ -110,11 +114,14 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
 
 
 def _backend(stream: Stream | None) -> dict[str, Any]:
-    """Returns the runtime of the newest window, and the first window that ran on it."""
+    """Returns the runtime of the newest window, the first window on it, and the bits of int8."""
     if stream is None or stream.last_report is None:
         return {}
     session = stream.pipeline.session.status()
-    return {"backend": session.backend, "backend_since_window": session.backend_since}
+    bits = session.int8_weight_bits
+    return {"backend": session.backend, "backend_since_window": session.backend_since} | (
+        {} if bits is None else {"int8_weight_bits": bits}
+    )
 
 
 def _alignment(stream: Stream | None) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def test_yardstick_sees_the_same_image(tmp_path):
     assert report["rows"][0]["times_the_first"] == 1
 
 
+@pytest.mark.processor
 def test_fewer_bits_stay_close_to_exact_fp32(tmp_path):
     report, _ = run("bench_precision.py", "--rooms", "1", tmp_path=tmp_path)
     rows = {row["mixed_precision"]: row for row in report["rows"]}
