@@ -25,6 +25,7 @@ from da3_ros.inference.session import InferenceSession
 from da3_ros.network.model import Chunks
 from da3_ros.replay.log_lines import logs_above_bars
 
+NONE = "-"  # in the columns of a plan where nothing fits
 WARM_UP, TIMED = 2, 3  # windows of a measurement
 
 
@@ -91,7 +92,7 @@ def _row(
     question: Question, device: Device, model: str, budget_gb: float, columns: int
 ) -> list[str]:
     budget = int(budget_gb * GIB) or int(FREE_SHARE * device.free())
-    first = [f"{budget / GIB:.1f}", model]
+    first = [f"{budget / GIB:.2f}", model]
     config = dataclasses.replace(question.config, model=model)
     backend, precision = backend_and_precision(config, device)
     request = Request(
@@ -102,7 +103,7 @@ def _row(
     try:
         plan = make_plan(device, request, budget)
     except BudgetError as error:
-        return [*first, *["-"] * (columns - 3), str(error)]
+        return [*first, *[NONE] * (columns - 3), str(error)]
     ran = [plan.backend, precision_text(plan.precision, int8_weight_bits(plan.dtype))]
     measured: list[str] = []
     if question.measure:
@@ -116,6 +117,12 @@ def _row(
         *measured,
         ", ".join(plan.reduced) or "nothing",
     ]
+
+
+def nothing_fits(rows: list[list[str]]) -> bool:
+    """Whether no row of a ``table`` has a plan."""
+    views = rows[0].index("views")
+    return all(row[views] == NONE for row in rows[1:])
 
 
 def measure(question: Question, plan: Plan, budget_gb: float) -> tuple[list[str], list[str]]:

@@ -91,6 +91,13 @@ class Session(ABC):
         """
         return None
 
+    def plan_ahead(self, window: int, new: int) -> None:
+        """Plan windows of ``window`` views, ``new`` of them new, before the first frame.
+
+        Raises BudgetError if nothing fits, so that the caller need not begin.
+        """
+        return
+
     @property
     def plan(self) -> Plan | None:
         """The memory plan in force; None before the first plan, or if the session has none."""

@@ -136,6 +136,11 @@ class InferenceSession(Session):
         """The memory plan in force; None before ``fit``, ``use_plan`` or the first window."""
         return self.memory.plan
 
+    def plan_ahead(self, window: int, new: int) -> None:
+        """As ``Session.plan_ahead``; for images of 4:3, until a camera has sent one."""
+        self.memory.fit(GUESS, window, new, guess=True)
+        self.memory.requests.note_guess()
+
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
         """As ``MemoryGovernor.fit``."""
         return self.memory.fit(image, window, new)

@@ -59,6 +59,10 @@ class Stream:
         transforms: TransformTree,
         session: Session | None = None,
     ) -> None:
+        """Load the network, and what saved scenes are to begin with.
+
+        Raises BudgetError if the memory budget admits no window, and as ``open_pipelines``.
+        """
         self.config, self.host = config, host
         prior = open_prior(config, transforms)
         slam = open_corrections(config, transforms, prior)
@@ -67,6 +71,7 @@ class Stream:
         for pipeline in pipelines.values():
             pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
             pipeline.refinement.skip_when_late()
+        next(iter(pipelines.values())).inference.plan_ahead()  # they share one network
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made
         record_keyframes(pipelines, config)
         self.scene_streams = {
@@ -160,7 +165,7 @@ class Stream:
         start = time.perf_counter()
         try:
             done = self._first.pipeline.inference.warm_up(stopping)
-        except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
+        except WindowTooLargeError as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
         if done:
