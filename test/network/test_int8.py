@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support import programs
 from torch import nn
 
 from da3_ros.backends import factory
@@ -25,7 +23,6 @@ from da3_ros.types import View, Window
 pytestmark = pytest.mark.skipif(
     not Cpu().supports(torch.int8), reason="this PyTorch has no oneDNN"
 )
-ROOT = Path(__file__).resolve().parents[2]
 # Limits of the instructions that libraries use; one above what the CPU has changes nothing.
 NO_AVX512 = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -98,10 +95,7 @@ def test_without_vnni_weights_take_7_bits():
 
 def python(*words, limits):
     """Run Python with a limit of instructions, one of KERNELS."""
-    return subprocess.run(
-        [sys.executable, *words], env=os.environ | KERNELS[limits], cwd=ROOT,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    return programs.run_alone(*words, env=os.environ | KERNELS[limits])
 
 
 def test_zeros_stay_zero_and_a_layer_without_bias_works():
