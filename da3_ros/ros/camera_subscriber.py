@@ -33,6 +33,7 @@ from da3_ros.messages.decode import ImageError, image_size, stamp_ns
 from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.frame_id_filter import FrameIdFilter
 
 DEPTH = 5
 QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
@@ -89,6 +90,11 @@ class CameraInputs:
     def image_topics(self) -> str:
         """Names of the image topics, separated by commas."""
         return ", ".join(one.image_topic for one in self._all)
+
+    @property
+    def image_types(self) -> list[tuple[str, str]]:
+        """Full name and type of each image topic."""
+        return [(one.image_topic, one.image_type) for one in self._all]
 
     @property
     def lost(self) -> int:
@@ -153,6 +159,7 @@ class CameraInput:
         self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
+        self._frame_ids = FrameIdFilter(self.image_topic)
         self.images = self.infos = 0
         self.gaps = GapMeter(
             self.image_topic,
@@ -187,6 +194,7 @@ class CameraInput:
 
     def reset(self) -> None:
         """Start a new stream: its calibration is selected again."""
+        self._frame_ids.reset()
         waited = self._matcher.reset()
         if waited:
             self._host.discard("cleared", waited)
@@ -241,6 +249,8 @@ class CameraInput:
         self.images += 1
         self.received_s = time.monotonic()
         self._waiting.received(self.received_s)
+        if not self._is_own(message.header.frame_id):
+            return
         self._check_stamp(message)
         if not self._limit.admit(self.received_s):
             self._host.drop("too_fast", self._rate_warning())
@@ -254,6 +264,20 @@ class CameraInput:
         self._matcher.add_image(message, message.header.frame_id, width, height, now)
         # Bounds the memory of large images that wait for a calibration.
         self._forward(final=self._matcher.waiting * len(message.data) > QUEUED_BYTES)
+
+    def _is_own(self, frame_id: str) -> bool:
+        """False, counted and reported, for an image of another camera on this topic."""
+        own = self._frame_ids.admit(frame_id, time.monotonic_ns())
+        for notice in self._frame_ids.notices():
+            self.node.get_logger().warning(notice)
+        if own:
+            return True
+        self._host.discard("foreign_frame", 1)
+        if warning := self._frame_ids.warning(frame_id):
+            offers = self.node.get_publishers_info_by_topic(self.image_topic)
+            names = sorted({f"{o.node_namespace.rstrip('/')}/{o.node_name}" for o in offers})
+            self._host.warn(f"{warning} (published by {', '.join(names) or 'nobody now'})")
+        return False
 
     def _check_stamp(self, message: Any) -> None:
         stamp = stamp_ns(message.header.stamp)

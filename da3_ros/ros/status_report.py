@@ -34,6 +34,7 @@ class NodeFacts:
     last_error: str
     failure: str  # why the last lifecycle transition failed; empty if it succeeded
     images: ImageFacts | None  # None if not active
+    conflicts: tuple[str, ...] = ()  # other nodes that disturb this one
     mesh_percent: float = math.nan  # of the mesh that a service makes; NaN: none
 
 
@@ -205,7 +206,7 @@ def _times(stream: Stream | None, now_ns: int) -> dict[str, float]:
 def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Facts:
     """Collects the facts that ``health.assess`` needs."""
     if stream is None:
-        return Facts(node.state, configured=False, failure=node.failure)
+        return Facts(node.state, configured=False, failure=node.failure, conflicts=node.conflicts)
     now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
     unrefined = sum(p.counters["refinement_failed"] for p in stream.pipelines)
@@ -234,6 +235,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         scale="" if stream.pipeline.scale.scale.metric else unknown,
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
+        conflicts=node.conflicts,
     )
 
 
