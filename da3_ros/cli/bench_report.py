@@ -30,6 +30,7 @@ from da3_ros.inference import (
     open_networks,
 )
 from da3_ros.inference.benchmark import WARM_UP, Speed, measure_speed
+from da3_ros.inference.loading import precision_text
 from da3_ros.inference.planner import GIB
 from da3_ros.inference.random_windows import random_windows
 from da3_ros.network import MODELS, CheckpointError
@@ -178,6 +179,7 @@ def _what_ran(
         "checkpoint": config.inference.checkpoint,
         "backend": status.backend,
         "precision": status.precision,
+        "int8_weight_bits": status.int8_weight_bits,
         "attention": status.attention,
         "compile": session.compile_mode or "off",
         "image": list(options.image),
@@ -217,11 +219,12 @@ def as_text(report: dict[str, Any]) -> str:
     license = MODELS[report["model"]].license
     checkpoint = report["checkpoint"] or "as found by name"
     compiled = report["compile"]
+    precision = precision_text(report["precision"], report["int8_weight_bits"])
     size, inner = ("x".join(map(str, report[k])) for k in ("image", "network_image"))
     rows = [
         ("model", f"{report['model']}, weights: {checkpoint} ({license})"),
         ("device", report["machine"]["device"]),
-        ("backend, precision", f"{report['backend']}, {report['precision']}"),
+        ("backend, precision", f"{report['backend']}, {precision}"),
         ("attention, compile", f"{report['attention']}, {compiled}"),
         ("images", f"{size}, {inner} in the network"),
         ("window", f"{report['views']} views, {report['new']} of them new"),

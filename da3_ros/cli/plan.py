@@ -22,7 +22,8 @@ def add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
         help="predict what fits into a memory budget: models, window, image size, precision",
-        description="Predicts the configuration for each memory budget; --measure also runs it.",
+        description="Predicts the configuration for each memory budget; --measure also runs it. "
+        "Exits with 1 if nothing fits.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     config = InferenceConfig()
@@ -54,7 +55,7 @@ def add_plan(commands: Any) -> None:
 
 
 def _run_plan(options: argparse.Namespace) -> int:
-    from da3_ros.cli.plan_table import Question, as_text, table
+    from da3_ros.cli.plan_table import Question, as_text, nothing_fits, table
     from da3_ros.inference.devices import DeviceError
     from da3_ros.network import MODELS
 
@@ -86,8 +87,9 @@ def _run_plan(options: argparse.Namespace) -> int:
         splats=options.splats,
     )
     try:
-        sys.stdout.write(as_text(table(question)))
+        rows = table(question)
     except DeviceError as error:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
-    return 0
+    sys.stdout.write(as_text(rows))
+    return FAILED if nothing_fits(rows) else 0

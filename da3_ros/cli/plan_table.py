@@ -14,13 +14,18 @@ from tqdm import tqdm
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.benchmark import measure_speed
 from da3_ros.inference.devices import CONTEXT, Device, DeviceError, open_device
-from da3_ros.inference.loading import backend_and_precision
+from da3_ros.inference.loading import (
+    backend_and_precision,
+    int8_weight_bits,
+    precision_text,
+)
 from da3_ros.inference.memory_governor import FREE_SHARE
 from da3_ros.inference.planner import GIB, BudgetError, Plan, Request, make_plan
 from da3_ros.inference.session import InferenceSession
 from da3_ros.network.model import Chunks
 from da3_ros.replay.log_lines import logs_above_bars
 
+NONE = "-"  # in the columns of a plan where nothing fits
 WARM_UP, TIMED = 2, 3  # windows of a measurement
 
 
@@ -87,7 +92,7 @@ def _row(
     question: Question, device: Device, model: str, budget_gb: float, columns: int
 ) -> list[str]:
     budget = int(budget_gb * GIB) or int(FREE_SHARE * device.free())
-    first = [f"{budget / GIB:.1f}", model]
+    first = [f"{budget / GIB:.2f}", model]
     config = dataclasses.replace(question.config, model=model)
     backend, precision = backend_and_precision(config, device)
     request = Request(
@@ -98,29 +103,44 @@ def _row(
     try:
         plan = make_plan(device, request, budget)
     except BudgetError as error:
-        return [*first, *["-"] * (columns - 3), str(error)]
-    measured = measure(question, plan, budget_gb) if question.measure else []
+        return [*first, *[NONE] * (columns - 3), str(error)]
+    ran = [plan.backend, precision_text(plan.precision, int8_weight_bits(plan.dtype))]
+    measured: list[str] = []
+    if question.measure:
+        ran, measured = measure(question, plan, budget_gb)
     return [
         *first,
         str(plan.window),
         f"{plan.width}x{plan.height}",
-        plan.backend,
-        plan.precision,
+        *ran,
         f"{plan.predicted / GIB:.2f}",
         *measured,
         ", ".join(plan.reduced) or "nothing",
     ]
 
 
-def measure(question: Question, plan: Plan, budget_gb: float) -> list[str]:
-    """Returns peak GiB and new frames per second, with random weights: speed is the same."""
+def nothing_fits(rows: list[list[str]]) -> bool:
+    """Whether no row of a ``table`` has a plan."""
+    views = rows[0].index("views")
+    return all(row[views] == NONE for row in rows[1:])
+
+
+def measure(question: Question, plan: Plan, budget_gb: float) -> tuple[list[str], list[str]]:
+    """Returns backend and precision that ran, and peak GiB and new frames per second.
+
+    With random weights: speed is the same.
+    """
     config = dataclasses.replace(
         question.config, model=plan.model, checkpoint="random", memory_budget_gb=budget_gb
     )
     session = InferenceSession(config, poses=False, gaussians=question.splats)
     session.warm_up(question.window, question.new, image=question.image)
     speed = measure_speed(session, TIMED, warm_up=WARM_UP)
-    return [f"{session.status().memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"]
+    status = session.status()
+    return (
+        [status.backend, precision_text(status.precision, status.int8_weight_bits)],
+        [f"{status.memory_peak_gb:.2f}", f"{speed.frames_per_s:.2f}"],
+    )
 
 
 def as_text(rows: list[list[str]]) -> str:

@@ -42,6 +42,7 @@ class SessionStatus:
 
     device: str = ""
     precision: str = ""  # the type of matrix products
+    int8_weight_bits: int | None = None  # of linear layers; None: not in int8
     attention: str = ""  # the attention kernel
     backend: str = ""  # runtime of the newest window, see da3_ros.backends
     backend_since: int | None = None  # id of the first window that ran on it
@@ -89,6 +90,13 @@ class Session(ABC):
         or WindowTooLargeError.
         """
         return None
+
+    def plan_ahead(self, window: int, new: int) -> None:
+        """Plan windows of ``window`` views, ``new`` of them new, before the first frame.
+
+        Raises BudgetError if nothing fits, so that the caller need not begin.
+        """
+        return
 
     @property
     def plan(self) -> Plan | None:

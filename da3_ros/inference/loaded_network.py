@@ -20,7 +20,12 @@ from da3_ros.backends.self_check import pose_fault
 from da3_ros.backends.torch_backend import TorchBackend
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import Device, DeviceError
-from da3_ros.inference.loading import backend_and_precision, load_checked, load_network
+from da3_ros.inference.loading import (
+    backend_and_precision,
+    backend_in,
+    load_checked,
+    load_network,
+)
 from da3_ros.network import Network
 from da3_ros.network.model import Chunks, Output
 from da3_ros.network.precision import drop_camera_encoder, drop_rays
@@ -61,6 +66,8 @@ class LoadedNetwork:
             fault=pose_fault,
         )
         self.module, self.precision = load_checked(self._load, hardware, requested)
+        if self.precision != requested:  # the self-check failed; fp32 may run where that cannot
+            self._wanted_backend = backend_in(config, hardware, self.precision)
         self._torch = TorchBackend(self.module, self.precision, self.compiler)
         self.backend: Backend  # of the newest window, whose images have ``_size``
         self._use_engines = self._build = False  # whether the plan in force does; may build them

@@ -14,6 +14,7 @@ from da3_ros.backends.self_check import SelfCheck
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import Device, DeviceError
 from da3_ros.network import MODELS, Network, empty_network, initialize_randomly, load_checkpoint
+from da3_ros.network.int8 import pair_sums_clip, weight_bits
 from da3_ros.network.precision import channels_last, convert
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,29 @@ def backend_and_precision(config: InferenceConfig, hardware: Device) -> tuple[st
     Raises DeviceError if the parameters ask for what the device cannot do.
     """
     precision = hardware.precision(config.mixed_precision)
-    try:
-        backend = backend_for(config.backend, hardware.kind, precision)
-    except BackendError as error:
-        raise DeviceError(str(error)) from error
+    backend = backend_in(config, hardware, precision)
     if backend != "torch" and config.mixed_precision == "auto":
         pays = bf16_pays(MODELS[config.model].width)
         precision = torch.bfloat16 if pays else torch.float32
     return backend, precision
+
+
+def backend_in(config: InferenceConfig, hardware: Device, precision: torch.dtype) -> str:
+    """The backend for ``precision`` on this device, if memory admits it. Raises DeviceError."""
+    try:
+        return backend_for(config.backend, hardware.kind, precision)
+    except BackendError as error:
+        raise DeviceError(str(error)) from error
+
+
+def precision_text(name: str, int8_bits: int | None) -> str:
+    """The type of matrix products ``name`` for people, of int8 with the bits of its weights."""
+    return name if int8_bits is None else f"{name} ({int8_bits}-bit weights)"
+
+
+def int8_weight_bits(precision: torch.dtype) -> int | None:
+    """Bits of the weights of linear layers in int8 on this CPU; None: another type."""
+    return weight_bits(clips=pair_sums_clip()) if precision == torch.int8 else None
 
 
 def put_on(network: Network, hardware: Device) -> Network:
@@ -82,6 +98,8 @@ def load_checked(
     network = put_on(network, hardware)
     fault = check.fault(network)
     if not fault:
+        if int8_weight_bits(precision) == 7:
+            log.info("int8: weights take 7 bits, as this CPU's kernels clip sums of products")
         return network, precision
     log.warning(
         "%s in %s is not close to fp32 here (%s): running in fp32",

@@ -19,6 +19,7 @@ from da3_ros.inference.planner import (
     Plan,
     Request,
     check_fits,
+    gib_texts,
     kept_views,
     least_memory,
     make_plan,
@@ -278,11 +279,8 @@ class MemoryGovernor:
             self.meter.release_cached()  # so that the next window can be measured
         elif over or not self.measured:
             if over:
-                log.warning(
-                    "a window took %.2f GiB, above the budget of %.2f GiB",
-                    taken / GIB,
-                    plan.budget / GIB,
-                )
+                budget, more = gib_texts(plan.budget, taken)
+                log.warning("a window took %s GiB, above the budget of %s GiB", more, budget)
             self._replan(plan, taken)
 
     def apply_fallback(self, window: int, views: int) -> None:
@@ -340,7 +338,7 @@ def _budget_bytes(gigabytes: float, hardware: Device, free: int, *, warn: bool =
     budget = int(gigabytes * GIB)
     if warn and budget > free:
         log.warning(
-            "memory_budget_gb is %.2f, but only %.2f GiB are free on %s",
-            gigabytes, free / GIB, hardware.name(),
+            "memory_budget_gb is %s, but only %s GiB are free on %s",
+            *reversed(gib_texts(free, budget)), hardware.name(),
         )  # fmt: skip
     return budget

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -222,8 +223,7 @@ def check_fits(device: Device, request: Request, budget: int, factor: float = UN
     """Raise BudgetError if ``make_plan`` would; fast, as it makes no plan."""
     needed = least_memory(device, request, factor)
     if needed > budget:
-        choice = _last_full_size(device, request)
-        raise BudgetError(_no_fit(device, request, choice, budget, factor, needed))
+        raise BudgetError(_no_fit(device, request, budget, factor, needed))
 
 
 def _lossless_steps(
@@ -290,26 +290,33 @@ def _largest(values: list[int], plan: Callable[[int], Plan]) -> Plan | None:
     return best
 
 
-def _no_fit(
-    device: Device,
-    request: Request,
-    choice: _Settings,
-    budget: int,
-    factor: float,
-    needed: int,
-) -> str:
+def _no_fit(device: Device, request: Request, budget: int, factor: float, needed: int) -> str:
+    budget_text, needed_text = gib_texts(budget, needed)
     text = (
-        f"{request.model} does not fit into {budget / GIB:.2f} GiB on {device.kind}: it needs "
-        f"at least {needed / GIB:.2f} GiB{_companion_note(request.companion)}; raise "
+        f"{request.model} does not fit into {budget_text} GiB on {device.kind}: it needs at least "
+        f"{needed_text} GiB{_companion_note(request.companion)}; raise "
         "memory_budget_gb"
     )
-    views = max(LEAST_WINDOW, request.new + 1)
-    small = dataclasses.replace(choice, process_res=LEAST_RES, window=views)
-    for model in ORDER[ORDER.index(request.model) + 1 :] if request.model in ORDER else ():
+    smaller = ORDER[ORDER.index(request.model) + 1 :] if request.model in ORDER else ()
+    for model in smaller:
         other = dataclasses.replace(request, model=model)
-        if _plan(device, other, small, budget, factor).predicted <= budget:
-            return f"{text} or set model to {model}"
+        if request.gaussians and not MODELS[model].gaussians:
+            continue
+        least = _plan(device, other, _smallest(device, other), budget, factor)
+        if least.predicted <= budget:
+            size = f"{least.window} views of {least.width}x{least.height}"
+            return f"{text} or set model to {model} (at least {size} fit)"
     return text
+
+
+def gib_texts(less: int, more: int) -> tuple[str, str]:
+    """Two sizes (bytes) in GiB, with as many digits as tell them apart; ``more`` is rounded up."""
+    for digits in range(2, 9):
+        smaller = f"{less / GIB:.{digits}f}"
+        larger = f"{math.ceil(more / GIB * 10**digits) / 10**digits:.{digits}f}"
+        if smaller != larger:
+            break
+    return smaller, larger
 
 
 def _companion_note(companion: CompanionModel | None) -> str:

@@ -21,6 +21,7 @@ from da3_ros.inference.download import Download
 from da3_ros.inference.image_encoder import ImageEncoder
 from da3_ros.inference.interfaces import Running, Session, SessionStatus
 from da3_ros.inference.loaded_network import LoadedNetwork
+from da3_ros.inference.loading import int8_weight_bits
 from da3_ros.inference.memory_governor import MemoryGovernor
 from da3_ros.inference.planner import GIB, CompanionModel, Plan, Request
 from da3_ros.inference.prediction import to_prediction
@@ -118,6 +119,7 @@ class InferenceSession(Session):
         return SessionStatus(
             device=str(self.device),
             precision=str(self.loaded.precision).removeprefix("torch."),
+            int8_weight_bits=int8_weight_bits(self.loaded.precision),
             attention=self.loaded.attention,
             backend=self.loaded.backend.name,
             backend_since=self.loaded.backend_since,
@@ -133,6 +135,11 @@ class InferenceSession(Session):
     def plan(self) -> Plan | None:
         """The memory plan in force; None before ``fit``, ``use_plan`` or the first window."""
         return self.memory.plan
+
+    def plan_ahead(self, window: int, new: int) -> None:
+        """As ``Session.plan_ahead``; for images of 4:3, until a camera has sent one."""
+        self.memory.fit(GUESS, window, new, guess=True)
+        self.memory.requests.note_guess()
 
     def fit(self, image: tuple[int, int], window: int, new: int) -> Plan:
         """As ``MemoryGovernor.fit``."""

@@ -140,12 +140,15 @@ class Facts:
     scale: str = ""  # fault of the scale; empty if there is none
     stamp_age_s: float = math.nan  # newest image's age on arrival, by the node's clock
     silent: tuple[str, ...] = ()  # image topics without images, while others have some
+    conflicts: tuple[str, ...] = ()  # other nodes that disturb this one
 
 
 def assess(facts: Facts) -> tuple[int, str]:
     """Returns the level (OK, WARN, ERROR) and one line with all faults, errors first."""
     if not facts.configured:
-        return (ERROR, facts.failure) if facts.failure else (OK, facts.state)
+        if facts.failure:
+            return ERROR, facts.failure
+        return (WARN, "; ".join(facts.conflicts)) if facts.conflicts else (OK, facts.state)
     errors, warnings = list(_errors(facts)), list(_warnings(facts))
     level = ERROR if errors else WARN if warnings else OK
     return level, "; ".join(errors + warnings) or facts.state
@@ -194,6 +197,7 @@ def _warnings(facts: Facts) -> Iterator[str]:
         yield "the refinement of windows fails: see the log, or set refinement.enabled to false"
     if facts.degraded:
         yield f"memory is short: {', '.join(facts.degraded)}"
+    yield from facts.conflicts
     if facts.scale:
         yield facts.scale
 

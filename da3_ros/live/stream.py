@@ -59,14 +59,15 @@ class Stream:
         transforms: TransformTree,
         session: Session | None = None,
     ) -> None:
+        """Load the network, and what saved scenes are to begin with.
+
+        Raises BudgetError if the memory budget admits no window, and as ``open_pipelines``.
+        """
         self.config, self.host = config, host
         prior = open_prior(config, transforms)
         slam = open_corrections(config, transforms, prior)
         self._annotator = FrameAnnotator(config.pipeline, transforms, prior, host.warn, slam)
-        pipelines = open_pipelines(config.pipeline, session, wait_for_engine=False)
-        for pipeline in pipelines.values():
-            pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
-            pipeline.refinement.skip_when_late()
+        pipelines = _open_live(config.pipeline, session)
         saved = scenes_at_start(config, list(pipelines))  # before any file of this run is made
         record_keyframes(pipelines, config)
         self.scene_streams = {
@@ -160,7 +161,7 @@ class Stream:
         start = time.perf_counter()
         try:
             done = self._first.pipeline.inference.warm_up(stopping)
-        except (BudgetError, WindowTooLargeError) as error:  # the cameras' images may be smaller
+        except WindowTooLargeError as error:  # the cameras' images may be smaller
             self.host.warn(f"no warm-up: {error}")
             return
         if done:
@@ -344,3 +345,13 @@ class Stream:
             scene_stream.deliver(frame)
         self.published.add(self.host.now_ns())
         self.latencies.append((self.host.now_ns() - frame.stamp_ns) / 1e9)
+
+
+def _open_live(config: PipelineConfig, session: Session | None) -> dict[str, Pipeline]:
+    """Open pipelines whose frames wait for nothing. Raises BudgetError if no window fits."""
+    pipelines = open_pipelines(config, session, wait_for_engine=False)
+    for pipeline in pipelines.values():
+        pipeline.loops.wait_for_solver = False  # frames do not wait for the pose graph
+        pipeline.refinement.skip_when_late()
+    next(iter(pipelines.values())).inference.plan_ahead()  # they share one network
+    return pipelines

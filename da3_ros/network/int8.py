@@ -2,16 +2,62 @@
 
 Weights are symmetric int8 with a scale per output; activations are uint8 with one scale and zero
 point per call, from their minimum and maximum. Sums are exact, results fp32.
+
+CPUs without VNNI add two products of bytes in 16 bits and clip the sum. There, weights take 7
+bits, so that no sum of two products is clipped.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-SYMMETRIC, LEVELS = 127, 255
+LEVELS = 255  # largest activation
+LARGEST_WEIGHT = {8: 127, 7: (2**15 - 1) // (2 * LEVELS)}  # by bits; 64: two products fit 16 bits
+PROBED = ((1, 64, 64), (64, 384, 384))  # rows, inputs, outputs: oneDNN chooses kernels by size
+
+
+def weight_bits(*, clips: bool) -> int:
+    """Bits of the weights of int8 layers. clips: as ``pair_sums_clip`` measures it."""
+    return 7 if clips else 8
+
+
+@functools.cache
+def pair_sums_clip() -> bool:
+    """Whether this process's int8 kernels clip the sum of two products to 16 bits.
+
+    Measured, since no list of CPU features tells which kernel runs: oneDNN chooses it by size, by
+    version, and by ``ONEDNN_MAX_CPU_ISA``. CPU only.
+    """
+    return any(_clips(*shape) for shape in PROBED)
+
+
+def _clips(rows: int, inputs: int, outputs: int) -> bool:
+    largest = LARGEST_WEIGHT[8]
+    x = torch.full((rows, inputs), LEVELS, dtype=torch.uint8)
+    packed = _pack(torch.full((outputs, inputs), largest, dtype=torch.int8))
+    ones, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+    out = _product(x, 1.0, 0, packed, ones, zeros, None)
+    return not bool((out == inputs * LEVELS * largest).all())
+
+
+def _pack(weight: Tensor) -> Any:
+    """Weights int8 [out, in] in the layout of the kernel."""
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def _product(
+    x: Tensor, scale: float, zero: int, packed: Any, scales: Tensor, zeros: Tensor,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Activations uint8 [rows, in] times packed weights -> fp32 [rows, out]."""
+    out: Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, scale, zero, packed, scales, zeros, bias, 1.0, 0, torch.float32, "none", [], "",
+    )  # fmt: skip
+    return out
 
 
 class Int8Linear(nn.Module):
@@ -21,11 +67,12 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
         weight = layer.weight.detach().float()
-        self.scales = (weight.abs().amax(1) / SYMMETRIC).clamp_min(1e-30)
+        largest = LARGEST_WEIGHT[weight_bits(clips=pair_sums_clip())]
+        self.scales = (weight.abs().amax(1) / largest).clamp_min(1e-30)
         self.zeros = torch.zeros(len(weight), dtype=torch.int64)
         self.bias = None if layer.bias is None else layer.bias.detach().float()
         rounded = (weight / self.scales[:, None]).round_().to(torch.int8)
-        self.packed: Any = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self.packed = _pack(rounded)
         self.weight = torch.empty(0)  # has the type that the input must have
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,11 +82,8 @@ class Int8Linear(nn.Module):
         scale = max(most - least, 1e-30) / LEVELS
         zero = round(-least / scale)
         rounded = (x.reshape(-1, x.shape[-1]) * (1 / scale)).add_(zero).round_()
-        out: Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded.clamp_(0, LEVELS).to(torch.uint8), scale, zero,
-            self.packed, self.scales, self.zeros, self.bias,
-            1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
+        bytes_ = rounded.clamp_(0, LEVELS).to(torch.uint8)
+        out = _product(bytes_, scale, zero, self.packed, self.scales, self.zeros, self.bias)
         return out.reshape(*x.shape[:-1], self.out_features)
 
 

@@ -44,18 +44,27 @@ class WindowInference:
         """Sets the parameters that may change between windows."""
         self.config = config
 
+    def plan_ahead(self) -> None:
+        """Plans typical windows. Raises BudgetError if the memory budget admits none."""
+        self.session.plan_ahead(*self._typical)
+
     def warm_up(self, stopping: Callable[[], bool]) -> bool:
         """Runs typical windows before the first frame; returns whether it was completed.
 
         Raises BudgetError or WindowTooLargeError.
         """
-        window, cameras = self.config.window, max(1, len(self.config.cameras))
-        done = self.session.warm_up(window.size, window.new * cameras, stopping=stopping)
+        done = self.session.warm_up(*self._typical, stopping=stopping)
         if done is None:
             return False
         if self.metric_model is not None:
             self.metric_model.measure(*done)
         return True
+
+    @property
+    def _typical(self) -> tuple[int, int]:
+        """Views and new views of a full window."""
+        window, cameras = self.config.window, max(1, len(self.config.cameras))
+        return window.size, window.new * cameras
 
     def run(
         self, shared: list[SharedView], new: Sequence[PreparedView]

@@ -31,6 +31,7 @@ from da3_ros.recordings.base import (
 )
 from da3_ros.recordings.camera_topics import Camera, choose_camera
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.frame_id_filter import FrameIdFilter
 from da3_ros.sensors.stamp_check import StampCheck
 from da3_ros.types import Calibration, Frame
 
@@ -113,6 +114,7 @@ class BagRecording(Recording):
         A stamp of zero (not set by the driver) is replaced by the time of recording.
         """
         self.counters["bad_images"] = 0
+        self.counters.pop("foreign_frames", None)
         ordered = in_stamp_order(self._paired(), REORDER_DEPTH * len(self._sources))
         for stamp, image in self._selection.apply(ordered):
             source = image.source
@@ -220,6 +222,7 @@ class BagRecording(Recording):
             for s in self._sources
             if s.info_topic is not None
         }
+        frame_ids = {topic: FrameIdFilter(topic) for topic in by_topic}
         waiting: deque[_Image] = deque()
         checks: dict[str, StampCheck[_Image]] = {topic: StampCheck() for topic in by_topic}
         infos = {s.info_topic for s in self._sources if s.info_topic is not None}
@@ -227,6 +230,8 @@ class BagRecording(Recording):
             if topic in infos:
                 for keeper in (k for k in keepers.values() if k.topic == topic):
                     keeper.add_info(calibration_from_msg(message), message.header.frame_id)
+                continue
+            if not self._is_own(frame_ids[topic], message.header.frame_id, log_ns):
                 continue
             image = _Image(_stamp(message, log_ns), message, by_topic[topic], self._calibration)
             believed = checks[topic].add(image, image.stamp_ns, log_ns, log_ns / 1e9)
@@ -262,6 +267,17 @@ class BagRecording(Recording):
         frame_id = image.message.header.frame_id
         keeper.add_image(image, frame_id, width, height, image.stamp_ns)
         return True
+
+    def _is_own(self, frame_ids: FrameIdFilter, frame_id: str, log_ns: int) -> bool:
+        """False, counted and reported, for an image of another camera on a camera's topic."""
+        own = frame_ids.admit(frame_id, log_ns)
+        for notice in frame_ids.notices():
+            log.warning("%s", notice)
+        if not own:
+            self.counters["foreign_frames"] = self.counters.get("foreign_frames", 0) + 1
+            if warning := frame_ids.warning(frame_id):
+                log.warning("%s", warning)
+        return own
 
     def _warn_bad(self, text: str, topic: str) -> None:
         self.counters["bad_images"] += 1

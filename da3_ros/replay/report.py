@@ -54,6 +54,7 @@ def write_report(
             p.name: p.value for p in parameters(settings) if p.name not in NOT_REPORTED
         },
         "backend": pipeline.session.status().backend,
+        "int8_weight_bits": pipeline.session.status().int8_weight_bits,
         "license": MODELS[pipeline.config.inference.model].license,
         "plan": _plan(pipeline),
         "counts": dict(sorted(counts.items())),

@@ -34,6 +34,7 @@ from da3_ros.messages.decode import ImageError, image_size, stamp_ns
 from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
+from da3_ros.sensors.frame_id_filter import FrameIdFilter
 from da3_ros.sensors.stamp_check import StampCheck, Stamped
 
 DEPTH = 5
@@ -92,6 +93,11 @@ class CameraInputs:
     def image_topics(self) -> str:
         """Names of the image topics, separated by commas."""
         return ", ".join(one.image_topic for one in self._all)
+
+    @property
+    def image_types(self) -> list[tuple[str, str]]:
+        """Full name and type of each image topic."""
+        return [(one.image_topic, one.image_type) for one in self._all]
 
     @property
     def lost(self) -> int:
@@ -157,6 +163,7 @@ class CameraInput:
             self.info_topic, config.camera_info_timeout_s
         )
         self._stamps: StampCheck[tuple[Any, int, int]] = StampCheck()
+        self._frame_ids = FrameIdFilter(self.image_topic)
         self.images = self.infos = 0
         self.gaps = GapMeter(
             self.image_topic,
@@ -192,6 +199,7 @@ class CameraInput:
 
     def reset(self) -> None:
         """Start a new stream: its calibration is selected again."""
+        self._frame_ids.reset()
         waited = self._matcher.reset() + self._stamps.reset()
         if waited:
             self._host.discard("cleared", waited)
@@ -250,7 +258,11 @@ class CameraInput:
         self.images += 1
         self.received_s = time.monotonic()
         self._waiting.received(self.received_s)
-        self._note_gaps(message, numbered)
+        own = self._is_own(message.header.frame_id)
+        if own or numbered is not None:  # numbers are those of the publisher, stamps of the camera
+            self._note_gaps(message, numbered)
+        if not own:
+            return
         if not self._limit.admit(self.received_s):
             self._host.drop("too_fast", self._rate_warning())
             return
@@ -276,6 +288,20 @@ class CameraInput:
             self.stamp_age_s = (self._clock_ns() - one.stamp_ns) / 1e9
             now = time.monotonic_ns()
             self._matcher.add_image(message, message.header.frame_id, width, height, now)
+
+    def _is_own(self, frame_id: str) -> bool:
+        """False, counted and reported, for an image of another camera on this topic."""
+        own = self._frame_ids.admit(frame_id, time.monotonic_ns())
+        for notice in self._frame_ids.notices():
+            self.node.get_logger().warning(notice)
+        if own:
+            return True
+        self._host.discard("foreign_frame", 1)
+        if warning := self._frame_ids.warning(frame_id):
+            offers = self.node.get_publishers_info_by_topic(self.image_topic)
+            names = sorted({f"{o.node_namespace.rstrip('/')}/{o.node_name}" for o in offers})
+            self._host.warn(f"{warning} (published by {', '.join(names) or 'nobody now'})")
+        return False
 
     def _note_gaps(self, message: Any, numbered: tuple[bytes, int] | None) -> None:
         stamp = stamp_ns(message.header.stamp)

@@ -36,6 +36,7 @@ from da3_ros.parameter_schema import ConfigError
 from da3_ros.ros import parameters
 from da3_ros.ros import status_report as report
 from da3_ros.ros.camera_subscriber import GRAPH_PERIOD_S, SAME_S, CameraInputs
+from da3_ros.ros.conflict_watch import ConflictWatch
 from da3_ros.ros.initial_pose import InitialPose
 from da3_ros.ros.map_display import MapDisplay
 from da3_ros.ros.node_log import NodeLog
@@ -88,6 +89,7 @@ class Da3Node(LifecycleNode):
         self._tf_publishers = TfPublishers(self)
         self.parameter_changes = ParameterChanges(self, lambda: self.runner, self.log)
         self._map_display = MapDisplay(self.topics, self.log)
+        self._conflicts = ConflictWatch(self, self.topics, self.log)
         self.requests = Services(self)
         self._status = self.topics.advertise("status", Status)
         self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray)
@@ -272,6 +274,7 @@ class Da3Node(LifecycleNode):
             self.input.update()
         for text in self.endpoints.warnings(time.monotonic()):
             self.warn(text)
+        self._conflicts.update(self.input)
         self._map_display.update(self.runner)
 
     def _on_idle(self) -> None:
@@ -296,6 +299,7 @@ class Da3Node(LifecycleNode):
             last_error=self.log.last_error,
             failure=self.log.failure,
             images=None if self.input is None else self.input.facts(),
+            conflicts=self._conflicts.lasting,
             mesh_percent=self.requests.stored_exports.percent,
         )
 

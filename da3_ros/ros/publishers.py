@@ -46,6 +46,12 @@ class Topics:
         # Not a lifecycle publisher: the last frames of a deactivated node are still delivered.
         return self._endpoints.advertise(kind, name, profile)
 
+    @property
+    def own(self) -> list[str]:
+        """Full names of the topics that no other node should publish: all but ``/tf``."""
+        publishers = self._publishers.items()
+        return [p.topic_name for name, p in publishers if not name.startswith("/")]
+
     def publish(self, published: Published) -> None:
         """Publish one message. Thread-safe."""
         topic, _, message = published

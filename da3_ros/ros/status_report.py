@@ -36,6 +36,7 @@ class NodeFacts:
     last_error: str
     failure: str  # why the last lifecycle transition failed; empty if it succeeded
     images: ImageFacts | None  # None if not active
+    conflicts: tuple[str, ...] = ()  # other nodes that disturb this one
     mesh_percent: float = math.nan  # of the mesh that a service makes; NaN: none
 
 
@@ -52,7 +53,11 @@ def status(node: NodeFacts, stream: Stream | None) -> Any:
     scenes = stream.pipelines
     scale = stream.last_report.scale if stream.last_report else None
     session = dataclasses.asdict(stream.pipeline.session.status())
-    own_keys = ("backend", "backend_since")  # in diagnostics only: the message does not change
+    own_keys = (
+        "backend",
+        "backend_since",
+        "int8_weight_bits",
+    )  # in diagnostics only: the message does not change
     return build.status(
         node.library,
         node.now_ns,
@@ -113,11 +118,14 @@ def diagnostics(node: NodeFacts, stream: Stream | None) -> DiagnosticArray:
 
 
 def _backend(stream: Stream | None) -> dict[str, Any]:
-    """Returns the runtime of the newest window, and the first window that ran on it."""
+    """Returns the runtime of the newest window, the first window on it, and the bits of int8."""
     if stream is None or stream.last_report is None:
         return {}
     session = stream.pipeline.session.status()
-    return {"backend": session.backend, "backend_since_window": session.backend_since}
+    bits = session.int8_weight_bits
+    return {"backend": session.backend, "backend_since_window": session.backend_since} | (
+        {} if bits is None else {"int8_weight_bits": bits}
+    )
 
 
 def _alignment(stream: Stream | None) -> dict[str, Any]:
@@ -209,7 +217,7 @@ def _blind(stream: Stream) -> dict[str, int]:
 def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Facts:
     """Collects the facts that ``health.assess`` needs."""
     if stream is None:
-        return Facts(node.state, configured=False, failure=node.failure)
+        return Facts(node.state, configured=False, failure=node.failure, conflicts=node.conflicts)
     now, silent = time.monotonic(), stream.published.silent_s()
     refused = sum(p.counters["windows_refused"] for p in stream.pipelines)
     unrefined = sum(p.counters["refinement_failed"] for p in stream.pipelines)
@@ -243,6 +251,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         scale="" if stream.pipeline.scale.scale.metric else unknown,
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
+        conflicts=node.conflicts,
     )
 
 

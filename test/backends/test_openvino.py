@@ -152,6 +152,7 @@ def test_a_rig_with_joint_windows_runs_on_openvino(walk):
     assert_same_places(results)
 
 
+@pytest.mark.processor
 @pytest.mark.skipif(
     "BF16" not in __import__("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
     reason="this CPU has no bfloat16",
@@ -350,6 +351,7 @@ def test_a_type_that_the_cpu_lacks_is_not_replaced_by_another(monkeypatch, caplo
     assert "on this CPU it has no float16" in caplog.text
 
 
+@pytest.mark.processor
 def test_an_engine_computes_in_the_type_and_threads_of_the_session(walk):
     for name, hint in (("off", "f32"), ("bfloat16", "bf16"), ("float16", "f16")):
         session = session_of("auto", mixed_precision=name)

@@ -27,6 +27,7 @@ from da3_ros.inference.planner import (
     Plan,
     Request,
     check_fits,
+    gib_texts,
     least_memory,
     make_plan,
     needs_lower_precision,
@@ -282,6 +283,18 @@ def test_a_row_of_the_table_needs_few_counts(cpu, monkeypatch):
     with pytest.raises(BudgetError):
         make_plan(cpu, request(model="da3-tiny"), 10 * MIB)
     assert len(set(asked)) <= 6
+
+
+def test_sizes_in_a_line_have_the_digits_that_tell_them_apart():
+    assert gib_texts(GIB, 2 * GIB) == ("1.00", "2.00")
+    assert gib_texts(round(0.0701 * GIB), round(0.0712 * GIB)) == ("0.07", "0.08")  # rounded up
+    assert gib_texts(round(0.0759 * GIB), round(0.0768 * GIB)) == ("0.076", "0.077")
+    assert gib_texts(5 * GIB, 5 * GIB + 1) == ("5.00", "5.01")
+
+
+def test_a_model_without_gaussians_is_no_remedy(cpu):
+    with pytest.raises(BudgetError, match=r"raise memory_budget_gb$"):
+        make_plan(cpu, request(model="da3-giant", gaussians=True), GIB)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "nonsense", '{"model": "da3-small"}'])

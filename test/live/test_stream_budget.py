@@ -7,7 +7,7 @@ import pytest
 from support.streams import as_messages, stream_of
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.inference import BudgetError
+from da3_ros.inference import BudgetError, WindowTooLargeError
 from da3_ros.inference import memory_governor as module
 from da3_ros.inference.planner import GIB, least_memory
 from da3_ros.synthetic import SyntheticCamera
@@ -53,7 +53,7 @@ def test_a_budget_one_camera_cannot_have_is_in_force_nowhere(known):
     session = stream.pipeline.session
     least = {
         r.image: least_memory(session.hardware, r, session.memory.factor)
-        for r in session.memory.requests.plans
+        for r in session.memory.requests.active
     }
     between = sum(least.values()) / 2 / GIB
     assert max(least, key=least.get) == (112, 84)  # the first camera's
@@ -87,14 +87,27 @@ def test_a_warm_up_is_no_window_of_the_stream():
     assert not stream.pipeline.counters
 
 
-def test_a_warm_up_without_a_fitting_plan_is_reported():
-    """A warm-up that nothing fits is logged and frames may still come."""
-    stream, host = stream_of(memory_budget_gb=0.01)
+def test_no_stream_begins_in_a_budget_that_admits_no_window(tmp_path):
+    store = {"map.store": "run", "export_dir": str(tmp_path)}
+    with pytest.raises(BudgetError, match=r"da3-tiny does not fit into 0\.01 GiB"):
+        stream_of(memory_budget_gb=0.01, **store)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BudgetError, match=r"set model to da3-tiny \(at least 2 views of 112x84"):
+        stream_of(memory_budget_gb=0.09, model="da3-small", checkpoint="random")
+
+
+def test_a_warm_up_without_enough_memory_is_reported(monkeypatch):
+    """The cameras' images may be smaller: the node waits for them."""
+    stream, host = stream_of()
     said = []
     host.warn = lambda text, every_s=0.0: said.append(text)
+
+    def ends(*args, **options):
+        raise WindowTooLargeError("memory ran out")
+
+    monkeypatch.setattr(stream.pipeline.session, "warm_up", ends)
     stream.warm_up()
-    assert len(said) == 1
-    assert said[0].startswith("no warm-up: da3-tiny does not fit into 0.01 GiB")
+    assert said == ["no warm-up: memory ran out"]
 
 
 def test_a_warm_up_ends_where_the_node_leaves():

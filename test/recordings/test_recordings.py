@@ -436,6 +436,20 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, caplog):
     assert str(T0 + 4 * STEP) in record.message
 
 
+def test_of_two_cameras_on_one_topic_the_first_is_read(tmp_path, caplog):
+    left, right = (list(stream(info=False, frame_id=name)) for name in ("left", "right"))
+    turns = [item for pair in zip(left, right, strict=True) for item in pair]
+    with open_recording(write_folder(tmp_path / "bag", turns)) as recording:
+        for _ in range(2):  # also when it is read again
+            caplog.clear()
+            frames = list(recording)
+            assert recording.counters == {"bad_images": 0, "foreign_frames": len(right)}
+            assert {frame.frame_id for frame in frames} == {"left"}
+            assert [number(f) for f in frames] == list(range(len(left)))
+            (record,) = caplog.records
+            assert "images of frame_id 'right' are dropped" in record.message
+
+
 @pytest.mark.parametrize("compression", list(mcap.writer.CompressionType))
 @pytest.mark.parametrize("chunk_size", [20_000, 10_000_000])
 def test_truncated_mcap_gives_what_is_readable(tmp_path, compression, chunk_size):

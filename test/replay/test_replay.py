@@ -65,8 +65,7 @@ def run_cli(*arguments):
 
 def run_anew(*arguments):
     """In an interpreter of its own, with a hash seed of its own."""
-    command = [sys.executable, "-m", "da3_ros", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return programs.run_alone("-m", "da3_ros", *arguments)
 
 
 def test_replay_writes_every_documented_file_and_no_other(true_run):

@@ -76,3 +76,19 @@ def test_deactivated_it_hears_nothing_and_goes_on_where_it_was():
         change(rig, Transition.TRANSITION_ACTIVE_SHUTDOWN)
         state_is(rig, "finalized")
         assert rig.process.stop(timeout_s=20.0) == 0
+
+
+def test_a_budget_that_admits_no_window_fails_configuring():
+    """A lifecycle manager must not see a healthy node whose windows all fail."""
+    with Rig(autostart=False, memory_budget_gb=0.01) as rig:
+        state_is(rig, "unconfigured")
+        answer = rig.call(
+            "lifecycle_msgs/srv/ChangeState", "/da3/change_state",
+            transition=Transition(id=CONFIGURE),
+        )  # fmt: skip
+        assert not answer.success
+        rig.until(lambda: "da3-tiny does not fit into 0.01 GiB on cpu" in rig.process.output())
+        state_is(rig, "unconfigured")
+        assert set_parameter(rig, "memory_budget_gb", 0.0).successful
+        change(rig, CONFIGURE)
+        state_is(rig, "inactive")

@@ -322,6 +322,7 @@ def test_known_poses_change_the_rotations_as_the_network_does(monkeypatch):
     np.testing.assert_allclose(found, out.gaussians[0, -1:].half().numpy(), atol=2e-3)
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_lower_precision_is_used_where_gaussians_stay_close(monkeypatch, precision):
     registered(monkeypatch, "da3-giant")

@@ -8,6 +8,7 @@ tests to which these matter start their programs with ``subprocess``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import multiprocessing.context
@@ -18,6 +19,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from support.progress import STALLED_S, cpu_s, wait_while_it_works
 
 ROOT = Path(__file__).resolve().parents[2]
 # With all that they import; where there is no ROS, its part is left out. PyTorch imports
@@ -42,18 +46,57 @@ def start(
 
 
 def run(
-    *words: object, env: Mapping[str, str] | None = None, timeout_s: float = 300.0
+    *words: object, env: Mapping[str, str] | None = None, stalled_s: float = STALLED_S
 ) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` of ``python words``: waits, and returns status and output as text."""
+    """As ``subprocess.run`` of ``python words``: waits, and returns status and output as text.
+
+    Raises TimeoutExpired if it makes no progress for ``stalled_s``.
+    """
     command = [str(word) for word in words]
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         process = start(command, os.environ if env is None else env, out.name, err.name)
-        process.join(timeout_s)
-        if process.exitcode is None:
+        pid = process.pid or 0
+        done = wait_while_it_works(
+            process.join, lambda: process.exitcode is not None, lambda: _progress(pid, out, err),
+            stalled_s,
+        )  # fmt: skip
+        if not done:
             process.kill()
-            raise subprocess.TimeoutExpired(command, timeout_s, out.read(), err.read())
-        texts = [file.read().decode(errors="replace") for file in (out, err)]
-        return subprocess.CompletedProcess(command, process.exitcode, *texts)
+            raise subprocess.TimeoutExpired(command, stalled_s, out.read(), err.read())
+        return _completed(command, process.exitcode, out, err)
+
+
+def run_alone(
+    *words: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As ``run``, in an interpreter of its own: with its own hash seed and libraries."""
+    command = [sys.executable, *(str(word) for word in words)]
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err)
+
+        def join(wait_s: float) -> None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(wait_s)
+
+        done = wait_while_it_works(
+            join, lambda: process.poll() is not None, lambda: _progress(process.pid, out, err)
+        )
+        if not done:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, STALLED_S, out.read(), err.read())
+        return _completed(command, process.returncode, out, err)
+
+
+def _progress(pid: int, *files: Any) -> tuple[float, ...]:
+    """CPU seconds of a process, and the sizes of its output."""
+    return cpu_s(pid), *(os.path.getsize(file.name) for file in files)
+
+
+def _completed(
+    command: list[str], status: int | None, out: Any, err: Any
+) -> subprocess.CompletedProcess[str]:
+    texts = [Path(file.name).read_text(errors="replace") for file in (out, err)]
+    return subprocess.CompletedProcess(command, status or 0, *texts)
 
 
 @functools.cache
