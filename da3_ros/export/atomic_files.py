@@ -125,7 +125,8 @@ def _check_writable(folder: Path) -> None:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Moves a folder to ``path`` and removes an old one there, which stays if that fails.
+    """Moves a folder to ``path`` and removes an old one there, which stays if that fails or is
+    interrupted.
 
     Raises OSError.
     """
@@ -133,11 +134,12 @@ def replace_folder(new: Path, path: Path) -> None:
         os.rename(new, path)
         return
     old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-old-"))
-    os.replace(path, old)  # an empty folder may be replaced
     try:
+        os.replace(path, old)  # an empty folder may be replaced
         os.rename(new, path)
-    except OSError:
-        with suppress(OSError):
-            os.rename(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if os.path.lexists(path):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.rename(old, path)
