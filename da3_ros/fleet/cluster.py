@@ -38,6 +38,11 @@ NICENESS = "RAY_worker_niceness"
 USUAL_TOKEN = "~/.ray/auth_token"
 LOCKED_AFTER_S = 60.0  # a folder just made may not be locked yet
 CONNECT_S = 10.0
+SETTINGS = bytes(
+    (0, 0, 0, 4, 0, 0, 0, 0, 0)
+)  # an empty frame of HTTP/2; both sides send one first
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
+NO_ANSWER = "what listens there is none; the port is that of `ray start --head`, 6379 unless set"
 MOMENT_S = 1.0  # how long an interruption may wait
 USUAL_CPUS = 4  # of a task without a GPU: beyond, threads of one task wait for each other
 
@@ -147,16 +152,26 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises FleetError if nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    """Raises FleetError if no server of HTTP/2 listens at HOST:PORT, which a Ray cluster has: Ray
+    itself tries for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise FleetError(f"--address {address}: give HOST:PORT of a Ray cluster, or auto")
     try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
+        with socket.create_connection((host, int(port)), CONNECT_S) as connection:
+            connection.settimeout(CONNECT_S)
+            connection.sendall(GREETING)
+            answer = b""
+            while len(answer) < len(SETTINGS) and (more := connection.recv(64)):
+                answer += more
+    except TimeoutError as error:
+        raise FleetError(f"no Ray cluster at {address}: {NO_ANSWER}") from error
     except (OSError, OverflowError) as error:
         raise FleetError(f"no Ray cluster at {address}: {error}") from error
+    if len(answer) < len(SETTINGS) or answer[3] != SETTINGS[3]:
+        raise FleetError(f"no Ray cluster at {address}: {NO_ANSWER}")
 
 
 @contextlib.contextmanager
