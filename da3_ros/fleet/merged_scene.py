@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from da3_ros.export.atomic_files import replace_folder
+from da3_ros.export.atomic_files import hidden_prefix, replace_folder
 from da3_ros.export.export import ExportError
 from da3_ros.export.scene_file import check_scene_target, is_scene
 from da3_ros.fleet.jobs import MERGED, REPORT, FleetError
@@ -93,7 +93,7 @@ def hidden_folder(output: Path) -> Path:
     """
     try:
         check_scene_target(output / MERGED)
-        return Path(tempfile.mkdtemp(prefix=f".{MERGED}-", dir=output))
+        return Path(tempfile.mkdtemp(prefix=hidden_prefix(MERGED), dir=output))
     except (ExportError, OSError) as error:
         raise FleetError(f"{output / MERGED} cannot be written: {error}") from error
 
@@ -110,7 +110,7 @@ def publish(folder: Path, output: Path) -> None:
 def remove_hidden(output: Path, patience_s: float = 0.0) -> None:
     """Removes the hidden folders of this fleet and of killed ones, once no worker is in them."""
     end = time.monotonic() + patience_s
-    for folder in output.glob(f".{MERGED}-*"):
+    for folder in output.glob(f"{hidden_prefix(MERGED)}*"):
         while not _removed(folder) and time.monotonic() < end:
             time.sleep(LOOK_S)
 
