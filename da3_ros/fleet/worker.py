@@ -164,8 +164,8 @@ class Worker:
             return dataclasses.replace(outcome, reason=reason, worker_unhurt=False)
         return dataclasses.replace(
             outcome,
-            state=DAMAGED if summary.stopped_at else COMPLETE,
-            reason=summary.stopped_at or "",
+            state=DAMAGED if summary.damage else COMPLETE,
+            reason=summary.damage or "",
             frames=summary.counts.get("processed", 0),
             wall_s=round(summary.measured["wall_s"], 3),
         )
