@@ -207,8 +207,8 @@ def test_a_scene_that_was_continued_in_its_folder_is_not_named(
     output, camera, bag, tmp_path, caplog
 ):
     """Its keyframes were replaced by those of the second replay."""
-    exports = shutil.ignore_patterns("*.npz", "*.colmap")
-    same = shutil.copytree(output, tmp_path / "same", ignore=exports)
+    same = tmp_path / "same"
+    shutil.copytree(output / "scene", same / "scene")
     settings = load_config(None, ["process_res:=140", "window.size:=4", "model:=da3-tiny"])
     replay(ReplayOptions(bag, same, resume=same), settings, TruthSession(camera))
     exported(same, "all.npz")
