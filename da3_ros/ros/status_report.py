@@ -225,6 +225,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         unpublished="publish_failed" in growing,
         degraded=stream.pipeline.session.status().degraded,
         scale="" if stream.pipeline.scale.scale.metric else unknown,
+        map_fault=next(filter(None, (p.scene_map.fault for p in stream.pipelines)), ""),
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
     )

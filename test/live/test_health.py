@@ -39,6 +39,7 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"output_age_s": 11.0, "enabled": False}, WARN, "paused"),
         ({"refused": True}, WARN, "cannot be aligned"),
         ({"degraded": ("4 views",)}, WARN, "memory is short: 4 views"),
+        ({"map_fault": "there is no map"}, WARN, "there is no map"),
         ({"scale": "the scale is unknown"}, WARN, "the scale is unknown"),
         ({"configured": False, "state": "unconfigured"}, OK, "unconfigured"),
         ({"configured": False, "failure": "no weights"}, ERROR, "no weights"),

@@ -262,6 +262,25 @@ def test_localization_without_a_map_is_told_once(ring, caplog):
     assert all(r.covariance_map is None for r in results)
 
 
+def test_a_map_in_which_no_place_can_be_found_is_a_fault(folder, known, ring):
+    pipeline = opened(ring[:20], **LOCALIZE)
+    assert "there is no map: load one (map.load" in pipeline.scene_map.fault
+    push(pipeline, ring[:20])
+    assert "there is no map" in pipeline.scene_map.fault
+    mapping = dataclasses.replace(pipeline.config, mode="mapping")
+    pipeline.reconfigure(mapping)
+    assert pipeline.scene_map.fault == ""
+
+    walk = rounds(ring, 1)[20:26]
+    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    assert pipeline.scene_map.fault == ""
+    push(pipeline, walk)
+    assert pipeline.scene_map.fault == ""
+    unrecognised = dataclasses.replace(pipeline.snapshot(), recognition=None)
+    pipeline.resume(unrecognised)
+    assert "no keyframes that recognise its places" in pipeline.scene_map.fault
+
+
 def test_localization_needs_loops():
     with pytest.raises(ConfigError, match=r"loop\.enabled is false"):
         config_from_parameters({"mode": "localization", "loop.enabled": False})
