@@ -9,7 +9,6 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import SubmapStore
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 
-REMEDY = "load one (map.load, ~/load_scene), or set mode to mapping"
 log = logging.getLogger(__name__)
 
 
@@ -25,20 +24,6 @@ def set_read_only(on: bool, submaps: SubmapStore, loops: LoopScheduler, scale: S
     submaps.localize(False)
     if submaps.place_known and not connected and submaps.submaps:
         submaps.begin_part()  # what is mapped from now on has no measured place in the map
-
-
-def fault_of(submaps: SubmapStore, loops: LoopScheduler) -> str:
-    """Returns why no place can be found in a read-only map, and the remedy; empty if it can."""
-    if submaps.localized is None:
-        return ""
-    if not submaps.submaps:
-        return f"mode is localization, but there is no map: {REMEDY}"
-    if not loops.recognises_map:
-        return (
-            "mode is localization, but the map has no keyframes that recognise its places: poses "
-            f"are those of odometry; {REMEDY}"
-        )
-    return ""
 
 
 def _begin(submaps: SubmapStore, loops: LoopScheduler) -> None:

@@ -30,7 +30,7 @@ from da3_ros.pipeline.delivery import drift_of, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.map_following import MapFollowing
-from da3_ros.pipeline.map_mode import fault_of, set_read_only
+from da3_ros.pipeline.map_mode import set_read_only
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
@@ -63,11 +63,6 @@ class SceneMap:
     def localizes(self) -> bool:
         """Whether the map is read-only: the camera is only localized in it."""
         return self.submaps.localized is not None
-
-    @property
-    def fault(self) -> str:
-        """Why no place can be found in a read-only map, and the remedy; empty if it can."""
-        return fault_of(self.submaps, self.loops)
 
     def _apply_mode(self) -> None:
         """Makes the map read-only, or lets it grow, by the parameter ``mode``."""
