@@ -19,6 +19,7 @@ from da3_ros.cli.bench import add_bench
 from da3_ros.cli.export import add_export
 from da3_ros.cli.export_network import add_export_network
 from da3_ros.cli.fleet import add_fleet
+from da3_ros.cli.lasting_output import lasting_output
 from da3_ros.cli.merge import add_merge
 from da3_ros.cli.models import add_models
 from da3_ros.cli.plan import add_plan
@@ -40,9 +41,11 @@ class Interrupted(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the caller
-            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
+    with lasting_output():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = build_parser().parse_args(arguments)
     logging.basicConfig(
         format="%(levelname)s %(name)s: %(message)s", level=options.log_level.upper()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from da3_ros.cli.progress_bar import progress_bar
 from da3_ros.export.atomic_files import atomic_folder, check_file_target, check_folder_target
+from da3_ros.export.began_in import began_in
 from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene, format_of, size_of
@@ -65,10 +66,14 @@ def convert(
             if not (frames or stored_form or derive):  # the saved points know more
                 if anew:
                     log.warning(
-                        "%s: not all of its keyframes are stored; its points are filtered", folder
-                    )
+                        "%s: not all of its keyframes are stored%s; its points are filtered",
+                        folder, _where_others_are(folder),
+                    )  # fmt: skip
                 return _exported(load_scene(folder).scene(), target, selection, form)
-            log.warning("%s: not all of its keyframes are stored; the others are left out", folder)
+            log.warning(
+                "%s: not all of its keyframes are stored%s; the others are left out",
+                folder, _where_others_are(folder),
+            )  # fmt: skip
         if stored_form is not None:
             done = WRITERS[stored_form](stored, target, selection, filters, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
@@ -88,6 +93,18 @@ def _has_all(stored: StoredScene, folder: Path) -> bool:
     """Whether all keyframes of the saved scene are stored: not those of a resumed one, nor after
     the disk was full."""
     return int(load_poses(folder).rows["keyframe"].sum()) <= len(stored.images)
+
+
+def _where_others_are(folder: Path) -> str:
+    """Returns where the keyframes are that a replay in a saved scene has not stored: with that
+    scene; empty if it did not begin in one."""
+    scenes = list(began_in(folder))
+    if not scenes:
+        return ""
+    there = [str(scene) for scene in scenes if (find_scene(scene) / JOURNAL).exists()]
+    if not there:
+        return f" (the scene that it began in, {scenes[0]}, has none either, or is gone)"
+    return f" (those of the scene that it began in are in {' and '.join(there)}: export that too)"
 
 
 def _check_target(target: Path, form: str) -> None:

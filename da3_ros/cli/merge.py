@@ -68,6 +68,10 @@ def _run_merge(options: argparse.Namespace) -> int:
 def text_of(summary: MergeSummary) -> str:
     """Returns a line per scene, and one about the result."""
     lines = [f"{one.name}: {_said_of(one, summary.metric)}" for one in summary.scenes]
+    lines += [
+        f"{one.name}: left out, it has {one.common} of its {one.frames} frames in common with "
+        f"{one.of}" for one in summary.copies
+    ]  # fmt: skip
     unit = "in metres" if summary.metric else "in the unit of the reference, not metres"
     lines.append(f"{summary.output}: {unit}; {summary.looks} windows were compared")
     return "\n".join(lines) + "\n"

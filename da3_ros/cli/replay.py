@@ -91,7 +91,7 @@ def _run_replay(options: argparse.Namespace) -> int:
         sys.stderr.write(f"da3_ros: {error}\n")
         return FAILED
     sys.stdout.write(summary.text())
-    return INCOMPLETE if summary.stopped_at else 0
+    return INCOMPLETE if summary.damage else 0
 
 
 def replay_options(options: argparse.Namespace, recording: Path) -> ReplayOptions:

@@ -1,16 +1,28 @@
-"""Writes files and folders atomically: they appear complete or not at all."""
+"""Writes files and folders atomically: they appear complete or not at all.
+
+Until then they are hidden beside their place, and locked. What a killed process has left of them
+is removed when the same file or folder is written again.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from da3_ros.export.selection import ExportError
+
+MARK = "da3_ros"  # in hidden names, so that nothing else is removed
+RANDOM = r"[a-z0-9_]{8}"  # what `tempfile` adds
+LOCKED_AFTER_S = 60.0  # what was just made may not be locked yet
 
 Foreign = Callable[[Path], Path | None]  # returns a file of a folder that is not ours to delete
 
@@ -46,14 +58,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(path, path.stem, path.suffix)
         handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix
+            dir=path.parent, prefix=hidden_prefix(path.stem), suffix=path.suffix
         )
-        os.close(handle)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
     temporary = Path(name)
     try:
+        _lock(handle)
         yield temporary
         temporary.chmod(0o644)
         _check_regular(path)
@@ -62,6 +75,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise ExportError(f"{path} cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
 
 
 @contextmanager
@@ -74,10 +88,13 @@ def atomic_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
     try:
         _check_folder(path, foreign)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        _remove_left(path, path.name)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=hidden_prefix(path.name)))
+        handle = os.open(temporary, os.O_RDONLY)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {error}") from error
     try:
+        _lock(handle)
         yield temporary
         temporary.chmod(0o755)
         replace_folder(temporary, path)
@@ -85,6 +102,46 @@ def atomic_folder(path: Path, foreign: Foreign) -> Iterator[Path]:
         raise ExportError(f"{path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
+
+
+def hidden_prefix(name: str) -> str:
+    """Returns what the name of a file or folder begins with that is to be ``name``."""
+    return f".{name}-{MARK}-"
+
+
+def _remove_left(path: Path, name: str, suffix: str = "") -> None:
+    """Removes what killed processes have left beside ``path``; an old folder that they were
+    replacing returns to its place."""
+    prefix = hidden_prefix(name)
+    ours = re.compile(re.escape(prefix) + f"(old-)?{RANDOM}" + re.escape(suffix))
+    for left in path.parent.glob(f"{glob.escape(prefix)}*"):
+        if ours.fullmatch(left.name) and not left.is_symlink():
+            with suppress(OSError):  # another process works in it, or has removed it
+                _remove_unlocked(left, path)
+
+
+def _remove_unlocked(left: Path, path: Path) -> None:
+    """Raises OSError if a process works in ``left``."""
+    if time.time() - left.stat().st_ctime < LOCKED_AFTER_S:
+        return
+    handle = os.open(left, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not left.is_dir():
+            left.unlink()
+        elif left.name.startswith(f"{hidden_prefix(path.name)}old-") and not path.exists():
+            os.rename(left, path)
+        else:
+            shutil.rmtree(left)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Locks until ``handle`` is closed or this process has ended; not every disk can."""
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -125,19 +182,21 @@ def _check_writable(folder: Path) -> None:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Moves a folder to ``path`` and removes an old one there, which stays if that fails.
+    """Moves a folder to ``path`` and removes an old one there, which stays if that fails or is
+    interrupted.
 
     Raises OSError.
     """
     if not path.is_dir():
         os.rename(new, path)
         return
-    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-old-"))
-    os.replace(path, old)  # an empty folder may be replaced
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{hidden_prefix(path.name)}old-"))
     try:
+        os.replace(path, old)  # an empty folder may be replaced
         os.rename(new, path)
-    except OSError:
-        with suppress(OSError):
-            os.rename(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if os.path.lexists(path):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.rename(old, path)

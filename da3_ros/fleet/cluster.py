@@ -21,6 +21,7 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.fleet.jobs import FleetError, Job
 from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool, WorkerLostError
+from da3_ros.fleet.signals import signals_held
 from da3_ros.fleet.worker import Worker, locked
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.results import ReplayOptions
@@ -33,9 +34,16 @@ OBJECT_STORE = 80 * 2**20  # bytes, near Ray's least: only paths and numbers are
 LONGEST_TEMP = 30  # characters of a folder below which Ray can still name its sockets
 TEMP_PREFIX = "da3_fleet_"
 TOKEN, TOKEN_PATH, AUTHENTICATION = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
+NICENESS = "RAY_worker_niceness"
 USUAL_TOKEN = "~/.ray/auth_token"
 LOCKED_AFTER_S = 60.0  # a folder just made may not be locked yet
 CONNECT_S = 10.0
+SETTINGS = bytes(
+    (0, 0, 0, 4, 0, 0, 0, 0, 0)
+)  # an empty frame of HTTP/2; both sides send one first
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
+NO_ANSWER = "what listens there is none; the port is that of `ray start --head`, 6379 unless set"
+MOMENT_S = 1.0  # how long an interruption may wait
 USUAL_CPUS = 4  # of a task without a GPU: beyond, threads of one task wait for each other
 
 
@@ -67,9 +75,9 @@ def connected(address: str | None) -> Iterator[Any]:
         else:
             _check_address(address)
             where = {"address": address}
-        stack.callback(ray.shutdown)
+        stack.callback(_shut_down, ray)
         try:
-            with _signal_handlers_kept(ray):
+            with signals_held(), _signal_handlers_kept(ray):
                 ray.init(**where, **quiet)
         except Exception as error:  # of Ray, which has no common type for this
             why = _first_line(error)
@@ -81,15 +89,21 @@ def connected(address: str | None) -> Iterator[Any]:
             ) from error
         if address is None:
             _check_loopback(ray)
-        try:
-            yield ray
-        except SystemError as error:  # what a signal's handler raised while Ray waited
-            raise (error.__cause__ or error) from None
+        yield ray
+
+
+def _shut_down(ray: Any) -> None:
+    """Ends Ray; its processes would go on if a second signal interrupted that."""
+    with signals_held():
+        ray.shutdown()
 
 
 def _import_ray(*, local: bool) -> Any:
     """Imports Ray without its usage reports. Raises FleetError if it is missing."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Else Ray's workers are nicer than all other processes (15), and get next to nothing of a core
+    # beside one of them. A cluster's machines have this from `ray start`.
+    os.environ.setdefault(NICENESS, "0")
     if local:
         # Where Ray is for one machine only, it listens on the loopback interface. It has that
         # mode for macOS and Windows; this variable, read at its import, selects it here.
@@ -138,16 +152,26 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises FleetError if nothing listens at HOST:PORT: Ray itself tries for minutes."""
+    """Raises FleetError if no server of HTTP/2 listens at HOST:PORT, which a Ray cluster has: Ray
+    itself tries for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise FleetError(f"--address {address}: give HOST:PORT of a Ray cluster, or auto")
     try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
+        with socket.create_connection((host, int(port)), CONNECT_S) as connection:
+            connection.settimeout(CONNECT_S)
+            connection.sendall(GREETING)
+            answer = b""
+            while len(answer) < len(SETTINGS) and (more := connection.recv(64)):
+                answer += more
+    except TimeoutError as error:
+        raise FleetError(f"no Ray cluster at {address}: {NO_ANSWER}") from error
     except (OSError, OverflowError) as error:
         raise FleetError(f"no Ray cluster at {address}: {error}") from error
+    if len(answer) < len(SETTINGS) or answer[3] != SETTINGS[3]:
+        raise FleetError(f"no Ray cluster at {address}: {NO_ANSWER}")
 
 
 @contextlib.contextmanager
@@ -172,7 +196,7 @@ def _signal_handlers_kept(ray: Any) -> Iterator[None]:
 
 def _check_loopback(ray: Any) -> None:
     """Raises FleetError if Ray listens to other machines although no cluster was asked for."""
-    others = [n["NodeManagerAddress"] for n in ray.nodes() if n["NodeManagerAddress"] != LOOPBACK]
+    others = [n["NodeManagerAddress"] for n in _nodes(ray) if n["NodeManagerAddress"] != LOOPBACK]
     if others:
         raise FleetError(
             f"Ray would listen on {others[0]}, not on this machine only: import nothing of Ray "
@@ -220,7 +244,13 @@ def resources_for(
 
 def _machines(ray: Any) -> list[dict[str, float]]:
     """Returns what each machine has."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in _nodes(ray) if node["Alive"]]
+
+
+@signals_held()
+def _nodes(ray: Any) -> list[dict[str, Any]]:
+    """Returns what Ray knows of each machine."""
+    return list(ray.nodes())
 
 
 def _room(machine: dict[str, float], one: Resources) -> int:
@@ -230,8 +260,12 @@ def _room(machine: dict[str, float], one: Resources) -> int:
 
 
 class RayPool(Pool):
-    """Workers as Ray's actors, each with its cores and cards."""
+    """Workers as Ray's actors, each with its cores and cards.
 
+    Every call into Ray is short, and signals wait for its end.
+    """
+
+    @signals_held()
     def __init__(
         self, ray: Any, settings: NodeConfig, options: ReplayOptions, one: Resources
     ) -> None:
@@ -251,6 +285,7 @@ class RayPool(Pool):
     def capacity(self) -> int:
         return sum(_room(machine, self._one) for machine in _machines(self._ray))
 
+    @signals_held()
     def start(self) -> int:
         number, self._count = self._count, self._count + 1
         settings, options = self._arguments
@@ -259,20 +294,33 @@ class RayPool(Pool):
         self._pending[actor.open.remote(__version__)] = (number, "open")
         return number
 
+    @signals_held()
     def stop(self, worker: int) -> None:
         self._ray.kill(self._actors.pop(worker), no_restart=True)
         self._forget(worker)
 
+    @signals_held()
     def run(self, worker: int, job: Job, attempt: int) -> None:
         self._progress[worker] = (0, 0)
         self._pending[self._actors[worker].run.remote(job, attempt)] = (worker, "run")
 
-    def merge(self, worker: int, scenes: Sequence[Path], output: Path) -> MergeSummary:
+    def merge(self, worker: int, scenes: Sequence[Path], folder: Path) -> MergeSummary:
         """As ``Worker.merge``. Raises FleetError; WorkerLostError if the worker is gone."""
+        with signals_held():
+            reference = self._actors[worker].merge.remote(scenes, folder)
+        while not self._has_answer(reference):
+            pass
+        return self._merged(reference)
+
+    @signals_held()
+    def _has_answer(self, reference: Any) -> bool:
+        """Waits for the answer of a call for a moment."""
+        return bool(self._ray.wait([reference], timeout=MOMENT_S)[0])
+
+    @signals_held()
+    def _merged(self, reference: Any) -> MergeSummary:
         try:
-            return self._ray.get(self._actors[worker].merge.remote(scenes, output))
-        except SystemError:  # a signal, as in ``connected``
-            raise
+            return self._ray.get(reference)
         except self._ray.exceptions.RayActorError as error:
             raise WorkerLostError(_reason(error)) from error
         except Exception as error:
@@ -282,9 +330,11 @@ class RayPool(Pool):
         if not self._pending:  # which Ray refuses to wait for
             time.sleep(timeout_s)
             return []
-        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout_s)
-        return [self._event(reference) for reference in ready]
+        with signals_held():
+            ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout_s)
+            return [self._event(reference) for reference in ready]
 
+    @signals_held()
     def progress(self) -> dict[int, tuple[int, int]]:
         for worker, actor in self._actors.items():
             asked = self._asked.get(worker)
@@ -300,8 +350,6 @@ class RayPool(Pool):
         worker, call = self._pending.pop(reference)
         try:
             answer = self._ray.get(reference)
-        except SystemError:  # a signal, as in ``connected``
-            raise
         except Exception as error:  # what the worker raised, or that it is gone
             self._actors.pop(worker, None)
             self._forget(worker)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,21 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.export.atomic_files import atomic_path
 from da3_ros.export.export import ExportError
-from da3_ros.export.scene_file import is_scene
 from da3_ros.fleet.cluster import RayPool, connected, resources_for
 from da3_ros.fleet.dispatcher import Dispatcher
 from da3_ros.fleet.jobs import MERGED, REPORT, FleetError, Job, find_jobs
+from da3_ros.fleet.merged_scene import (
+    END_S,
+    earlier_record,
+    hidden_folder,
+    publish,
+    record_of,
+    remove_hidden,
+    scenes_of,
+    summary_of,
+)
 from da3_ros.fleet.pool import WorkerLostError
+from da3_ros.fleet.signals import signals_held
 from da3_ros.fleet.worker import FAILED, Outcome, locked, read_outcome
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.report import write_json
@@ -52,6 +61,7 @@ class FleetSummary:
     skipped: int = 0  # of these outcomes, those of earlier runs
     workers: list[dict[str, Any]] = field(default_factory=list)
     merged: MergeSummary | str | None = None  # str: why nothing was merged
+    merged_record: dict[str, Any] | None = None  # of the merged scene that is there
     wall_s: float = 0.0
 
     @property
@@ -66,9 +76,6 @@ class FleetSummary:
     def report(self) -> dict[str, Any]:
         """Returns the content of fleet.json."""
         done = [o for o in self.outcomes if o.state != FAILED]
-        merged: Any = self.merged
-        if isinstance(merged, MergeSummary):
-            merged = {**dataclasses.asdict(merged), "output": str(merged.output)}
         return {
             "da3_ros": __version__,
             "recordings": self.recordings,
@@ -78,7 +85,7 @@ class FleetSummary:
             "frames": sum(o.frames for o in done),
             "wall_s": round(self.wall_s, 2),
             "workers": self.workers,
-            "merged": merged,
+            "merged": self.merged if isinstance(self.merged, str) else self.merged_record,
             "outcomes": [dataclasses.asdict(o) for o in self.outcomes],
         }
 
@@ -112,11 +119,11 @@ def run_fleet(
     jobs = find_jobs(options.inputs, options.output, options.replay, settings)
     options.output.mkdir(parents=True, exist_ok=True)
     with locked(options.output):
+        remove_hidden(options.output)  # of a fleet that was killed
         try:
             return _run(options, settings, jobs, observer, start)
-        finally:  # also those of a fleet that was killed
-            for part in options.output.glob(f".{MERGED}-*"):
-                shutil.rmtree(part, ignore_errors=True)
+        finally:
+            remove_hidden(options.output, END_S)
 
 
 def _run(
@@ -128,6 +135,7 @@ def _run(
 ) -> FleetSummary:
     known = {job.name: outcome for job in jobs if (outcome := read_outcome(job)) is not None}
     summary = FleetSummary(options.output, len(jobs), list(known.values()), len(known))
+    summary.merged_record = earlier_record(options.output)
     observer.begin(jobs, summary.outcomes)
     missing = [job for job in jobs if job.name not in known and not job.unreadable]
     # The largest first: the last worker then ends soon after the others.
@@ -142,7 +150,9 @@ def _run(
     for job in jobs:
         if job.unreadable:
             noted(Outcome(job.name, job.key, FAILED, job.unreadable, attempts=0))
-    if missing or options.merge:
+    if options.merge and not missing:
+        summary.merged = _known_merge(summary)
+    if missing or (options.merge and summary.merged is None):
         with connected(options.address) as ray:
             one = resources_for(ray, settings, options.gpus_per_task, options.cpus_per_task)
             pool = RayPool(ray, settings, options.replay, one)
@@ -153,7 +163,8 @@ def _run(
             try:
                 dispatcher.run()
                 if options.merge:
-                    summary.merged = _merge(summary, dispatcher, pool, observer)
+                    known_merge = _known_merge(summary)
+                    summary.merged = known_merge or _merge(summary, dispatcher, pool, observer)
             finally:
                 summary.workers = [
                     {"worker": n, **dataclasses.asdict(w.info), "recordings": w.recordings,
@@ -168,20 +179,34 @@ def _run(
     return summary
 
 
+def _known_merge(summary: FleetSummary) -> MergeSummary | str | None:
+    """Returns what a merge would give, if that is known without one, else None."""
+    scenes = scenes_of(summary.output, summary.outcomes)
+    if len(scenes) < 2:
+        results = sum(outcome.state != FAILED for outcome in summary.outcomes)
+        return f"{len(scenes)} of {results} results have a scene: there is nothing to merge"
+    known = summary_of(summary.merged_record, scenes)
+    if known is not None:
+        log.info("%s holds these %d scenes already", known.output, len(scenes))
+    return known
+
+
 def _merge(
     summary: FleetSummary, dispatcher: Dispatcher, pool: RayPool, observer: Observer
 ) -> MergeSummary | str:
     """Merges the scenes of all results; returns why, if nothing could be merged."""
-    folders = [summary.output / o.name for o in summary.outcomes if o.state != FAILED]
-    scenes = sorted(folder for folder in folders if is_scene(folder / "scene"))
-    if len(scenes) < 2:
-        return f"{len(scenes)} of {len(folders)} results have a scene: there is nothing to merge"
+    scenes = scenes_of(summary.output, summary.outcomes)
     observer.merging(len(scenes))
     try:
         while True:
-            worker = dispatcher.spare_worker()
+            worker, folder = dispatcher.spare_worker(), hidden_folder(summary.output)
             try:
-                return pool.merge(worker, scenes, summary.output / MERGED)
+                merged = pool.merge(worker, list(scenes), folder)
+                merged = dataclasses.replace(merged, output=summary.output / MERGED)
+                with signals_held():  # fleet.json says what is there
+                    publish(folder, summary.output)
+                    summary.merged_record = record_of(merged, scenes)
+                return merged
             except WorkerLostError as error:
                 dispatcher.forget(worker)
                 if worker == max(dispatcher.workers):  # the newest one: it is the merge that kills

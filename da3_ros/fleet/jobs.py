@@ -19,7 +19,7 @@ from da3_ros.config import NodeConfig
 from da3_ros.export.scene_file import is_scene
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings.search import find_recordings, is_recording, name_of
-from da3_ros.replay.checkpoint import fingerprint
+from da3_ros.replay.checkpoint import contents_of_parameters, fingerprint
 from da3_ros.replay.report import NOT_REPORTED
 from da3_ros.replay.results import ReplayOptions
 
@@ -202,6 +202,7 @@ def _settings_key(options: ReplayOptions, settings: NodeConfig) -> str:
         "options": options.of_results(),
         "plan": None if options.plan is None else options.plan.read_text(),
         "parameters": values,
+        "contents": contents_of_parameters(settings),
     }
     text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

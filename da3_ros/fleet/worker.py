@@ -26,7 +26,7 @@ from da3_ros import __version__
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.atomic_files import atomic_path
 from da3_ros.export.export import ExportError
-from da3_ros.fleet.jobs import FleetError, Job
+from da3_ros.fleet.jobs import MERGED, FleetError, Job
 from da3_ros.inference import open_networks
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.memory_governor import FREE_SHARE
@@ -140,11 +140,17 @@ class Worker:
         gc.collect()
         return outcome
 
-    def merge(self, scenes: Sequence[Path], output: Path) -> MergeSummary:
-        """Merges the scenes of several recordings, as ``merging.merge.merge``; raises as it."""
+    def merge(self, scenes: Sequence[Path], folder: Path) -> MergeSummary:
+        """Merges the scenes of several recordings into a new scene in ``folder``, which exists,
+        without copies; raises as ``merging.merge.merge``.
+
+        The folder is locked until that has ended, or this process has.
+        """
         self.session.renew()
         config = self.settings.pipeline
-        return merge(scenes, output, config, open_loop_network(config, self.session))
+        network = open_loop_network(config, self.session)
+        with locked(folder):
+            return merge(scenes, folder / MERGED, config, network, leave_out_copies=True)
 
     def _replayed(self, job: Job, outcome: Outcome) -> Outcome:
         try:
@@ -158,8 +164,8 @@ class Worker:
             return dataclasses.replace(outcome, reason=reason, worker_unhurt=False)
         return dataclasses.replace(
             outcome,
-            state=DAMAGED if summary.stopped_at else COMPLETE,
-            reason=summary.stopped_at or "",
+            state=DAMAGED if summary.damage else COMPLETE,
+            reason=summary.damage or "",
             frames=summary.counts.get("processed", 0),
             wall_s=round(summary.measured["wall_s"], 3),
         )

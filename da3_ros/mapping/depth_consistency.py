@@ -13,6 +13,8 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.types import Array, Prediction, ScaleMeasurement
 
+# Cosine between both directions of motion, below which one of them is wrong (as metric_scale.py).
+MIN_COSINE = 0.8
 SHORTEST_M = 0.1  # motion within a window that carries a scale (network/conditioning.py)
 POINTS = 600  # pixels of a pair of views that are compared
 TRIALS = np.linspace(-0.25, 0.25, 51)  # log factors tried on the scale from baselines
@@ -43,10 +45,11 @@ def fit_unit(T_prior_camera: Array, prediction: Prediction) -> ScaleMeasurement:
 
 def _by_baselines(T_prior: Array, prediction: Prediction) -> ScaleMeasurement | None:
     first, second = np.triu_indices(len(T_prior), 1)
-    prior_lengths, network_lengths = (
-        np.linalg.norm(T[first, :3, 3] - T[second, :3, 3], axis=1)
+    motions = [
+        np.einsum("nji,nj->ni", T[first, :3, :3], T[second, :3, 3] - T[first, :3, 3])
         for T in (T_prior, prediction.T_window_camera)
-    )
+    ]  # in the first camera's axes, which both share
+    prior_lengths, network_lengths = (np.linalg.norm(motion, axis=1) for motion in motions)
     moved = (prior_lengths > 0.1 * prior_lengths.max()) & (
         network_lengths > 0.1 * network_lengths.max()
     )
@@ -56,6 +59,11 @@ def _by_baselines(T_prior: Array, prediction: Prediction) -> ScaleMeasurement | 
     count = int(single.sum())
     if count < 3 or long_baselines.sum() < 2:
         return None
+    cosines = (motions[0] * motions[1]).sum(axis=1)[long_baselines] / (
+        prior_lengths[long_baselines] * network_lengths[long_baselines]
+    )
+    if np.median(cosines) < MIN_COSINE:
+        return None  # the network sees no such motion: wheels that spin while the camera stands
     logs = np.log(prior_lengths[moved] / network_lengths[moved])
     spread = float(np.std(logs[single[moved]], ddof=1)) / math.sqrt(count)
     few = math.sqrt((count - 1) / max(count - 3, 0.5))

@@ -139,6 +139,11 @@ class LoopClosure:
         self._unconfirmed.clear()
         return any(one.submap in searched for one in self._keyframes)
 
+    @property
+    def recognises_map(self) -> bool:
+        """Whether a read-only map has keyframes that recognise its places."""
+        return any(one.submap < self._graph.first_live for one in self._keyframes)
+
     def end_localization(self) -> bool:
         """Lets the map grow again: what was only localized is no part of it. Returns whether new
         submaps are measured from its last one."""

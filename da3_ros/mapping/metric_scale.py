@@ -371,14 +371,19 @@ class SceneScale:
             self._scale_filter.change_unit(1.0)
 
     def update(
-        self, window: Window, prediction: Prediction, T_segment_window: Similarity | None
-    ) -> Scale:
-        """Returns the scale at a window; ``T_segment_window`` is None for a refused one."""
+        self, window: Window, prediction: Prediction, T_segment_window: Similarity | None,
+        *, own_motion: bool = True,
+    ) -> Scale:  # fmt: skip
+        """Returns the scale at a window; ``T_segment_window`` is None for a refused one.
+
+        own_motion: False if the prediction's poses are those of the odometry itself: compared
+        with these, any odometry would be right.
+        """
         self._begun = True
         if T_segment_window is None:
             self._scale_filter.discard_current()
         else:
-            self._add_measurements(window, prediction, T_segment_window)
+            self._add_measurements(window, prediction, T_segment_window, own_motion)
         before, self.scale = self.scale, self._scale_filter.update()
         if self._map_sigma is not None:
             self.scale = Scale("map", self._factor * self.scene_scale, self._map_sigma)
@@ -435,12 +440,16 @@ class SceneScale:
         self._odom_correction.refined(before, after)
 
     def _add_measurements(
-        self, window: Window, prediction: Prediction, T_segment_window: Similarity
-    ) -> None:
+        self, window: Window, prediction: Prediction, T_segment_window: Similarity,
+        own_motion: bool,
+    ) -> None:  # fmt: skip
         """Adds a window's measurement and motions to the filter."""
         unit = T_segment_window.scale
         if prediction.measure is not None:
             self._scale_filter.add_measurement(prediction.measure, unit)
+        if not own_motion:
+            self._scale_filter.discard_current()
+            return
         fresh = range(len(window.views) - window.new, len(window.views))
         camera = window.views[fresh.start].camera  # one camera's motion is the rig's
         for index in (i for i in fresh if window.views[i].camera == camera):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
 
-COMMON = 3  # frames of two scenes, from which on one continues the other
+COMMON = 3  # frames of two scenes, from which on one continues the other, or is a copy of it
 
 
 class MergeError(RuntimeError):
@@ -134,9 +134,54 @@ class InputScene:
         return replace(keyframe, shared_view=shared_view, submap=submap)
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A scene that is left out, since another one has frames of it."""
+
+    name: str
+    of: str  # the scene that stays
+    common: int  # frames that both have
+    frames: int  # that it has itself, counted alike
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the other scene has all of its frames."""
+        return self.common == self.frames
+
+
 def open_inputs(folders: Sequence[Path]) -> list[InputScene]:
     """Opens the scenes in ``folders`` (or ``scene`` in them), the reference first: the first
-    metric one, else the first. Raises SceneFileError, MergeError."""
+    metric one, else the first. Raises SceneFileError; MergeError, also if two have frames in
+    common."""
+    given = _opened(folders)
+    for one, kept, common in _with_common_frames(given):
+        a, b = sorted((one, kept))
+        raise MergeError(
+            f"{scene_name(given[a][0])} and {scene_name(given[b][0])} have {common} frames in "
+            "common, as when one continues the other: what both have would be in the result "
+            "twice; leave one of them out"
+        )
+    return _numbered(given)
+
+
+def open_without_copies(folders: Sequence[Path]) -> tuple[list[InputScene], list[Copy]]:
+    """As ``open_inputs``, but of scenes with common frames leaves out the smaller ones; one
+    without metres is left out rather than one with metres. Raises SceneFileError, MergeError."""
+    given = _opened(folders)
+    copies = {one: (kept, common) for one, kept, common in _with_common_frames(given)}
+    left_out = [
+        Copy(scene_name(given[one][0]), scene_name(given[kept][0]), common,
+             len(_frames(given[one][1])))
+        for one, (kept, common) in sorted(copies.items())
+    ]  # fmt: skip
+    if len(given) - len(copies) < 2:
+        said = "; ".join(f"{c.name} has {c.common} frames in common with {c.of}" for c in left_out)
+        raise MergeError(f"there is one scene only, nothing to merge: {said}")
+    return _numbered([one for i, one in enumerate(given) if i not in copies]), left_out
+
+
+def _opened(folders: Sequence[Path]) -> list[tuple[Path, SceneReader]]:
+    """Opens scenes, none of them twice and none empty. Raises SceneFileError, MergeError."""
     paths = [find_scene(folder) for folder in folders]
     real = [os.path.realpath(path) for path in paths]
     for i, path in enumerate(real):
@@ -146,28 +191,36 @@ def open_inputs(folders: Sequence[Path]) -> list[InputScene]:
     for folder, reader in zip(folders, readers, strict=True):
         if not len(reader.saved.poses):
             raise MergeError(f"the scene in {folder} is empty: leave it out")
-    given = list(zip(folders, readers, strict=True))
+    return list(zip(folders, readers, strict=True))
+
+
+def _numbered(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
+    """Returns the scenes with ids of their own, the reference first. Raises MergeError."""
     first = next((i for i, (_, r) in enumerate(given) if r.saved.metric), 0)
-    given = [given[first], *given[:first], *given[first + 1 :]]
-    inputs = _with_names(given)
-    _check_distinct(inputs)
-    return _without_common_ids(inputs)
+    return _without_common_ids(_with_names([given[first], *given[:first], *given[first + 1 :]]))
 
 
-def _check_distinct(inputs: Sequence[InputScene]) -> None:
-    """Raises MergeError if two scenes have frames in common: one continues the other, or both
-    continue a third one."""
-    frames = [_frames(one) for one in inputs]
-    for (a, of_a), (b, of_b) in itertools.combinations(zip(inputs, frames, strict=True), 2):
-        common = len(of_a & of_b)
-        if common >= COMMON:
-            raise MergeError(
-                f"{a.name} and {b.name} have {common} frames in common, as when one continues "
-                f"the other: what both have would be in the result twice; leave one of them out"
-            )
+def _with_common_frames(
+    given: Sequence[tuple[Path, SceneReader]],
+) -> Iterator[tuple[int, int, int]]:
+    """Yields scenes that have frames in common with one that stays: one continues the other, or
+    both continue a third one, or they are of one recording. Both by their index, and how many
+    frames. Scenes in metres stay, then the larger ones."""
+    frames = [_frames(reader) for _, reader in given]
+    order = sorted(
+        range(len(given)), key=lambda i: (not given[i][1].saved.metric, -len(frames[i]), i)
+    )
+    stay: list[int] = []
+    for one in order:
+        shared = ((len(frames[one] & frames[kept]), kept) for kept in stay)
+        common, kept = max(shared, key=lambda pair: pair[0], default=(0, one))
+        if common < COMMON:
+            stay.append(one)
+        else:
+            yield one, kept, common
 
 
-def _frames(one: InputScene) -> set[tuple[int, bytes]]:
+def _frames(one: SceneReader) -> set[tuple[int, bytes]]:
     """Returns stamp and pose in the submap of all frames that are not at its origin: there every
     submap begins, and videos all begin at stamp 0. Merging renames cameras, so that their names
     tell nothing."""

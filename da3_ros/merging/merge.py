@@ -25,7 +25,14 @@ from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
-from da3_ros.merging.inputs import InputScene, MergeError, check_folders, open_inputs
+from da3_ros.merging.inputs import (
+    Copy,
+    InputScene,
+    MergeError,
+    check_folders,
+    open_inputs,
+    open_without_copies,
+)
 from da3_ros.merging.joining import Joined, LoopNetwork, SceneJoiner
 from da3_ros.merging.network import check_weights, open_loop_network
 from da3_ros.merging.placing import Placement, box_of
@@ -56,27 +63,35 @@ class MergeSummary:
     scenes: tuple[SceneOutcome, ...]
     metric: bool
     looks: int  # windows that were verified
+    copies: tuple[Copy, ...] = ()  # scenes that were left out, not in ``scenes``
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of all scenes is at a known place."""
-        return not any(one.guessed or one.left_out for one in self.scenes)
+        """Whether all frames of all scenes are at a known place."""
+        all_there = all(one.is_whole for one in self.copies)
+        return all_there and not any(one.guessed or one.left_out for one in self.scenes)
 
 
 def merge(
     folders: Sequence[Path], output: Path, config: PipelineConfig,
     network: LoopNetwork | None = None, progress: Progress = silent,
+    *, leave_out_copies: bool = False,
 ) -> MergeSummary:  # fmt: skip
     """Merges the scenes in ``folders`` into a new scene in ``output``.
 
-    network: replaces the one that ``config`` names. Raises MergeError, ExportError,
+    network: replaces the one that ``config`` names. leave_out_copies: of scenes with common frames
+    all but the largest are left out; else they are an error. Raises MergeError, ExportError,
     SceneFileError, JournalError, and what opening a network raises; then nothing is written.
     """
     if len(folders) < 2:
         raise MergeError("name at least two scenes")
     check_folders(folders, output)
     check_scene_target(output)
-    inputs = open_inputs(folders)
+    copies: Sequence[Copy] = ()
+    if leave_out_copies:
+        inputs, copies = open_without_copies(folders)
+    else:
+        inputs = open_inputs(folders)
     boxes = checked_boxes(inputs, progress)
     if check_weights(inputs, config) and network is None:
         network = open_loop_network(config)
@@ -85,7 +100,7 @@ def merge(
     placement = Placement(joiner.parts, joined, boxes)
     merged = merged_scene(inputs, joined, placement)
     _write(inputs, merged, placement, output, progress)
-    return summary(inputs, joined, placement, output)
+    return replace(summary(inputs, joined, placement, output), copies=tuple(copies))
 
 
 def checked_boxes(inputs: Sequence[InputScene], progress: Progress) -> dict[int, Array]:

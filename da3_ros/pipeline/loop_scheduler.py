@@ -101,6 +101,11 @@ class LoopScheduler:
         """Makes the map read-only; see ``LoopClosure.localize``."""
         return self._closure.localize(first_live, searched)
 
+    @property
+    def recognises_map(self) -> bool:
+        """Whether a read-only map has keyframes that recognise its places."""
+        return self._closure.recognises_map
+
     def end_localization(self) -> bool:
         """Lets the map grow again; see ``LoopClosure.end_localization``."""
         return self._closure.end_localization()

@@ -14,6 +14,7 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
@@ -149,14 +150,13 @@ class SceneMap:
         return with_recognition(saved, known, self.config)
 
     def update_scale(
-        self, window: Window, prediction: Prediction, placed: Alignment, *, fits: bool
+        self, window: Window, prediction: Prediction, at: Similarity | None, *, own_motion: bool
     ) -> Scale:
-        """Returns the scale after a window; also updates the limits on memory.
-
-        fits: whether the window was accepted, or began a segment.
+        """Returns the scale after a window (as ``SceneScale.update``; ``at`` is its
+        ``T_segment_window``); also updates the limits on memory.
         """
         before = self.scale.known
-        scale = self.scale.update(window, prediction, placed.T_ref_window if fits else None)
+        scale = self.scale.update(window, prediction, at, own_motion=own_motion)
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)
         limits = dataclasses.replace(self.config.map, memory_mb=room)

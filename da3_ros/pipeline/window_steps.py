@@ -139,7 +139,10 @@ class WindowSteps:
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.shared_views.forget_newest()
         fits = placed.accepted or not shared
-        scale = self.scene_map.update_scale(window, prediction, placed, fits=fits)
+        own = not self.odometry.prior.leads_poses(window)
+        scale = self.scene_map.update_scale(
+            window, prediction, placed.T_ref_window if fits else None, own_motion=own
+        )
         self.scene_map.add_drift(window, prediction, placed, refined)
         report = report_of(
             window, prediction, placed, scale, segment=self.odometry.segment,

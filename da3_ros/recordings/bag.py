@@ -76,7 +76,7 @@ class BagRecording(Recording):
     ) -> None:
         """``cameras``: topics of several cameras by name; replaces ``camera``."""
         self.path = path
-        self.counters = {"bad_images": 0}
+        self.counters, self.bad_images = {"bad_images": 0}, []
         self._selection = selection or Selection()
         self._calibration = calibration
         self._timeout_s = camera_info_timeout_s
@@ -113,7 +113,7 @@ class BagRecording(Recording):
 
         A stamp of zero (not set by the driver) is replaced by the time of recording.
         """
-        self.counters["bad_images"] = 0
+        self.counters["bad_images"], self.bad_images = 0, []
         self.counters.pop("foreign_frames", None)
         ordered = in_stamp_order(self._paired(), REORDER_DEPTH * len(self._sources))
         for stamp, image in self._selection.apply(ordered):
@@ -281,7 +281,8 @@ class BagRecording(Recording):
 
     def _warn_bad(self, text: str, topic: str) -> None:
         self.counters["bad_images"] += 1
-        log.warning("%s, %s", topic, text)
+        self.bad_images.append(f"{topic}, {text}")
+        log.warning("%s", self.bad_images[-1])
 
 
 def _stamp(message: Any, log_ns: int) -> int:

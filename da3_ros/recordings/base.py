@@ -93,8 +93,9 @@ class Recording(abc.ABC):
     """Frames of one or several cameras of a recording. Each iteration starts at the first frame.
 
     Frames are read on demand and yielded in the order of their stamps. An image that cannot be
-    decoded is skipped, logged and counted in ``counters["bad_images"]``. The readable part of a
-    damaged recording is yielded; after the iteration ``stopped_at`` tells where and why it
+    decoded is skipped, logged, counted in ``counters["bad_images"]`` and named in
+    ``bad_images``, with the reason; both begin anew with each iteration. The readable part of
+    a damaged recording is yielded; after the iteration ``stopped_at`` tells where and why it
     stopped (None: nothing is missing).
     """
 
@@ -102,6 +103,7 @@ class Recording(abc.ABC):
     camera: str  # topic or topics, or name of the file or folder
     length: int  # approximate number of frames per iteration
     counters: dict[str, int]
+    bad_images: list[str]
 
     @property
     @abc.abstractmethod

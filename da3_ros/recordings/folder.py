@@ -41,7 +41,7 @@ class FolderRecording(Recording):
             raise RecordingError(f"rate is {rate_hz:g} Hz: must be above 0 and at most 10000")
         self.path = path
         self.camera = path.name
-        self.counters = {"bad_images": 0}
+        self.counters, self.bad_images = {"bad_images": 0}, []
         self._selection, self._rectified, self._max_pixels = selection, rectified, max_pixels
         self._files = image_files(path)
         self._stamps = stamps_of([file.stem for file in self._files], rate_hz)
@@ -64,14 +64,15 @@ class FolderRecording(Recording):
 
     def __iter__(self) -> Iterator[Frame]:
         """Yield the selected frames."""
-        self.counters["bad_images"] = 0
+        self.counters["bad_images"], self.bad_images = 0, []
         ordered = sorted(zip(self._stamps, self._files, strict=True), key=lambda pair: pair[0])
         for stamp_ns, file in self._selection.apply(ordered):
             try:
                 image = decode_file(file.read_bytes(), self._max_pixels)
             except (ImageError, OSError) as error:
                 self.counters["bad_images"] += 1
-                log.warning("%s: %s", file.name, error)
+                self.bad_images.append(f"{file.name}: {error}")
+                log.warning("%s", self.bad_images[-1])
                 continue
             yield Frame(
                 stamp_ns=stamp_ns, image=image, calibration=self._calibration,

@@ -35,7 +35,7 @@ class VideoRecording(Recording):
     ) -> None:  # fmt: skip
         self.path = path
         self.camera = path.name
-        self.counters = {"bad_images": 0}
+        self.counters, self.bad_images = {"bad_images": 0}, []
         self._selection, self._calibration, self._rectified = selection, calibration, rectified
         self._stopped_at: str | None = None
         capture = _open(path)

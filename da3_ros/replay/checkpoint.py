@@ -20,12 +20,15 @@ from typing import Any
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
 from da3_ros.inference import Plan
+from da3_ros.network.checkpoint import shipped_folder
+from da3_ros.network.hub import CONFIG, WEIGHTS
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings import Recording
 from da3_ros.refinement.effort import Effort
 from da3_ros.replay.object_state import StateError, load_state, save_state
 from da3_ros.replay.result_bag import BagState
 from da3_ros.replay.results import ReplayOptions, WrittenScene
+from da3_ros.sensors.ego_mask import CAMERA
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +70,42 @@ def describe_run(
         "--resume with contents": saved and fingerprint(saved, options.output),
         **{f"option {name}": value for name, value in options.of_results().items()},
         **{f"parameter {name}": value for name, value in values.items()},
+        **{
+            f"parameter {name} with contents": content
+            for name, content in contents_of_parameters(settings).items()
+        },
         "frames": recording.length,  # last: what a user has chosen is named first
     }
     plain: dict[str, Any] = json.loads(json.dumps(about, default=str))
     return plain
+
+
+def contents_of_parameters(settings: NodeConfig) -> dict[str, str]:
+    """Returns by name a fingerprint of each file, or both files of weights, that a parameter names
+    and that is on this machine. Files of the hub are pinned by their revision.
+
+    Raises OSError.
+    """
+    config = settings.pipeline
+    files = {
+        "checkpoint": _weights(config.inference.checkpoint, config.inference.model),
+        "scale.metric_checkpoint": _weights(config.scale.metric_checkpoint),
+        "mask": [
+            Path(config.mask.replace(CAMERA, camera)).expanduser()
+            for camera in config.cameras or ("",) if config.mask
+        ],
+    }  # fmt: skip
+    there = {name: [f for f in named if f.is_file()] for name, named in files.items()}
+    return {
+        name: "-".join(fingerprint(file, file / "none") for file in found)
+        for name, found in there.items() if found
+    }  # fmt: skip
+
+
+def _weights(source: str, model: str = "") -> list[Path]:
+    """Returns the files of a checkpoint folder; ``source`` empty: of the one in the package."""
+    folder = Path(source).expanduser() if source else shipped_folder(model)
+    return [] if folder is None else [folder / CONFIG, folder / WEIGHTS]
 
 
 def fingerprint(path: Path, output: Path) -> str:

@@ -59,6 +59,7 @@ def write_report(
         "plan": _plan(pipeline),
         "counts": dict(sorted(counts.items())),
         "stopped_at": recording.stopped_at,
+        "bad_images": recording.bad_images,
         "refinement": _refinement(scenes),
         "map_points": len(pipeline.map),
         "path_length": _path_length(pipeline),
@@ -68,7 +69,10 @@ def write_report(
         "parts_guessed": scene.guessed,
     }
     write_json(folder / "report.json", report)
-    return ReplaySummary(options.output, counts=counts, stopped_at=recording.stopped_at)
+    return ReplaySummary(
+        options.output, counts=counts, stopped_at=recording.stopped_at,
+        bad_images=list(recording.bad_images),
+    )  # fmt: skip
 
 
 def _scale(scale: Scale) -> dict[str, Any]:

@@ -42,6 +42,9 @@ class UnfinishedError(ReplayError):
     """An interrupted replay that cannot go on: its state is damaged, or of another run."""
 
 
+MOST_NAMED = 5  # bad images in a line; report.json names all
+
+
 @dataclass(frozen=True)
 class ReplayOptions:
     """Input, selected part and output of a replay."""
@@ -73,18 +76,30 @@ class ReplayOptions:
 
 @dataclass
 class ReplaySummary:
-    """Result of a replay. stopped_at: where a damaged recording ended; None if it is intact."""
+    """Result of a replay. stopped_at: where reading a damaged recording ended early, else None.
+    bad_images: those that were skipped, with the reasons."""
 
     output: Path
     files: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
     stopped_at: str | None = None
+    bad_images: list[str] = field(default_factory=list)
+
+    @property
+    def damage(self) -> str | None:
+        """What of the recording could not be read, in a line; None: it is intact."""
+        bad = self.bad_images
+        more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+        images = f"{len(bad)} images cannot be read: {'; '.join(bad[:MOST_NAMED])}{more}"
+        parts = [self.stopped_at, images if bad else None]
+        return "; ".join(part for part in parts if part) or None
 
     def about(self) -> dict[str, Any]:
         """Returns what ``ReplaySummary`` is made of, but output and files."""
         return {
             "counts": self.counts, "measured": self.measured, "stopped_at": self.stopped_at,
+            "bad_images": self.bad_images,
         }  # fmt: skip
 
     def text(self) -> str:
@@ -101,8 +116,8 @@ class ReplaySummary:
             )
         if dropped:
             lines.append("dropped: " + ", ".join(f"{k[8:]} {v}" for k, v in dropped.items()))
-        if self.stopped_at:
-            lines.append(f"the recording is damaged: {self.stopped_at}")
+        if self.damage:
+            lines.append(f"the recording is damaged: {self.damage}")
         lines += [f"  {self.output / name}" for name in self.files]
         return "\n".join(lines) + "\n"
 

@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from da3_ros.config import NodeConfig, PipelineConfig
+from da3_ros.export.began_in import BEGAN_IN, MEASURED
 from da3_ros.export.export import ExportError
 from da3_ros.export.paths import path_for_camera
 from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
@@ -127,7 +128,7 @@ def replay(
             without_prior, scenes = annotator.without_prior, state.scenes
             summary = write_report(options, settings, scenes, without_prior, recording, work.path)
             summary.measured = measure_run(summary, scenes, start)
-            write_json(work.path / "measured.json", summary.measured)
+            write_json(work.path / MEASURED, {**summary.measured, BEGAN_IN: run["--resume"]})
             summary.files = work.finish({**summary.about(), "run": run})
             work.publish(options.output)
     except StateError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from da3_ros.live.health import Facts, assess
+from da3_ros.live.map_fault import map_fault
 from da3_ros.live.stream import Stream
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.messages import build
@@ -249,6 +250,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         unpublished="publish_failed" in growing,
         degraded=stream.pipeline.session.status().degraded,
         scale="" if stream.pipeline.scale.scale.metric else unknown,
+        map_fault=next(filter(None, map(map_fault, stream.pipelines)), ""),
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,
         conflicts=node.conflicts,

@@ -1,5 +1,6 @@
 """Ctrl-C ends a command also where Python ignores what is raised."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -56,6 +57,21 @@ def test_nohup_keeps_a_command_alive():
     process.send_signal(signal.SIGHUP)
     process.communicate(timeout=50)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("end", ["| true", "2>&1 | true", "2> >(true)"])
+def test_output_that_nobody_reads_changes_no_exit_code(end, unbuffered):
+    """As `| head` does, which ends before the command; 2: wrong usage, with a line about it."""
+    for arguments, code in (("models", 0), ("plan -p nothing:=1", 2)):
+        command = f'"{sys.executable}" -m da3_ros {arguments} {end}; exit ${{PIPESTATUS[0]}}'
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "Broken pipe" not in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])

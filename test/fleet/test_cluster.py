@@ -1,6 +1,8 @@
 """What a worker takes of machines of different kinds; what is left of killed fleets."""
 
 import os
+import socket
+import threading
 import time
 from types import SimpleNamespace
 
@@ -72,6 +74,33 @@ def test_other_addresses_than_the_own_are_refused():
     ray.nodes()[0]["NodeManagerAddress"] = "192.0.2.7"
     with pytest.raises(FleetError, match=r"would listen on 192\.0\.2\.7"):
         module._check_loopback(ray)
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.0 200 OK\r\n\r\nhello"])
+def test_a_port_that_is_not_of_ray_is_refused_at_once(monkeypatch, answer):
+    """Ray itself tries for more than five minutes."""
+    monkeypatch.setattr(module, "CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def serve():
+            connection, _ = server.accept()
+            connection.recv(100)
+            if answer is not None:
+                connection.sendall(answer)
+                connection.close()
+            ended.wait()
+            connection.close()
+
+        ended = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(FleetError, match=f"no Ray cluster at {address}: what listens"):
+                module._check_address(address)
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_folders_of_killed_fleets_are_removed_and_no_others(tmp_path, monkeypatch):

@@ -260,6 +260,22 @@ def test_scenes_of_one_place_are_joined_also_after_an_interruption(walks, fleet,
     scene = load_scene(output / "merged")
     assert len(list(scene.scene().poses)) == 24 + 17
 
+    # Once more, with a copy of the larger one's recording: nothing is merged; then it is left out.
+    merged = (output / "merged" / "scene.json").stat()
+    process = fleet(*arguments, parameters=settings)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert "merging" not in err
+    assert "holds these 2 scenes already" in err
+    assert (output / "merged" / "scene.json").stat() == merged
+    assert json.loads((output / "fleet.json").read_text())["merged"] == report["merged"]
+    shutil.copytree(walks / "monday", walks / "again")
+    process = fleet(*arguments, parameters=settings)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert "monday: left out, it has " in out
+    assert len(load_scene(output / "merged").poses) == 24 + 17
+
 
 def test_what_hinders_merging_is_said(fleet, tmp_path):
     camera = SyntheticCamera(seed=0, size=(140, 112), frames=12)
@@ -269,10 +285,46 @@ def test_what_hinders_merging_is_said(fleet, tmp_path):
     process = fleet(tmp_path / "bags", "--output", output, "--cpus-per-task", 1, "--merge")
     out, err = process.communicate(timeout=PATIENCE_S)
     merged = json.loads((output / "fleet.json").read_text())["merged"]
-    # The same walk twice has common frames, which `merge` refuses: its reason is passed on.
+    # The same walk twice: without the copy there is one scene only.
     assert process.returncode == INCOMPLETE, err
     assert "frames in common" in merged
-    assert "not merged: a and b have" in out
+    assert "not merged: there is one scene only, nothing to merge: b has" in out
+
+
+SLOW_MERGE = """
+import time
+from da3_ros.fleet import cluster
+from da3_ros.fleet.worker import locked
+
+class Worker(cluster.Worker):
+    def merge(self, scenes, folder):
+        super().merge(scenes, folder)
+        with locked(folder):
+            (folder / "done").touch()
+            time.sleep(600)
+
+cluster.Worker = Worker
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_merge_ends_at_once_without_a_scene(bags, fleet, tmp_path, number):
+    output = tmp_path / "out"
+    words = (bags / "site", "--output", output, "--cpus-per-task", 1, "--merge")
+    process = fleet(*words, script=SLOW_MERGE)
+    wait_for(lambda: list(output.glob(".merged-*/done")) or process.poll() is not None)
+    workers = children(process.pid, "ray::Worker")
+    assert workers
+    # As any process: no nicer than this one.
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {os.nice(0)}
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == INTERRUPTED, err
+    assert "2 of 2 recordings are done; the same command goes on" in err
+    assert sorted(p.name for p in output.iterdir()) == ["b", "c", "fleet.json"]
+    assert json.loads((output / "fleet.json").read_text())["merged"] is None
 
 
 def test_a_second_fleet_in_one_output_is_refused(bags, fleet, tmp_path):

@@ -194,6 +194,25 @@ def test_the_key_changes_with_all_that_results_depend_on(folder, tmp_path):
     assert len(set(keys)) == len(keys)
 
 
+def test_the_key_changes_with_new_weights_and_masks_of_a_name(folder, tmp_path):
+    given, weights, mask = folder / "site" / "run1.mcap", tmp_path / "weights", tmp_path / "m.png"
+    weights.mkdir()
+    keys = []
+    for number in range(3):
+        (weights / "config.json").write_text("{}")
+        (weights / "model.safetensors").write_bytes(bytes([min(number, 1)]) * 9)
+        mask.write_bytes(bytes([number]))
+        keys += [
+            jobs([given], tmp_path / "out", checkpoint=str(weights))[0].key,
+            jobs([given], tmp_path / "out", mask=str(mask))[0].key,
+            jobs([given], tmp_path / "out", **{"scale.metric_checkpoint": str(weights)})[0].key,
+        ]
+    # The weights of the last two rounds are the same.
+    assert len(set(keys)) == 3 + 3 + 1
+    assert keys[3] == keys[6]
+    assert keys[5] == keys[8]
+
+
 def test_the_key_changes_with_the_version(folder, tmp_path, monkeypatch):
     given = folder / "site" / "run1.mcap"
     before = jobs([given], tmp_path / "out")[0].key

@@ -40,6 +40,7 @@ GOOD = {"state": "active", "input_age_s": 0.1, "output_age_s": 0.2}
         ({"refused": True}, WARN, "cannot be aligned"),
         ({"blind": ("dark of left",)}, WARN, "images show nothing (dark of left)"),
         ({"degraded": ("4 views",)}, WARN, "memory is short: 4 views"),
+        ({"map_fault": "there is no map"}, WARN, "there is no map"),
         ({"scale": "the scale is unknown"}, WARN, "the scale is unknown"),
         ({"configured": False, "state": "unconfigured"}, OK, "unconfigured"),
         ({"configured": False, "failure": "no weights"}, ERROR, "no weights"),

@@ -19,9 +19,9 @@ from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.merging.inputs import MergeError, open_inputs
+from da3_ros.merging.inputs import Copy, MergeError, open_inputs, open_without_copies
 from da3_ros.merging.joining import LoopNetwork, SceneJoiner
-from da3_ros.merging.merge import merge
+from da3_ros.merging.merge import MergeSummary, merge
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import fit_poses
@@ -471,6 +471,40 @@ def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp
     assert set(origins) == {"monday"}
     again = load_scene(tmp_path / "tuesday")
     assert {s.origin for s in again.submaps} == {"monday", "tuesday"}
+
+
+def test_the_smaller_copies_are_left_out_where_that_is_asked(folders, ring, second, tmp_path):
+    """One recording twice, and a scene of another day."""
+    given = [folders("monday"), folders("tuesday"), tmp_path / "copy"]
+    shutil.copytree(folders("monday"), given[-1])
+    summary = merge(
+        given, tmp_path / "out", config(), network_of([*ring, *second]), leave_out_copies=True
+    )
+    assert [one.name for one in summary.scenes] == ["monday", "tuesday"]
+    (copy,) = summary.copies
+    assert (copy.of, copy.is_whole) == ("monday", True)
+    assert "copy: left out, it has " in text_of(summary)
+    assert len(load_scene(tmp_path / "out").poses) == 60 + 40
+
+
+def test_a_copy_with_frames_of_its_own_is_no_complete_merge(tmp_path):
+    copy = Copy("b", "a", 10, 12)
+    assert not copy.is_whole
+    assert not MergeSummary(tmp_path, (), True, 1, (copy,)).is_complete
+    assert MergeSummary(tmp_path, (), True, 1, (Copy("b", "a", 12, 12),)).is_complete
+
+
+def test_a_copy_in_metres_stays_however_small(folders, tmp_path):
+    large, small = tmp_path / "large", tmp_path / "small"
+    shutil.copytree(folders("monday"), large)
+    shutil.copytree(folders("monday"), small)
+    about = json.loads((small / "scene.json").read_text())
+    (small / "scene.json").write_text(json.dumps({**about, "metric": True}))
+    inputs, (copy,) = open_without_copies([large, folders("tuesday"), small])
+    assert (copy.name, copy.of) == ("large", "small")
+    assert [one.name for one in inputs] == ["small", "tuesday"]
+    with pytest.raises(MergeError, match="one scene only, nothing to merge: large has"):
+        open_without_copies([large, small])
 
 
 def described_in(folder):

@@ -13,6 +13,7 @@ from support.sessions import LATER, errors, opened, push, resumed, saved
 from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.live.map_fault import map_fault
 from da3_ros.mapping import localized_path, loop_closure, submap_graph
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.parameter_schema import ConfigError
@@ -260,6 +261,25 @@ def test_localization_without_a_map_is_told_once(ring, caplog):
     assert caplog.text.count("there is no map") == 1
     assert len(pipeline.map) == 0
     assert all(r.covariance_map is None for r in results)
+
+
+def test_a_map_in_which_no_place_can_be_found_is_a_fault(folder, known, ring):
+    pipeline = opened(ring[:20], **LOCALIZE)
+    assert "there is no map: load one (map.load" in map_fault(pipeline)
+    push(pipeline, ring[:20])
+    assert "there is no map" in map_fault(pipeline)
+    mapping = dataclasses.replace(pipeline.config, mode="mapping")
+    pipeline.reconfigure(mapping)
+    assert map_fault(pipeline) == ""
+
+    walk = rounds(ring, 1)[20:26]
+    pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
+    assert map_fault(pipeline) == ""
+    push(pipeline, walk)
+    assert map_fault(pipeline) == ""
+    unrecognised = dataclasses.replace(pipeline.snapshot(), recognition=None)
+    pipeline.resume(unrecognised)
+    assert "no keyframes that recognise its places" in map_fault(pipeline)
 
 
 def test_localization_needs_loops():

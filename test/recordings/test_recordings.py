@@ -430,8 +430,10 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, caplog):
             frames = list(recording)
         assert recording.counters["bad_images"] == 1
         assert recording.stopped_at is None
+        (named,) = recording.bad_images
     assert [number(f) for f in frames] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     (record,) = caplog.records
+    assert record.message == named
     assert "/camera/image_raw" in record.message
     assert str(T0 + 4 * STEP) in record.message
 

@@ -249,6 +249,23 @@ def test_readable_part_of_a_truncated_recording_is_processed(bag, tmp_path):
 
 
 @pytest.mark.process
+def test_a_folder_with_broken_images_is_damaged_and_names_them(camera, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for i, frame in enumerate(camera):
+        cv2.imwrite(str(images / f"{i}.png"), frame.image)
+    (images / "3.png").write_bytes((images / "3.png").read_bytes()[:200])
+    (images / "5.png").write_bytes(b"")
+    done = run_cli("replay", images, "--output", tmp_path / "out", *QUICK)
+    assert done.returncode == 3, done.stderr
+    assert "the recording is damaged: 2 images cannot be read: 3.png: " in done.stdout
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [line.partition(":")[0] for line in report["bad_images"]] == ["3.png", "5.png"]
+    assert report["stopped_at"] is None
+    assert report["counts"]["processed"] == FRAMES - 2
+
+
+@pytest.mark.process
 def test_a_truncated_database_is_one_error_and_no_file(camera, tmp_path):
     write_synthetic_bag(tmp_path / "db", camera, storage="sqlite3")
     (file,) = (tmp_path / "db").glob("*.db3")

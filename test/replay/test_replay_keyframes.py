@@ -180,6 +180,41 @@ def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_p
     assert sum(not line.startswith("#") for line in lines) == FRAMES
 
 
+def test_a_replay_in_a_saved_scene_names_where_its_keyframes_are(
+    output, camera, bag, tmp_path, caplog
+):
+    settings = load_config(None, ["process_res:=140", "window.size:=4", "model:=da3-tiny"])
+    second, third = tmp_path / "second", tmp_path / "third"
+    for out, resume in ((second, output), (third, second)):
+        replay(ReplayOptions(bag, out, resume=resume), settings, TruthSession(camera))
+    exported(third, "all.npz")
+    remedy = "those of the scene that it began in are in"
+    assert f"{remedy} {second} and {output}: export that too); the others are left" in caplog.text
+    caplog.clear()
+    exported(third, "coarse.ply", "--voxel", "0.1")
+    assert f"{remedy} {second} and {output}: export that too); its points" in caplog.text
+    caplog.clear()
+    (second / "scene" / JOURNAL).unlink()
+    (second / "measured.json").unlink()
+    exported(third, "all.npz")
+    assert f"the scene that it began in, {second}, has none either, or is gone" in caplog.text
+    caplog.clear()
+    exported(output, "own.npz")
+    assert "began in" not in caplog.text
+
+
+def test_a_scene_that_was_continued_in_its_folder_is_not_named(
+    output, camera, bag, tmp_path, caplog
+):
+    """Its keyframes were replaced by those of the second replay."""
+    same = tmp_path / "same"
+    shutil.copytree(output / "scene", same / "scene")
+    settings = load_config(None, ["process_res:=140", "window.size:=4", "model:=da3-tiny"])
+    replay(ReplayOptions(bag, same, resume=same), settings, TruthSession(camera))
+    exported(same, "all.npz")
+    assert "not all of its keyframes are stored; the others" in caplog.text
+
+
 def test_nobodys_files_are_replaced(output, tmp_path, capsys):
     (tmp_path / "mine.npz").mkdir()
     np.savez(tmp_path / "mine.npz" / "training.npz", x=np.zeros(3))

@@ -75,6 +75,18 @@ def test_windows_over_budget_are_in_status_and_diagnostics(monkeypatch):
     assert list(report.status(node, stream).degraded) == []
 
 
+def test_diagnostics_warn_of_localization_without_a_map():
+    from da3_ros.ros import status_report as report
+
+    camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=6)
+    stream, host = stream_of(mode="localization")
+    node = report.NodeFacts("/da3", LIB, host.now_ns(), "active", True, "", "", None)
+    run(stream, camera, host)
+    (told,) = report.diagnostics(node, stream).status
+    assert told.level == bytes([WARN])
+    assert "mode is localization, but there is no map: load one (map.load" in told.message
+
+
 def run(stream, camera, host):
     for pending in as_messages(camera, host.lib):
         stream.put(pending)

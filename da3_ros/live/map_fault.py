@@ -1,0 +1,21 @@
+"""Why a camera cannot be localized in a read-only map."""
+
+from __future__ import annotations
+
+from da3_ros.pipeline.pipeline import Pipeline
+
+REMEDY = "load one (map.load, ~/load_scene), or set mode to mapping"
+
+
+def map_fault(pipeline: Pipeline) -> str:
+    """Returns why no place can be found in a read-only map, and the remedy; empty if it can."""
+    if pipeline.map.localized is None:
+        return ""
+    if not pipeline.map.submaps:
+        return f"mode is localization, but there is no map: {REMEDY}"
+    if not pipeline.loops.recognises_map:
+        return (
+            "mode is localization, but the map has no keyframes that recognise its places: poses "
+            f"are those of odometry; {REMEDY}"
+        )
+    return ""
