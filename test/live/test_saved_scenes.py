@@ -37,7 +37,9 @@ def folder(ring, tmp_path_factory):
 
 def opened(home, truth, **values):
     session = DescribedTruth(truth, 2, noise=CALM)
-    return stream_of(session, export_dir=str(home), **VALUES, **values)
+    return stream_of(
+        session, export_dir=str(home), hold_when_blind=False, **VALUES, **values
+    )  # images are black
 
 
 def show(stream, host, truth):
