@@ -10,6 +10,7 @@ from bench_covariance import NOISES, frames_of, there_and_back
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.inference import open_networks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Frame
@@ -236,3 +237,22 @@ def test_depth_at_the_camera_size_is_unknown_too():
     _, results = run(frames, faulty, **{"depth.size": "input", "process_res": 112})
     assert results[START].depth_m.shape == frames[0].image.shape[:2]
     assert np.isnan(results[START].depth_m).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("fault", ["black", "noise", "flicker"])
+def test_the_shipped_network_is_not_misled(fault, refine):
+    _, frames = walk()
+    networks = open_networks(config(refine))
+    figures = []
+    for name in ("none", fault):
+        faulty = bench_blind.with_fault(frames, name, START, 6)
+        pipeline, results = run(frames, faulty, networks[0], refine)
+        figures.append(bench_blind.measured(frames, results, pipeline, START, 6))
+    clean, found = figures
+    assert found["step"] < 2 * clean["step"]
+    assert found["nees"] < MAX_NEES
+    assert (found["with depth"], found["parts"], found["place"]) == (0, 1, "known")
+    assert found["found"] == 1
+    assert found["ate_m"] < 1.5 * clean["ate_m"] + 0.002

@@ -1,5 +1,6 @@
 """Replays of recordings in which the camera sees nothing for a while."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -11,10 +12,11 @@ from support.file_readers import messages
 from da3_ros.cli.arguments import load_config
 from da3_ros.recordings.base import RecordingError
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
+from da3_ros.replay import checkpoint
 from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
-from da3_ros.synthetic.truth import TruthSession
+from da3_ros.synthetic.truth import Noise, TruthSession
 
 SIZE, FRAMES, START, LENGTH = (140, 112), 16, 7, 4
 VALUES = [
@@ -84,3 +86,44 @@ def test_a_recording_without_any_sight_says_so(tmp_path):
     ):
         replayed(tmp_path, camera)
     assert not (tmp_path / "out").exists()
+
+
+class Numbered(TruthSession):
+    """Noise that depends on the number of a window only."""
+
+    def infer(self, window):
+        self._rng = np.random.default_rng(window.id)
+        return super().infer(window)
+
+
+def whole(folder):
+    files = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {str(name): data for name, data in files.items() if name.name != "measured.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refine", ["true", "false"])
+def test_a_replay_interrupted_in_the_dark_goes_on_with_the_same_bytes(
+    tmp_path, monkeypatch, refine
+):
+    monkeypatch.setattr(checkpoint, "PERIOD_S", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)
+    camera = Faulty(seed=2, size=SIZE, walk="straight", frames=FRAMES)
+    write_synthetic_bag(tmp_path / "room", camera)
+    settings = load_config(None, [*VALUES[:-1], f"refinement.enabled:={refine}"])
+
+    def run(output, until=FRAMES, **options):
+        def stop(done, total):
+            if done == until < total:
+                raise KeyboardInterrupt
+
+        truth = SyntheticCamera.__iter__(camera)
+        session = Numbered(truth, noise=Noise(0.01, 0.02, 0.02, 0.5, 0.02))
+        with contextlib.suppress(KeyboardInterrupt):
+            replay(ReplayOptions(tmp_path / "room", output, **options), settings, session,
+                   on_frame=stop)  # fmt: skip
+
+    run(tmp_path / "whole")
+    for until in (START + 2, START + LENGTH, FRAMES):
+        run(tmp_path / "parts", until, go_on=until > START + 2)
+    assert whole(tmp_path / "whole") == whole(tmp_path / "parts")
