@@ -280,7 +280,9 @@ def run(truth: list[Truth], noise: Noise, aligner=None, seed: int = 0, **values)
     ``values``: further parameters. The recorder has no transforms if the track was lost.
     """
     size = truth[0].depth.shape[::-1]
-    settings = {"process_res": max(size), "map.enabled": False, **values}
+    settings = {
+        "process_res": max(size), "map.enabled": False, "hold_when_blind": False, **values,
+    }  # fmt: skip
     session = TruthSession(truth, seed=seed, noise=noise)
     pipeline = Pipeline(config_from_parameters(settings), session)
     if isinstance(aligner, KnownUnitAligner):
@@ -545,7 +547,9 @@ def gate_rows(options: argparse.Namespace) -> list[dict]:
     for walk, kind, gate in itertools.product(options.walks, kinds, (False, True)):
         truth = walk_truth(walk, options.frames, options.seed)
         session = CorruptedSession(truth, 0, FULL, kind)
-        settings = {"process_res": max(SIZE), "map.enabled": False}
+        settings = {
+            "process_res": max(SIZE), "map.enabled": False, "hold_when_blind": False,
+        }  # fmt: skip
         pipeline = Pipeline(config_from_parameters(settings), session)
         recorder = GateRecorder(session, gate)
         pipeline.odometry.aligner = recorder

@@ -90,7 +90,8 @@ def run(w: Walk, network: str, output: str, corrections: str) -> dict[str, float
         "model": "da3-tiny" if exact else network, "process_res": SIZE[0], "window.size": 6,
         "map.voxel_m": VOXEL_M, "scale.source": "odometry", "pose_prior.source": "odometry",
         "pose_prior.output": output, "pose_prior.corrections": corrections,
-        "loop.enabled": False, "refinement.enabled": not exact, **map_frame,
+        "loop.enabled": False, "refinement.enabled": not exact, "hold_when_blind": not exact,
+        **map_frame,
     })  # fmt: skip
     session: Session = TruthSession(w.frames) if exact else open_networks(config)[0]
     pipeline, results = Pipeline(config, session), []

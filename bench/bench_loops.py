@@ -151,7 +151,7 @@ def run(walk: Walk, session: TruthSession, *, loops: bool) -> Pipeline:
     """Runs a walk through a pipeline with or without loop closure, and returns the pipeline."""
     values = {
         "process_res": max(SIZE), "window.size": 8, "map.voxel_m": 0.1, "loop.enabled": loops,
-        "map.keep_images": False, "refinement.enabled": False,
+        "map.keep_images": False, "refinement.enabled": False, "hold_when_blind": False,
     }  # fmt: skip
     pipeline = Pipeline(config_from_parameters(values), session)
     K = walk.truth[0].K.copy()

@@ -39,7 +39,7 @@ from da3_ros.ros.rclpy_library import RclpyLibrary
 PARAMETERS = (
     "model:=da3-tiny", "checkpoint:=random", "process_res:=28", "window.size:=3",
     "camera_info_timeout_s:=0.0", "map.max_points:=20000", "scale.source:=fixed",
-    "max_image_hz:=0.0",
+    "max_image_hz:=0.0", "hold_when_blind:=false",  # images are noise
 )  # fmt: skip
 SIDE = 28
 SAMPLES = 60  # measurements of the process per part; growth is that of the second half

@@ -311,3 +311,12 @@ def test_scenes_of_short_walks_are_merged(what, options, tmp_path):
     summary = report["summary"]
     assert summary["pairs"] == (2 if what == "walks" else 1)
     assert what == "walks" or summary["joined"] == 0
+
+
+def test_a_camera_that_sees_nothing(tmp_path):
+    report, text = run(
+        "bench_blind.py", "truth", "--frames", "12", "--laps", "1", "--starts", "6", "--lengths",
+        "2", "--faults", "black", tmp_path=tmp_path,
+    )  # fmt: skip
+    assert [row["blind"] for row in report["rows"]] == [2]
+    assert "fault black" in text
