@@ -376,7 +376,7 @@ class SceneScale:
     ) -> Scale:  # fmt: skip
         """Returns the scale at a window; ``T_segment_window`` is None for a refused one.
 
-        own_motion: False if the prediction's poses are those of the odometry itself: compared
+        own_motion: False if the poses are those of the odometry itself, unconfirmed: compared
         with these, any odometry would be right.
         """
         self._begun = True

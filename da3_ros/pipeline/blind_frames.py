@@ -29,6 +29,7 @@ from da3_ros.types import Prediction, TrackedFrame, Window
 log = logging.getLogger(__name__)
 
 LOST = "lost"  # the cause of views that show something, but nothing known
+UNCERTAIN = "uncertain"  # of views of which the network is far less certain than usual
 
 
 class BlindFrames:
@@ -67,10 +68,11 @@ class BlindFrames:
         if not self.config.hold_when_blind or not shared:
             return prediction, ""
         suspects = self.sight.suspects(new, window, prediction)
-        gap = self.sight.has_gap and not self._odometry.prior.leads_poses(window)
+        gap = self._has_gap(window)
         if not suspects and not gap:
             return prediction, ""
-        cause = next(iter(suspects.values()), LOST)
+        # An image that shows enough, and of which the network is uncertain, may show other things.
+        cause = next((p.suspect for p in new if p.suspect), LOST if gap else UNCERTAIN)
         if self.sight.expects_tracks:
             joined = self._joined(window, len(shared), suspects, prediction, gap=gap)
             if joined is None:
@@ -83,8 +85,24 @@ class BlindFrames:
             return prediction, cause
         return prediction, ""
 
+    def is_unrelated(self, window: Window, shared: Sequence[SharedView]) -> bool:
+        """Whether a window after a gap shares no view, so that a new segment must begin."""
+        if shared or not self._odometry.newest or not self.config.hold_when_blind:
+            return False
+        if not self._has_gap(window):
+            return False
+        self._note_lost("has no earlier view to compare with")
+        return True
+
+    def _note_lost(self, why: str) -> None:
+        log.warning("the camera sees again, but %s: a new segment begins", why)
+        self.counters["sight_not_found"] += 1
+
+    def _has_gap(self, window: Window) -> bool:
+        return self.sight.has_gap and not self._odometry.prior.leads_poses(window)
+
     def _joined(
-        self, window: Window, shared: int, suspects: dict[int, str], prediction: Prediction, *,
+        self, window: Window, shared: int, suspects: Sequence[int], prediction: Prediction, *,
         gap: bool,
     ) -> Prediction | None:  # fmt: skip
         """Returns the prediction with poses by tracks; None if they do not connect the views."""
@@ -97,7 +115,7 @@ class BlindFrames:
         return self._refinement.joined(window, sides, prediction)
 
     def _agrees(
-        self, window: Window, shared: list[SharedView], suspects: dict[int, str],
+        self, window: Window, shared: list[SharedView], suspects: Sequence[int],
         prediction: Prediction, *, gap: bool,
     ) -> bool:  # fmt: skip
         """Whether the network itself trusts its views, and sees a known surface after a gap."""
@@ -108,7 +126,7 @@ class BlindFrames:
             self.sight.is_confident(window.views[i].camera, prediction, i) for i in suspects
         )
 
-    def not_found(self, cause: str, prediction: Prediction) -> bool:
+    def gives_up(self, cause: str, prediction: Prediction) -> bool:
         """Notes a window that cannot be trusted; returns whether the camera was looked for so
         often that a new segment must begin."""
         if cause != LOST:  # it may still be blind
@@ -116,8 +134,7 @@ class BlindFrames:
         newest = None if prediction.descriptor is None else prediction.descriptor[-1]
         if not self.sight.note_failure(newest):
             return False
-        log.warning("the camera sees again, but none of its keyframes: a new segment begins")
-        self.counters["sight_not_found"] += 1
+        self._note_lost("none of its keyframes")
         return True
 
     def keep_odometry(self, frame: SegmentFrame) -> None:
@@ -125,6 +142,8 @@ class BlindFrames:
         is noted."""
         held, scale = self._odometry.newest.get(frame.camera), self._map.scale
         if held is None or not frame.leads or not self.sight.was_blind:
+            return
+        if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
             return
         unit = scale.scene_scale if frame.scale.metric else 1.0
         held, found = scale.pose_in_vo(held), scale.pose_in_vo(frame.T_segment_camera)
@@ -136,8 +155,9 @@ class BlindFrames:
         view = prepared.view
         self.sight.note_blind(prepared)
         self.counters["processed"] += 1
-        poses = self._odometry.newest
-        T, last = self.sight.held_pose(view.camera, poses), self.sight.last(view.camera)
+        poses, last = self._odometry.newest, self.sight.last(view.camera)
+        T_prior = self._odometry.prior.pose(view)
+        T = self.sight.held_pose(view.camera, poses) if T_prior is None else T_prior
         unknown = np.full(view.image.shape[:2], np.nan, np.float32)
         frame = SegmentFrame(
             # A held pose is that of the last frame, also where a window refines it later.
@@ -163,5 +183,7 @@ class BlindFrames:
         else:
             out = self._map.published(frame, self._odometry.uncertainty)
             in_odom, in_map = self.sight.held_covariances(view.camera, view.stamp_ns, poses)
+            if T_prior is not None:  # its errors are unknown, as in the windows before
+                in_odom = in_map = None
             out = dataclasses.replace(out, covariance_odom=in_odom, covariance_map=in_map)
         return dataclasses.replace(out, id=view.id, blind=prepared.blind)

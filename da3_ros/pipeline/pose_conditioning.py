@@ -126,6 +126,14 @@ class PriorPoseSubstitution:
             prediction = with_prior_poses(prediction, T, measure.value)
         return prediction
 
+    def pose(self, view: View) -> Array | None:
+        """Returns the pose [4, 4] of a view in the segment by the prior; None: unknown, or not
+        published."""
+        T = view.T_prior_camera
+        if self._T_segment_prior is None or T is None or not np.isfinite(T).all():
+            return None
+        return self._T_segment_prior.pose(T)
+
     def place(
         self, window: Window, prediction: Prediction, aligned: Alignment
     ) -> tuple[Prediction, Alignment]:

@@ -15,6 +15,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.pipeline.window_builder import PreparedView
+from da3_ros.sensors.image_check import CAUSES
 from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ LOG_EVERY_NS = 10 * 10**9
 REMEDIES = {
     "frozen": "; a simulated camera without noise that stands: set hold_when_blind to false",
     "lost": "; it sees nothing that its keyframes show",
+    "uncertain": "; the network is far less certain than usual",
 }
 
 
@@ -44,7 +46,8 @@ class SeenCamera:
 
     last: TrackedFrame | None = None  # the newest one that was placed, without images
     depth: float = 1.0  # its median depth, published units
-    others: dict[str, Array] = dataclasses.field(default_factory=dict)  # all poses at that time
+    # ``T_segment_camera`` [4, 4] of the cameras that were placed in its instant.
+    others: dict[str, Array] = dataclasses.field(default_factory=dict)
     blind: int = 0  # frames since
     logged_ns: int | None = None  # stamp at which blindness was last logged
     # Rotation, rad, and distance, published units, of consecutive frames; and seconds between.
@@ -83,11 +86,6 @@ class SeenCamera:
             prepared.blind, REMEDIES.get(prepared.blind, ""),
         )  # fmt: skip
 
-    def note_poses(self, poses: dict[str, Array]) -> None:
-        """Notes the newest ``T_segment_camera`` [4, 4] of all cameras, if this one sees."""
-        if not self.blind:
-            self.others = dict(poses)
-
     def guide(self, camera: str, poses: dict[str, Array]) -> str | None:
         """Returns the camera of a rig that has moved since this one, ``camera``, saw; None: none
         has. poses: newest ``T_segment_camera`` [4, 4] of all cameras."""
@@ -124,7 +122,14 @@ class Sight:
     def restart(self) -> None:
         """Begins a new stream: nothing was seen."""
         self._cameras: dict[str, SeenCamera] = {}
+        self._instant, self._poses = -1, dict[str, Array]()  # of the newest placed instant
+        self.start_segment()
+
+    def start_segment(self) -> None:
+        """Begins a segment: what was usual at the last place need not be so here."""
         self._refined: deque[bool] = deque(maxlen=PAST)
+        for one in self._cameras.values():
+            one.confidence.clear()
         self.end_gap()
 
     def end_gap(self) -> None:
@@ -155,36 +160,37 @@ class Sight:
 
     def suspects(
         self, new: Sequence[PreparedView], window: Window, prediction: Prediction
-    ) -> dict[int, str]:
-        """Returns the causes of new views that may show too little, by index in the window."""
-        out: dict[int, str] = {}
-        for index, prepared in enumerate(new, len(window.views) - len(new)):
-            confidence = prediction.confidence[index]
-            if prepared.suspect:
-                out[index] = prepared.suspect
-            elif self._camera(prepared.view.camera).excess(confidence) < SUSPECT_CONFIDENCE:
-                out[index] = "blurred"
-        return out
+    ) -> list[int]:
+        """Returns the indices in the window of new views that may show too little: by their
+        images, or because the network is less certain than usual."""
+        return [
+            index
+            for index, prepared in enumerate(new, len(window.views) - len(new))
+            if prepared.suspect
+            or self._camera(prepared.view.camera).excess(prediction.confidence[index])
+            < SUSPECT_CONFIDENCE
+        ]
 
     def is_confident(self, camera: str, prediction: Prediction, index: int) -> bool:
         """Whether the network is not far less confident of a view than usual."""
         return self._camera(camera).excess(prediction.confidence[index]) >= BLIND_CONFIDENCE
 
-    def see(self, frame: TrackedFrame) -> None:
-        """Notes a placed frame."""
-        self._camera(frame.camera).see(frame)
+    def see(self, frame: TrackedFrame, instant: int, T_segment_camera: Array) -> None:
+        """Notes a placed frame of an instant, with its pose [4, 4]."""
+        one = self._camera(frame.camera)
+        one.see(frame)
+        if instant != self._instant:
+            self._instant, self._poses = instant, {}
+        self._poses[frame.camera] = T_segment_camera
+        for name in self._poses:
+            self._camera(name).others = self._poses
         if frame.leads:
             self._blind_instants = 0
 
-    def note_window(self, poses: dict[str, Array], *, refined: bool) -> None:
-        """Notes a window that was placed, and whether it has enough tracks.
-
-        poses: newest ``T_segment_camera`` [4, 4] of all cameras.
-        """
+    def note_window(self, *, refined: bool) -> None:
+        """Notes a window that was placed, and whether it has enough tracks."""
         self._refined.append(refined)
         self.end_gap()
-        for one in self._cameras.values():
-            one.note_poses(poses)
 
     def note_failure(self, descriptor: Array | None) -> bool:
         """Notes a window in which the camera was not found; returns whether to give up.
@@ -200,6 +206,8 @@ class Sight:
         camera = prepared.view.camera
         if prepared.leads:  # no camera of its instant sees
             self._blind_instants += 1
+            if prepared.blind in CAUSES:  # what comes after is looked for anew
+                self.attempts, self.descriptor = 0, None
         self._camera(camera).note_blind(prepared)
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1
 
@@ -221,17 +229,25 @@ class Sight:
         """Returns the covariances [6, 6], in odometry and map, of a held pose at a time: those of
         the last frame, and what the camera may have moved since. None: unknown.
 
-        A camera that is held as another one of the rig moves has that one's covariances.
+        A camera that is held as another one of the rig moves has its own error of then, and those
+        of the other one's two poses.
         """
         one = self._camera(camera)
         guide = one.guide(camera, poses)
         source = one if guide is None else self._camera(guide)
-        if source.last is None:
+        if one.last is None or source.last is None:
             return None, None
         grown = source.unseen_motion(max(0, stamp_ns - source.last.stamp_ns) / 1e9)
-        both = source.last.covariance_odom, source.last.covariance_map
-        in_odom, in_map = (None if c is None else c + grown for c in both)
-        return in_odom, in_map
+
+        def held(own: Array | None, guides: Array | None) -> Array | None:
+            if own is None or guides is None:
+                return None
+            return own + grown if guide is None else own + 2 * guides + grown
+
+        return (
+            held(one.last.covariance_odom, source.last.covariance_odom),
+            held(one.last.covariance_map, source.last.covariance_map),
+        )
 
     def step_after_gap(self, camera: str, T_held: Array, T_found: Array, unit: float) -> Array:
         """Returns the pose [4, 4] that odometry takes where a held camera was found again: not

@@ -85,15 +85,19 @@ class WindowSteps:
         fails.
         """
         taken = self.builder.take()
-        new, blind = [p for p in taken if not p.blind], [p for p in taken if p.blind]
         closed = self._close_loop()
         self._follow([prepared.view for prepared in taken])
-        for frame in self._run_window(new, closed=closed) if new else ():
-            while blind and blind[0].view.id < frame.id:
-                yield self._deliver_blind(blind.pop(0))
-            yield frame
-        for prepared in blind:
-            yield self._deliver_blind(prepared)
+        new = [p for p in taken if not p.blind]
+        frames = self._run_window(new, closed=closed) if new else iter(())
+        # In order, so that a blind view is held where the view before it is; within an instant
+        # after the views that see, with which it moves.
+        for prepared in sorted(taken, key=lambda p: (p.view.instant, bool(p.blind))):
+            if prepared.blind:
+                yield self._deliver_blind(prepared)
+            elif prepared is new[-1]:
+                yield from frames  # to its end, so that the window is finished
+            elif (frame := next(frames, None)) is not None:
+                yield frame
 
     def _run_window(self, new: list[PreparedView], *, closed: bool) -> Iterator[TrackedFrame]:
         """Runs a window of views that show something, and yields their frames.
@@ -109,12 +113,14 @@ class WindowSteps:
         if not prediction.posed:
             yield from self._deliver_unposed(new, window, prediction, start)
             return
+        if self.blind.is_unrelated(window, shared):
+            self.start_segment(self.odometry.newest)
         prediction = self.refinement.calibrated(window, prediction)
         prediction, cause = self.blind.judge(window, shared, new, prediction)
         if cause:
             for prepared in new:
                 yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
-            if self.blind.not_found(cause, prediction):
+            if self.blind.gives_up(cause, prediction):
                 self.start_segment(self.odometry.newest)
             return
         network_depth = prediction.depth
@@ -139,7 +145,8 @@ class WindowSteps:
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.shared_views.forget_newest()
         fits = placed.accepted or not shared
-        own = not self.odometry.prior.leads_poses(window)
+        # The prior's own poses are a witness only where the network's motion agrees with them.
+        own = prediction.measure is not None or not self.odometry.prior.leads_poses(window)
         scale = self.scene_map.update_scale(
             window, prediction, placed.T_ref_window if fits else None, own_motion=own
         )
@@ -155,7 +162,7 @@ class WindowSteps:
                 prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
             yield self._deliver(prepared, frame, index, prediction)
-        self.blind.sight.note_window(self.odometry.newest, refined=refined is not None)
+        self.blind.sight.note_window(refined=refined is not None)
         self.odometry.finish_window()
         self.refinement.keep(self.odometry.shared_views)
         if self.odometry.is_lost:
@@ -206,7 +213,7 @@ class WindowSteps:
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        self.blind.sight.see(out)
+        self.blind.sight.see(out, prepared.view.instant, frame.T_segment_camera)
         return self._at_published_size(out, prepared)
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
@@ -287,7 +294,7 @@ class WindowSteps:
         self.scene_map.start_segment(newest)
         self.odometry.start_segment(newest)
         self.refinement.restart()
-        self.blind.sight.end_gap()
+        self.blind.sight.start_segment()
 
     def flush(self) -> Iterator[TrackedFrame]:
         """Runs a window of the views that wait, if there are any."""

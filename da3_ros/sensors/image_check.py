@@ -30,6 +30,7 @@ MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows compared, and pixels between the compared grey values of a row
 MIN_CORRELATION = 0.35  # of grey values at that lag; noise has less, any scene more
 PAST = 300  # earlier images of a camera that its images are compared with
+LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
 # Share of the usual value below which an image is blind, and below which it is suspect.
 DETAIL, CONTRAST = (0.1, 0.5), (0.15, 0.4)
@@ -68,16 +69,31 @@ class _Past:
     contrast: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
     detail: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
     mean: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
-    black: float = 1.0  # least share of black cells
+    black: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))  # share of cells
+    worse: int = 0  # images in a row that are worse than these
     image: Image | None = None  # the last one
     T_prior_camera: Array | None = None  # [4, 4] of the last image that differed
 
     def add(self, measures: _Measures, black: float) -> None:
-        """Adds an image."""
+        """Adds an image that is no worse than usual."""
         self.contrast.append(measures.contrast)
         self.detail.append(measures.detail)
         self.mean.append(measures.mean)
-        self.black = min(self.black, black)
+        self.black.append(black)
+        self.worse = 0
+
+    def note_worse(self) -> None:
+        """Notes an image that is worse than usual; if that lasts, nothing is usual any more."""
+        self.worse += 1
+        if self.worse >= LASTING:
+            for values in (self.contrast, self.detail, self.mean, self.black):
+                values.clear()
+            self.worse = 0
+
+    @property
+    def knows(self) -> bool:
+        """Whether there are enough images to compare with."""
+        return len(self.detail) >= FEWEST
 
 
 class ImageCheck:
@@ -112,16 +128,31 @@ class ImageCheck:
             past.image, past.T_prior_camera = small, T_prior
         black = measures.cells < BLACK
         share = float(black.mean())
-        covered = None
-        if len(past.detail) >= FEWEST and share > past.black + COVERED:
-            if share > past.black + MOSTLY_COVERED:
-                return Verdict("dark")
-            covered = black
-            seen = ~covered_pixels(covered, small.shape)
-            measures = _measure(small, full, seen if valid is None else valid & seen)
-        verdict = _relative(measures, past)
-        past.add(measures, share)
-        return dataclasses.replace(verdict, covered=covered)
+        verdict = self._compared(past, measures, black, small, full, valid)
+        if verdict is CLEAR:
+            past.add(measures, share)
+        else:
+            past.note_worse()
+        return verdict
+
+    @staticmethod
+    def _compared(
+        past: _Past, measures: _Measures, black: Mask, small: Image, full: Image,
+        valid: Mask | None,
+    ) -> Verdict:  # fmt: skip
+        """Returns what an image shows, compared with the earlier ones."""
+        if not past.knows:
+            return CLEAR
+        more = float(black.mean()) - float(np.median(past.black))
+        if more > MOSTLY_COVERED:
+            return Verdict("dark")
+        if more <= COVERED:
+            return _relative(measures, past)
+        seen = ~covered_pixels(black, small.shape)
+        measures = _measure(small, full, seen if valid is None else valid & seen)
+        rest = _relative(measures, past)
+        suspect = "" if rest.blind else rest.suspect or "dark"
+        return dataclasses.replace(rest, suspect=suspect, covered=black)
 
 
 def covered_pixels(cells: Mask, shape: tuple[int, ...]) -> Mask:
@@ -145,8 +176,6 @@ def _absolute(measures: _Measures) -> str:
 
 def _relative(measures: _Measures, past: _Past) -> Verdict:
     """Returns why an image shows nothing, or less than the earlier ones."""
-    if len(past.detail) < FEWEST:
-        return CLEAR
     detail = measures.detail / (float(np.median(past.detail)) + 1e-9)
     contrast = measures.contrast / float(np.median(past.contrast))
     darker = measures.mean < float(np.median(past.mean))

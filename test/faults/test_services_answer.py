@@ -216,8 +216,10 @@ def test_images_that_wait_for_a_camera_info_are_counted(tmp_path):
         rig.ready()
         for frame in frames:
             rig.images.publish(build.image(LIB, frame.stamp_ns, "camera_optical", frame.image))
+        bad = LIB.type("sensor_msgs/msg/Image")()
+        bad.header.frame_id = "camera_optical"
         # Nothing shows that they wait; a bad one, sent after them, is counted once they arrived.
-        rig.images.publish(LIB.type("sensor_msgs/msg/Image")())
+        rig.images.publish(bad)
         rig.until(lambda: rig.drops().get("bad_image") == 1)
         assert rig.call(TRIGGER, "/da3/reset").success
         rig.until(lambda: rig.drops().get("cleared") == 3)
@@ -225,7 +227,7 @@ def test_images_that_wait_for_a_camera_info_are_counted(tmp_path):
         rig.images.publish(
             build.image(LIB, frames[-1].stamp_ns, "camera_optical", frames[0].image)
         )
-        rig.images.publish(LIB.type("sensor_msgs/msg/Image")())
+        rig.images.publish(bad)
         rig.until(lambda: rig.drops().get("bad_image") == 2)
         change(rig, DEACTIVATE)
         rig.until(lambda: rig.drops().get("cleared") == 4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import bench_blind
 import numpy as np
@@ -177,13 +178,21 @@ def test_what_is_switched_off_holds_nothing():
     assert all(np.isfinite(r.depth_m).any() for r in results)
 
 
-def test_windows_of_several_new_frames_are_delivered_in_order():
+@pytest.mark.parametrize("new", [2, 3, 4])
+def test_windows_of_several_new_frames_hold_the_frame_before(new):
     _, frames = walk()
     faulty = bench_blind.with_fault(frames, "flicker", START, LENGTH)
-    _, results = run(frames, faulty, **{"window.new": 3})
+    pipeline, results = run(frames, faulty, **{"window.new": new, "window.size": 8})
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
     assert sum(r.ends_window for r in results) == len({r.window.id for r in results})
-    assert [i for i, r in enumerate(results) if r.blind] == [START, START + 3, START + 6]
+    blind = [i for i, r in enumerate(results) if r.blind]
+    assert blind == [START, START + 3, START + 6]
+    for i in blind:
+        np.testing.assert_allclose(odom(results[i]), odom(results[i - 1]), atol=1e-12)
+        before, held = (np.diag(results[k].covariance_odom) for k in (i - 1, i))
+        assert (held > before).all()
+    found = bench_blind.measured(frames, results, pipeline, START, LENGTH)
+    assert found["nees"] < MAX_NEES
 
 
 def test_blindness_is_counted_and_told(caplog):
@@ -219,16 +228,62 @@ def test_a_blind_camera_of_a_rig_moves_with_the_others():
     assert steps(front).max() < 1.5 * np.median(steps(front[:START])) + 0.01 * depth
 
 
-def test_loops_and_scale_go_on_after_a_gap():
-    """A corrected map moves a held camera with it: the next frames are where they belong."""
+def test_a_network_that_stays_uncertain_is_used_again():
+    """A camera that shows other things than before is not blind for ever."""
+
+    class Uncertain(TruthSession):
+        def infer(self, window):
+            out = super().infer(window)
+            for i, view in enumerate(window.views):
+                if view.stamp_ns >= frames[START].stamp_ns:
+                    out.confidence[i] = 1.0 + 0.05 * (out.confidence[i] - 1.0)
+            return out
+
+    _, frames = walk()
+    pipeline, results = run(frames, frames, Uncertain(frames))
+    causes = [r.blind for r in results[START:]]
+    assert causes[:3] == ["uncertain"] * 3
+    assert causes[3:5] == ["lost"] * 2
+    assert not any(causes[5:])
+    assert len(pipeline.map.parts) == 2
+
+
+def test_a_gap_without_any_view_before_begins_a_new_part():
+    """Also where keyframes were dropped meanwhile: the place is not known."""
     _, frames = walk()
     faulty = bench_blind.with_fault(frames, "black", START, LENGTH)
-    _, results = run(frames, faulty, **{"scale.source": "fixed", "scale.factor": 2.0})
-    assert all(r.scale.metric for r in results)
-    held = results[START : START + LENGTH]
-    np.testing.assert_allclose(
-        [r.T_world_camera for r in held], [results[START - 1].T_world_camera] * LENGTH, atol=1e-12
-    )
+    pipeline = Pipeline(config(), TruthSession(frames))
+    results = []
+    for i, f in enumerate(faulty):
+        if i == START + 4:
+            pipeline.odometry.shared_views.forget(
+                {a.view.id for a in pipeline.odometry.shared_views.all()}
+            )
+            pipeline.odometry.shared_views.forget_newest()
+        results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=walk()[0].calibration))
+    assert not pipeline.map.place_known
+    assert len(pipeline.map.parts) == 2
+    assert results[-1].covariance_map is None
+
+
+def test_poses_of_the_robot_go_on_in_the_dark():
+    """With the prior's own poses, the robot knows where its camera is."""
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, "black", START, LENGTH)
+    values = {
+        "pose_prior.source": "odometry", "pose_prior.output": "prior", "scale.source": "odometry",
+    }  # fmt: skip
+    pipeline, results = Pipeline(config(**values), TruthSession(frames)), []
+    for f in faulty:
+        results += pipeline.push(Frame(
+            f.stamp_ns, f.image, calibration=walk()[0].calibration, T_prior_camera=f.T_world_camera
+        ))  # fmt: skip
+    blind = [i for i, r in enumerate(results) if r.blind]
+    assert blind == [*range(START, START + LENGTH)]
+    for a, b in itertools.pairwise(range(START - 1, len(frames))):
+        true = invert_pose(frames[a].T_world_camera) @ frames[b].T_world_camera
+        step = invert_pose(odom(results[a])) @ odom(results[b])
+        np.testing.assert_allclose(step[:3, 3], true[:3, 3], atol=0.01)
 
 
 def test_depth_at_the_camera_size_is_unknown_too():

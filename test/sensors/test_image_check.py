@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from da3_ros.inference.preprocess import resize_for_network
-from da3_ros.sensors.image_check import FEWEST, PAST, ImageCheck, covered_pixels
+from da3_ros.sensors.image_check import LASTING, ImageCheck, covered_pixels
 from da3_ros.synthetic import SyntheticCamera
 
 SIZE = (320, 240)
@@ -65,14 +65,27 @@ def test_weak_light_and_slight_blur_are_suspect_only(images):
 
 
 def test_a_lasting_change_becomes_usual(images):
-    check = after(images[:FEWEST])
+    check = after(images)
     rng, soft = np.random.default_rng(0), bench_blind.defocus(images[-1], 0, images[-1])
     causes = []
-    for _ in range(PAST):
+    for _ in range(LASTING + 10):
         noisy = np.clip(soft + rng.normal(0, 0.6, soft.shape), 0, 255).astype(np.uint8)
         causes.append(judged(check, noisy).blind)
-    assert causes[0] == "blurred"
-    assert causes[-1] == ""
+    assert causes == ["blurred"] * LASTING + [""] * 10
+
+
+@pytest.mark.parametrize("lit", [0.3, 0.6])
+def test_a_dark_place_with_a_light_is_usual_after_a_while(images, lit):
+    check, width = after(images), images[0].shape[1]
+    rng, verdicts = np.random.default_rng(0), []
+    for k in range(LASTING + 10):
+        image = np.zeros_like(images[0])
+        part = slice(0, round(lit * width))
+        image[:, part] = images[k % len(images)][:, part]
+        image = np.clip(image + rng.integers(0, 3, image.shape), 0, 255).astype(np.uint8)
+        verdicts.append(judged(check, image))
+    assert all(v.blind == "dark" or v.covered is not None for v in verdicts[:LASTING])
+    assert not any(v.blind or v.covered is not None for v in verdicts[LASTING:])
 
 
 def test_the_image_before_again_is_frozen(images):
