@@ -111,7 +111,8 @@ def start(path: PosePath, **values: object) -> Pipeline:
     """Returns a pipeline for tiny images of a path; ``values``: further parameters."""
     settings = {
         "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "map.max_points": 20_000,
-        "map.memory_mb": 16, "refinement.enabled": False, "hold_when_blind": False, **values,
+        "map.memory_mb": 16, "refinement.enabled": False,
+        "hold_when_blind": False, **values,  # all images are black
     }  # fmt: skip
     return Pipeline(config_from_parameters(settings), UnboundedSession(path))
 

@@ -32,7 +32,7 @@ from da3_ros.mapping.scene import Shot, jpeg_bytes
 from da3_ros.mapping.submap_points import POINT_BYTES
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
-from da3_ros.mapping.trajectory import ROW, Poses
+from da3_ros.mapping.trajectory import ROW, SAVED, Poses
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
@@ -96,7 +96,7 @@ def write_scene(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(jpeg_bytes(data))
         described.append(_described_submap(submap))
-    columns = {name: saved.poses.rows[name] for name in ROW.names or ()}
+    columns = {name: saved.poses.rows[name] for name in SAVED.names or ()}
     np.savez(folder / "poses.npz", **columns)
     if saved.recognition is not None and saved.recognition.keyframes:
         save_recognition(saved.recognition, folder / RECOGNITION, progress)
@@ -335,9 +335,9 @@ def _poses(path: Path, described: dict[str, Any], ids: list[int]) -> Poses:
     check(all(CAMERA.fullmatch(name) for name in cameras), "a camera's name")
     leaders = described.get("leaders", cameras[:1])  # older scenes: one
     check(isinstance(leaders, list | tuple) and set(leaders) <= set(cameras), "leaders")
-    with checked_arrays(path, "poses.npz", count * ROW.itemsize) as data:
+    with checked_arrays(path, "poses.npz", count * SAVED.itemsize) as data:
         rows = np.zeros(count, ROW)
-        for name in ROW.names or ():
+        for name in SAVED.names or ():
             same = data[name].shape == rows[name].shape and data[name].dtype == rows[name].dtype
             check(same, f"poses: {name}")
             rows[name] = data[name]

@@ -1,10 +1,12 @@
-"""Writes trajectories in the TUM format: a line per pose."""
+"""Trajectories in the TUM format: a line per pose."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
 
 from da3_ros.export.selection import (
     Points,
@@ -42,3 +44,10 @@ def tum_line(stamp_ns: int, T_map_camera: Array) -> str:
     q = quaternion_from_matrix(T_map_camera[:3, :3])
     numbers = " ".join(f"{v:.9f}" for v in (*T_map_camera[:3, 3], *q))
     return f"{stamp_ns // 10**9}.{stamp_ns % 10**9:09d} {numbers}\n"
+
+
+def read_stamps(path: Path) -> Array:
+    """Returns the stamps [N] int64, ns, of a file of such lines. Raises OSError, ValueError."""
+    with path.open() as file:
+        words = (line.split(maxsplit=1)[0].split(".") for line in file if line[0] != "#")
+        return np.fromiter((int(s) * 10**9 + int(ns) for s, ns in words), np.int64)

@@ -17,9 +17,9 @@ from da3_ros.geometry.poses import interpolate, invert_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.slam_poses import between, mean_transform
+from da3_ros.mapping.trajectory import MAX_GAP_NS
 from da3_ros.types import Array
 
-MAX_GAP_NS = 2 * 10**9  # longest gap between two of our frames that a pose is interpolated in
 Places = dict[int, Array]  # T_world_submap [4, 4] by the submap's id
 
 
@@ -30,6 +30,7 @@ class OwnPoses:
     stamps: Array  # [N] ns
     submap: Array  # [N] ids
     T_submap_camera: Array  # [N, 4, 4] metres
+    standing_ns: Array  # [N] how long the camera stood from there to the next pose; 0: it moved
 
     @staticmethod
     def of(rows: Array, lengths: Mapping[int, float]) -> OwnPoses:
@@ -40,7 +41,7 @@ class OwnPoses:
         T = np.tile(np.eye(4), (len(rows), 1, 1))
         T[:, :3] = rows["T"]
         T[:, :3, 3] *= _of(lengths, rows["submap"])[:, None]
-        return OwnPoses(rows["stamp_ns"], rows["submap"], T)
+        return OwnPoses(rows["stamp_ns"], rows["submap"], T, rows["standing_ns"])
 
     def at(self, stamps: Array, places: Places, segment: Mapping[int, int]) -> tuple[
         Array, Array, Array
@@ -48,7 +49,8 @@ class OwnPoses:
         """Returns poses at other times: indices of those ``stamps`` [M] that have one, the ids of
         their submaps, and ``T_submap_camera`` [., 4, 4].
 
-        A pose is interpolated between two frames of one segment (by submap).
+        A pose is interpolated between two frames of one segment (by submap), which are near in
+        time, or between which the camera stood.
         """
         if not len(self.stamps):
             return np.zeros(0, int), np.zeros(0, int), np.zeros((0, 4, 4))
@@ -61,7 +63,8 @@ class OwnPoses:
         i, j = before[found], after[found]
         gap = self.stamps[j] - self.stamps[i]
         of = _of(segment, self.submap)
-        near = (gap <= MAX_GAP_NS) & (of[i] == of[j])
+        known = (gap <= MAX_GAP_NS) | (gap == self.standing_ns[i])
+        near = known & (of[i] == of[j])
         found, i, j, gap = found[near], i[near], j[near], gap[near]
         share = (stamps[found] - self.stamps[i]) / np.maximum(gap, 1)
         submap = np.where(share < 0.5, self.submap[i], self.submap[j])

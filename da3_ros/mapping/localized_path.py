@@ -47,4 +47,5 @@ class LocalizedPath:
     def add(self, frame: SceneFrame, T_submap_camera: Array) -> None:
         """Adds a frame of the newest submap, with its pose [4, 4] there."""
         assert self.newest is not None
-        self.trajectory.add(frame, T_submap_camera, self.newest.id)
+        unit = self.newest.T_scene_submap.scale
+        self.trajectory.add(frame, T_submap_camera, self.newest.id, unit)

@@ -205,7 +205,7 @@ class SubmapStore:
             return submap.id
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self.trajectory.add(frame, T, submap.id)
+        self.trajectory.add(frame, T, submap.id, submap.T_scene_submap.scale)
         submap.keyframes += frame.keyframe
         if frame.keyframe and self.limits.enabled:
             if self.limits.keep_images:

@@ -1,6 +1,7 @@
 """The trajectory: a bounded table of camera poses.
 
-Poses are stored in the frames of their submaps, so that they move with the map.
+Poses are stored in the frames of their submaps, so that they move with the map. While a camera
+stands, its first pose there is stored once, with how long it was held.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from da3_ros.mapping.frames import SceneFrame
 from da3_ros.types import Array
 
 MAX_POSES = 100_000
-NEWEST = 1024  # poses that may still be corrected
+NEWEST = 1024  # poses that may still be corrected, or held
+STILL_PX = 0.5  # a camera whose image moves by less than this stands
+MAX_GAP_NS = 2 * 10**9  # longest time between two frames of a camera in which its way is known
 # K is fx fy cx cy by the corner rule; T is [R t]; size is (width, height) that K belongs to.
-ROW = np.dtype(
+SAVED = np.dtype(  # columns of a saved scene
     [("stamp_ns", "<i8"), ("T", "<f8", (3, 4)), ("K", "<f8", (4,)), ("size", "<i4", (2,)),
      ("submap", "<i4"), ("camera", "<i2"), ("keyframe", "?")]
 )  # fmt: skip
+# For how long the camera stood at the pose; 0 if it did not, or if that is not known.
+ROW = np.dtype([*SAVED.descr, ("standing_ns", "<i8")])
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,11 @@ class Pose:
 
 @dataclass(frozen=True, eq=False)
 class Poses:
-    """Camera poses as one table, in the order in which they were added."""
+    """Camera poses as one table, each camera's in the order in which they were added.
+
+    Where a camera stood there are two rows with one pose: the first one has ``standing_ns``, and
+    the camera's next one has the stamp at which that time ends.
+    """
 
     rows: NDArray[np.void]  # [N] of ROW
     cameras: tuple[str, ...]  # names that the column ``camera`` indexes
@@ -80,6 +89,34 @@ class Poses:
         """Returns the poses at ``index``."""
         return replace(self, rows=self.rows[index])
 
+    def with_frames(self, stamps_ns: Array) -> Poses:
+        """Returns the poses of one camera with a row for each of its frames.
+
+        stamps_ns: of all its frames [M], in order; those at which it stood have no rows yet.
+        """
+        stamps = np.asarray(stamps_ns, np.int64)
+        order = np.argsort(stamps, kind="stable")
+        by_stamp, ahead = stamps[order], len(stamps)
+        frames, at = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        # From the end: a recording that was played again, over a saved scene, repeats stamps.
+        for i in np.flatnonzero(self.rows["standing_ns"])[::-1]:
+            first_ns = self.rows["stamp_ns"][i]
+            ends = first_ns, first_ns + self.rows["standing_ns"][i]
+            low, high = (
+                order[slice(*(np.searchsorted(by_stamp, end, side) for side in ("left", "right")))]
+                for end in ends
+            )
+            last = high[high < ahead][-1:]
+            first = low[low < last[0]][-1:] if len(last) else last
+            if len(first):
+                ahead = first[0]
+                frames.append(stamps[first[0] + 1 : last[0]])
+                at.append(np.full(len(frames[-1]), i))
+        where = np.concatenate(at[::-1])
+        return replace(
+            self, rows=_inserted(self.rows, where, np.concatenate(frames[::-1]), where + 1)
+        )
+
     def moved(self, T: Mapping[int, Similarity]) -> Poses:
         """Returns the poses in the frame of ``T``, where submap ``i`` has the place ``T[i]``."""
         rows = self.rows.copy()
@@ -97,7 +134,10 @@ class Poses:
 
 
 class Trajectory:
-    """Poses in the order of stamps; when full, every second one is dropped, keyframes last."""
+    """Poses in the order of stamps; when full, every second one is dropped, keyframes last.
+
+    A frame that is no keyframe is not stored if the camera has stood since its last stored pose.
+    """
 
     def __init__(self, max_poses: int = MAX_POSES) -> None:
         self.max_poses = max_poses
@@ -105,6 +145,7 @@ class Trajectory:
         self._size = 0
         self._cameras: list[str] = []
         self._leaders: tuple[int, ...] = (0,)  # indices of cameras
+        self._newest_ns = 0
 
     def __len__(self) -> int:
         return self._size
@@ -124,30 +165,55 @@ class Trajectory:
         """Stamp of the newest pose. Raises IndexError if there is none."""
         if not self._size:
             raise IndexError("no pose yet")
-        return int(self._rows["stamp_ns"][self._size - 1])
+        return self._newest_ns
 
     def poses(self) -> Poses:
         """Returns a copy of all poses, in the frames of their submaps."""
-        rows = self._rows[: self._size].copy()
+        rows = self._rows[: self._size]
+        stood = np.flatnonzero(rows["standing_ns"])
+        ends = rows["stamp_ns"][stood] + rows["standing_ns"][stood]
+        rows = _inserted(rows, stood, ends, _next_of_camera(rows["camera"])[stood])
         return Poses(rows, tuple(self._cameras), self._leaders)
 
-    def add(self, frame: SceneFrame, T_submap_camera: Array, submap: int) -> None:
-        """Appends the pose of a frame, in the frame of its submap."""
+    def add(
+        self, frame: SceneFrame, T_submap_camera: Array, submap: int, unit: float = 1.0
+    ) -> None:
+        """Adds the pose of a frame, in the frame of its submap; unit: scene units per unit of the
+        submap."""
         if frame.camera not in self._cameras:
             self._cameras.append(frame.camera)
+        self._newest_ns = frame.stamp_ns
+        if not frame.keyframe and self._hold(frame, T_submap_camera, submap, unit):
+            return
         height, width = frame.depth.shape
         if self._size == len(self._rows):
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)))
         K = (frame.K[0, 0], frame.K[1, 1], frame.K[0, 2], frame.K[1, 2])
         camera = self._cameras.index(frame.camera)
         row = (frame.stamp_ns, T_submap_camera[:3], K, (width, height))
-        self._rows[self._size] = (*row, submap, camera, frame.keyframe)
+        self._rows[self._size] = (*row, submap, camera, frame.keyframe, 0)
         self._size += 1
         if self._size > self.max_poses:
             self._thin()
 
+    def _hold(self, frame: SceneFrame, T: Array, submap: int, unit: float) -> bool:
+        """Returns whether a frame's camera has stood since its last stored pose; holds that."""
+        rows = self._rows[max(0, self._size - NEWEST) : self._size]
+        own = np.flatnonzero(rows["camera"] == self._cameras.index(frame.camera))
+        if not len(own):
+            return False
+        row = rows[own[-1]]
+        passed = frame.stamp_ns - int(row["stamp_ns"])
+        known = 0 < passed - int(row["standing_ns"]) <= MAX_GAP_NS  # neither a jump nor a gap
+        stands = (
+            known and row["submap"] == submap and _motion_px(row["T"], T, frame, unit) < STILL_PX
+        )
+        if stands:
+            row["standing_ns"] = passed
+        return bool(stands)
+
     def correct(self, stamp_ns: int, camera: str, T_submap_camera: Array) -> None:
-        """Replaces the pose of one of the newest frames; a pose that was thinned out stays so."""
+        """Replaces the pose of one of the newest frames; one that is not stored stays so."""
         rows = self._rows[max(0, self._size - NEWEST) : self._size]
         if camera in self._cameras:
             same = rows["camera"] == self._cameras.index(camera)
@@ -168,16 +234,20 @@ class Trajectory:
         kept = kept[kept["submap"] != submap]
         self._size = len(kept)
         self._rows[: self._size] = kept
+        if len(kept):
+            self._newest_ns = int(kept["stamp_ns"][-1] + kept["standing_ns"][-1])
 
     def extend(self, poses: Poses) -> None:
         """Appends the poses of a saved scene, in the frames of their submaps."""
         names = self._cameras + [c for c in poses.cameras if c not in self._cameras]
         rows = poses.rows.copy()
+        rows["standing_ns"] = 0  # the poses at which such times end have rows
         at = np.array([names.index(c) for c in poses.cameras], np.int16)
         rows["camera"] = at[rows["camera"]] if len(rows) else 0
         self._rows = np.concatenate((self._rows[: self._size], rows, np.zeros(64, ROW)))
         self._size, self._cameras = self._size + len(rows), names
         if len(rows):
+            self._newest_ns = int(rows["stamp_ns"][-1])
             self._leaders = tuple(sorted({*self._leaders, *(int(at[i]) for i in poses.leaders)}))
         while self._size > self.max_poses:
             self._thin()
@@ -189,3 +259,36 @@ class Trajectory:
             thinned = rows[::2]
         self._size = len(thinned)
         self._rows[: self._size] = thinned
+
+
+def _motion_px(T_before: Array, T: Array, frame: SceneFrame, unit: float) -> float:
+    """Returns by how many pixels a frame's image moves between two poses, [3, 4] or [4, 4] in a
+    submap of ``unit``, at the median depth; NaN without depth."""
+    stride = max(1, min(frame.depth.shape) // 32)
+    depth = frame.depth[::stride, ::stride]
+    depth = depth[np.isfinite(depth)]
+    if not len(depth):
+        return np.nan
+    # For small angles the norm of the difference is sqrt(2) times the angle.
+    turn = np.linalg.norm(T[:3, :3] - T_before[:3, :3]) / np.sqrt(2.0)
+    way = unit * np.linalg.norm(T[:3, 3] - T_before[:3, 3]) / np.median(depth)
+    return float(max(frame.K[0, 0], frame.K[1, 1]) * (turn + way))
+
+
+def _next_of_camera(cameras: Array) -> Array:
+    """Returns for each row [N] the index of the next one of its camera, N if it is the last."""
+    after = np.full(len(cameras), len(cameras))
+    for camera in np.unique(cameras):
+        own = np.flatnonzero(cameras == camera)
+        after[own[:-1]] = own[1:]
+    return after
+
+
+def _inserted(
+    rows: NDArray[np.void], index: Array, stamps_ns: Array, before: Array
+) -> NDArray[np.void]:
+    """Returns a copy of ``rows`` with further ones [M] of the poses at ``index``, at other stamps
+    and no keyframes, each one ``before`` the row of that index."""
+    more = rows[index]
+    more["stamp_ns"], more["standing_ns"], more["keyframe"] = stamps_ns, 0, False
+    return np.insert(rows, before, more)

@@ -17,7 +17,7 @@ from da3_ros.drawing.scene_picture import render_scene, write_png
 from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
 from da3_ros.drawing.tracks_file import TrackFilm
 from da3_ros.export.scene_file import save_scene
-from da3_ros.export.tum import tum_line, write_trajectory
+from da3_ros.export.tum import read_stamps, tum_line, write_trajectory
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
@@ -285,7 +285,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         return path.with_name(f"{path.stem}{self._suffix}{path.suffix}")
 
     def _write_trajectory(self, scene: Scene) -> None:
-        """Write all poses again, part by part, with the final scale of the scene."""
+        """Write the poses of all frames again, part by part, with the final scale of the scene."""
+        self.trajectory.flush()
+        written = read_stamps(Path(self.trajectory.name))
+        scene = dataclasses.replace(scene, poses=scene.poses.leading().with_frames(written))
         self.trajectory.seek(0)
         self.trajectory.truncate()
         write_trajectory(self.trajectory, scene)

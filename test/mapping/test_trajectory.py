@@ -1,0 +1,149 @@
+"""The path of a camera that stands: it does not grow, and who uses it sees no difference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.scenes import frame, pose, store
+
+from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.mapping.following import OwnPoses
+from da3_ros.mapping.trajectory import MAX_GAP_NS, Trajectory
+
+STEP_NS = 10**8
+NOISE_M = 0.005  # of a place: 0.05 pixels at the wall, 2 m away, with a focal length of 20
+
+
+def stay(held, begin, count, x=0.0, *, camera="", keyframe=False, seed=0):
+    """Adds frames of a camera that stands, with noisy poses; returns the last one's number."""
+    rng = np.random.default_rng(seed)
+    for i in range(begin, begin + count):
+        T = pose(x + NOISE_M * rng.uniform(-1, 1))
+        f = frame(0, T, camera=camera, keyframe=keyframe and i == begin)
+        held.add(replace(f, stamp_ns=i * STEP_NS))
+    return begin + count
+
+
+def stamps(poses):
+    return (poses.rows["stamp_ns"] // STEP_NS).tolist()
+
+
+@pytest.mark.parametrize("localized", [False, True])
+def test_a_standing_cameras_path_does_not_grow(localized):
+    held = store()
+    stay(held, 0, 1, keyframe=True)
+    held.localize(localized)
+    stay(held, 1, 200)
+    before = held.nbytes
+    stay(held, 201, 20_000, seed=1)
+    assert held.nbytes == before
+    assert len(held.view.path()) <= 3
+    assert held.newest_stamp_ns == 20_200 * STEP_NS
+
+
+def test_a_rig_that_stands_has_a_path_that_does_not_grow():
+    held = store()
+    for i in range(300):
+        for camera in ("front", "left"):
+            stay(held, i, 1, camera=camera, keyframe=i == 0, seed=i)
+    assert len(held.trajectory) == 2
+    stay(held, 300, 1, 1.0, camera="front")
+    poses = held.poses()
+    assert stamps(poses.leading()) == [0, 299, 300]
+    assert stamps(poses) == [0, 0, 299, 300, 299]
+    assert np.isclose(poses.newest()["front"][0, 3], 1.0, atol=NOISE_M)
+    assert np.isclose(poses.newest()["left"][0, 3], 0.0, atol=NOISE_M)
+
+
+def test_the_path_tells_from_when_to_when_a_camera_stood():
+    held = store()
+    end = stay(held, 0, 100, keyframe=True)
+    end = stay(held, end, 1, 0.5)
+    stay(held, end, 50, 1.0)
+    poses = held.poses()
+    assert stamps(poses) == [0, 99, 100, 101, 150]
+    np.testing.assert_allclose(poses.rows["T"][:, 0, 3], [0, 0, 0.5, 1, 1], atol=2 * NOISE_M)
+    assert poses.rows["keyframe"].tolist() == [True, False, False, False, False]
+
+
+def test_keyframes_turns_and_slow_ways_are_stored():
+    held = store()
+    for i in range(4):
+        held.add(frame(i * STEP_NS, pose(), seed=i))
+    for i in range(4, 8):
+        held.add(frame(i * STEP_NS, pose(turn_deg=2.0 * (i - 3)), keyframe=False))
+    assert len(held.trajectory) == 8
+    for i in range(8, 208):  # a tenth of what counts as motion each: 1 m in all
+        T = pose(0.005 * (i - 7), turn_deg=8.0)
+        held.add(frame(i * STEP_NS, T, keyframe=False))
+        last = held.poses().rows["T"][-1, 0, 3]
+        assert abs(last - T[0, 3]) < 0.06
+    assert 25 <= len(held.trajectory) <= 35
+
+
+def test_a_gap_and_a_time_jump_are_no_standing():
+    held = store()
+    for stamp_ns in (0, STEP_NS, STEP_NS + MAX_GAP_NS + 1, 5, 6):
+        held.add(replace(frame(0, pose(), keyframe=False), stamp_ns=stamp_ns))
+    gap = STEP_NS + MAX_GAP_NS + 1
+    assert held.poses().rows["stamp_ns"].tolist() == [0, STEP_NS, gap, 5, 6]
+
+
+def test_other_slams_poses_find_ours_while_the_camera_stood():
+    """Also 20 s in; but not in a gap of that length, after which the camera is there again."""
+    held = store()
+    end = stay(held, 0, 400, keyframe=True)
+    stay(held, end + 200, 5)
+    own = OwnPoses.of(held.trajectory.poses().rows, {0: 1.0})
+    asked = np.array([200, 399, 500, 602]) * STEP_NS
+    found, submap, T = own.at(asked, {0: np.eye(4)}, {0: 0})
+    assert found.tolist() == [0, 1, 3]
+    assert submap.tolist() == [0, 0, 0]
+    assert np.abs(T[:, :3, 3]).max() <= 2 * NOISE_M
+
+
+def test_a_line_for_each_frame_is_got_back():
+    """From the stamps of all frames, of which a part came before, with the same stamps."""
+    held = store()
+    end = stay(held, 3, 50, keyframe=True)
+    end = stay(held, end, 1, 0.5)
+    stay(held, end, 20, 1.0)
+    frames = np.array([*range(30), *range(74)])
+    poses = held.poses().with_frames(frames * STEP_NS)
+    assert stamps(poses) == list(range(3, 74))
+    x = poses.rows["T"][:, 0, 3]
+    np.testing.assert_allclose(x, [0] * 50 + [0.5] + [1] * 20, atol=2 * NOISE_M)
+    assert stamps(held.poses().with_frames(frames[:0])) == [3, 52, 53, 54, 73]
+
+
+def test_refinement_corrects_the_pose_at_which_a_camera_stands():
+    path = Trajectory()
+    path.add(replace(frame(0, pose()), stamp_ns=0), pose(), 0)
+    path.add(replace(frame(0, pose(), keyframe=False), stamp_ns=1), pose(), 0)
+    path.correct(0, "", pose(0.3))
+    path.correct(1, "", pose(9.0))  # not stored
+    assert path.poses().rows["T"][:, 0, 3].tolist() == [0.3, 0.3]
+
+
+def test_a_saved_scene_has_the_ends_of_a_standing_stretch(tmp_path):
+    held = store()
+    end = stay(held, 0, 100, keyframe=True)
+    (tmp_path / "scene").mkdir()
+    save_scene(held.snapshot(), tmp_path / "scene")
+    saved = load_scene(tmp_path / "scene")
+    assert stamps(saved.poses) == [0, 99]
+    for again in (saved, held.snapshot()):
+        other = store()
+        other.restore(again)
+        assert stamps(other.poses()) == [0, 99]
+        assert other.newest_stamp_ns == (end - 1) * STEP_NS
+
+
+def test_poses_in_a_small_submap_stand_by_the_scenes_lengths():
+    """A millimetre in a submap of a hundredth of the scene's size is a decimetre there: motion."""
+    f = frame(0, pose(), keyframe=False)
+    for unit, count in ((1.0, 1), (100.0, 2)):
+        path = Trajectory()
+        path.add(replace(f, stamp_ns=0), pose(), 0, unit)
+        path.add(replace(f, stamp_ns=1), pose(0.001), 0, unit)
+        assert len(path) == count
