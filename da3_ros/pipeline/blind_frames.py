@@ -24,7 +24,7 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
-from da3_ros.types import Prediction, TrackedFrame, Window
+from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class BlindFrames:
         """Returns at most ``room`` views that the next window shares: those of odometry, or
         keyframes that look like a view that was not found."""
         if self.sight.attempts:
-            return self._odometry.choose_like(room, self.sight.descriptor)
+            return self._odometry.shared_views.choose_like(room, self.sight.descriptor)
         return self._odometry.choose(room, new)
 
     def judge(
@@ -168,11 +168,7 @@ class BlindFrames:
             image=view.image,
             depth=unknown,
             confidence=unknown,
-            K=last.K
-            if last is not None
-            else np.full((3, 3), np.nan)
-            if view.K is None
-            else view.K,
+            K=_known_K(view, last),
             T_segment_camera=np.full((4, 4), np.nan) if T is None else T,
             scale=self._map.scale.scale,
             window=NO_WINDOW if last is None else last.window,
@@ -187,3 +183,11 @@ class BlindFrames:
                 in_odom = in_map = None
             out = dataclasses.replace(out, covariance_odom=in_odom, covariance_map=in_map)
         return dataclasses.replace(out, id=view.id, blind=prepared.blind)
+
+
+def _known_K(view: View, last: TrackedFrame | None) -> Array:
+    """Returns the K [3, 3] of a blind view: its calibration, else that of its last frame, else
+    NaN."""
+    if view.K is not None:
+        return view.K
+    return np.full((3, 3), np.nan) if last is None else last.K

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.covariance import motion
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.sensors.image_check import CAUSES
 from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 SHORT_GAP = 2  # blind instants after which motion is still small: as when frames are dropped
 ATTEMPTS = 2  # windows in which the camera is looked for among its own keyframes
+STRIDE = 4  # of rows and columns whose values give a median
 PAST = 30  # newest frames that tell what is usual
 FEWEST = 5  # frames that tell what is usual; with fewer, nothing is unusual
 USUAL_SHARE = 0.5  # share of windows with tracks, from which on tracks are expected
@@ -64,13 +66,11 @@ class SeenCamera:
         if before is not None and before.scale.metric != frame.scale.metric:
             self.steps.clear()  # the unit has changed
         elif before is not None and not self.blind:
-            step = invert_pose(_in_odom(before)) @ _in_odom(frame)
-            self.steps.append((*_size(step), (frame.stamp_ns - before.stamp_ns) / 1e9))
-        known = frame.depth_m[np.isfinite(frame.depth_m)]
-        if len(known):
-            self.depth = float(np.median(known))
-        if np.isfinite(frame.confidence).any():
-            self.confidence.append(_confidence(frame.confidence))
+            step = motion(_in_odom(before), _in_odom(frame))
+            self.steps.append((*step, (frame.stamp_ns - before.stamp_ns) / 1e9))
+        self.depth = _median(frame.depth_m, self.depth)
+        if np.isfinite(confidence := _median(frame.confidence)):
+            self.confidence.append(confidence - 1.0)
         self.last, self.blind = _without_images(frame), 0
 
     def note_blind(self, prepared: PreparedView) -> None:
@@ -100,7 +100,7 @@ class SeenCamera:
         """Returns the confidence above 1 of a map [h, w] over the usual one; 1 if none is
         usual."""
         usual = float(np.median(self.confidence)) if len(self.confidence) >= FEWEST else 0.0
-        return _confidence(confidence) / usual if usual > 0 else 1.0
+        return (_median(confidence, 1.0) - 1.0) / usual if usual > 0 else 1.0
 
     def unseen_motion(self, seconds: float) -> Array:
         """Returns the covariance [6, 6] of (position, rotation) of an unseen motion."""
@@ -259,11 +259,10 @@ class Sight:
 
         T_held, T_found: [4, 4] in one frame. unit: published units per unit of theirs.
         """
-        T = invert_pose(T_held) @ T_found
-        size = np.array(_size(T)) * [1.0, unit]
+        size = np.array(motion(T_held, T_found)) * [1.0, unit]
         usual = self._camera(camera).usual_step()
         share = float(np.min(MOST_STEP * usual / np.maximum(size, 1e-12)))
-        return np.asarray(T_held @ _part(T, min(share, 1.0)))
+        return np.asarray(T_held @ _part(invert_pose(T_held) @ T_found, min(share, 1.0)))
 
     def _camera(self, name: str) -> SeenCamera:
         return self._cameras.setdefault(name, SeenCamera())
@@ -273,20 +272,16 @@ def _name(frame: TrackedFrame | View) -> str:
     return f"camera {frame.camera or frame.frame_id}"
 
 
-def _confidence(confidence: Array) -> float:
-    """Returns the median confidence above 1, of a map [h, w]; 0 if nothing is known."""
-    known = confidence[np.isfinite(confidence)]
-    return float(np.median(known)) - 1.0 if len(known) else 0.0
+def _median(values: Array, otherwise: float = np.nan) -> float:
+    """Returns the median of a map [h, w], of every fourth row and column; ``otherwise`` if nothing
+    is known."""
+    some = values[::STRIDE, ::STRIDE]
+    known = some[np.isfinite(some)]
+    return float(np.median(known)) if len(known) else otherwise
 
 
 def _in_odom(frame: TrackedFrame) -> Array:
     return np.asarray(frame.T_odom_world @ frame.T_world_camera)
-
-
-def _size(T: Array) -> tuple[float, float]:
-    """Returns rotation, rad, and distance of a motion [4, 4]."""
-    turned = float(Rotation.from_matrix(T[:3, :3]).magnitude())
-    return turned, float(np.linalg.norm(T[:3, 3]))
 
 
 def _part(T: Array, share: float) -> Array:

@@ -109,13 +109,6 @@ class WindowOdometry:
             return shared
         return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
 
-    def choose_like(self, room: int, descriptor: Array | None) -> list[SharedView]:
-        """Returns at most ``room`` keyframes that look like a view that was not found.
-
-        descriptor: [D] of that view; None: unknown.
-        """
-        return self.shared_views.choose_like(room, descriptor)
-
     def would_fit(self, shared: list[SharedView], prediction: Prediction) -> bool:
         """Whether a window that shares these views fits the scene; nothing learns from it."""
         aligner = copy.deepcopy(self.aligner)

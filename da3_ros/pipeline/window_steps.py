@@ -163,6 +163,11 @@ class WindowSteps:
             )
             yield self._deliver(prepared, frame, index, prediction)
         self.blind.sight.note_window(refined=refined is not None)
+        self._finish_window(window)
+
+    def _finish_window(self, window: Window) -> None:
+        """Forgets what no later window needs; begins a new segment if the camera is lost, else
+        looks for a loop."""
         self.odometry.finish_window()
         self.refinement.keep(self.odometry.shared_views)
         if self.odometry.is_lost:

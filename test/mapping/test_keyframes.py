@@ -151,3 +151,27 @@ def test_a_view_without_any_depth_is_no_trouble():
     assert ids(held.choose(3, 2)) == [0]
     remember(held, shared_view(1, 20))
     assert ids(held.choose(3, 2))[-1] == 1
+
+
+def test_keyframes_that_look_alike_are_chosen_oldest_first():
+    held = memory()
+    for n, descriptor in enumerate(np.eye(4)):
+        held.add(shared_view(n, yaw_deg=30 * n), True, descriptor)
+    chosen = held.choose_like(2, np.array([0.1, 0.0, 0.7, 0.7]))
+    assert ids(chosen) == [2, 3]
+    assert all(one.keyframe for one in chosen)
+
+
+def test_without_descriptors_keyframes_of_all_places_are_chosen():
+    held = memory()
+    for n in range(5):
+        held.add(shared_view(n, yaw_deg=30 * n), True)
+    assert ids(held.choose_like(3, np.ones(4))) == [0, 2, 4]
+    assert ids(memory().choose_like(3, np.ones(4))) == []
+
+
+def test_only_keyframes_stay_when_the_camera_is_elsewhere():
+    held = remember(memory(), shared_view(0), shared_view(1), shared_view(2, yaw_deg=30))
+    held.forget_newest()
+    assert held.newest is None
+    assert ids(held.all()) == [0, 2]

@@ -145,6 +145,38 @@ def test_a_camera_is_found_where_it_was_before(refine):
     assert found["ate_m"] < 1.5 * clean["ate_m"] + 0.002
 
 
+class Described(bench_blind.BlindTruth):
+    """With descriptors that are alike where the camera is alike."""
+
+    def infer(self, window):
+        out = super().infer(window)
+        poses = [self._frames["", view.stamp_ns].T_world_camera for view in window.views]
+        described = [np.concatenate((3 * T[:3, 2], T[:3, 3])) for T in poses]
+        return dataclasses.replace(out, descriptor=np.array(described, np.float32))
+
+
+@pytest.mark.parametrize("refine", [False, True])
+def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
+    """The newest views show nothing of it: the second window shares keyframes that look alike."""
+    camera, way = frames_of("spot", 100, bench_blind.SIZE, 44)
+    frames = bench_blind.without_repetition(there_and_back(way, 2))
+    dark = range(42, 80)  # back at frame 6
+    faulty = bench_blind.with_fault(frames, "lens cap", dark.start, len(dark))
+    session = Described(frames, {frames[i].stamp_ns for i in dark}, seed=1)
+    pipeline, results, shared = Pipeline(config(refine), session), [], []
+    for f in faulty:
+        results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
+        shared.append([a.view.id for a in pipeline.odometry.shared_views.newest_views])
+    assert [r.blind for r in results[dark.stop : dark.stop + 3]] == ["lost", "", ""]
+    assert len(pipeline.map.parts) == 1
+    assert min(shared[dark.stop + 1]) > dark.stop  # of what was seen before, keyframes only
+    true = [invert_pose(frames[0].T_world_camera) @ f.T_world_camera for f in frames]
+    unit = float(np.nanmedian(results[0].depth_m / frames[0].depth))
+    for r, T in list(zip(results, true, strict=True))[dark.stop + 1 :]:
+        assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * T[:3, 3]) < 0.05 * unit
+        assert np.abs(r.T_world_camera[:3, :3] - T[:3, :3]).max() < 0.02
+
+
 @pytest.mark.parametrize("refine", [False, True])
 def test_a_camera_carried_to_another_room_begins_a_new_part(refine, caplog):
     """Neither place nor motion is known then; nothing of the old map moves."""
