@@ -234,8 +234,9 @@ class Trajectory:
         kept = kept[kept["submap"] != submap]
         self._size = len(kept)
         self._rows[: self._size] = kept
-        if len(kept):
-            self._newest_ns = int(kept["stamp_ns"][-1] + kept["standing_ns"][-1])
+        if len(kept):  # the last row of one camera may be older than the time another one stood
+            newest = [kept[kept["camera"] == camera][-1] for camera in np.unique(kept["camera"])]
+            self._newest_ns = max(int(row["stamp_ns"] + row["standing_ns"]) for row in newest)
 
     def extend(self, poses: Poses) -> None:
         """Appends the poses of a saved scene, in the frames of their submaps."""

@@ -16,7 +16,6 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.covariance import motion
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.sensors.image_check import CAUSES
 from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,9 @@ class Sight:
     def end_gap(self) -> None:
         """Notes that the cameras are placed, or that a new segment begins."""
         self._blind_instants = 0  # in which no camera was placed, since the last one that was
-        self.attempts = 0  # windows in which the camera was looked for in vain
+        # Windows in which the camera was looked for in vain. Blind images between them do not
+        # count anew: a camera that repeats or flickers would never give up.
+        self.attempts = 0
         self.descriptor: Array | None = None  # [D] of the newest view that was not found
 
     @property
@@ -210,8 +211,6 @@ class Sight:
         camera = prepared.view.camera
         if prepared.leads:  # no camera of its instant sees
             self._blind_instants += 1
-            if prepared.blind in CAUSES:  # what comes after is looked for anew
-                self.attempts, self.descriptor = 0, None
         self._camera(camera).note_blind(prepared)
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1
 

@@ -23,6 +23,8 @@ PIXEL_ASPECT = 3.0  # largest ratio of both focal lengths
 # Largest distance of the principal point from the middle, as a factor in both directions alike.
 # P is moved to one side on purpose (stereo pairs, cropping), K by a sloppy lens mount only.
 OFF_MIDDLE = {"K": 1.2, "P": 1.5}
+# The same for K in one direction: modes of 4:3 and 16:9 differ by 1.33 in width or height.
+OFF_MIDDLE_ONE_WAY = 1.25
 LARGEST_STRETCH = 3.0  # pixels per pixel of the undistorted image, outwards; lenses have up to 2
 SMALLEST_REACH = 0.25  # share of the image up to which the distortion increases outwards
 _AZIMUTHS, _ANGLES = 8, 200  # directions in which the distortion is followed, and its steps
@@ -136,15 +138,19 @@ def _check_focal_lengths(c: Calibration, name: str, M: Array) -> None:
 
 
 def _check_principal_point(c: Calibration, name: str, M: Array) -> None:
-    """A factor in both directions alike is one between two resolutions."""
+    """A factor in both directions alike, or a large one in one, is between two resolutions."""
     cx, cy = float(M[0, 2]), float(M[1, 2])
     off = np.array([(2 * cx + 1) / c.width, (2 * cy + 1) / c.height])
     limit = OFF_MIDDLE[name]
-    if off.min() < limit and off.max() > 1 / limit:
+    alike = off.min() >= limit or off.max() <= 1 / limit
+    one_way = (
+        name == "K" and not 1 / OFF_MIDDLE_ONE_WAY < off.min() <= off.max() < OFF_MIDDLE_ONE_WAY
+    )
+    if not (alike or one_way):
         return
     raise CalibrationError(
         f"camera_info: the principal point of {name} is ({cx:g}, {cy:g}), far from the middle of "
-        f"images of {c.width}x{c.height} in both directions alike: {name} is for another "
+        f"images of {c.width}x{c.height}: {name} is for another "
         "resolution; scale it with the image, and give a crop as roi of the full image"
     )
 

@@ -9,13 +9,20 @@ Item = TypeVar("Item")
 
 # A jump is farther ahead than the first, and than a slow camera's interval times the second; or
 # farther back than the third.
-AHEAD_S, INTERVALS, BACK_S = 10.0, 5.0, 1.0
+AHEAD_S, INTERVALS, BACK_S = 2.0, 5.0, 1.0
+FIRST_AHEAD_S = 10.0  # in place of the first, before an interval is known
 # Largest distances before and after the clock at which the clock confirms a stamp.
 PAST_S, FUTURE_S = 5.0, 1.0
+SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they are of one clock
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
 RELEASE_S = 1.0  # longest wait for the next image, and
 RELEASE_INTERVALS = 4.0  # of a slow camera, in intervals of arrival
 REPEATS = 10  # equal stamps in a row, from which on the stamp stands still
+
+
+def is_plausible(age_s: float) -> bool:
+    """Whether a stamp may be of the clock by which it has this age on arrival, seconds."""
+    return -FUTURE_S <= age_s <= PAST_S
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class StampCheck(Generic[Item]):
         self._last: int | None = None  # newest believed stamp
         self._interval_s = 0.0  # between the newest two that were believed
         self._arrived_s, self._arrivals_s = 0.0, 0.0  # newest arrival, and the wait before it
+        self._age_s = 0.0  # of the newest believed stamp on arrival, by the clock
         self._repeats = 0
         self._faults: list[str] = []
         return waited
@@ -71,9 +79,11 @@ class StampCheck(Generic[Item]):
         age_s = (clock_ns - stamp_ns) / 1e9
         if last is None or self._follows(stamp_ns, last):
             self._reject_held()
+            self._age_s = age_s
             return self._believe([new])
-        if -FUTURE_S <= age_s <= PAST_S:
+        if self._is_confirmed(age_s):
             self._reject_held()
+            self._age_s = age_s
             return self._believe([new])
         if self._held and not self._follows(stamp_ns, self._held[-1].stamp_ns):
             self._reject_held()
@@ -95,6 +105,14 @@ class StampCheck(Generic[Item]):
         out, self._faults = self._faults, []
         return out
 
+    def _is_confirmed(self, age_s: float) -> bool:
+        """Whether the clock confirms a stamp that jumps: it is plausible by the clock, and the
+        ones before were not, or were of the same age."""
+        before = self._age_s
+        return is_plausible(age_s) and (
+            not is_plausible(before) or abs(age_s - before) < SAME_AGE_S
+        )
+
     def _standing(self, stamp_ns: int) -> str:
         """Returns what is wrong with a stamp that is 0 or does not change, else an empty text."""
         if stamp_ns == 0:
@@ -109,7 +127,8 @@ class StampCheck(Generic[Item]):
 
     def _follows(self, stamp_ns: int, last_ns: int) -> bool:
         ahead_s = (stamp_ns - last_ns) / 1e9
-        return -BACK_S <= ahead_s <= max(AHEAD_S, INTERVALS * self._interval_s)
+        most = max(AHEAD_S, INTERVALS * self._interval_s) if self._interval_s else FIRST_AHEAD_S
+        return -BACK_S <= ahead_s <= most
 
     def _believe(self, images: list[Stamped[Item]]) -> list[Stamped[Item]]:
         for image in images:

@@ -147,3 +147,26 @@ def test_poses_in_a_small_submap_stand_by_the_scenes_lengths():
         path.add(replace(f, stamp_ns=0), pose(), 0, unit)
         path.add(replace(f, stamp_ns=1), pose(0.001), 0, unit)
         assert len(path) == count
+
+
+def row(held, at, submap, camera="", x=0.0):
+    T = pose(x)
+    held.add(replace(frame(0, T, camera=camera), stamp_ns=at * STEP_NS), T, submap)
+
+
+def test_a_camera_that_stands_across_submaps_has_a_pose_in_each():
+    held = Trajectory()
+    for at, submap in enumerate((0, 0, 1, 1)):
+        row(held, at, submap)
+    assert len(held) == 2
+    assert held.poses().rows["submap"].tolist() == [0, 0, 1, 1]
+
+
+def test_forgotten_poses_leave_the_newest_stamp_of_a_standing_camera():
+    held = Trajectory()
+    row(held, 0, 0, "front")
+    row(held, 3, 0, "left", x=1.0)
+    row(held, 4, 1, "left", x=5.0)
+    row(held, 5, 0, "front")
+    held.forget(1)
+    assert held.newest_stamp_ns == 5 * STEP_NS

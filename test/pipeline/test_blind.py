@@ -258,6 +258,10 @@ def test_a_blind_camera_of_a_rig_moves_with_the_others():
         true = invert_pose(frames[0].T_world_camera) @ f.T_world_camera
         assert np.linalg.norm(r.T_world_camera[:3, 3] - unit * true[:3, 3]) < 0.01 * depth
     assert steps(front).max() < 1.5 * np.median(steps(front[:START])) + 0.01 * depth
+    for r, other in zip(front, (r for r in results if r.camera == "rear"), strict=True):
+        if r.blind:  # with the errors of both cameras
+            own = front[START - 1].covariance_odom + 2 * other.covariance_odom
+            assert (np.diag(r.covariance_odom) >= 0.99 * np.diag(own)).all()
 
 
 def test_a_network_that_stays_uncertain_is_used_again():
@@ -277,6 +281,30 @@ def test_a_network_that_stays_uncertain_is_used_again():
     assert causes[:3] == ["uncertain"] * 3
     assert causes[3:5] == ["lost"] * 2
     assert not any(causes[5:])
+    assert len(pipeline.map.parts) == 2
+
+
+@pytest.mark.parametrize("kind", ["repeats", "flickers"])
+def test_a_camera_that_repeats_or_flickers_is_not_blind_for_ever(kind):
+    """Carried to another room; each second image there is frozen or black."""
+    _, first = walk()
+    _, other = walk(room=7)
+    later = []
+    for f in other:
+        stamp = first[-1].stamp_ns + 10**8 * (1 + len(later))
+        black = np.zeros_like(f.image)
+        later.append(dataclasses.replace(f, stamp_ns=stamp))
+        again = f.image if kind == "repeats" else black
+        later.append(dataclasses.replace(f, stamp_ns=stamp + 10**8, image=again))
+    far = np.eye(4)
+    far[0, 3] = 50.0
+    later = [dataclasses.replace(f, T_world_camera=far @ f.T_world_camera) for f in later]
+    frames = [*first, *later]
+    faulty = bench_blind.with_fault(frames, "lens cap", len(first) - 8, 8)
+    pipeline, results = run(frames, faulty, TruthSession(frames))
+    causes = [r.blind for r in results[len(first) :: 2]]
+    assert causes[:2] == ["lost", "lost"]
+    assert not any(causes[2:])
     assert len(pipeline.map.parts) == 2
 
 

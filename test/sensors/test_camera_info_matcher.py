@@ -90,7 +90,8 @@ def test_an_unusable_info_in_mid_stream_changes_nothing(keeper):
     ("width", "frame_id", "words"), [(320, "cam", "is for 320x480"), (640, "lens", "'lens'")]
 )
 def test_info_of_another_size_or_frame_is_not_used(keeper, width, frame_id, words):
-    keeper.add_info(replace(INFO, width=width), frame_id)
+    K = np.diag([width / INFO.width, 1, 1]) @ INFO.K
+    keeper.add_info(replace(INFO, width=width, K=K), frame_id)
     assert feed(keeper, "a", 0) == []
     assert feed(keeper, "b", 5) == [("a", None), ("b", None)]
     (notice,) = keeper.notices()

@@ -72,6 +72,7 @@ def test_a_lasting_change_becomes_usual(images):
         noisy = np.clip(soft + rng.normal(0, 0.6, soft.shape), 0, 255).astype(np.uint8)
         causes.append(judged(check, noisy).blind)
     assert causes == ["blurred"] * LASTING + [""] * 10
+    assert LASTING > 100  # a lens that is covered for 100 images is held throughout
 
 
 @pytest.mark.parametrize("lit", [0.3, 0.6])

@@ -55,6 +55,15 @@ def test_the_clock_confirms_a_jump_at_once():
     assert [one.item for one in check.add("on", later, later + 10**8, 9.0)] == ["on"]
 
 
+@pytest.mark.parametrize("off", [8.0, 3.0, -3.0, -4.5])
+def test_one_stamp_some_seconds_off_is_a_fault(off):
+    """Also where the clock would allow an image to come so late."""
+    stamps = [n * STEP + off * (n == 10) for n in range(20)]
+    believed, faults = stamps_through(stamps)
+    assert believed == [n for n in range(20) if n != 10]
+    assert len(faults) == 1
+
+
 def test_stamps_of_zero_are_faults_with_their_cause():
     believed, faults = stamps_through([None] * 5)
     assert believed == []
