@@ -151,7 +151,8 @@ def test_poses_in_a_small_submap_stand_by_the_scenes_lengths():
 
 def row(held, at, submap, camera="", x=0.0):
     T = pose(x)
-    held.add(replace(frame(0, T, camera=camera), stamp_ns=at * STEP_NS), T, submap)
+    f = frame(0, T, camera=camera, keyframe=False)
+    held.add(replace(f, stamp_ns=at * STEP_NS), T, submap)
 
 
 def test_a_camera_that_stands_across_submaps_has_a_pose_in_each():
