@@ -52,6 +52,14 @@ def noise(image: Image, k: int, last: Image) -> Image:
     return np.random.default_rng(k).integers(0, 256, image.shape, dtype=np.uint8)
 
 
+def blocks(image: Image, k: int, last: Image) -> Image:
+    """Every block of 4 x 4 pixels is random."""
+    size = -(-image.shape[0] // 4), -(-image.shape[1] // 4)
+    values = np.random.default_rng(k).integers(0, 256, size, dtype=np.uint8)
+    grey = np.repeat(np.repeat(values, 4, axis=0), 4, axis=1)
+    return np.dstack([grey[: image.shape[0], : image.shape[1]]] * 3)
+
+
 def frozen(image: Image, k: int, last: Image) -> Image:
     """The last good image repeats."""
     return last
@@ -107,15 +115,16 @@ def fading(length: int) -> Fault:
 def fault_of(name: str, length: int) -> Fault | None:
     """Returns a fault by its name; None: no fault."""
     return {
-        "none": None, "black": plain(0), "white": plain(255), "noise": noise, "frozen": frozen,
-        "half black": half_black, "mostly black": mostly_black, "flicker": flicker,
-        "fading": fading(length), "defocus": defocus, "hand": hand, "lens cap": lens_cap,
+        "none": None, "black": plain(0), "white": plain(255), "noise": noise, "blocks": blocks,
+        "frozen": frozen, "half black": half_black, "mostly black": mostly_black,
+        "flicker": flicker, "fading": fading(length), "defocus": defocus, "hand": hand,
+        "lens cap": lens_cap,
     }[name]  # fmt: skip
 
 
 FAULTS = (
-    "black", "white", "noise", "frozen", "half black", "mostly black", "flicker", "fading",
-    "defocus", "hand", "lens cap",
+    "black", "white", "noise", "blocks", "frozen", "half black", "mostly black", "flicker",
+    "fading", "defocus", "hand", "lens cap",
 )  # fmt: skip
 
 

@@ -29,11 +29,15 @@ WHITE = 250.0
 MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows compared, and pixels between the compared grey values of a row
 MIN_CORRELATION = 0.35  # of grey values at that lag; noise has less, any scene more
+FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
 # Share of the usual value below which an image is blind, and below which it is suspect.
 DETAIL, CONTRAST = (0.1, 0.5), (0.15, 0.4)
+# Share of the usual correlation of far pixels below which an image is suspect. Never blind by it:
+# gravel and carpets have as little as noise. Rooms and roads have 0.56 to 0.9, noise below 0.1.
+FAR_CORRELATION = 0.5
 # Newly black share of an image that gets no depth, and that makes the whole image blind.
 COVERED, MOSTLY_COVERED = 0.25, 0.6
 STILL_RAD, STILL_M = 0.002, 0.002  # motion of a robot that stands, between two frames
@@ -59,6 +63,7 @@ class _Measures:
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
     correlation: float  # of neighbouring pixels
+    far_correlation: float  # of pixels a part of the width away, the least of both directions
     cells: Array  # [rows, columns] mean grey values
 
 
@@ -69,6 +74,7 @@ class _Past:
     contrast: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
     detail: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
     mean: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
+    far_correlation: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))
     black: deque[float] = field(default_factory=lambda: deque(maxlen=PAST))  # share of cells
     worse: int = 0  # images in a row that are worse than these
     image: Image | None = None  # the last one
@@ -79,6 +85,7 @@ class _Past:
         self.contrast.append(measures.contrast)
         self.detail.append(measures.detail)
         self.mean.append(measures.mean)
+        self.far_correlation.append(measures.far_correlation)
         self.black.append(black)
         self.worse = 0
 
@@ -86,7 +93,9 @@ class _Past:
         """Notes an image that is worse than usual; if that lasts, nothing is usual any more."""
         self.worse += 1
         if self.worse >= LASTING:
-            for values in (self.contrast, self.detail, self.mean, self.black):
+            for values in (
+                self.contrast, self.detail, self.mean, self.far_correlation, self.black
+            ):  # fmt: skip
                 values.clear()
             self.worse = 0
 
@@ -186,7 +195,10 @@ def _relative(measures: _Measures, past: _Past) -> Verdict:
         return Verdict(faded)
     if detail < DETAIL[1]:
         return Verdict(suspect="blurred")
-    return Verdict(suspect=faded) if contrast < CONTRAST[1] else CLEAR
+    if contrast < CONTRAST[1]:
+        return Verdict(suspect=faded)
+    noisy = measures.far_correlation < FAR_CORRELATION * float(np.median(past.far_correlation))
+    return Verdict(suspect="noise") if noisy else CLEAR
 
 
 def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
@@ -197,21 +209,35 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     low, high = np.percentile(cells, EXTREMES)
     laplacian = cv2.Laplacian(cv2.resize(grey, None, fx=0.5, fy=0.5,
                                          interpolation=cv2.INTER_AREA), cv2.CV_32F)  # fmt: skip
+    far = max(LAG, round(grey.shape[1] / FAR))
     return _Measures(
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        correlation=_correlation(full),
+        correlation=_correlation(_grey_rows(full), LAG),
+        far_correlation=min(
+            _correlation(grey[:: _stride(grey.shape[0])], far),
+            _correlation(grey.T[:: _stride(grey.shape[1])], far),
+        ),
         cells=cells,
     )
 
 
-def _correlation(image: Image) -> float:
-    """Returns the correlation of grey values at a distance of LAG pixels along some rows."""
-    rows = image[:: max(1, image.shape[0] // ROWS)]
-    grey = cv2.cvtColor(np.ascontiguousarray(rows), cv2.COLOR_RGB2GRAY).astype(np.float32)
-    grey -= grey.mean()
-    return float((grey[:, LAG:] * grey[:, :-LAG]).mean() / ((grey**2).mean() + 1e-9))
+def _stride(length: int) -> int:
+    """Returns the stride that takes about ROWS of this many rows."""
+    return max(1, length // ROWS)
+
+
+def _grey_rows(image: Image) -> Array:
+    """Returns the grey values of some rows of an image."""
+    rows = np.ascontiguousarray(image[:: _stride(image.shape[0])])
+    return cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY).astype(np.float32)
+
+
+def _correlation(rows: Array, lag: int) -> float:
+    """Returns the correlation of grey values [N, n] at a distance of ``lag`` along the rows."""
+    rows = rows - rows.mean()
+    return float((rows[:, lag:] * rows[:, :-lag]).mean() / ((rows**2).mean() + 1e-9))
 
 
 def _stands(before: Array | None, now: Array | None) -> bool:

@@ -15,6 +15,7 @@ FIRST_AHEAD_S = 10.0  # in place of the first, before an interval is known
 PAST_S, FUTURE_S = 5.0, 1.0
 SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they are of one clock
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
+FIRST_GLITCH = 1  # the same at the start: the other cameras of a rig do not wait long
 RELEASE_S = 1.0  # longest wait for the next image, and
 RELEASE_INTERVALS = 4.0  # of a slow camera, in intervals of arrival
 REPEATS = 10  # equal stamps in a row, from which on the stamp stands still
@@ -38,7 +39,8 @@ class StampCheck(Generic[Item]):
 
     A stamp that jumps is believed at once if the clock confirms it, else when the next images
     agree with it. Until then these images wait. If the next ones go on as before the jump, those
-    that wait are faulty. So a few images with a wrong stamp are no jump of time. Not thread-safe.
+    that wait are faulty. So a few images with a wrong stamp are no jump of time. The first stamp
+    is believed likewise, as soon as one more agrees with it. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -77,18 +79,16 @@ class StampCheck(Generic[Item]):
             return []
         new, last = Stamped(item, stamp_ns), self._last
         age_s = (clock_ns - stamp_ns) / 1e9
-        if last is None or self._follows(stamp_ns, last):
-            self._reject_held()
-            self._age_s = age_s
-            return self._believe([new])
-        if self._is_confirmed(age_s):
-            self._reject_held()
+        follows = last is not None and self._follows(stamp_ns, last)
+        if follows or self._is_confirmed(age_s):
+            self._reject_held(stamp_ns)
             self._age_s = age_s
             return self._believe([new])
         if self._held and not self._follows(stamp_ns, self._held[-1].stamp_ns):
-            self._reject_held()
+            self._reject_held(stamp_ns)
         self._held.append(new)
-        return self.release() if len(self._held) > GLITCH else []
+        most = FIRST_GLITCH if last is None else GLITCH
+        return self.release() if len(self._held) > most else []
 
     def overdue(self, now_s: float) -> list[Stamped[Item]]:
         """Returns the images that wait, if the next one does not come."""
@@ -106,11 +106,11 @@ class StampCheck(Generic[Item]):
         return out
 
     def _is_confirmed(self, age_s: float) -> bool:
-        """Whether the clock confirms a stamp that jumps: it is plausible by the clock, and the
-        ones before were not, or were of the same age."""
+        """Whether the clock confirms a stamp that is the first or jumps: it is plausible by the
+        clock, and the ones before were not, or were of the same age."""
         before = self._age_s
         return is_plausible(age_s) and (
-            not is_plausible(before) or abs(age_s - before) < SAME_AGE_S
+            self._last is None or not is_plausible(before) or abs(age_s - before) < SAME_AGE_S
         )
 
     def _standing(self, stamp_ns: int) -> str:
@@ -140,14 +140,21 @@ class StampCheck(Generic[Item]):
                 self._last = image.stamp_ns
         return images
 
-    def _reject_held(self) -> None:
-        """The images that wait have wrong stamps: what came next does not agree with them."""
+    def _reject_held(self, next_ns: int) -> None:
+        """The images that wait have wrong stamps: the next one, with this stamp, does not agree
+        with them."""
         held, self._held = self._held, []
+        if self._last is None:
+            reference_ns, reference = next_ns, "the next image"
+        else:
+            reference_ns, reference = (
+                self._last,
+                "the image before, and the next ones do not agree",
+            )
         for image in held:
-            assert self._last is not None
-            off_s = (image.stamp_ns - self._last) / 1e9
+            off_s = (image.stamp_ns - reference_ns) / 1e9
             side = "ahead of" if off_s > 0 else "behind"
             self._faults.append(
-                f"header.stamp is {abs(off_s):.4g} s {side} the image before, and the next ones "
-                "do not agree with it: the camera driver's clock jumped"
+                f"header.stamp is {abs(off_s):.4g} s {side} {reference}: the camera driver's "
+                "clock jumped"
             )

@@ -64,6 +64,30 @@ def test_weak_light_and_slight_blur_are_suspect_only(images):
     assert (soft.blind, soft.suspect) == ("", "blurred")
 
 
+def blocks(rows, columns):
+    values = np.random.default_rng(0).integers(0, 256, (rows, columns), dtype=np.uint8)
+    return np.dstack([cv2.resize(values, SIZE, interpolation=cv2.INTER_NEAREST)] * 3)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [blocks(60, 80), blocks(SIZE[1], 1), blocks(1, SIZE[0])],
+    ids=["blocks", "rows", "columns"],
+)
+def test_noise_whose_neighbours_are_alike_is_suspect(images, noise):
+    verdict = judged(after(images[:-1]), noise)
+    assert (verdict.blind or verdict.suspect) == "noise"
+
+
+def test_where_far_pixels_are_never_alike_they_are_not_suspect(images):
+    check, rng = ImageCheck(), np.random.default_rng(0)
+    gravel = cv2.GaussianBlur(rng.integers(0, 256, (400, 480, 3), dtype=np.uint8), (0, 0), 1.5)
+    gravel = cv2.normalize(gravel, None, 0, 255, cv2.NORM_MINMAX)
+    views = [np.ascontiguousarray(gravel[k : k + 240, 2 * k : 2 * k + 320]) for k in range(30)]
+    verdicts = [judged(check, view) for view in views]
+    assert {(v.blind, v.suspect) for v in verdicts} == {("", "")}
+
+
 def test_a_lasting_change_becomes_usual(images):
     check = after(images)
     rng, soft = np.random.default_rng(0), bench_blind.defocus(images[-1], 0, images[-1])

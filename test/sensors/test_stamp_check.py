@@ -64,6 +64,33 @@ def test_one_stamp_some_seconds_off_is_a_fault(off):
     assert len(faults) == 1
 
 
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+@pytest.mark.parametrize("clock", [None, FAR])
+def test_a_wrong_stamp_of_the_first_image_is_a_fault(off, clock):
+    stamps = [n * STEP + off * (n == 0) for n in range(20)]
+    believed, faults = stamps_through(stamps, clock)
+    assert believed == list(range(1, 20))
+    assert len(faults) == 1
+    assert "the next image: the camera driver's clock jumped" in faults[0]
+
+
+@pytest.mark.parametrize("clock", [None, FAR])
+def test_stamps_that_jump_each_time_are_never_believed(clock):
+    stamps = [n * STEP + HOUR * max(0, n - 9) * (n < 18) for n in range(22)]
+    believed, faults = stamps_through(stamps, clock)
+    assert believed == [n for n in range(22) if not 10 <= n < 18]
+    assert len(faults) == 8
+
+
+def test_the_first_image_waits_only_where_the_clock_is_another_one():
+    for clock, waiting in ((START, 0), (1.0, 1)):
+        check = StampCheck()
+        check.add("a", round(START * 1e9), round(clock * 1e9), 100.0)
+        assert check.waiting == waiting
+        released = check.overdue(101.1)
+        assert [one.item for one in released] == ["a"] * waiting
+
+
 def test_stamps_of_zero_are_faults_with_their_cause():
     believed, faults = stamps_through([None] * 5)
     assert believed == []
@@ -84,10 +111,12 @@ def test_late_and_unordered_stamps_pass():
 
 def test_a_slow_camera_does_not_wait():
     check = StampCheck()
-    for n in range(5):
-        got = check.add(n, round((START + 9.0 * n) * 1e9), 1, 9.0 * n)
+    check.add(0, round(START * 1e9), 1, 100.0)
+    assert check.overdue(101.1)
+    for n in range(1, 5):
+        got = check.add(n, round((START + 9.0 * n) * 1e9), 1, 100.0 + 9.0 * n)
         assert [one.item for one in got] == [n]
-    assert check.add(5, round((START + 66.0) * 1e9), 1, 66.0)  # three were lost
+    assert check.add(5, round((START + 66.0) * 1e9), 1, 166.0)  # three were lost
 
 
 def test_an_image_waits_for_the_next_one_for_a_bounded_time():
