@@ -87,7 +87,7 @@ class BlindFrames:
 
     def is_unrelated(self, window: Window, shared: Sequence[SharedView]) -> bool:
         """Whether a window after a gap shares no view, so that a new segment must begin."""
-        if shared or not self._odometry.newest or not self.config.hold_when_blind:
+        if shared or not self.sight.has_placed or not self.config.hold_when_blind:
             return False
         if not self._has_gap(window):
             return False
@@ -151,13 +151,15 @@ class BlindFrames:
 
     def frame(self, prepared: PreparedView) -> TrackedFrame:
         """Returns the frame of a blind view: without depth, at the held pose of its camera, with
-        a covariance that grows; without a pose if the camera was never placed."""
+        a covariance that grows; without a pose if the camera was not placed since the start."""
         view = prepared.view
         self.sight.note_blind(prepared)
         self.counters["processed"] += 1
         poses, last = self._odometry.newest, self.sight.last(view.camera)
         T_prior = self._odometry.prior.pose(view)
-        T = self.sight.held_pose(view.camera, poses) if T_prior is None else T_prior
+        T = T_prior
+        if T is None and last is not None:  # else a loaded scene has a pose, of another time
+            T = self.sight.held_pose(view.camera, poses)
         unknown = np.full(view.image.shape[:2], np.nan, np.float32)
         frame = SegmentFrame(
             # A held pose is that of the last frame, also where a window refines it later.

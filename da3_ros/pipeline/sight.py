@@ -149,6 +149,11 @@ class Sight:
         return self._blind_instants > SHORT_GAP
 
     @property
+    def has_placed(self) -> bool:
+        """Whether any camera was placed since the start."""
+        return any(one.last is not None for one in self._cameras.values())
+
+    @property
     def was_blind(self) -> bool:
         """Whether the newest instant could not be placed."""
         return self._blind_instants > 0
