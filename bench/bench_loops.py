@@ -31,7 +31,7 @@ import torch
 from da3_ros.config import PipelineConfig, config_from_parameters
 from da3_ros.inference import InferenceSession, Session
 from da3_ros.inference.preprocess import normalize
-from da3_ros.mapping.loop_keyframes import whitened, whitening
+from da3_ros.mapping.descriptor_index import statistics
 from da3_ros.network import build_network, load_checkpoint
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import intrinsics, make_ring, render, ring_walk
@@ -328,7 +328,7 @@ def recall_hits(walk: Walk, kind: str, white: bool) -> list[bool]:
     """
     chosen = np.arange(0, len(walk.truth), 4)
     x = walk.descriptors[kind][chosen]
-    x = whitened(x, whitening(x)) if white else x / np.linalg.norm(x, axis=1, keepdims=True)
+    x = statistics(list(x))[1] if white else x / np.linalg.norm(x, axis=1, keepdims=True)
     first = round(len(chosen) / 1.25)
     old, new = np.arange(first // 2), np.arange(first, len(chosen))
     T = np.array([walk.truth[i].T_world_camera for i in chosen])

@@ -1,6 +1,8 @@
 """The benchmarks run, at toy size: a script that only a GPU would try out is not ready for one."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -320,3 +322,23 @@ def test_a_camera_that_sees_nothing(tmp_path):
     )  # fmt: skip
     assert [row["blind"] for row in report["rows"]] == [2]
     assert "fault black" in text
+
+
+def test_every_script_can_be_imported():
+    """One that no test runs is noticed when a name that it uses is gone."""
+    scripts = sorted(path.stem for path in (ROOT / "bench").glob("*.py"))
+    code = f"import importlib\nfor name in {scripts}: importlib.import_module(name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "bench",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("what", ["twins", "recall"])
+def test_loops(what, tmp_path):
+    report, _ = run("bench_loops.py", what, "--seeds", "1", "--frames", "60", tmp_path=tmp_path)
+    assert len(report["rows"]) == (1 if what == "twins" else 6)
