@@ -224,7 +224,9 @@ class BagRecording(Recording):
         }
         frame_ids = {topic: FrameIdFilter(topic) for topic in by_topic}
         waiting: deque[_Image] = deque()
-        checks: dict[str, StampCheck[_Image]] = {topic: StampCheck() for topic in by_topic}
+        checks: dict[str, StampCheck[_Image]] = {
+            topic: StampCheck(of_rig=len(by_topic) > 1) for topic in by_topic
+        }
         infos = {s.info_topic for s in self._sources if s.info_topic is not None}
         for topic, log_ns, message in self._read({*by_topic, *infos}):
             if topic in infos:

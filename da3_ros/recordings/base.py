@@ -50,7 +50,8 @@ class Selection:
             first = stamp_ns if first is None else first
             if self.end_s is not None and stamp_ns > first + round(self.end_s * 1e9):
                 return
-            if stamp_ns < first + round((self.start_s or 0.0) * 1e9):
+            # Without a start, an image whose stamp lies before the first one's is selected too.
+            if self.start_s and stamp_ns < first + round(self.start_s * 1e9):
                 continue
             if taken % self.every == 0:
                 yield stamp_ns, item

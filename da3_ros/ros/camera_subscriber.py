@@ -162,7 +162,7 @@ class CameraInput:
         self._matcher: CameraInfoMatcher[Any] = CameraInfoMatcher(
             self.info_topic, config.camera_info_timeout_s
         )
-        self._stamps: StampCheck[tuple[Any, int, int]] = StampCheck()
+        self._stamps: StampCheck[tuple[Any, int, int]] = StampCheck(of_rig=bool(camera))
         self._frame_ids = FrameIdFilter(self.image_topic)
         self.images = self.infos = 0
         self.gaps = GapMeter(

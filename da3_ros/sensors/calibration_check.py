@@ -23,8 +23,9 @@ PIXEL_ASPECT = 3.0  # largest ratio of both focal lengths
 # Largest distance of the principal point from the middle, as a factor in both directions alike.
 # P is moved to one side on purpose (stereo pairs, cropping), K by a sloppy lens mount only.
 OFF_MIDDLE = {"K": 1.2, "P": 1.5}
-# The same for K in one direction: modes of 4:3 and 16:9 differ by 1.33 in width or height.
-OFF_MIDDLE_ONE_WAY = 1.25
+# The same for K in one direction: modes of 4:3 and 16:9 differ by 1.33 in width or height. K of an
+# image that was cut is as far off, so that only K of an image that was stretched is refused.
+OFF_MIDDLE_ONE_WAY, STRETCHED = 1.25, 1.15
 LARGEST_STRETCH = 3.0  # pixels per pixel of the undistorted image, outwards; lenses have up to 2
 SMALLEST_REACH = 0.25  # share of the image up to which the distortion increases outwards
 _AZIMUTHS, _ANGLES = 8, 200  # directions in which the distortion is followed, and its steps
@@ -138,21 +139,40 @@ def _check_focal_lengths(c: Calibration, name: str, M: Array) -> None:
 
 
 def _check_principal_point(c: Calibration, name: str, M: Array) -> None:
-    """A factor in both directions alike, or a large one in one, is between two resolutions."""
-    cx, cy = float(M[0, 2]), float(M[1, 2])
-    off = np.array([(2 * cx + 1) / c.width, (2 * cy + 1) / c.height])
+    """A factor in both directions alike, or in one together with the focal lengths, is between
+    two resolutions."""
+    off = _off_middle(c, M)
     limit = OFF_MIDDLE[name]
     alike = off.min() >= limit or off.max() <= 1 / limit
-    one_way = (
-        name == "K" and not 1 / OFF_MIDDLE_ONE_WAY < off.min() <= off.max() < OFF_MIDDLE_ONE_WAY
-    )
-    if not (alike or one_way):
+    stretch = max(M[0, 0] / M[1, 1], M[1, 1] / M[0, 0])
+    if not (alike or (name == "K" and stretch >= STRETCHED and _is_off_one_way(off))):
         return
     raise CalibrationError(
-        f"camera_info: the principal point of {name} is ({cx:g}, {cy:g}), far from the middle of "
-        f"images of {c.width}x{c.height}: {name} is for another "
+        f"camera_info: the principal point of {name} is ({M[0, 2]:g}, {M[1, 2]:g}), far from the "
+        f"middle of images of {c.width}x{c.height}: {name} is for another "
         "resolution; scale it with the image, and give a crop as roi of the full image"
     )
+
+
+def doubt_of(c: Calibration) -> str:
+    """Returns a warning about a calibration that passes the check and may be wrong, or an empty
+    text."""
+    if not _is_off_one_way(_off_middle(c, c.K)):
+        return ""
+    return (
+        f"camera_info: the principal point of K is ({c.K[0, 2]:g}, {c.K[1, 2]:g}), far from the "
+        f"middle of images of {c.width}x{c.height}: right if these are a part of the sensor's "
+        "image; else K is for another resolution: calibrate the camera again"
+    )
+
+
+def _off_middle(c: Calibration, M: Array) -> Array:
+    """Returns the principal point [2] in units of the image's middle."""
+    return np.array([(2 * M[0, 2] + 1) / c.width, (2 * M[1, 2] + 1) / c.height])
+
+
+def _is_off_one_way(off: Array) -> bool:
+    return not 1 / OFF_MIDDLE_ONE_WAY < off.min() <= off.max() < OFF_MIDDLE_ONE_WAY
 
 
 def _check_lens(c: Calibration) -> None:

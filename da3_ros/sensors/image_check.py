@@ -27,17 +27,19 @@ DARK, BRIGHT = 50.0, 205.0  # mean grey value of an image without contrast: dark
 BLACK = 8.0  # mean grey value of a cell that shows nothing
 WHITE = 250.0
 MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
-ROWS, LAG = 120, 2  # rows compared, and pixels between the compared grey values of a row
-MIN_CORRELATION = 0.35  # of grey values at that lag; noise has less, any scene more
+ROWS, LAG = 120, 2  # rows (columns) compared, and pixels between the compared grey values
+# Of grey values at that lag, along rows or columns. Noise has less in both, any scene more in one.
+MIN_CORRELATION = 0.35
 FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
 # Share of the usual value below which an image is blind, and below which it is suspect.
 DETAIL, CONTRAST = (0.1, 0.5), (0.15, 0.4)
-# Share of the usual correlation of far pixels below which an image is suspect. Never blind by it:
-# gravel and carpets have as little as noise. Rooms and roads have 0.56 to 0.9, noise below 0.1.
-FAR_CORRELATION = 0.5
+# Share of the usual correlation of far pixels below which an image is suspect, and the least usual
+# one by which it is judged. Never blind by it: gravel and carpets have as little as noise. Rooms
+# and roads have 0.56 to 0.9, noise below 0.1.
+FAR_CORRELATION, LEAST_USUAL = 0.5, 0.4
 # Newly black share of an image that gets no depth, and that makes the whole image blind.
 COVERED, MOSTLY_COVERED = 0.25, 0.6
 STILL_RAD, STILL_M = 0.002, 0.002  # motion of a robot that stands, between two frames
@@ -62,8 +64,8 @@ class _Measures:
     mean: float
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
-    correlation: float  # of neighbouring pixels
-    far_correlation: float  # of pixels a part of the width away, the least of both directions
+    correlation: float  # of neighbouring pixels, the larger of both directions
+    far_correlation: float  # of pixels a part of the width away, the smaller of both directions
     cells: Array  # [rows, columns] mean grey values
 
 
@@ -197,7 +199,8 @@ def _relative(measures: _Measures, past: _Past) -> Verdict:
         return Verdict(suspect="blurred")
     if contrast < CONTRAST[1]:
         return Verdict(suspect=faded)
-    noisy = measures.far_correlation < FAR_CORRELATION * float(np.median(past.far_correlation))
+    far, usual = measures.far_correlation, float(np.median(past.far_correlation))
+    noisy = usual >= LEAST_USUAL and far < FAR_CORRELATION * usual
     return Verdict(suspect="noise") if noisy else CLEAR
 
 
@@ -214,7 +217,10 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        correlation=_correlation(_grey_rows(full), LAG),
+        correlation=max(
+            _correlation(_grey_rows(full), LAG),
+            _correlation(_grey_rows(full.transpose(1, 0, 2)), LAG),
+        ),
         far_correlation=min(
             _correlation(grey[:: _stride(grey.shape[0])], far),
             _correlation(grey.T[:: _stride(grey.shape[1])], far),

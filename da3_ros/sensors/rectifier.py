@@ -7,6 +7,7 @@ network.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -22,9 +23,11 @@ from da3_ros.sensors.calibration import (
     image_calibration,
     rectification_rotation,
 )
-from da3_ros.sensors.calibration_check import check_calibration
+from da3_ros.sensors.calibration_check import check_calibration, doubt_of
 from da3_ros.sensors.distortion import column, is_distorted, ray_limit
 from da3_ros.types import Array, Calibration, Image
+
+log = logging.getLogger(__name__)
 
 Mask = NDArray[np.bool_]
 Maps = tuple[NDArray[Any], NDArray[Any]]  # CV_16SC2 and its CV_16UC1 fractions
@@ -71,6 +74,8 @@ class _Recipe:
 
 def _recipe(c: Calibration, size: Size, rectified: bool) -> _Recipe:
     check_calibration(c, size)
+    if doubt := doubt_of(c):
+        log.warning("%s", doubt)
     c = replace(image_calibration(c), width=size[0], height=size[1])
     P = c.K if c.P is None else c.P[:, :3]
     if rectified:

@@ -7,15 +7,14 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# A jump is farther ahead than the first, and than a slow camera's interval times the second; or
-# farther back than the third.
-AHEAD_S, INTERVALS, BACK_S = 2.0, 5.0, 1.0
-FIRST_AHEAD_S = 10.0  # in place of the first, before an interval is known
-# Largest distances before and after the clock at which the clock confirms a stamp.
+# A step of stamps is a jump if it is farther back than the first; or if it is farther ahead than
+# the second and leads into the future, or takes so many times the time between the arrivals.
+BACK_S, AHEAD_S, INTERVALS = 1.0, 2.0, 5.0
+# Largest distances before and after the clock at which a stamp may be of that clock.
 PAST_S, FUTURE_S = 5.0, 1.0
-SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they are of one clock
+SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which the clock itself was set
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
-FIRST_GLITCH = 1  # the same at the start: the other cameras of a rig do not wait long
+FIRST_GLITCH = 1  # the same at the start of a rig: its other cameras do not wait long
 RELEASE_S = 1.0  # longest wait for the next image, and
 RELEASE_INTERVALS = 4.0  # of a slow camera, in intervals of arrival
 REPEATS = 10  # equal stamps in a row, from which on the stamp stands still
@@ -27,11 +26,25 @@ def is_plausible(age_s: float) -> bool:
 
 
 @dataclass(frozen=True)
+class _Time:
+    """A stamp, with its age by the clock and a steady clock's time on arrival, seconds."""
+
+    stamp_ns: int
+    age_s: float
+    arrived_s: float
+
+
+@dataclass(frozen=True)
 class Stamped(Generic[Item]):
     """An image with its stamp."""
 
     item: Item
-    stamp_ns: int
+    time: _Time
+
+    @property
+    def stamp_ns(self) -> int:
+        """The stamp."""
+        return self.time.stamp_ns
 
 
 class StampCheck(Generic[Item]):
@@ -40,20 +53,20 @@ class StampCheck(Generic[Item]):
     A stamp that jumps is believed at once if the clock confirms it, else when the next images
     agree with it. Until then these images wait. If the next ones go on as before the jump, those
     that wait are faulty. So a few images with a wrong stamp are no jump of time. The first stamp
-    is believed likewise, as soon as one more agrees with it. Not thread-safe.
+    is believed likewise. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_rig: bool = False) -> None:
+        """of_rig: whether the images of other cameras wait for those of this one."""
         self._held: list[Stamped[Item]] = []
+        self._first_glitch = FIRST_GLITCH if of_rig else GLITCH
         self.reset()
 
     def reset(self) -> int:
         """Begins a new stream. Returns the number of waiting images, which are dropped."""
         waited, self._held = len(self._held), []
-        self._last: int | None = None  # newest believed stamp
-        self._interval_s = 0.0  # between the newest two that were believed
+        self._last: _Time | None = None  # newest believed stamp
         self._arrived_s, self._arrivals_s = 0.0, 0.0  # newest arrival, and the wait before it
-        self._age_s = 0.0  # of the newest believed stamp on arrival, by the clock
         self._repeats = 0
         self._faults: list[str] = []
         return waited
@@ -77,18 +90,14 @@ class StampCheck(Generic[Item]):
         if fault := self._standing(stamp_ns):
             self._faults.append(fault)
             return []
-        new, last = Stamped(item, stamp_ns), self._last
-        age_s = (clock_ns - stamp_ns) / 1e9
-        follows = last is not None and self._follows(stamp_ns, last)
-        if follows or self._is_confirmed(age_s):
-            self._reject_held(stamp_ns)
-            self._age_s = age_s
-            return self._believe([new])
-        if self._held and not self._follows(stamp_ns, self._held[-1].stamp_ns):
+        time = _Time(stamp_ns, (clock_ns - stamp_ns) / 1e9, arrived_s)
+        new, last = Stamped(item, time), self._last
+        believed = _is_confirmed(time, last) or (last is not None and _follows(time, last))
+        if not self._leads_to(time, believed=believed):
             self._reject_held(stamp_ns)
         self._held.append(new)
-        most = FIRST_GLITCH if last is None else GLITCH
-        return self.release() if len(self._held) > most else []
+        glitch = self._first_glitch if last is None else GLITCH
+        return self.release() if believed or len(self._held) > glitch else []
 
     def overdue(self, now_s: float) -> list[Stamped[Item]]:
         """Returns the images that wait, if the next one does not come."""
@@ -98,26 +107,29 @@ class StampCheck(Generic[Item]):
     def release(self) -> list[Stamped[Item]]:
         """Returns the images that wait: they are believed."""
         held, self._held = self._held, []
-        return self._believe(held)
+        if held:
+            self._last = held[-1].time
+        return held
 
     def take_faults(self) -> list[str]:
         """Returns a line for each image since the last call whose stamp is wrong."""
         out, self._faults = self._faults, []
         return out
 
-    def _is_confirmed(self, age_s: float) -> bool:
-        """Whether the clock confirms a stamp that is the first or jumps: it is plausible by the
-        clock, and the ones before were not, or were of the same age."""
-        before = self._age_s
-        return is_plausible(age_s) and (
-            self._last is None or not is_plausible(before) or abs(age_s - before) < SAME_AGE_S
-        )
+    def _leads_to(self, time: _Time, *, believed: bool) -> bool:
+        """Whether the images that wait agree with the next one; if that one is ``believed``, they
+        must lie between it and the last one, too."""
+        if not self._held or not _follows(time, self._held[-1].time):
+            return False
+        first, last = self._held[0].stamp_ns, self._last
+        return not believed or last is None or first > last.stamp_ns
 
     def _standing(self, stamp_ns: int) -> str:
         """Returns what is wrong with a stamp that is 0 or does not change, else an empty text."""
         if stamp_ns == 0:
             return "header.stamp is 0: have the camera driver set it"
-        self._repeats = self._repeats + 1 if stamp_ns == self._last else 0
+        same = self._last is not None and stamp_ns == self._last.stamp_ns
+        self._repeats = self._repeats + 1 if same else 0
         if self._repeats >= REPEATS:
             return (
                 f"header.stamp stands still at {stamp_ns / 1e9:.3f} s: the camera driver, or its "
@@ -125,32 +137,14 @@ class StampCheck(Generic[Item]):
             )
         return ""
 
-    def _follows(self, stamp_ns: int, last_ns: int) -> bool:
-        ahead_s = (stamp_ns - last_ns) / 1e9
-        most = max(AHEAD_S, INTERVALS * self._interval_s) if self._interval_s else FIRST_AHEAD_S
-        return -BACK_S <= ahead_s <= most
-
-    def _believe(self, images: list[Stamped[Item]]) -> list[Stamped[Item]]:
-        for image in images:
-            if self._last is not None and self._follows(image.stamp_ns, self._last):
-                if image.stamp_ns > self._last:
-                    self._interval_s = (image.stamp_ns - self._last) / 1e9
-                self._last = max(self._last, image.stamp_ns)
-            else:
-                self._last = image.stamp_ns
-        return images
-
     def _reject_held(self, next_ns: int) -> None:
         """The images that wait have wrong stamps: the next one, with this stamp, does not agree
         with them."""
         held, self._held = self._held, []
-        if self._last is None:
-            reference_ns, reference = next_ns, "the next image"
-        else:
-            reference_ns, reference = (
-                self._last,
-                "the image before, and the next ones do not agree",
-            )
+        reference_ns, reference = next_ns, "the next image"
+        if self._last is not None:
+            reference_ns = self._last.stamp_ns
+            reference = "the image before, and the next ones do not agree"
         for image in held:
             off_s = (image.stamp_ns - reference_ns) / 1e9
             side = "ahead of" if off_s > 0 else "behind"
@@ -158,3 +152,26 @@ class StampCheck(Generic[Item]):
                 f"header.stamp is {abs(off_s):.4g} s {side} {reference}: the camera driver's "
                 "clock jumped"
             )
+
+
+def _is_confirmed(time: _Time, last: _Time | None) -> bool:
+    """Whether the clock confirms a stamp that is the first or jumps: it may be of the clock, and
+    the one before may not, or the clock was set like the camera's."""
+    if not is_plausible(time.age_s):
+        return False
+    if last is None or not is_plausible(last.age_s):
+        return True
+    return abs(time.age_s - last.age_s) < SAME_AGE_S
+
+
+def _follows(time: _Time, before: _Time) -> bool:
+    """Whether a stamp goes on from another one."""
+    step_s = (time.stamp_ns - before.stamp_ns) / 1e9
+    if step_s < -BACK_S:
+        return False
+    if step_s <= AHEAD_S:
+        return True
+    if is_plausible(before.age_s):
+        return time.age_s >= -FUTURE_S
+    waited_s = time.arrived_s - before.arrived_s  # 0 in a bag without times of recording
+    return waited_s <= 0.0 or step_s <= INTERVALS * waited_s

@@ -252,6 +252,13 @@ def test_senseless_selection_is_refused(bad):
         Selection(**bad)
 
 
+def test_without_a_start_nothing_before_the_first_stamp_is_dropped():
+    """The first stamps may have been wrong, or the clock was set."""
+    items = [(s * S, s) for s in (3600, 0, 1, 2)]
+    assert [n for _, n in Selection().apply(items)] == [3600, 0, 1, 2]
+    assert [n for _, n in Selection(start_s=0.5).apply(items[1:])] == [1, 2]
+
+
 def test_disorder_is_mended_and_a_time_jump_passed_on():
     stamps = [0, 2, 1, 3, 5, 4]
     first = [(STEP * s, f"a{s}") for s in stamps]
@@ -271,15 +278,17 @@ def test_frames_come_by_header_stamp_even_if_recorded_otherwise(tmp_path):
     assert [number(f) for f in frames] == list(range(N))
 
 
-def test_an_image_with_a_stamp_an_hour_off_is_left_out_of_a_bag(tmp_path, caplog):
+@pytest.mark.parametrize("wrong", [[4], [0], [0, 1, 2]])
+def test_images_with_stamps_an_hour_off_are_left_out_of_a_bag(tmp_path, caplog, wrong):
     items = list(stream(info=False))
-    topic, kind, message, logged = items[4]
-    message = build.image(LIB, T0 + 3600 * S, "cam", picture(4))
-    items[4] = (topic, kind, message, logged)
+    for i in wrong:
+        topic, kind, _, logged = items[i]
+        stamp = T0 + 3600 * S + i * STEP
+        items[i] = (topic, kind, build.image(LIB, stamp, "cam", picture(i)), logged)
     with open_recording(write_folder(tmp_path / "bag", items)) as recording:
         frames = list(recording)
-        assert recording.counters["bad_images"] == 1
-    assert [number(f) for f in frames] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+        assert recording.counters["bad_images"] == len(wrong)
+    assert [number(f) for f in frames] == [i for i in range(N) if i not in wrong]
     assert "the camera driver's clock jumped" in caplog.text
 
 

@@ -79,23 +79,40 @@ def test_noise_whose_neighbours_are_alike_is_suspect(images, noise):
     assert (verdict.blind or verdict.suspect) == "noise"
 
 
-def test_where_far_pixels_are_never_alike_they_are_not_suspect(images):
-    check, rng = ImageCheck(), np.random.default_rng(0)
-    gravel = cv2.GaussianBlur(rng.integers(0, 256, (400, 480, 3), dtype=np.uint8), (0, 0), 1.5)
-    gravel = cv2.normalize(gravel, None, 0, 255, cv2.NORM_MINMAX)
-    views = [np.ascontiguousarray(gravel[k : k + 240, 2 * k : 2 * k + 320]) for k in range(30)]
+def gravel():
+    rng = np.random.default_rng(0)
+    values = cv2.GaussianBlur(rng.integers(0, 256, (400, 480), dtype=np.uint8), (0, 0), 1.5)
+    return cv2.normalize(values, None, 0, 255, cv2.NORM_MINMAX)
+
+
+def slats():
+    """Of a width at which far pixels are on the next one."""
+    return np.tile(np.uint8(110 + 90 * np.sign(np.sin(np.arange(480) * 2 * np.pi / 10))), (400, 1))
+
+
+@pytest.mark.parametrize("texture", [gravel(), slats()], ids=["gravel", "slats"])
+def test_where_far_pixels_are_never_alike_they_are_not_suspect(images, texture):
+    check = ImageCheck()
+    shade = np.linspace(0.6, 1.0, 480)
+    views = [
+        np.dstack([(texture * shade)[k : k + 240, 2 * k : 2 * k + 320].astype(np.uint8)] * 3)
+        for k in range(40)
+    ]
     verdicts = [judged(check, view) for view in views]
     assert {(v.blind, v.suspect) for v in verdicts} == {("", "")}
 
 
-def test_a_lasting_change_becomes_usual(images):
+@pytest.mark.parametrize("fault", ["defocus", "blocks"])
+def test_a_lasting_change_becomes_usual(images, fault):
     check = after(images)
-    rng, soft = np.random.default_rng(0), bench_blind.defocus(images[-1], 0, images[-1])
+    rng, worse = np.random.default_rng(0), bench_blind.fault_of(fault, 1)(images[-1], 0, None)
     causes = []
     for _ in range(LASTING + 10):
-        noisy = np.clip(soft + rng.normal(0, 0.6, soft.shape), 0, 255).astype(np.uint8)
-        causes.append(judged(check, noisy).blind)
-    assert causes == ["blurred"] * LASTING + [""] * 10
+        noisy = np.clip(worse + rng.normal(0, 0.6, worse.shape), 0, 255).astype(np.uint8)
+        verdict = judged(check, noisy)
+        causes.append(verdict.blind or verdict.suspect)
+    cause = "blurred" if fault == "defocus" else "noise"
+    assert causes == [cause] * LASTING + [""] * 10
     assert LASTING > 100  # a lens that is covered for 100 images is held throughout
 
 

@@ -370,6 +370,27 @@ def test_calibrations_of_real_lenses_are_accepted(name):
     check_calibration(c, (width, height))
 
 
+MODE_848 = np.array([[423.0, 0, 424], [0, 423.0, 240], [0, 0, 1]])
+KITTI_360 = np.array([[552.55, 0, 682.05], [0, 552.55, 238.77], [0, 0, 1]])  # cut above
+CUT = K - [[0, 0, 0], [0, 0, 100], [0, 0, 0]]  # 100 rows above
+
+
+@pytest.mark.parametrize(
+    ("K", "size"),
+    [(MODE_848, FULL), (KITTI_360, (1408, 376)), (CUT, (640, 380))],
+    ids=["K of 848x480", "KITTI-360", "cut"],
+)
+def test_a_principal_point_off_the_middle_in_one_direction_is_told(K, size, caplog):
+    image, rectifier = np.zeros((*size[::-1], 3), np.uint8), Rectifier()
+    for _ in range(3):
+        assert np.allclose(rectifier(image, Calibration(*size, K), False).K, corner_K(K))
+    (line,) = caplog.messages
+    assert "far from the middle of images" in line
+    caplog.clear()
+    Rectifier()(np.zeros((480, 640, 3), np.uint8), GOOD, False)
+    assert not caplog.messages
+
+
 def test_a_region_of_interest_is_judged_in_the_full_image():
     corner = replace(GOOD, roi_x=400, roi_y=300, roi_width=200, roi_height=150)
     check_calibration(corner, (200, 150))
