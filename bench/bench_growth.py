@@ -110,8 +110,7 @@ class UnboundedSession(TruthSession):
 def start(path: PosePath, **values: object) -> Pipeline:
     """Returns a pipeline for tiny images of a path; ``values``: further parameters."""
     settings = {
-        "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "map.max_points": 20_000,
-        "map.memory_mb": 16, "refinement.enabled": False,
+        "process_res": SIDE, "window.size": 6, "map.voxel_m": 0.2, "refinement.enabled": False,
         "hold_when_blind": False, **values,  # all images are black
     }  # fmt: skip
     return Pipeline(config_from_parameters(settings), UnboundedSession(path))
@@ -133,7 +132,8 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
     """Returns median and mean cost of a keyframe around 100 submaps and at the end, by path."""
     rows = []
     for path in (straight, ring):
-        pipeline, cost, at = start(path), [], []
+        small = {"map.max_points": 20_000, "map.memory_mb": 16}
+        pipeline, cost, at = start(path, **small), [], []
         while len(at) == 0 or at[-1] < options.submaps:
             cost.append(step(pipeline, len(cost)))
             at.append(pipeline.map._next)
@@ -211,9 +211,7 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
     """
     rows = []
     for loops in (True, False):
-        # A trajectory limited to 1 750 poses is full before the second half begins, as a larger
-        # one would be after 100 000 frames.
-        values = {"loop.enabled": loops, "map.memory_mb": 1, "map.max_points": 20_000}
+        values = {"loop.enabled": loops}  # and the limits that users have
         pipeline, each = start(still, **values), max(2 * COMPARED, options.windows // 100)
         tracemalloc.start()
         held, cost = [], []
@@ -231,6 +229,8 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
             found = measure_growth(series, tolerance)
             row |= {f"{name}_growth": found.growth, f"{name}_low": found.low}
             row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
+            if name == "memory":
+                row["bytes_per_window"] = found.growth * held[-1] * 2**20 / row["windows"]
         row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closure))
         rows.append(row)
         show(row)

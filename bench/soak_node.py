@@ -44,6 +44,7 @@ PARAMETERS = (
 SIDE = 28
 SAMPLES = 60  # measurements of the process per part; growth is that of the second half
 GROWTH, GROWTH_FILES = 0.05, 2  # tolerated growth per part: share of memory or time; open files
+WARM_UP = 200  # frames before the first measurement: what the node loads at its first need
 UNSEEN = 0.02  # share of malformed images that may be dropped without being decoded
 LIB = RclpyLibrary()
 
@@ -164,6 +165,8 @@ def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) 
         rig.enable.wait_for_service()
         done = rig.enable.call_async(SetBool.Request(data=enabled))
         rig.until(done.done, 10)
+        for n in range(WARM_UP if enabled else 0):
+            network(rig, n)
         begin, seen, each_ms = time.monotonic(), [], []
         for part in np.array_split(np.arange(count), SAMPLES):
             start = time.monotonic()

@@ -241,7 +241,10 @@ def _grey_rows(image: Image) -> Array:
 
 
 def _correlation(rows: Array, lag: int) -> float:
-    """Returns the correlation of grey values [N, n] at a distance of ``lag`` along the rows."""
+    """Returns the correlation of grey values [N, n] at a distance of ``lag`` along the rows; 1 if
+    these are too short."""
+    if rows.shape[1] <= lag:
+        return 1.0
     rows = rows - rows.mean()
     return float((rows[:, lag:] * rows[:, :-lag]).mean() / ((rows**2).mean() + 1e-9))
 

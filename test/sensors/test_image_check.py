@@ -190,3 +190,12 @@ def test_images_of_rooms_show_something():
             check = ImageCheck()
             for f in SyntheticCamera(seed, SIZE, walk=walk, frames=8):
                 assert judged(check, f.image).blind == "", (walk, seed)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [(1, 1), (2, 40), (40, 2), (8, 8), (40, 300)])
+def test_tiny_images_are_judged_without_a_warning(size):
+    check, rng = ImageCheck(), np.random.default_rng(0)
+    for _ in range(10):
+        image = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        judged(check, image)
