@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -12,8 +13,10 @@ Item = TypeVar("Item")
 BACK_S, AHEAD_S, INTERVALS = 1.0, 2.0, 5.0
 # Largest distances before and after the clock at which a stamp may be of that clock.
 PAST_S, FUTURE_S = 5.0, 1.0
-SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which the clock itself was set
+SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they agree
+FASTEST = 10_000.0  # times real time at which a recording may be played
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
+MOST_HELD = 8  # images that wait, at most: more that are not contradicted are believed
 FIRST_GLITCH = 1  # the same at the start of a rig: its other cameras do not wait long
 RELEASE_S = 1.0  # longest wait for the next image, and
 RELEASE_INTERVALS = 4.0  # of a slow camera, in intervals of arrival
@@ -33,8 +36,12 @@ class _Time:
     age_s: float
     arrived_s: float
 
+    def is_as_old_as(self, other: _Time) -> bool:
+        """Whether both stamps are of one clock that runs like the node's."""
+        return abs(self.age_s - other.age_s) < SAME_AGE_S
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Stamped(Generic[Item]):
     """An image with its stamp."""
 
@@ -50,10 +57,10 @@ class Stamped(Generic[Item]):
 class StampCheck(Generic[Item]):
     """Decides whether the stamps of one camera are believed.
 
-    A stamp that jumps is believed at once if the clock confirms it, else when the next images
-    agree with it. Until then these images wait. If the next ones go on as before the jump, those
-    that wait are faulty. So a few images with a wrong stamp are no jump of time. The first stamp
-    is believed likewise. Not thread-safe.
+    A stamp that jumps is believed at once if the clock confirms it, else when no later image has
+    contradicted it for a while. Until then these images wait. If the next ones go on as before the
+    jump, those that wait are faulty. So a few images with a wrong stamp are no jump of time. The
+    first stamp is believed likewise. Not thread-safe.
     """
 
     def __init__(self, *, of_rig: bool = False) -> None:
@@ -68,6 +75,7 @@ class StampCheck(Generic[Item]):
         self._last: _Time | None = None  # newest believed stamp
         self._arrived_s, self._arrivals_s = 0.0, 0.0  # newest arrival, and the wait before it
         self._repeats = 0
+        self._was_overdue = False
         self._faults: list[str] = []
         return waited
 
@@ -90,19 +98,28 @@ class StampCheck(Generic[Item]):
         if fault := self._standing(stamp_ns):
             self._faults.append(fault)
             return []
+        self._was_overdue = False
         time = _Time(stamp_ns, (clock_ns - stamp_ns) / 1e9, arrived_s)
         new, last = Stamped(item, time), self._last
-        believed = _is_confirmed(time, last) or (last is not None and _follows(time, last))
-        if not self._leads_to(time, believed=believed):
-            self._reject_held(stamp_ns)
+        chain = [*self._chain(time), new]
         self._held.append(new)
-        glitch = self._first_glitch if last is None else GLITCH
-        return self.release() if believed or len(self._held) > glitch else []
+        if _is_confirmed(time, last) or (last is not None and _follows(time, last)):
+            self._reject(self._contradicted(chain), stamp_ns)
+            return self.release()
+        if len(chain) > (self._first_glitch if last is None else GLITCH):
+            self._reject([one for one in self._held if one not in chain], stamp_ns)
+            return self.release()
+        return self._undecided()
 
     def overdue(self, now_s: float) -> list[Stamped[Item]]:
-        """Returns the images that wait, if the next one does not come."""
+        """Returns the images that wait, if the next one does not come. Call this regularly.
+
+        The second such call counts: after a stall the next image may have arrived unseen.
+        """
         wait_s = max(RELEASE_S, RELEASE_INTERVALS * self._arrivals_s)
-        return self.release() if self._held and now_s - self._arrived_s > wait_s else []
+        before = self._was_overdue
+        self._was_overdue = bool(self._held) and now_s - self._arrived_s > wait_s
+        return self.release() if before and self._was_overdue else []
 
     def release(self) -> list[Stamped[Item]]:
         """Returns the images that wait: they are believed."""
@@ -116,13 +133,42 @@ class StampCheck(Generic[Item]):
         out, self._faults = self._faults, []
         return out
 
-    def _leads_to(self, time: _Time, *, believed: bool) -> bool:
-        """Whether the images that wait agree with the next one; if that one is ``believed``, they
-        must lie between it and the last one, too."""
-        if not self._held or not _follows(time, self._held[-1].time):
-            return False
-        first, last = self._held[0].stamp_ns, self._last
-        return not believed or last is None or first > last.stamp_ns
+    def _chain(self, time: _Time) -> list[Stamped[Item]]:
+        """Returns those of the images that wait of which each one goes on to the next, the last
+        one to this time."""
+        out: list[Stamped[Item]] = []
+        for one in reversed(self._held):
+            if one.time.is_as_old_as(time) or _follows(time, one.time):
+                out.insert(0, one)
+                time = one.time
+        return out
+
+    def _contradicted(self, chain: list[Stamped[Item]]) -> list[Stamped[Item]]:
+        """Returns those of the images that wait that the newest one contradicts, which is believed
+        and ends the ``chain``: all whose stamps are not between the last one and that, but those
+        of its own clock."""
+        outside = [one for one in self._held if one not in chain]
+        if self._last is None:
+            return outside
+        newest, last_ns = chain[-1].time, self._last.stamp_ns
+        stamps = [last_ns, *(one.stamp_ns for one in self._held)]
+        if all(a <= b for a, b in itertools.pairwise(stamps)):
+            return []
+        before = [one for one in chain if one.stamp_ns <= last_ns]
+        return outside + [one for one in before if not one.time.is_as_old_as(newest)]
+
+    def _undecided(self) -> list[Stamped[Item]]:
+        """Returns the images that wait if they are so many that they must be believed."""
+        times = [one.time for one in self._held]
+        pairs = list(itertools.pairwise(times))
+        if any(b.is_as_old_as(a) or _follows(b, a) for a, b in pairs):
+            return self.release() if len(times) >= MOST_HELD else []
+        if len(times) <= GLITCH:
+            return []
+        if all(_is_fast(b, a) for a, b in pairs):
+            return self.release()
+        self._reject(self._held[:-1], times[-1].stamp_ns)
+        return []
 
     def _standing(self, stamp_ns: int) -> str:
         """Returns what is wrong with a stamp that is 0 or does not change, else an empty text."""
@@ -137,15 +183,15 @@ class StampCheck(Generic[Item]):
             )
         return ""
 
-    def _reject_held(self, next_ns: int) -> None:
-        """The images that wait have wrong stamps: the next one, with this stamp, does not agree
-        with them."""
-        held, self._held = self._held, []
+    def _reject(self, wrong: list[Stamped[Item]], next_ns: int) -> None:
+        """Some of the images that wait have wrong stamps: the next one, with this stamp, does not
+        agree with them."""
+        self._held = [one for one in self._held if one not in wrong]
         reference_ns, reference = next_ns, "the next image"
         if self._last is not None:
             reference_ns = self._last.stamp_ns
             reference = "the image before, and the next ones do not agree"
-        for image in held:
+        for image in wrong:
             off_s = (image.stamp_ns - reference_ns) / 1e9
             side = "ahead of" if off_s > 0 else "behind"
             self._faults.append(
@@ -161,7 +207,7 @@ def _is_confirmed(time: _Time, last: _Time | None) -> bool:
         return False
     if last is None or not is_plausible(last.age_s):
         return True
-    return abs(time.age_s - last.age_s) < SAME_AGE_S
+    return time.is_as_old_as(last)
 
 
 def _follows(time: _Time, before: _Time) -> bool:
@@ -175,3 +221,9 @@ def _follows(time: _Time, before: _Time) -> bool:
         return time.age_s >= -FUTURE_S
     waited_s = time.arrived_s - before.arrived_s  # 0 in a bag without times of recording
     return waited_s <= 0.0 or step_s <= INTERVALS * waited_s
+
+
+def _is_fast(time: _Time, before: _Time) -> bool:
+    """Whether a stamp may go on from another one in a recording that is played fast."""
+    step_s = (time.stamp_ns - before.stamp_ns) / 1e9
+    return -BACK_S <= step_s <= FASTEST * (time.arrived_s - before.arrived_s)
