@@ -59,6 +59,41 @@ class _Image:
     decided: bool = False
 
 
+class _Stamps:
+    """Stamps of the images of one topic: those of the headers, or the times of recording if the
+    driver leaves them 0."""
+
+    def __init__(self, *, of_rig: bool) -> None:
+        self._check: StampCheck[_Image] = StampCheck(of_rig=of_rig)
+        self._are_set: bool | None = None  # by the driver; None: unknown yet
+        self._first: list[tuple[_Image, int]] = []  # until it is known, with times of recording
+
+    def add(self, image: _Image, log_ns: int) -> list[_Image]:
+        """Adds the next image, recorded at a time; returns those whose stamps are believed."""
+        self._first.append((image, log_ns))
+        # One stamp of 0 may be a fault, or that of a simulator's first image.
+        if self._are_set is None and (image.stamp_ns or len(self._first) > 1):
+            self._are_set = image.stamp_ns != 0
+        return [] if self._are_set is None else self._believed()
+
+    def end(self) -> list[_Image]:
+        """Returns the images that wait."""
+        return self._believed() + [one.item for one in self._check.release()]
+
+    def take_faults(self) -> list[str]:
+        """See StampCheck."""
+        return self._check.take_faults()
+
+    def _believed(self) -> list[_Image]:
+        out = []
+        for image, log_ns in self._first:
+            if not self._are_set:
+                image.stamp_ns = log_ns
+            out += self._check.add(image, image.stamp_ns, log_ns, log_ns / 1e9)
+        self._first = []
+        return [one.item for one in out]
+
+
 class BagRecording(Recording):
     """One or several cameras of a bag. Raises RecordingError if bag or camera cannot be opened."""
 
@@ -224,9 +259,7 @@ class BagRecording(Recording):
         }
         frame_ids = {topic: FrameIdFilter(topic) for topic in by_topic}
         waiting: deque[_Image] = deque()
-        checks: dict[str, StampCheck[_Image]] = {
-            topic: StampCheck(of_rig=len(by_topic) > 1) for topic in by_topic
-        }
+        stamps = {topic: _Stamps(of_rig=len(by_topic) > 1) for topic in by_topic}
         infos = {s.info_topic for s in self._sources if s.info_topic is not None}
         for topic, log_ns, message in self._read({*by_topic, *infos}):
             if topic in infos:
@@ -235,13 +268,14 @@ class BagRecording(Recording):
                 continue
             if not self._is_own(frame_ids[topic], message.header.frame_id, log_ns):
                 continue
-            image = _Image(_stamp(message, log_ns), message, by_topic[topic], self._calibration)
-            believed = checks[topic].add(image, image.stamp_ns, log_ns, log_ns / 1e9)
-            for fault in checks[topic].take_faults():
-                self._warn_bad(f"stamp {image.stamp_ns}: an image before: {fault}", topic)
-            yield from self._decided([one.item for one in believed], waiting, keepers)
-        for check in checks.values():
-            yield from self._decided([one.item for one in check.release()], waiting, keepers)
+            own_ns = stamp_ns(message.header.stamp)
+            image = _Image(own_ns, message, by_topic[topic], self._calibration)
+            believed = stamps[topic].add(image, log_ns)
+            for fault in stamps[topic].take_faults():
+                self._warn_bad(f"stamp {own_ns}: this image or one before: {fault}", topic)
+            yield from self._decided(believed, waiting, keepers)
+        for one in stamps.values():
+            yield from self._decided(one.end(), waiting, keepers)
         yield from _ready(waiting, keepers.values(), 0, final=True)
 
     def _decided(
@@ -285,11 +319,6 @@ class BagRecording(Recording):
         self.counters["bad_images"] += 1
         self.bad_images.append(f"{topic}, {text}")
         log.warning("%s", self.bad_images[-1])
-
-
-def _stamp(message: Any, log_ns: int) -> int:
-    """The header's stamp, or the time of recording if the driver left it zero."""
-    return stamp_ns(message.header.stamp) or log_ns
 
 
 def _ready(

@@ -24,7 +24,7 @@ PIXEL_ASPECT = 3.0  # largest ratio of both focal lengths
 # P is moved to one side on purpose (stereo pairs, cropping), K by a sloppy lens mount only.
 OFF_MIDDLE = {"K": 1.2, "P": 1.5}
 # The same for K in one direction: modes of 4:3 and 16:9 differ by 1.33 in width or height. K of an
-# image that was cut is as far off, so that only K of an image that was stretched is refused.
+# image that was cut is as far off: refused is one of stretched pixels, or outside the image.
 OFF_MIDDLE_ONE_WAY, STRETCHED = 1.25, 1.15
 LARGEST_STRETCH = 3.0  # pixels per pixel of the undistorted image, outwards; lenses have up to 2
 SMALLEST_REACH = 0.25  # share of the image up to which the distortion increases outwards
@@ -145,7 +145,8 @@ def _check_principal_point(c: Calibration, name: str, M: Array) -> None:
     limit = OFF_MIDDLE[name]
     alike = off.min() >= limit or off.max() <= 1 / limit
     stretch = max(M[0, 0] / M[1, 1], M[1, 1] / M[0, 0])
-    if not (alike or (name == "K" and stretch >= STRETCHED and _is_off_one_way(off))):
+    outside = name == "K" and not 0.0 < off.min() <= off.max() < 2.0
+    if not (alike or outside or (name == "K" and stretch >= STRETCHED and _is_off_one_way(off))):
         return
     raise CalibrationError(
         f"camera_info: the principal point of {name} is ({M[0, 2]:g}, {M[1, 2]:g}), far from the "

@@ -28,8 +28,10 @@ BLACK = 8.0  # mean grey value of a cell that shows nothing
 WHITE = 250.0
 MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows (columns) compared, and pixels between the compared grey values
-# Of grey values at that lag, along rows or columns. Noise has less in both, any scene more in one.
-MIN_CORRELATION = 0.35
+BAND = 480  # rows of the middle in which columns are compared
+# Of grey values at that lag. Noise has less along rows and columns, or along one of them and then
+# less than the second of far pixels in both. Gratings have less along one of them only.
+MIN_CORRELATION, MIN_FAR = 0.35, 0.1
 FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
@@ -64,8 +66,9 @@ class _Measures:
     mean: float
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
-    correlation: float  # of neighbouring pixels, the larger of both directions
+    correlation: tuple[float, float]  # of neighbouring pixels, along rows and columns
     far_correlation: float  # of pixels a part of the width away, the smaller of both directions
+    is_far_noise: bool  # whether it is small in both
     cells: Array  # [rows, columns] mean grey values
 
 
@@ -182,7 +185,9 @@ def _absolute(measures: _Measures) -> str:
         if measures.mean < DARK:
             return "dark"
         return "overexposed" if measures.mean > BRIGHT else "blurred"
-    return "noise" if measures.correlation < MIN_CORRELATION else ""
+    low, high = sorted(measures.correlation)
+    noisy = high < MIN_CORRELATION or (low < MIN_CORRELATION and measures.is_far_noise)
+    return "noise" if noisy else ""
 
 
 def _relative(measures: _Measures, past: _Past) -> Verdict:
@@ -213,18 +218,21 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     laplacian = cv2.Laplacian(cv2.resize(grey, None, fx=0.5, fy=0.5,
                                          interpolation=cv2.INTER_AREA), cv2.CV_32F)  # fmt: skip
     far = max(LAG, round(grey.shape[1] / FAR))
+    far_correlation = (
+        _correlation(grey[:: _stride(grey.shape[0])], far),
+        _correlation(grey.T[:: _stride(grey.shape[1])], far),
+    )
+    middle = full[max(0, (full.shape[0] - BAND) // 2) :][:BAND]  # columns are slow to read
     return _Measures(
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        correlation=max(
+        correlation=(
             _correlation(_grey_rows(full), LAG),
-            _correlation(_grey_rows(full.transpose(1, 0, 2)), LAG),
+            _correlation(_grey_rows(middle.transpose(1, 0, 2)), LAG),
         ),
-        far_correlation=min(
-            _correlation(grey[:: _stride(grey.shape[0])], far),
-            _correlation(grey.T[:: _stride(grey.shape[1])], far),
-        ),
+        far_correlation=min(far_correlation),
+        is_far_noise=max(far_correlation) < MIN_FAR,
         cells=cells,
     )
 

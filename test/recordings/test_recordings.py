@@ -299,6 +299,18 @@ def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
     assert [f.stamp_ns for f in frames] == [T0 + i * STEP for i in range(N)]
 
 
+@pytest.mark.parametrize("zero", [0, 5])
+def test_one_stamp_of_zero_among_others_is_a_fault(tmp_path, zero):
+    """By a simulator's clock: its time of recording is another one's."""
+    items = []
+    for i, (topic, kind, _, logged) in enumerate(stream(info=False)):
+        stamp = 0 if i == zero else 100 * S + i * STEP
+        items.append((topic, kind, build.image(LIB, stamp, "cam", picture(i)), logged))
+    with open_recording(write_folder(tmp_path / "bag", items)) as recording:
+        assert [number(f) for f in recording] == [i for i in range(N) if i != zero]
+        assert recording.counters["bad_images"] == 1
+
+
 # Which camera
 
 

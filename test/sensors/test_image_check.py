@@ -79,6 +79,12 @@ def test_noise_whose_neighbours_are_alike_is_suspect(images, noise):
     assert (verdict.blind or verdict.suspect) == "noise"
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_noise_along_one_direction_only_is_noise(rows):
+    image = blocks(SIZE[1], SIZE[0] // 4) if rows else blocks(SIZE[1] // 4, SIZE[0])
+    assert judged(ImageCheck(), image).blind == "noise"
+
+
 def gravel():
     rng = np.random.default_rng(0)
     values = cv2.GaussianBlur(rng.integers(0, 256, (400, 480), dtype=np.uint8), (0, 0), 1.5)

@@ -327,6 +327,14 @@ BAD = {
     "K of 848x480": (replace(GOOD, K=K * [[1.325], [1], [1]]), "K is for another resolution"),
     "K of 640x360": (replace(GOOD, K=K * [[1], [0.75], [1]]), "K is for another resolution"),
     "K of 320x240": (replace(GOOD, K=K / [[2], [2], [1]]), "K is for another resolution"),
+    "cx outside": (
+        replace(GOOD, K=K + [[0, 0, 400], [0, 0, 0], [0, 0, 0]]),
+        "far from the middle",
+    ),
+    "cx negative": (
+        replace(GOOD, K=K - [[0, 0, 400], [0, 0, 0], [0, 0, 0]]),
+        "far from the middle",
+    ),
     "P of 1280x960": (replace(GOOD, P=GOOD.P * [[2], [2], [1]]), "P is for another resolution"),
     "fy": (replace(GOOD, K=K * [[1], [0.1], [1]]), "no camera's pixels are so long"),
     "transposed": (replace(GOOD, K=K.T.copy()), "is it transposed?"),
