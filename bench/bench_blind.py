@@ -258,8 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = []
     for row in rows(options):
         found.append(row)
-        parts = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(parts), flush=True)
+        results_file.show(row)
     results_file.write(options.out, {"rows": found}, "cpu")
     return 0
 

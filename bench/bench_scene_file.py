@@ -7,7 +7,8 @@ Both store the same: per keyframe a description, data of random bytes, and the n
 earlier frames, in one transaction. SQLite: write-ahead log, ``synchronous=NORMAL``, data in a
 table beside the rows.
 
-busy: a loop on another thread (as that of the network), share of its speed without a writer.
+busy: a loop on another thread (as that of the network), share of its speed without a writer; on
+two virtual cores it varies by more than it tells.
 open_s: until all descriptions and the newest poses are in memory. kill: the writing process is
 killed; cut: the file (SQLite: its log, then the database itself) ends at a random byte. Both give
 the share of files that open, and the keyframes that are missing of those that were written.
@@ -303,14 +304,13 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in KINDS:
         row: dict[str, Any] = {"kind": kind}
         for name in ("written", "busy", "killed", "cut"):
-            with tempfile.TemporaryDirectory(dir=".") as place:
+            with tempfile.TemporaryDirectory() as place:
                 folder = Path(place) / kind
                 folder.mkdir()
                 figures = globals()[name](kind, folder, options)
             row |= {"busy": figures} if name == "busy" else figures
         found.append(row)
-        parts = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("  ".join(parts), flush=True)
+        results_file.show(row)
     results_file.write(options.out, {"rows": found}, "cpu")
     return 0
 

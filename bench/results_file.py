@@ -43,6 +43,12 @@ def processor(cpuinfo: str = "/proc/cpuinfo") -> str:
     return next(names, platform.processor() or platform.machine())
 
 
+def show(row: dict[str, Any]) -> None:
+    """Prints the names and values of a row in a line."""
+    parts = (f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+    print("  ".join(parts), flush=True)
+
+
 def command() -> str:
     """Returns the command line of this process, relative to the root of the clone."""
     script = Path(sys.argv[0]).resolve()

@@ -8,13 +8,14 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# A step of stamps is a jump if it is farther back than the first; or if it is farther ahead than
-# the second and leads into the future, or takes so many times the time between the arrivals.
+# A step back by more than the first is a jump. A step ahead by more than the second is one too: by
+# the node's clock if it leads into the future, by another clock if it is longer than the time
+# between the arrivals times the third.
 BACK_S, AHEAD_S, INTERVALS = 1.0, 2.0, 5.0
 # Largest distances before and after the clock at which a stamp may be of that clock.
 PAST_S, FUTURE_S = 5.0, 1.0
 SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they agree
-FASTEST = 10_000.0  # times real time at which a recording may be played
+FASTEST = 10_000.0  # largest rate, times real time, at which a recording may be played
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
 MOST_HELD = 8  # images that wait, at most: more that are not contradicted are believed
 FIRST_GLITCH = 1  # the same at the start of a rig: its other cameras do not wait long
@@ -134,8 +135,8 @@ class StampCheck(Generic[Item]):
         return out
 
     def _chain(self, time: _Time) -> list[Stamped[Item]]:
-        """Returns those of the images that wait of which each one goes on to the next, the last
-        one to this time."""
+        """Returns the waiting images that lead to this time: each one's stamp goes on to that of
+        the next."""
         out: list[Stamped[Item]] = []
         for one in reversed(self._held):
             if one.time.is_as_old_as(time) or _follows(time, one.time):
@@ -144,9 +145,11 @@ class StampCheck(Generic[Item]):
         return out
 
     def _contradicted(self, chain: list[Stamped[Item]]) -> list[Stamped[Item]]:
-        """Returns those of the images that wait that the newest one contradicts, which is believed
-        and ends the ``chain``: all whose stamps are not between the last one and that, but those
-        of its own clock."""
+        """Returns the waiting images that a believed image contradicts; it ends the ``chain``.
+
+        None if all stamps ascend from the last believed one. Else those outside the chain, and
+        those before the last believed stamp, unless their clock was set like the newest one's.
+        """
         outside = [one for one in self._held if one not in chain]
         if self._last is None:
             return outside

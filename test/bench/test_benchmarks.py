@@ -342,3 +342,14 @@ def test_every_script_can_be_imported():
 def test_loops(what, tmp_path):
     report, _ = run("bench_loops.py", what, "--seeds", "1", "--frames", "60", tmp_path=tmp_path)
     assert len(report["rows"]) == (1 if what == "twins" else 6)
+
+
+def test_journal_and_sqlite_are_compared(tmp_path):
+    report, _ = run(
+        "bench_scene_file.py", "--keyframes", "60", "--kills", "1", "--cuts", "4",
+        tmp_path=tmp_path,
+    )  # fmt: skip
+    journal, sqlite = report["rows"]
+    assert (journal["kind"], sqlite["kind"]) == ("journal", "sqlite")
+    assert journal["open"] == sqlite["open"] == 1.0  # after a kill
+    assert journal["missing"] == sqlite["missing"] == 0
