@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ def open_store(
     *,
     wait: bool,
     most_sizes: int = 1,
+    release: Callable[[], None],
 ) -> EngineStore:
     """The engines of ``module``, whose weights came from ``checkpoint`` (as the parameter).
 
-    wait, most_sizes: as in ``EngineStore``.
+    wait, most_sizes: as in ``EngineStore``. release: returns freed memory to the system; called
+    after each engine that was loaded.
     """
     source, weights = RANDOM, RANDOM
     if checkpoint != RANDOM:
@@ -100,7 +103,10 @@ def open_store(
     }
 
     def open_engine(folder: Path) -> OpenVinoBackend:
-        return open_checked(module, folder, precision, threads)
+        try:
+            return open_checked(module, folder, precision, threads)
+        finally:
+            release()  # what compiling it took; where image sizes alternate, the heap would grow
 
     engines = EngineSource(module.spec.name, source, facts, EngineCache(cache), open_engine)
     return EngineStore(engines, wait=wait, most_sizes=most_sizes)

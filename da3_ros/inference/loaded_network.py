@@ -245,6 +245,7 @@ class LoadedNetwork:
         return open_store(
             self.module, config.checkpoint, self.precision, torch.get_num_threads(),
             cache_folder(config.cache_dir), wait=self._wait, most_sizes=self._streams,
+            release=self.hardware.release,
         )  # fmt: skip
 
     def _load(self) -> Network:

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+import threading
 import time
 import weakref
 
@@ -21,7 +22,7 @@ from da3_ros.backends.golden import GOLDEN, smooth_images
 from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
 from da3_ros.config import config_from_parameters
-from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession
+from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession, devices
 from da3_ros.inference.memory_footprint import weight_bytes
 from da3_ros.network import MODELS, initialize_randomly
 from da3_ros.network.build import network_of
@@ -89,6 +90,14 @@ def test_windows_of_all_sizes_equal_torch(walk, poses):
         window = Window(0, views(frames[:n]), new, wanted=wanted, T_prior_camera=T)
         assert_equal(ours.infer(window), torchs.infer(window))
         assert ours.status().backend == "openvino"
+
+
+def test_the_memory_that_compiling_took_is_returned_to_the_system(walk, monkeypatch):
+    _, frames = walk
+    session, trimmed = session_of("openvino"), []
+    monkeypatch.setattr(devices, "trim_heap", lambda: trimmed.append(threading.current_thread()))
+    session.infer(Window(0, views(frames[:2]), 2))
+    assert [thread.name for thread in trimmed].count("engine") == 1
 
 
 def streamed(values, instants):
