@@ -65,8 +65,9 @@ class _Stamps:
 
     def __init__(self, *, of_rig: bool) -> None:
         self._check: StampCheck[_Image] = StampCheck(of_rig=of_rig)
-        self._are_set: bool | None = None  # by the driver; None: unknown yet
-        self._first: list[tuple[_Image, int]] = []  # until it is known, with times of recording
+        self._are_set: bool | None = None  # whether the driver sets stamps; None: unknown yet
+        # Images that wait until ``_are_set`` is known, with times of recording.
+        self._first: list[tuple[_Image, int]] = []
 
     def add(self, image: _Image, log_ns: int) -> list[_Image]:
         """Adds the next image, recorded at a time; returns those whose stamps are believed."""
@@ -78,7 +79,7 @@ class _Stamps:
 
     def end(self) -> list[_Image]:
         """Returns the images that wait."""
-        return self._believed() + [one.item for one in self._check.release()]
+        return self._believed() + [one.item for one in self._check.end()]
 
     def take_faults(self) -> list[str]:
         """See StampCheck."""
@@ -268,14 +269,16 @@ class BagRecording(Recording):
                 continue
             if not self._is_own(frame_ids[topic], message.header.frame_id, log_ns):
                 continue
-            own_ns = stamp_ns(message.header.stamp)
-            image = _Image(own_ns, message, by_topic[topic], self._calibration)
+            image = _Image(
+                stamp_ns(message.header.stamp), message, by_topic[topic], self._calibration
+            )
             believed = stamps[topic].add(image, log_ns)
-            for fault in stamps[topic].take_faults():
-                self._warn_bad(f"stamp {own_ns}: this image or one before: {fault}", topic)
+            self._note_faults(stamps[topic], topic, f"recorded at {log_ns} or before")
             yield from self._decided(believed, waiting, keepers)
-        for one in stamps.values():
-            yield from self._decided(one.end(), waiting, keepers)
+        for topic, one in stamps.items():
+            believed = one.end()
+            self._note_faults(one, topic, "at the end")
+            yield from self._decided(believed, waiting, keepers)
         yield from _ready(waiting, keepers.values(), 0, final=True)
 
     def _decided(
@@ -314,6 +317,10 @@ class BagRecording(Recording):
             if warning := frame_ids.warning(frame_id):
                 log.warning("%s", warning)
         return own
+
+    def _note_faults(self, stamps: _Stamps, topic: str, when: str) -> None:
+        for fault in stamps.take_faults():
+            self._warn_bad(f"{when}: {fault}", topic)
 
     def _warn_bad(self, text: str, topic: str) -> None:
         self.counters["bad_images"] += 1

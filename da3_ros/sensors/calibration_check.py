@@ -24,7 +24,8 @@ PIXEL_ASPECT = 3.0  # largest ratio of both focal lengths
 # P is moved to one side on purpose (stereo pairs, cropping), K by a sloppy lens mount only.
 OFF_MIDDLE = {"K": 1.2, "P": 1.5}
 # The same for K in one direction: modes of 4:3 and 16:9 differ by 1.33 in width or height. K of an
-# image that was cut is as far off: refused is one of stretched pixels, or outside the image.
+# image that was cut is as far off, so such a K is refused only if its pixels are stretched too, or
+# if the point lies outside the image.
 OFF_MIDDLE_ONE_WAY, STRETCHED = 1.25, 1.15
 LARGEST_STRETCH = 3.0  # pixels per pixel of the undistorted image, outwards; lenses have up to 2
 SMALLEST_REACH = 0.25  # share of the image up to which the distortion increases outwards

@@ -29,10 +29,11 @@ WHITE = 250.0
 MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows (columns) compared, and pixels between the compared grey values
 BAND = 480  # rows of the middle in which columns are compared
-# Of grey values at that lag. Noise has less along rows and columns, or along one of them and then
-# less than the second of far pixels in both. Gratings have less along one of them only.
-MIN_CORRELATION, MIN_FAR = 0.35, 0.1
 FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
+# Correlation of grey values at LAG and at that part of the width. Noise has less of both, along
+# rows and along columns. A dim scene with a sensor's noise has less of the first only; fine grass
+# and gratings have less along one direction.
+MIN_CORRELATION, MIN_FAR = 0.35, 0.1
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
@@ -66,9 +67,8 @@ class _Measures:
     mean: float
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
-    correlation: tuple[float, float]  # of neighbouring pixels, along rows and columns
+    is_noise: bool  # whether neither near nor far pixels are correlated
     far_correlation: float  # of pixels a part of the width away, the smaller of both directions
-    is_far_noise: bool  # whether it is small in both
     cells: Array  # [rows, columns] mean grey values
 
 
@@ -185,9 +185,7 @@ def _absolute(measures: _Measures) -> str:
         if measures.mean < DARK:
             return "dark"
         return "overexposed" if measures.mean > BRIGHT else "blurred"
-    low, high = sorted(measures.correlation)
-    noisy = high < MIN_CORRELATION or (low < MIN_CORRELATION and measures.is_far_noise)
-    return "noise" if noisy else ""
+    return "noise" if measures.is_noise else ""
 
 
 def _relative(measures: _Measures, past: _Past) -> Verdict:
@@ -223,16 +221,16 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
         _correlation(grey.T[:: _stride(grey.shape[1])], far),
     )
     middle = full[max(0, (full.shape[0] - BAND) // 2) :][:BAND]  # columns are slow to read
+    correlation = (
+        _correlation(_grey_rows(full), LAG),
+        _correlation(_grey_rows(middle.transpose(1, 0, 2)), LAG),
+    )
     return _Measures(
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        correlation=(
-            _correlation(_grey_rows(full), LAG),
-            _correlation(_grey_rows(middle.transpose(1, 0, 2)), LAG),
-        ),
+        is_noise=max(correlation) < MIN_CORRELATION and max(far_correlation) < MIN_FAR,
         far_correlation=min(far_correlation),
-        is_far_noise=max(far_correlation) < MIN_FAR,
         cells=cells,
     )
 

@@ -8,17 +8,18 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-# A step back by more than the first is a jump. A step ahead by more than the second is one too: by
-# the node's clock if it leads into the future, by another clock if it is longer than the time
-# between the arrivals times the third.
-BACK_S, AHEAD_S, INTERVALS = 1.0, 2.0, 5.0
+BACK_S = 1.0  # a longer step back is a jump
+# A longer step ahead is a jump if it leads into the future of the node's clock. Stamps of another
+# clock jump ahead if the step is also longer than INTERVALS times the wait between the arrivals.
+AHEAD_S, INTERVALS = 2.0, 5.0
 # Largest distances before and after the clock at which a stamp may be of that clock.
 PAST_S, FUTURE_S = 5.0, 1.0
 SAME_AGE_S = 1.0  # difference of two stamps' ages on arrival in which they agree
 FASTEST = 10_000.0  # largest rate, times real time, at which a recording may be played
 GLITCH = 3  # images in a row with wrong stamps that agree; one more, and time has jumped
-MOST_HELD = 8  # images that wait, at most: more that are not contradicted are believed
-FIRST_GLITCH = 1  # the same at the start of a rig: its other cameras do not wait long
+# GLITCH at the start of a camera of a rig: the other cameras do not wait long.
+FIRST_GLITCH = 1
+MOST_HELD = 8  # so many waiting images that nothing contradicts are believed
 RELEASE_S = 1.0  # longest wait for the next image, and
 RELEASE_INTERVALS = 4.0  # of a slow camera, in intervals of arrival
 REPEATS = 10  # equal stamps in a row, from which on the stamp stands still
@@ -129,6 +130,15 @@ class StampCheck(Generic[Item]):
             self._last = held[-1].time
         return held
 
+    def end(self) -> list[Stamped[Item]]:
+        """Returns the images that wait at the end of a recording. Those whose stamps jump and are
+        not confirmed by the clock are faulty: no later image can confirm them."""
+        last = self._last
+        if last is not None:
+            wrong = [one for one in self._held if not one.time.is_as_old_as(last)]
+            self._reject(wrong, last.stamp_ns)
+        return self.release()
+
     def take_faults(self) -> list[str]:
         """Returns a line for each image since the last call whose stamp is wrong."""
         out, self._faults = self._faults, []
@@ -147,8 +157,8 @@ class StampCheck(Generic[Item]):
     def _contradicted(self, chain: list[Stamped[Item]]) -> list[Stamped[Item]]:
         """Returns the waiting images that a believed image contradicts; it ends the ``chain``.
 
-        None if all stamps ascend from the last believed one. Else those outside the chain, and
-        those before the last believed stamp, unless their clock was set like the newest one's.
+        No image if all stamps ascend from the last believed one. Else those outside the chain,
+        and those before the last believed stamp, unless their clock was set like the newest one's.
         """
         outside = [one for one in self._held if one not in chain]
         if self._last is None:
@@ -193,13 +203,13 @@ class StampCheck(Generic[Item]):
         reference_ns, reference = next_ns, "the next image"
         if self._last is not None:
             reference_ns = self._last.stamp_ns
-            reference = "the image before, and the next ones do not agree"
+            reference = "the image before, and no later one agrees"
         for image in wrong:
             off_s = (image.stamp_ns - reference_ns) / 1e9
             side = "ahead of" if off_s > 0 else "behind"
             self._faults.append(
-                f"header.stamp is {abs(off_s):.4g} s {side} {reference}: the camera driver's "
-                "clock jumped"
+                f"header.stamp {image.stamp_ns / 1e9:.3f} is {abs(off_s):.4g} s {side} "
+                f"{reference}: the camera driver's clock jumped"
             )
 
 

@@ -278,7 +278,7 @@ def test_frames_come_by_header_stamp_even_if_recorded_otherwise(tmp_path):
     assert [number(f) for f in frames] == list(range(N))
 
 
-@pytest.mark.parametrize("wrong", [[4], [0], [0, 1, 2]])
+@pytest.mark.parametrize("wrong", [[4], [0], [0, 1, 2], [N - 2, N - 1]])
 def test_images_with_stamps_an_hour_off_are_left_out_of_a_bag(tmp_path, caplog, wrong):
     items = list(stream(info=False))
     for i in wrong:
@@ -295,6 +295,16 @@ def test_images_with_stamps_an_hour_off_are_left_out_of_a_bag(tmp_path, caplog, 
 def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
     items = [(t, k, build.image(LIB, 0, "cam", picture(i)), stamp)
              for i, (t, k, _, stamp) in enumerate(stream(info=False))]  # fmt: skip
+    frames = frames_of(write_folder(tmp_path / "bag", items))
+    assert [f.stamp_ns for f in frames] == [T0 + i * STEP for i in range(N)]
+
+
+def test_two_stamps_of_zero_mean_that_the_driver_sets_none(tmp_path):
+    """Also if later ones are set: two clocks in one recording would be worse."""
+    items = []
+    for i, (topic, kind, _, logged) in enumerate(stream(info=False)):
+        stamp = 0 if i < 2 else 100 * S + i * STEP
+        items.append((topic, kind, build.image(LIB, stamp, "cam", picture(i)), logged))
     frames = frames_of(write_folder(tmp_path / "bag", items))
     assert [f.stamp_ns for f in frames] == [T0 + i * STEP for i in range(N)]
 

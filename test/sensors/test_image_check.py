@@ -80,9 +80,27 @@ def test_noise_whose_neighbours_are_alike_is_suspect(images, noise):
 
 
 @pytest.mark.parametrize("rows", [False, True])
-def test_noise_along_one_direction_only_is_noise(rows):
+def test_noise_along_one_direction_only_is_suspect(images, rows):
+    """Not blind: fine grass looks like that."""
     image = blocks(SIZE[1], SIZE[0] // 4) if rows else blocks(SIZE[1] // 4, SIZE[0])
-    assert judged(ImageCheck(), image).blind == "noise"
+    verdict = judged(after(images[:-1]), image)
+    assert (verdict.blind, verdict.suspect) == ("", "noise")
+
+
+@pytest.mark.parametrize(("light", "noise"), [(0.3, 15), (0.2, 10), (1.0, 60)])
+def test_a_scene_with_much_noise_of_the_sensor_is_not_blind(images, light, noise):
+    rng = np.random.default_rng(0)
+    for image in images[:3]:
+        grey = light * image.mean(-1) + rng.normal(0, noise, image.shape[:2])
+        noisy = np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
+        assert judged(ImageCheck(), noisy).blind == ""
+
+
+@pytest.mark.parametrize("along", [(1, 7), (7, 1)], ids=["columns", "rows"])
+def test_fine_grass_is_not_blind(along):
+    values = cv2.blur(np.random.default_rng(0).normal(size=SIZE[::-1]), along)
+    grass = (128 + 50 * values / values.std()).clip(0, 255).astype(np.uint8)
+    assert judged(ImageCheck(), np.dstack([grass] * 3)).blind == ""
 
 
 def gravel():

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from da3_ros.sensors.stamp_check import StampCheck
+from da3_ros.sensors.stamp_check import MOST_HELD, StampCheck
 
 HOUR, STEP = 3600.0, 0.1
 START = 1_700_000_000.0
@@ -75,6 +75,35 @@ def test_wrong_stamps_of_the_first_images_are_faults(off, wrong, clock):
     assert believed == list(range(wrong, 20))
     assert len(faults) == wrong
     assert "the next image: the camera driver's clock jumped" in faults[0]
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+@pytest.mark.parametrize("off", [HOUR, -HOUR])
+def test_wrong_stamps_of_the_last_images_of_a_recording_are_faults(wrong, off):
+    check, believed = StampCheck(), []
+    for n in range(20):
+        at = START + n * STEP
+        stamp = at + off * (n >= 20 - wrong)
+        believed += check.add(n, round(stamp * 1e9), round(at * 1e9), n * STEP + 1.0)
+    believed += check.end()
+    assert [one.item for one in believed] == list(range(20 - wrong))
+    assert len(check.take_faults()) == wrong
+
+
+def test_the_last_image_of_a_recording_is_believed_after_a_pause():
+    check, times = StampCheck(), [0.0, 0.1, 0.2, 60.0]
+    for n, t in enumerate(times):
+        check.add(n, round((5.0 + t) * 1e9), round((START + t) * 1e9), t + 1.0)
+    check.end()
+    assert check.take_faults() == []
+
+
+def test_images_do_not_wait_without_bound_where_no_two_stamps_agree():
+    check, rng = StampCheck(), np.random.default_rng(0)
+    for n, s in enumerate(rng.uniform(-1e6, 1e6, 200)):
+        check.add(n, round((START + s) * 1e9), 10**15, n * STEP + 1.0)
+        assert check.waiting <= MOST_HELD
+    assert len(check.take_faults()) > 150
 
 
 def test_the_first_image_of_a_rig_waits_for_one_more_only():
