@@ -43,6 +43,9 @@ PARAMETERS = (
 )  # fmt: skip
 SIDE = 28
 SAMPLES = 60  # measurements of the process per part; growth is that of the second half
+# Frames between two looks at memory; a measurement is the largest of its looks. Where image sizes
+# alternate, the engine of one size is in memory, or none while the next one is loaded.
+LOOK = 10
 GROWTH, GROWTH_FILES = 0.05, 2  # tolerated growth per part: share of memory or time; open files
 WARM_UP = 200  # frames before the first measurement: what the node loads at its first need
 UNSEEN = 0.02  # share of malformed images that may be dropped without being decoded
@@ -169,12 +172,15 @@ def run(name: str, step: Callable[[Rig, int], None], count: int, enabled: bool) 
             network(rig, n)
         begin, seen, each_ms = time.monotonic(), [], []
         for part in np.array_split(np.arange(count), SAMPLES):
-            start = time.monotonic()
+            start, most = time.monotonic(), 0.0
             for n in part:
                 step(rig, int(n))
+                if n % LOOK == 0:
+                    most = max(most, rig.held()[1])
             each_ms.append(1e3 * (time.monotonic() - start) / max(1, len(part)))
             rig.pause(0.1)
-            seen.append(rig.held())
+            frames, megabytes, files = rig.held()
+            seen.append((frames, max(most, megabytes), files))
         rig.pause(2.5)
         status = rig.status
     finally:
