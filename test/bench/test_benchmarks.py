@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import same_results
 from support import programs
 
 # By progress, not by the clock: benchmarks take long on a loaded machine.
@@ -353,3 +354,17 @@ def test_journal_and_sqlite_are_compared(tmp_path):
     assert (journal["kind"], sqlite["kind"]) == ("journal", "sqlite")
     assert journal["open"] == sqlite["open"] == 1.0  # after a kill
     assert journal["missing"] == sqlite["missing"] == 0
+
+
+def test_same_results_finds_what_differs(tmp_path):
+    for name, off in (("a", 0.0), ("b", 0.0), ("c", 1e-3)):
+        folder = tmp_path / name / "case"
+        folder.mkdir(parents=True)
+        poses = np.zeros((5, 8))
+        poses[:, 0] = poses[:, 1] = np.arange(5)
+        poses[-1, 2] = off
+        np.savetxt(folder / "trajectory.tum", poses)
+    assert same_results.compare(tmp_path / "a", tmp_path / "b") == []
+    (wrong,) = same_results.compare(tmp_path / "a", tmp_path / "c")
+    assert "trajectory.tum" in wrong
+    assert same_results.compare(tmp_path / "a", tmp_path / "nothing") == ["case: missing"]
