@@ -30,10 +30,13 @@ MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows (columns) compared, and pixels between the compared grey values
 BAND = 480  # rows of the middle in which columns are compared
 FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
-# Correlation of grey values at LAG and at that part of the width. Noise has less of both, along
-# rows and along columns. A dim scene with a sensor's noise has less of the first only; fine grass
-# and gratings have less along one direction.
-MIN_CORRELATION, MIN_FAR = 0.35, 0.1
+# Of grey values at LAG: noise has less, along rows and along columns. Fine grass and gratings have
+# less along one of them only.
+MIN_CORRELATION = 0.35
+# Contrast of cells, times the number of pixels, over that of smaller ones: 1 to 1.35 for noise,
+# shaded or not; a scene has at least 1.5, also a dim one with much noise of the sensor.
+MIN_STRUCTURE = 1.45
+LOCAL = 5  # cells (rows, columns) whose mean is shading
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
@@ -67,7 +70,7 @@ class _Measures:
     mean: float
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
-    is_noise: bool  # whether neither near nor far pixels are correlated
+    is_noise: bool  # whether neighbouring pixels are not correlated, nor cells
     far_correlation: float  # of pixels a part of the width away, the smaller of both directions
     cells: Array  # [rows, columns] mean grey values
 
@@ -216,10 +219,6 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     laplacian = cv2.Laplacian(cv2.resize(grey, None, fx=0.5, fy=0.5,
                                          interpolation=cv2.INTER_AREA), cv2.CV_32F)  # fmt: skip
     far = max(LAG, round(grey.shape[1] / FAR))
-    far_correlation = (
-        _correlation(grey[:: _stride(grey.shape[0])], far),
-        _correlation(grey.T[:: _stride(grey.shape[1])], far),
-    )
     middle = full[max(0, (full.shape[0] - BAND) // 2) :][:BAND]  # columns are slow to read
     correlation = (
         _correlation(_grey_rows(full), LAG),
@@ -229,10 +228,35 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        is_noise=max(correlation) < MIN_CORRELATION and max(far_correlation) < MIN_FAR,
-        far_correlation=min(far_correlation),
+        is_noise=max(correlation) < MIN_CORRELATION and _structure(full) < MIN_STRUCTURE,
+        far_correlation=min(
+            _correlation(grey[:: _stride(grey.shape[0])], far),
+            _correlation(grey.T[:: _stride(grey.shape[1])], far),
+        ),
         cells=cells,
     )
+
+
+def _structure(image: Image) -> float:
+    """Returns how much more the cells of an image differ from those around them than noise would:
+    the variance of CELLS over that of cells of a quarter of their area, times four.
+
+    The variance of a mean of noise is inverse to the number of pixels, also if close ones are
+    correlated, as by demosaicing. Shading, rows and columns with an offset of their own do not
+    count. 1 for images that are too small for such cells.
+    """
+    small = 2 * CELLS[0], 2 * CELLS[1]
+    if image.shape[1] < 2 * small[0] or image.shape[0] < 2 * small[1]:
+        return 1.0
+    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(np.float32)
+    fine = cv2.resize(grey, small, interpolation=cv2.INTER_AREA)
+    fine = fine - fine.mean(axis=0, keepdims=True)
+    fine = fine - fine.mean(axis=1, keepdims=True)
+    cells = cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA)
+    shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
+    inner = (cells - shading)[1:-1, 1:-1]
+    inner_fine = (fine - cv2.resize(shading, small))[2:-2, 2:-2]
+    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
 
 
 def _stride(length: int) -> int:
