@@ -34,7 +34,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticFrame
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import TruthSession
-from da3_ros.types import Image, Prediction, TrackedFrame, Window
+from da3_ros.types import Array, Image, Prediction, TrackedFrame, Window
 
 SIZE = (224, 168)
 WALKS = ("loop", "straight", "strafe", "spot", "handheld")
@@ -52,6 +52,29 @@ def plain(value: int) -> Fault:
 def noise(image: Image, k: int, last: Image) -> Image:
     """Every pixel is random."""
     return np.random.default_rng(k).integers(0, 256, image.shape, dtype=np.uint8)
+
+
+def shaded_noise(image: Image, k: int, last: Image) -> Image:
+    """A dark room at a high gain: the sensor's noise, darker towards the corners."""
+    shape = image.shape[:2]
+    grey = vignette(shape) * np.random.default_rng(k).normal(80, 40, shape)
+    return np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
+
+
+def banded_noise(image: Image, k: int, last: Image) -> Image:
+    """As shaded noise, with offsets of rows and columns, and a glow in one corner."""
+    rng, (h, w) = np.random.default_rng(k), image.shape[:2]
+    fixed = np.random.default_rng(0)  # the same in each image
+    grey = rng.normal(40, 20, (h, w)) + rng.normal(0, 6, (h, 1)) + fixed.normal(0, 8, (1, w))
+    y, x = np.arange(h) / h, np.arange(w) / w
+    grey += 80 * np.exp(-10 * np.hypot(y[:, None], x[None]))
+    return np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
+
+
+def vignette(shape: tuple[int, int]) -> Array:
+    """Returns the share [h, w] of light that a lens leaves: 1 in the middle, 0.2 in corners."""
+    y, x = (np.linspace(-1, 1, n) for n in shape)
+    return np.asarray(1 - 0.4 * (y[:, None] ** 2 + x[None] ** 2))
 
 
 def blocks(image: Image, k: int, last: Image) -> Image:
@@ -117,7 +140,8 @@ def fading(length: int) -> Fault:
 def fault_of(name: str, length: int) -> Fault | None:
     """Returns a fault by its name; None: no fault."""
     return {
-        "none": None, "black": plain(0), "white": plain(255), "noise": noise, "blocks": blocks,
+        "none": None, "black": plain(0), "white": plain(255), "noise": noise,
+        "shaded noise": shaded_noise, "banded noise": banded_noise, "blocks": blocks,
         "frozen": frozen, "half black": half_black, "mostly black": mostly_black,
         "flicker": flicker, "fading": fading(length), "defocus": defocus, "hand": hand,
         "lens cap": lens_cap,
@@ -125,8 +149,8 @@ def fault_of(name: str, length: int) -> Fault | None:
 
 
 FAULTS = (
-    "black", "white", "noise", "blocks", "frozen", "half black", "mostly black", "flicker",
-    "fading", "defocus", "hand", "lens cap",
+    "black", "white", "noise", "shaded noise", "banded noise", "blocks", "frozen", "half black",
+    "mostly black", "flicker", "fading", "defocus", "hand", "lens cap",
 )  # fmt: skip
 
 

@@ -28,15 +28,16 @@ BLACK = 8.0  # mean grey value of a cell that shows nothing
 WHITE = 250.0
 MOST_WHITE = 0.9  # share of white cells above which an image is overexposed
 ROWS, LAG = 120, 2  # rows (columns) compared, and pixels between the compared grey values
-BAND = 480  # rows of the middle in which columns are compared
 FAR = 64  # part of the width at which rows and columns are compared too: noise may be in blocks
-# Of grey values at LAG: noise has less, along rows and along columns. Fine grass and gratings have
-# less along one of them only.
-MIN_CORRELATION = 0.35
-# Contrast of cells, times the number of pixels, over that of smaller ones: 1 to 1.35 for noise,
-# shaded or not; a scene has at least 1.5, also a dim one with much noise of the sensor.
+# Correlation of grey values at LAG without their shading: noise has less, along rows and along
+# columns. Noise of a colour sensor has up to 0.12; fine grass and gratings have less along one
+# direction only.
+MIN_CORRELATION = 0.16
+# Contrast of cells, times the number of pixels, over that of smaller ones: 1 to 1.36 for noise; a
+# scene has at least 1.5, also a dim one with much noise of the sensor.
 MIN_STRUCTURE = 1.45
 LOCAL = 5  # cells (rows, columns) whose mean is shading
+MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cells
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
@@ -70,7 +71,7 @@ class _Measures:
     mean: float
     contrast: float  # between cells
     detail: float  # variance of the Laplacian over that of the grey values
-    is_noise: bool  # whether neighbouring pixels are not correlated, nor cells
+    is_noise: bool
     far_correlation: float  # of pixels a part of the width away, the smaller of both directions
     cells: Array  # [rows, columns] mean grey values
 
@@ -219,16 +220,11 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     laplacian = cv2.Laplacian(cv2.resize(grey, None, fx=0.5, fy=0.5,
                                          interpolation=cv2.INTER_AREA), cv2.CV_32F)  # fmt: skip
     far = max(LAG, round(grey.shape[1] / FAR))
-    middle = full[max(0, (full.shape[0] - BAND) // 2) :][:BAND]  # columns are slow to read
-    correlation = (
-        _correlation(_grey_rows(full), LAG),
-        _correlation(_grey_rows(middle.transpose(1, 0, 2)), LAG),
-    )
     return _Measures(
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        is_noise=max(correlation) < MIN_CORRELATION and _structure(full) < MIN_STRUCTURE,
+        is_noise=_is_noise(full),
         far_correlation=min(
             _correlation(grey[:: _stride(grey.shape[0])], far),
             _correlation(grey.T[:: _stride(grey.shape[1])], far),
@@ -237,37 +233,55 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     )
 
 
-def _structure(image: Image) -> float:
+def _is_noise(image: Image) -> bool:
+    """Whether an image [H, W, 3] shows noise of a sensor, shaded or not: neither neighbouring
+    pixels nor cells are alike."""
+    values = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    (h, w), (columns, rows) = values.shape, CELLS
+    if w < 4 * columns or h < 4 * rows:
+        return _near_correlation(values.astype(np.float32)) < MIN_PLAIN_CORRELATION
+    part = values
+    while part.shape[1] >= 16 * columns and part.shape[0] >= 16 * rows:  # halving is fast
+        part = cv2.resize(part, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
+    fine = cv2.resize(part, (2 * columns, 2 * rows), interpolation=cv2.INTER_AREA)
+    fine = fine.astype(np.float32)
+    if _structure(fine) >= MIN_STRUCTURE:
+        return False
+    grey = values.astype(np.float32)
+    grey -= cv2.resize(cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA), (w, h))
+    return _near_correlation(_without_bands(grey)) < MIN_CORRELATION
+
+
+def _structure(fine: Array) -> float:
     """Returns how much more the cells of an image differ from those around them than noise would:
-    the variance of CELLS over that of cells of a quarter of their area, times four.
+    the variance of CELLS over that of cells of a quarter of their area, ``fine``, times four.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
-    correlated, as by demosaicing. Shading, rows and columns with an offset of their own do not
-    count. 1 for images that are too small for such cells.
+    correlated, as by demosaicing.
     """
-    small = 2 * CELLS[0], 2 * CELLS[1]
-    if image.shape[1] < 2 * small[0] or image.shape[0] < 2 * small[1]:
-        return 1.0
-    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(np.float32)
-    fine = cv2.resize(grey, small, interpolation=cv2.INTER_AREA)
-    fine = fine - fine.mean(axis=0, keepdims=True)
-    fine = fine - fine.mean(axis=1, keepdims=True)
+    fine = _without_bands(fine)
     cells = cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA)
     shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
     inner = (cells - shading)[1:-1, 1:-1]
-    inner_fine = (fine - cv2.resize(shading, small))[2:-2, 2:-2]
+    inner_fine = (fine - cv2.resize(shading, fine.shape[::-1]))[2:-2, 2:-2]
     return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
+
+
+def _without_bands(grey: Array) -> Array:
+    """Returns grey values without offsets of rows and columns."""
+    grey = grey - grey.mean(axis=0, keepdims=True)
+    return grey - grey.mean(axis=1, keepdims=True)
+
+
+def _near_correlation(grey: Array) -> float:
+    """Returns the correlation of grey values at LAG, the larger of both directions."""
+    rows, columns = grey[:: _stride(grey.shape[0])], grey.T[:: _stride(grey.shape[1])]
+    return max(_correlation(rows, LAG), _correlation(columns, LAG))
 
 
 def _stride(length: int) -> int:
     """Returns the stride that takes about ROWS of this many rows."""
     return max(1, length // ROWS)
-
-
-def _grey_rows(image: Image) -> Array:
-    """Returns the grey values of some rows of an image."""
-    rows = np.ascontiguousarray(image[:: _stride(image.shape[0])])
-    return cv2.cvtColor(rows, cv2.COLOR_RGB2GRAY).astype(np.float32)
 
 
 def _correlation(rows: Array, lag: int) -> float:

@@ -11,8 +11,8 @@ from da3_ros.synthetic import SyntheticCamera
 
 SIZE = (320, 240)
 TOTAL = {
-    "black": "dark", "white": "overexposed", "noise": "noise", "lens cap": "dark",
-    "hand": "blurred",
+    "black": "dark", "white": "overexposed", "noise": "noise", "shaded noise": "noise",
+    "banded noise": "noise", "lens cap": "dark", "hand": "blurred",
 }  # fmt: skip
 RELATIVE = {"defocus": "blurred", "mostly black": "dark"}
 
@@ -87,13 +87,50 @@ def test_noise_along_one_direction_only_is_suspect(images, rows):
     assert (verdict.blind, verdict.suspect) == ("", "noise")
 
 
-@pytest.mark.parametrize(("light", "noise"), [(0.3, 15), (0.2, 10), (1.0, 60)])
-def test_a_scene_with_much_noise_of_the_sensor_is_not_blind(images, light, noise):
+@pytest.mark.parametrize("size", [(320, 240), (1280, 720), (1920, 1080), (224, 168), (96, 72)])
+@pytest.mark.parametrize("fault", ["noise", "shaded noise", "banded noise"])
+def test_noise_is_blind_at_any_size(fault, size):
+    """By its cells' equal means, where they have many pixels."""
+    for k in range(3):
+        image = bench_blind.fault_of(fault, 3)(np.zeros((size[1], size[0], 3), np.uint8), k, None)
+        assert judged(ImageCheck(), image).blind in ("noise", "blurred")
+
+
+@pytest.mark.parametrize("size", [(640, 480), (224, 168)])
+@pytest.mark.parametrize("fault", ["noise", "shaded noise", "banded noise"])
+def test_noise_of_a_colour_sensor_is_blind(fault, size):
+    """Demosaicing and JPEG make neighbouring pixels alike."""
+    for k in range(3):
+        raw = bench_blind.fault_of(fault, 3)(np.zeros((size[1], size[0], 3), np.uint8), k, None)
+        image = cv2.cvtColor(np.ascontiguousarray(raw[..., 0]), cv2.COLOR_BayerRG2RGB)
+        _, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 60])
+        assert judged(ImageCheck(), image).blind == "noise"
+        assert judged(ImageCheck(), cv2.imdecode(data, cv2.IMREAD_COLOR)).blind == "noise"
+
+
+@pytest.mark.parametrize("size", [SIZE, (224, 168), (1920, 1080)])
+@pytest.mark.parametrize(("light", "noise"), [(0.3, 15), (0.2, 10), (1.0, 60), (0.12, 8)])
+def test_a_scene_with_much_noise_of_the_sensor_is_not_blind(size, light, noise):
     rng = np.random.default_rng(0)
-    for image in images[:3]:
-        grey = light * image.mean(-1) + rng.normal(0, noise, image.shape[:2])
+    for frame in SyntheticCamera(100, size, walk="loop", frames=3):
+        grey = light * frame.image.mean(-1) + rng.normal(0, noise, size[::-1])
         noisy = np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
         assert judged(ImageCheck(), noisy).blind == ""
+
+
+@pytest.mark.parametrize("size", [(96, 72), (160, 120)])
+def test_small_images_of_a_scene_are_not_blind(images, size):
+    for image in images[:3]:
+        small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+        assert judged(ImageCheck(), small).blind == ""
+
+
+@pytest.mark.parametrize(("size", "radius"), [(SIZE, 1.0), ((224, 168), 1.0), ((1280, 720), 0.8)])
+def test_gravel_of_stones_of_some_pixels_is_not_blind(size, radius):
+    rng, shade = np.random.default_rng(0), np.linspace(0.6, 1.0, size[1])[:, None]
+    stones = cv2.GaussianBlur(rng.normal(size=size[::-1]), (0, 0), radius)
+    grey = (128 + 40 * stones / stones.std()) * shade
+    assert judged(ImageCheck(), np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)).blind == ""
 
 
 @pytest.mark.parametrize("along", [(1, 7), (7, 1)], ids=["columns", "rows"])
