@@ -292,6 +292,14 @@ def test_images_with_stamps_an_hour_off_are_left_out_of_a_bag(tmp_path, caplog, 
     assert "the camera driver's clock jumped" in caplog.text
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_short_bag_of_simulated_time_is_read_to_its_end(tmp_path, count):
+    """No stamp is near the time of recording, so the first images wait for later ones."""
+    items = [(topic, kind, build.image(LIB, 100 * S + i * STEP, "cam", picture(i)), logged)
+             for i, (topic, kind, _, logged) in enumerate(stream(count, info=False))]  # fmt: skip
+    assert [number(f) for f in frames_of(write_folder(tmp_path / "bag", items))] == [*range(count)]
+
+
 def test_stamps_of_zero_become_the_time_of_recording(tmp_path):
     items = [(t, k, build.image(LIB, 0, "cam", picture(i)), stamp)
              for i, (t, k, _, stamp) in enumerate(stream(info=False))]  # fmt: skip
