@@ -38,6 +38,9 @@ MIN_CORRELATION = 0.16
 MIN_STRUCTURE = 1.45
 LOCAL = 5  # cells (rows, columns) whose mean is shading
 MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cells
+# Least deviation of noise, over that of the image, and over its mean: lit plain walls have less.
+MIN_NOISE, NOISE_OF_MEAN = 0.5, 0.15
+PART = (1024, 768)  # pixels (columns, rows) in the middle whose correlation counts
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
 FEWEST = 5  # earlier images, below which an image is judged by itself only
@@ -224,7 +227,7 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
         mean=float(grey.mean()),
         contrast=float(high - low),
         detail=float(laplacian.var() / (grey.var() + 1.0)),
-        is_noise=_is_noise(full),
+        is_noise=_is_noise(full, valid),
         far_correlation=min(
             _correlation(grey[:: _stride(grey.shape[0])], far),
             _correlation(grey.T[:: _stride(grey.shape[1])], far),
@@ -233,37 +236,49 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
     )
 
 
-def _is_noise(image: Image) -> bool:
-    """Whether an image [H, W, 3] shows noise of a sensor, shaded or not: neither neighbouring
-    pixels nor cells are alike."""
+def _is_noise(image: Image, valid: Mask | None) -> bool:
+    """Whether an image [H, W, 3] shows a sensor's noise, shaded or not: most of what remains
+    without shading and bands, in which neither neighbouring pixels nor cells are alike.
+
+    valid: [h, w] pixels, of the image at any size, that count; None: all.
+    """
     values = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     (h, w), (columns, rows) = values.shape, CELLS
     if w < 4 * columns or h < 4 * rows:
-        return _near_correlation(values.astype(np.float32)) < MIN_PLAIN_CORRELATION
-    part = values
-    while part.shape[1] >= 16 * columns and part.shape[0] >= 16 * rows:  # halving is fast
-        part = cv2.resize(part, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
-    fine = cv2.resize(part, (2 * columns, 2 * rows), interpolation=cv2.INTER_AREA)
-    fine = fine.astype(np.float32)
-    if _structure(fine) >= MIN_STRUCTURE:
+        grey = values.astype(np.float32)
+        is_strong = float(grey.std()) > NOISE_OF_MEAN * float(grey.mean())
+        return is_strong and _near_correlation(grey) < MIN_PLAIN_CORRELATION
+    if valid is not None and not valid.all():
+        valid = cv2.resize(valid.astype(np.uint8), (w, h), interpolation=cv2.INTER_NEAREST) > 0
+        values[~valid] = values[valid].mean() if valid.any() else 0
+    if _structure(values) >= MIN_STRUCTURE:
         return False
-    grey = values.astype(np.float32)
-    grey -= cv2.resize(cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA), (w, h))
-    return _near_correlation(_without_bands(grey)) < MIN_CORRELATION
+    top, left = max(0, (h - PART[1]) // 2), max(0, (w - PART[0]) // 2)
+    part = slice(top, top + PART[1]), slice(left, left + PART[0])
+    grey = values[part].astype(np.float32)
+    shading = cv2.resize(grey, CELLS, interpolation=cv2.INTER_AREA)
+    rest = _without_bands(grey - cv2.resize(shading, grey.shape[::-1]))
+    if rest.std() < max(MIN_NOISE * grey.std(), NOISE_OF_MEAN * grey.mean()):
+        return False
+    return _near_correlation(rest) < MIN_CORRELATION
 
 
-def _structure(fine: Array) -> float:
-    """Returns how much more the cells of an image differ from those around them than noise would:
-    the variance of CELLS over that of cells of a quarter of their area, ``fine``, times four.
+def _structure(values: Array) -> float:
+    """Returns how much more the cells of grey values [H, W] differ from those around them than
+    noise would: the variance of CELLS over that of cells of a quarter of their area, times four.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
     correlated, as by demosaicing.
     """
+    size = 2 * CELLS[0], 2 * CELLS[1]
+    while values.shape[1] >= 8 * size[0] and values.shape[0] >= 8 * size[1]:  # halving is fast
+        values = cv2.resize(values, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
+    fine = cv2.resize(values, size, interpolation=cv2.INTER_AREA).astype(np.float32)
     fine = _without_bands(fine)
     cells = cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA)
     shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
     inner = (cells - shading)[1:-1, 1:-1]
-    inner_fine = (fine - cv2.resize(shading, fine.shape[::-1]))[2:-2, 2:-2]
+    inner_fine = (fine - cv2.resize(shading, size))[2:-2, 2:-2]
     return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
 
 

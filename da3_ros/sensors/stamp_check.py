@@ -131,10 +131,12 @@ class StampCheck(Generic[Item]):
         return held
 
     def end(self) -> list[Stamped[Item]]:
-        """Returns the images that wait at the end of a recording, if no stamp was believed yet.
-        Else their stamps jump, and no later image can confirm them: they are faulty."""
-        if self._last is not None:
-            self._reject(self._held, self._last.stamp_ns)
+        """Returns the images that wait at the end of a recording. Those whose stamps jump and are
+        not confirmed by the clock are faulty: no later image can confirm them."""
+        last = self._last
+        if last is not None:
+            wrong = [one for one in self._held if not one.time.is_as_old_as(last)]
+            self._reject(wrong, last.stamp_ns)
         return self.release()
 
     def take_faults(self) -> list[str]:

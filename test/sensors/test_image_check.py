@@ -118,6 +118,39 @@ def test_a_scene_with_much_noise_of_the_sensor_is_not_blind(size, light, noise):
         assert judged(ImageCheck(), noisy).blind == ""
 
 
+def shade(size, kind):
+    """Grey values without texture: what plain walls, floors and skies look like, exactly level."""
+    x, y = np.meshgrid(np.linspace(0, 1, size[0]), np.linspace(0, 1, size[1]))
+    return {
+        "horizon": np.where(y < 0.5, 178.0, 120.0),
+        "wall": np.where(y < 0.3, 178.0, np.where(y < 0.7, 150.0, 110.0)),
+        "gradient": 60 + 100 * x,
+        "doors": 60 + 100.0 * (np.floor(8 * x) % 2),
+        "lamp": 90 + 60 * np.exp(-((y - 0.3) ** 2 + (x - 0.6) ** 2) / 0.5),
+        "faint": 140 + 8 * x,
+    }[kind]
+
+
+@pytest.mark.parametrize("size", [SIZE, (640, 480), (1280, 720), (641, 479), (224, 68)])
+@pytest.mark.parametrize("noise", [0.0, 1.8, 6.0])
+@pytest.mark.parametrize("kind", ["horizon", "wall", "gradient", "doors", "lamp", "faint"])
+def test_plain_walls_and_level_horizons_are_not_blind(size, noise, kind):
+    rng = np.random.default_rng(0)
+    grey = (shade(size, kind) + rng.normal(0, noise, size[::-1])).clip(0, 255).astype(np.uint8)
+    assert judged(ImageCheck(), np.dstack([grey] * 3)).blind == ""
+
+
+def test_what_the_robot_hides_does_not_make_noise_a_scene(images):
+    image = bench_blind.banded_noise(images[0], 0, images[0])
+    x, y = np.meshgrid(np.arange(SIZE[0]), np.arange(SIZE[1]))
+    body = x + 2 * y > 500  # lit, in a corner
+    image[body] = images[0][body]
+    small, _ = resize_for_network(image, None, 224)
+    valid = cv2.resize((~body).astype(np.float32), small.shape[1::-1]) > 0.99
+    assert ImageCheck()("", small, image, None, None).blind == ""
+    assert ImageCheck()("", small, image, valid, None).blind == "noise"
+
+
 @pytest.mark.parametrize("size", [(96, 72), (160, 120)])
 def test_small_images_of_a_scene_are_not_blind(images, size):
     for image in images[:3]:

@@ -90,6 +90,30 @@ def test_wrong_stamps_of_the_last_images_of_a_recording_are_faults(wrong, off):
     assert len(check.take_faults()) == wrong
 
 
+@pytest.mark.parametrize("right", [1, 2])
+def test_the_last_images_of_a_recording_are_believed_if_both_clocks_were_set_back(right):
+    """By simulated time: no clock confirms them before the end."""
+    check, believed = StampCheck(), []
+    for n in range(10):
+        set_back = 300.0 * (n >= 10 - right)
+        stamp, clock = 1000.0 + n * STEP - set_back, START + n * STEP - set_back
+        believed += check.add(n, round(stamp * 1e9), round(clock * 1e9), n * STEP + 1.0)
+    assert check.waiting == right
+    believed += check.end()
+    assert [one.item for one in believed] == list(range(10))
+    assert check.take_faults() == []
+
+
+def test_a_slow_camera_whose_clock_is_ahead_is_believed_to_the_end():
+    """Its age is sometimes just beyond what the clock may confirm."""
+    check, believed = StampCheck(), []
+    for n, age in enumerate([-0.99, -0.98, -1.01, -0.99, -1.02]):
+        at = START + 2.5 * n
+        believed += check.add(n, round((at - age) * 1e9), round(at * 1e9), 2.5 * n + 1.0)
+    believed += check.end()
+    assert [one.item for one in believed] == list(range(5))
+
+
 def test_the_last_image_of_a_recording_is_believed_after_a_pause():
     check, times = StampCheck(), [0.0, 0.1, 0.2, 60.0]
     for n, t in enumerate(times):
