@@ -105,7 +105,7 @@ def run(w: Walk, network: str, output: str, corrections: str) -> dict[str, float
         ))  # fmt: skip
     results += pipeline.flush()
     T = pipeline.scene_map.T_map_world
-    points = pipeline.scale.scene_scale * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.scale.metres * pipeline.map.cloud().xyz @ T[:3, :3].T + T[:3, 3]
     distance = distance_to_surface(w.room, points)
     newest = T @ results[-1].T_world_camera
     return {

@@ -32,9 +32,11 @@ from da3_ros.config import LoopConfig, config_from_parameters
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.mapping.submaps import KEYFRAMES
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
 from da3_ros.types import Array, Calibration, Frame, Prediction, View, Window
@@ -141,40 +143,44 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
             [c for c, s in zip(cost, at, strict=True) if low <= s < high]
             for low, high in ((90, 140), (options.submaps - 50, options.submaps + 1))
         )
-        graph = pipeline.loops._closure._graph
+        graph = pipeline.loops._graph
         rows.append({
             "way": path.__name__, "submaps": at[-1], "keyframes": len(cost),
             "early_ms": statistics.median(early), "late_ms": statistics.median(late),
             "median_ratio": statistics.median(late) / statistics.median(early),
             "mean_ratio": statistics.mean(late) / statistics.mean(early),
-            "closed": pipeline.loops.closed, "looks": pipeline.loops._closure.found
+            "closed": pipeline.loops.closed, "looks": pipeline.loops.found
             + pipeline.loops.refused, "nodes": len(graph.nodes), "edges": len(graph._edges),
         })  # fmt: skip
         show(rows[-1])
     return rows
 
 
-def filled_scheduler(submaps: int, dimensions: int) -> LoopScheduler:
-    """Returns a loop scheduler that has received the keyframes of a straight path."""
-    scheduler, rng = LoopScheduler(), np.random.default_rng(0)
-    for n in range(submaps * KEYFRAMES):
-        add_keyframe(scheduler, n, rng, dimensions)
-    return scheduler
+def filled_closure(count: int, dimensions: int) -> tuple[LoopClosure, SubmapTable]:
+    """Returns a loop closure with the keyframes of a straight path of ``count`` submaps."""
+    submaps, rng = SubmapTable(), np.random.default_rng(0)
+    closure = LoopClosure(submaps)
+    for n in range(count * KEYFRAMES):
+        add_keyframe(closure, submaps, n, rng, dimensions)
+    return closure, submaps
 
 
 def add_keyframe(
-    scheduler: LoopScheduler, n: int, rng: np.random.Generator, dimensions: int
+    closure: LoopClosure, submaps: SubmapTable, n: int, rng: np.random.Generator, dimensions: int
 ) -> None:
-    """Adds keyframe ``n`` of a straight path, and a window, to ``scheduler``."""
+    """Adds keyframe ``n`` of a straight path, and a window, to ``closure``."""
     T = straight(n)
     covariance = np.diag([1e-3, *[3e-4] * 3, *[1e-3] * 3]) ** 2
     fit = Similarity(1.0, np.eye(3), np.zeros(3))
-    scheduler.add_window(Alignment(fit, True, 0.0, 1.0, covariance, np.zeros(3)), T[:3, 3], 1.0)
+    closure.add_window(Alignment(fit, True, 0.0, 1.0, covariance, np.zeros(3)), T[:3, 3], 1.0)
     view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
     pixels = np.arange(SIDE * SIDE)
     depth = np.full(len(pixels), 2.0)
     shared_view = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
-    scheduler.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
+    if n % KEYFRAMES == 0:
+        submaps.keep(closure.submaps_in_use)
+        submaps.add(Submap(n // KEYFRAMES, 0, Similarity.from_pose(T)))
+    closure.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
 
 
 def filled_rows(options: argparse.Namespace) -> list[dict]:
@@ -182,17 +188,17 @@ def filled_rows(options: argparse.Namespace) -> list[dict]:
     rows: list[dict] = []
     rng = np.random.default_rng(1)
     for submaps in options.filled:
-        scheduler, cost = filled_scheduler(submaps, options.dimensions), []
+        (closure, table), cost = filled_closure(submaps, options.dimensions), []
         for k in range(20 * KEYFRAMES):
             before = time.thread_time()
-            add_keyframe(scheduler, submaps * KEYFRAMES + k, rng, options.dimensions)
-            scheduler.limit_memory(0)
-            scheduler.try_close_loop(k, LoopConfig(), 8, refuse_inference, WindowAligner(), False)
+            add_keyframe(closure, table, submaps * KEYFRAMES + k, rng, options.dimensions)
+            closure.limit_memory(0)
+            closure.try_close_loop(k, LoopConfig(), 8, refuse_inference, WindowAligner(), False)
             cost.append(1e3 * (time.thread_time() - before))
         first = rows[0] if rows else None
         row = {"submaps": submaps, "median_ms": statistics.median(cost)}
         row |= {"mean_ms": statistics.mean(cost), "p99_ms": float(np.percentile(cost, 99))}
-        row["mib"] = len(pickle.dumps(scheduler._closure)) / 2**20
+        row["mib"] = len(pickle.dumps(closure)) / 2**20
         row["mean_ratio"] = row["mean_ms"] / (first or row)["mean_ms"]
         rows.append(row)
         show(row)
@@ -231,7 +237,7 @@ def still_rows(options: argparse.Namespace) -> list[dict]:
             row |= {f"{name}_high": found.high, f"{name}_flat": found.flat}
             if name == "memory":
                 row["bytes_per_window"] = found.growth * held[-1] * 2**20 / row["windows"]
-        row["loop_bytes"] = len(pickle.dumps(pipeline.loops._closure))
+        row["loop_bytes"] = len(pickle.dumps(pipeline.loops))
         rows.append(row)
         show(row)
     return rows

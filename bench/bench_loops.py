@@ -206,7 +206,7 @@ def ring_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
             if loops:
-                closure = pipeline.loops._closure
+                closure = pipeline.loops
                 row |= {"closed": pipeline.loops.closed, "found": closure.found}
                 row |= {
                     "looks": closure.found + closure.refused,  # windows run to verify a loop
@@ -234,7 +234,7 @@ def twin_rows(options: argparse.Namespace, describe: Descriptors) -> list[dict]:
         session = AliasedSession(walk, seed, {f.stamp_ns for f in twin}, offset)
         pipeline = run(walk, session, loops=True)
         row = {"seed": seed, "closed": pipeline.loops.closed, "fooled": session.aliased}
-        row |= {"found": pipeline.loops._closure.found, "segments": pipeline.odometry.segment + 1}
+        row |= {"found": pipeline.loops.found, "segments": pipeline.odometry.segment + 1}
         found.append(row)
         show(row)
     return found
@@ -304,7 +304,7 @@ def network_rows(options: argparse.Namespace, describe: Descriptors) -> list[dic
                 for _ in pipeline.push(frame):
                     pass
                 missing = len(recorder.true) - len(verdicts)
-                verdicts += [pipeline.loops._closure.found - sum(verdicts)] * missing
+                verdicts += [pipeline.loops.found - sum(verdicts)] * missing
             error = end_error(pipeline, walk)
             row |= {f"{k}{'' if loops else ' before'}": v for k, v in error.items()}
         true = np.array(recorder.true, bool)

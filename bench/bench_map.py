@@ -27,19 +27,20 @@ from da3_ros.config import MapConfig
 from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.submap_points import Submap, compact
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Pose, Poses
 from da3_ros.mapping.voxel_map import PointCloud
-from da3_ros.types import Array
+from da3_ros.pipeline.delivery import NO_WINDOW
+from da3_ros.types import Array, Scale
 
 SIZE = (504, 378)
 SUBMAP_POINTS = 500_000
 JOBS = ["ply", "glb", "colmap", "ply:0.05", "ply:0.5", "save", "load"]
 
 
-def keyframe(i: int, rng: np.random.Generator) -> SceneFrame:
+def keyframe(i: int, rng: np.random.Generator) -> LocalFrame:
     """Returns a frame of a rough wall 2 m ahead, 3 m beside that of frame ``i`` - 1."""
     depth = rng.uniform(1.8, 2.2, SIZE[::-1]).astype(np.float32)
     image = rng.integers(0, 256, (*SIZE[::-1], 3)).astype(np.uint8)
@@ -47,7 +48,9 @@ def keyframe(i: int, rng: np.random.Generator) -> SceneFrame:
     T = np.eye(4)
     T[0, 3] = 3.0 * i
     confidence = np.full(depth.shape, 2.0, np.float32)
-    return SceneFrame(i, "", image, depth, confidence, K, T, True)
+    return LocalFrame(
+        i, i, "", "", image, depth, confidence, K, T, Scale(), NO_WINDOW, keyframe=True
+    )
 
 
 def growth(keyframes: int) -> dict[str, float]:
@@ -60,7 +63,7 @@ def growth(keyframes: int) -> dict[str, float]:
         T = np.eye(4)
         T[0, 3] = 3.0 * i
         frame = frames[i % len(frames)]
-        object.__setattr__(frame, "T_scene_camera", T)
+        object.__setattr__(frame, "T_local_camera", T)
         start = time.process_time()  # independent of other load on the machine
         store.add(frame)
         times.append(time.process_time() - start)

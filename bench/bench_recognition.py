@@ -289,23 +289,20 @@ def loaded(count: int, file: Path) -> LoopClosure:
     """Loop closure with a loaded scene of ``count`` keyframes."""
     last = count // 16
     size = max(1, -(-last // 250))  # submaps of a node
-    nodes = [
-        Node(
-            first, min(first + size - 1, last),
-            Similarity(1.0, np.eye(3), np.array([0.3 * 16 * first, 0, 0])),
-        )
-        for first in range(0, last + 1, size)
-    ]  # fmt: skip
+    nodes = [Node(first, min(first + size - 1, last)) for first in range(0, last + 1, size)]
+    poses = {
+        id: Similarity(1.0, np.eye(3), np.array([0.3 * 16 * id, 0, 0])) for id in range(last + 1)
+    }
     edges = [
-        Edge(a.first, b.first, a.place.inverse() @ b.place, np.full(3, 0.01))
+        Edge(a.first, b.first, poses[a.first].inverse() @ poses[b.first], np.full(3, 0.01))
         for a, b in itertools.pairwise(nodes)
     ]
     keyframes = (
         LoopKeyframe(view_of(i), descriptor_of(i), i // 16, np.zeros(3), 2.0) for i in range(count)
     )
-    save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes)), file)
+    save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses), file)
     closure = LoopClosure()
-    closure.restore(load_recognition(file))
+    closure.restore(load_recognition(file, poses))
     return closure
 
 

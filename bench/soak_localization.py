@@ -128,7 +128,7 @@ def same(a: Snapshot, b: Snapshot) -> bool:
     return (
         len(a.submaps) == len(b.submaps)
         and all(np.array_equal(x.cloud.xyz, y.cloud.xyz) for x, y in pairs)
-        and all(np.array_equal(x.T_scene_submap.t, y.T_scene_submap.t) for x, y in pairs)
+        and all(np.array_equal(x.T_map_submap.t, y.T_map_submap.t) for x, y in pairs)
         and np.array_equal(a.poses.rows, b.poses.rows)
         and len(known_keyframes(a)) == len(known_keyframes(b))
     )

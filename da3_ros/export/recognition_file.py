@@ -12,6 +12,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,19 @@ class RecognitionFile:
         if hasattr(self, "_journal"):
             self._journal.close()
 
-    def read(self) -> Recognition:
-        """Returns graph and keyframes. Raises OSError, JournalError, LookupError, TypeError,
-        ValueError."""
+    def read(self, submaps: Mapping[int, Similarity]) -> Recognition:
+        """Returns graph and keyframes of a map with these poses of ``submaps``.
+
+        Raises OSError, JournalError, LookupError, TypeError, ValueError.
+        """
         head, *records = self._journal.records()
         good = (head.description["format"], head.description["version"]) == (FORMAT, VERSION)
         check(good, "format")
         by_kind: dict[str, list[Record]] = {}
         for record in records:
             by_kind.setdefault(str(record.description["kind"]), []).append(record)
-        nodes = [_node(row) for row in self._rows(by_kind["nodes"][0], NODE)]
+        rows = self._rows(by_kind["nodes"][0], NODE)
+        nodes, saved = [_node(row) for row in rows], [_place(row) for row in rows]
         firsts = [n.first for n in nodes]
         check(firsts == sorted(set(firsts)), "the order of nodes")
         check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
@@ -84,7 +88,17 @@ class RecognitionFile:
         known = [k for k in keyframes if _lies_in(k.submap, firsts, last_of)]
         check(len({k.descriptor.shape for k in known}) <= 1, "descriptors")
         model = str(head.description["model"])
-        return Recognition(tuple(nodes), edges, tuple(known), model=model)
+        # Submaps without points and poses have none but in this file.
+        of_node = dict(zip(firsts, saved, strict=True))
+        poses = {id: submaps.get(id, T) for id, T in of_node.items()}
+        for k in known:
+            node = firsts[bisect_right(firsts, k.submap) - 1]
+            poses.setdefault(k.submap, submaps.get(k.submap, of_node[node]))
+        to_own = {id: poses[id].inverse() @ T for id, T in of_node.items()}
+        return Recognition(
+            tuple(nodes), tuple(_moved(e, to_own) for e in edges),
+            tuple(_in_submap(k, poses[k.submap]) for k in known), poses, model,
+        )  # fmt: skip
 
     def arrays(self, index: int) -> tuple[Arrays, NDArray[np.bool_] | None]:
         """Returns the arrays of a keyframe, and the valid pixels of its image, if not all are.
@@ -129,7 +143,8 @@ class RecognitionFile:
         return self._places[key]
 
     def _keyframe(self, record: Record) -> LoopKeyframe | None:
-        """Returns a keyframe without its arrays; None for a damaged record."""
+        """Returns a keyframe without its arrays, placed in the map as if that were its submap;
+        None for a damaged record."""
         description = record.description
         size = int(description["head"])
         try:
@@ -168,14 +183,14 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
     journal = JournalWriter(path)
     try:
         journal.append({"format": FORMAT, "version": VERSION, "model": saved.model})
-        nodes = [(n.first, n.last, n.guessed, *_row(n.place)) for n in saved.nodes_in_scene()]
+        poses = saved.T_map_submap
+        nodes = [(n.first, n.last, n.guessed, *_row(poses[n.first])) for n in saved.nodes]
         edges = [(e.first, e.second, e.loop, e.sigma, *_row(e.measured)) for e in saved.edges]
         for kind, rows, dtype in (("nodes", nodes, NODE), ("edges", edges, EDGE)):
             journal.append({"kind": kind}, np.array(rows, dtype).tobytes())
         for number, keyframe in enumerate(saved.keyframes):
             progress("saving", number / len(saved.keyframes))
-            place, own = saved.place_of(keyframe)
-            head = _head(keyframe, place, own)
+            head = _head(keyframe, poses[keyframe.submap])
             try:
                 samples, mask, data = _data(keyframe)
             except (OSError, JournalError) as error:  # of the file that it was loaded from
@@ -191,21 +206,23 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
         journal.close()
 
 
-def load_recognition(path: Path) -> Recognition:
-    """Reads what ``save_recognition`` wrote. Raises OSError; ValueError for damage that leaves
-    nothing to recognise."""
+def load_recognition(path: Path, submaps: Mapping[int, Similarity]) -> Recognition:
+    """Reads what ``save_recognition`` wrote, of a map with these poses of ``submaps``. Raises
+    OSError; ValueError for damage that leaves nothing to recognise."""
     try:
-        return RecognitionFile(path).read()
+        return RecognitionFile(path).read(submaps)
     except (JournalError, LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _head(keyframe: LoopKeyframe, place: Similarity, own: Array) -> bytes:
-    a = keyframe.shared_view
+def _head(keyframe: LoopKeyframe, T_map_submap: Similarity) -> bytes:
+    """Returns the description of a keyframe: its pose and where that is given, its variance in
+    the map."""
+    a, own = keyframe.shared_view, keyframe.own * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
     row = (
         a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_ref_camera[:3], own,
-        keyframe.typical_depth, *_row(place),
+        keyframe.typical_depth, *_row(T_map_submap @ keyframe.T_submap_ref),
     )  # fmt: skip
     return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
 
@@ -239,6 +256,22 @@ def _lies_in(submap: int, firsts: Sequence[int], last_of: Mapping[int, int]) -> 
     return at >= 0 and submap <= last_of[firsts[at]]
 
 
+def _moved(edge: Edge, to_own: Mapping[int, Similarity]) -> Edge:
+    """Returns an edge between saved poses of nodes as one between those that the submaps have."""
+    first, second = to_own[edge.first], to_own[edge.second]
+    sigma = edge.sigma * [1, 1, first.scale]
+    return replace(edge, measured=first @ edge.measured @ second.inverse(), sigma=sigma)
+
+
+def _in_submap(saved: LoopKeyframe, T_map_submap: Similarity) -> LoopKeyframe:
+    """Returns a keyframe that is placed in the map, in the frame of its submap."""
+    return replace(
+        saved,
+        T_submap_ref=T_map_submap.inverse() @ saved.T_submap_ref,
+        own=saved.own / [1, 1, T_map_submap.scale**2],
+    )
+
+
 def _row(place: Similarity) -> tuple[float, Array, Array]:
     return place.scale, place.R, place.t
 
@@ -252,7 +285,7 @@ def _place(row: NDArray[np.void]) -> Similarity:
 
 def _node(row: NDArray[np.void]) -> Node:
     check(bool(0 <= row["first"] <= row["last"]), "a node")
-    return Node(int(row["first"]), int(row["last"]), _place(row), bool(row["guessed"]))
+    return Node(int(row["first"]), int(row["last"]), bool(row["guessed"]))
 
 
 def _edge(row: NDArray[np.void], firsts: set[int]) -> Edge:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -234,9 +234,9 @@ def _described_submap(submap: Submap) -> dict[str, Any]:
         **({"origin": submap.origin} if submap.origin else {}),
         "keyframes": submap.keyframes,
         "points": len(submap.cloud),
-        "scale": float(submap.T_scene_submap.scale),
-        "R": submap.T_scene_submap.R.tolist(),
-        "t": submap.T_scene_submap.t.tolist(),
+        "scale": float(submap.T_map_submap.scale),
+        "R": submap.T_map_submap.R.tolist(),
+        "t": submap.T_map_submap.t.tolist(),
         "images": [[*shot, len(data)] for shot, data in submap.images.items()],
     }
 
@@ -267,16 +267,17 @@ def _load(path: Path, described: dict[str, Any], submaps: tuple[Submap, ...]) ->
     check(_is_scale(unit) and isinstance(metric, bool), "unit")
     poses = _poses(path, described, ids)
     segment = _integer(described, "segment")
-    return Snapshot(submaps, poses, segment, metric, T, unit, _recognition(path))
+    recognition = _recognition(path, {s.id: s.T_map_submap for s in submaps})
+    return Snapshot(submaps, poses, segment, metric, T, unit, recognition)
 
 
-def _recognition(path: Path) -> Recognition | None:
+def _recognition(path: Path, T_map_submap: Mapping[int, Similarity]) -> Recognition | None:
     """Returns what recognises the scene; None, with a warning, if that is damaged."""
     if not os.path.lexists(path / RECOGNITION):
         return None
     try:
         with opened_inside(path, RECOGNITION, MAX_RECOGNITION) as file:
-            return load_recognition(Path(file.name))
+            return load_recognition(Path(file.name), T_map_submap)
     except (OSError, ValueError) as error:
         log.warning("the places of the scene in %s cannot be recognised: %s", path, error)
         return None

@@ -123,7 +123,7 @@ def readable_keyframes(
 def places_of(stored: StoredScene) -> dict[int, Similarity]:
     """Returns the places of submaps in the world, in metres if the scene is metric."""
     scale = stored.map.scene_scale
-    places = ((p.id, p.T_scene_submap) for p in stored.places.values())
+    places = ((p.id, p.T_map_submap) for p in stored.places.values())
     return {id: Similarity(scale * S.scale, S.R, scale * S.t) for id, S in places}
 
 

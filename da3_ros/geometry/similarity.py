@@ -30,6 +30,10 @@ class Similarity:
         """The inverse transform."""
         return Similarity(1 / self.scale, self.R.T, -self.R.T @ self.t / self.scale)
 
+    def scaled(self, factor: float) -> Similarity:
+        """The transform with results ``factor`` times as long."""
+        return Similarity(factor * self.scale, self.R, factor * self.t)
+
     def points(self, x: Array) -> Array:
         """Transform points [..., 3]."""
         return self.scale * x @ self.R.T + self.t

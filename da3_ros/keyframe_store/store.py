@@ -65,7 +65,7 @@ class Place:
     id: int
     segment: int
     part: int
-    T_scene_submap: Similarity
+    T_map_submap: Similarity
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +167,8 @@ class StoreWriter:
     def place(self, places: Iterable[Place]) -> None:
         """Appends new places of submaps. Raises OSError."""
         rows = np.array(
-            [(p.id, p.segment, p.part, p.T_scene_submap.scale, p.T_scene_submap.R,
-              p.T_scene_submap.t) for p in places], PLACE,
+            [(p.id, p.segment, p.part, p.T_map_submap.scale, p.T_map_submap.R,
+              p.T_map_submap.t) for p in places], PLACE,
         )  # fmt: skip
         self._journal.append({"kind": "submaps"}, rows.tobytes())
 

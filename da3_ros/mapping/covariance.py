@@ -490,12 +490,12 @@ def in_metres(covariance: Array, scale: float, sigma: float, place: Array) -> Ar
     return np.asarray(out)
 
 
-def kept_error(T_odom_vo: Array, T_vo_camera: Array) -> Array:
+def kept_error(T_odom_local: Array, T_local_camera: Array) -> Array:
     """Returns the second moment [6, 6] of (position, rotation) of the error that a camera's pose
     in odometry has because odometry did not take over later corrections."""
-    place = T_vo_camera[:3, 3]
-    moved = T_odom_vo[:3, :3] @ place + T_odom_vo[:3, 3] - place
-    turned = Rotation.from_matrix(T_odom_vo[:3, :3]).as_rotvec()
+    place = T_local_camera[:3, 3]
+    moved = T_odom_local[:3, :3] @ place + T_odom_local[:3, 3] - place
+    turned = Rotation.from_matrix(T_odom_local[:3, :3]).as_rotvec()
     error = np.concatenate((moved, turned))
     return np.outer(error, error)
 

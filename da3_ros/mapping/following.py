@@ -146,28 +146,25 @@ def _moves(before: Places, after: Places) -> tuple[Array, Array]:
 
 
 def correction_to(
-    before: Mapping[int, Similarity], after: Mapping[int, Similarity], T_scene_vo: Array,
+    before: Mapping[int, Similarity], after: Mapping[int, Similarity], T_map_local: Similarity,
     ties: tuple[tuple[int, int], ...],
 ) -> Correction:  # fmt: skip
-    """Returns the correction that moves submaps from places in the scene to others.
+    """Returns the correction that moves submaps from poses in the map to others.
 
     ties: (older, newer) submap whose parts become one. What a graph has of submaps that are gone
     moves with the submap before them.
     """
     ids = sorted(before)
     newest = ids[-1]
-    T_old = Similarity.from_pose(T_scene_vo)
-    T_new = after[newest] @ before[newest].inverse() @ T_old
+    T_new = after[newest] @ before[newest].inverse() @ T_map_local
     last = [*(id - 1 for id in ids[1:]), newest]
     first = [0, *ids[1:]]
     nodes, moves = [], []
     for k, id in enumerate(ids[:-1]):
-        place = T_old.inverse() @ before[id]
-        nodes.append(Node(first[k], last[k], place))
+        place = T_map_local.inverse() @ before[id]
+        nodes.append(Node(first[k], last[k]))
         moves.append(T_new.inverse() @ after[id] @ place.inverse())
-    T = np.eye(4)
-    T[:3, :3], T[:3, 3] = T_new.R, T_new.t
-    return Correction(Moves(tuple(nodes), tuple(moves)), T, ties, followed=True)
+    return Correction(Moves(tuple(nodes), tuple(moves)), T_new, ties, followed=True)
 
 
 def _of(values: Mapping[int, Any], ids: Array) -> Array:

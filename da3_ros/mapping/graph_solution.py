@@ -1,4 +1,4 @@
-"""Solves a graph of submaps for their places, after a loop; the newest submap stays in ``vo``."""
+"""Solves a graph of submaps for their poses, after a loop; the newest one stays in ``local``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ MAX_LOG_SCALE = 3.0  # log of the largest credible change of a submap's size
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """Submaps ``first`` to ``last`` (by id), which move as one."""
+    """Submaps ``first`` to ``last`` (by id), which move as one; its frame is that of the first."""
 
     first: int
     last: int
-    place: Similarity  # of the first submap in the vo frame
     guessed: bool = False  # the edge to the node before is a guess, not aligned windows
 
 
@@ -53,17 +52,16 @@ class Moves(Mapping[int, Similarity]):
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """Moves of the older submaps, in the vo frame, that a solved graph asks for."""
+    """Moves of the older submaps, in the frame of odometry, that a solved graph asks for."""
 
     moves: Moves  # submaps that it does not hold stay
-    T_scene_vo: Array  # [4, 4] keeps the first submap at its place in the map
+    T_map_local: Similarity  # keeps the first submap where it is in the map
     # (older, newer) submap of every loop in the graph: their parts become one
     loops: tuple[tuple[int, int], ...] = ()
-    # [7, 7] of the newest submap's place relative to the first submap that edges connect it to:
-    # (log scale; rotation, rad; position, scene units), in the axes of the vo frame
+    # [7, 7] of the newest submap's pose relative to the first submap that edges connect it to:
+    # (log scale; rotation, rad; position, units), in the frame of odometry
     covariance: Array | None = None
-    unit: float = 1.0  # factor on all lengths of the vo frame, after the moves
-    followed: bool = False  # another SLAM asks for it: its places replace what edges measured
+    followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,30 +75,31 @@ class Joint:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph to be solved."""
+    """A graph to be solved; poses are in the frame of odometry."""
 
     nodes: tuple[Node, ...]
+    poses: tuple[Similarity, ...]  # of the nodes
     edges: list[Edge]  # between indices of nodes
-    T_scene_vo: Array
+    T_map_local: Similarity
     metric: Metric
-    keep_unit: bool = False  # whether the oldest submap keeps its size in the scene
+    keep_unit: bool = False  # whether the oldest submap keeps its size in the map
     loops: tuple[tuple[int, int], ...] = ()  # (older, newer) node of every loop, by first submap
     joined: Joint | None = None  # what the newest loop has joined; None: what was connected
     all_parts: bool = False  # whether parts without edges to the newest submap are solved too
 
 
 def with_rigid_map(
-    nodes: Sequence[Node], edges: Sequence[Edge], first_live: int
+    nodes: Sequence[Node], poses: Sequence[Similarity], edges: Sequence[Edge], first_live: int
 ) -> tuple[list[Node], list[Edge]]:
     """Returns a graph with the nodes of submaps before ``first_live`` as one; the ends of edges
-    are first submaps."""
-    of_map = {n.first: n for n in nodes if n.first < first_live}
+    are first submaps. poses: of all nodes."""
+    of_map = {n.first: T for n, T in zip(nodes, poses, strict=True) if n.first < first_live}
     first, out = nodes[0], []
     for e in edges:
         if e.second < first_live:
             continue
         if e.first < first_live:  # measured in the axes and the unit of a node
-            to_node = first.place.inverse() @ of_map[e.first].place
+            to_node = poses[0].inverse() @ of_map[e.first]
             sigma = e.sigma * [1, 1, to_node.scale]
             e = replace(e, first=first.first, measured=to_node @ e.measured, sigma=sigma)
         out.append(e)
@@ -108,13 +107,12 @@ def with_rigid_map(
 
 
 def solve(problem: Problem) -> Correction:
-    """Solves for the places of all submaps in the vo frame; the newest one stays.
+    """Solves for the poses of all submaps in the frame of odometry; the newest one stays.
 
-    Submaps that no edges connect to the newest one keep their place in the scene. Raises
-    ValueError if the solution is not credible: contradicting loops can shrink a part of the scene
-    to a point.
+    Submaps that no edges connect to the newest one keep their pose in the map. Raises ValueError
+    if the solution is not credible: contradicting loops can shrink a part of the map to a point.
     """
-    nodes, edges = [node.place for node in problem.nodes], problem.edges
+    nodes, edges = list(problem.poses), problem.edges
     newest, part = len(nodes) - 1, parts(len(nodes), edges)
     here = part == part[newest]
     anchors = {int(p): int(np.argmax(part == p)) for p in part} | {int(part[newest]): newest}
@@ -127,22 +125,19 @@ def solve(problem: Problem) -> Correction:
     if not most < MAX_LOG_SCALE:
         raise ValueError(f"submaps would change their size by a factor of {math.exp(most):.3g}")
     oldest = int(np.argmax(here))
-    unit = 1 / moves[oldest].scale if problem.keep_unit else 1.0
-    # The scene keeps its origin: the first submap keeps its pose in it, and vo moves.
-    T = problem.T_scene_vo
-    place = T[:3, :3] @ nodes[0].t + T[:3, 3]
-    out = np.eye(4)
-    out[:3, :3] = orthonormal(T[:3, :3] @ nodes[0].R @ found[0].R.T)
-    out[:3, 3] = place - out[:3, :3] @ found[0].t * unit
-    # What no edges connect to the newest submap keeps its place and size in the scene.
-    scaled = Similarity(unit, np.eye(3), np.zeros(3))
-    stays = (Similarity.from_pose(out) @ scaled).inverse() @ Similarity.from_pose(T)
+    # The map keeps its origin: the first submap keeps its pose in it, and ``local`` moves.
+    T = problem.T_map_local
+    scale = T.scale / moves[oldest].scale if problem.keep_unit else T.scale
+    R = orthonormal(T.R @ nodes[0].R @ found[0].R.T)
+    T_map_local = Similarity(scale, R, T.points(nodes[0].t) - scale * R @ found[0].t)
+    # What no edges connect to the newest submap keeps its pose and size in the map.
+    stays = T_map_local.inverse() @ T
     moves = tuple(
         m if near else stays @ m if problem.all_parts else stays
         for m, near in zip(moves, here, strict=True)
     )
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), out, problem.loops, sure, unit)
+    return Correction(Moves(problem.nodes[:-1], moves[:-1]), T_map_local, problem.loops, sure)
 
 
 def _fixed(problem: Problem, part: Array, anchors: Mapping[int, int]) -> list[int]:
@@ -162,7 +157,7 @@ def _start(problem: Problem, part: Array) -> list[Similarity]:
     A guessed place may be wrong by any rotation, from which the solver could end in a false
     minimum: what a loop has joined starts where the loop puts it. Known sizes stay.
     """
-    nodes, joined = [node.place for node in problem.nodes], problem.joined
+    nodes, joined = list(problem.poses), problem.joined
     old = np.array([joined is not None and n.first in joined.nodes for n in problem.nodes])
     if joined is None or not old.any():
         return nodes

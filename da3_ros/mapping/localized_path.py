@@ -6,7 +6,7 @@ the scene that they had last; if their place was a guess, they are forgotten.
 
 from __future__ import annotations
 
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Trajectory
@@ -40,12 +40,12 @@ class LocalizedPath:
         while len(self.submaps) > MAX_SUBMAPS:
             oldest = self.submaps.pop(min(self.submaps))
             if oldest.part == REFERENCE:
-                self.trajectory.settle(oldest.id, oldest.T_scene_submap, SETTLED)
+                self.trajectory.settle(oldest.id, oldest.T_map_submap, SETTLED)
             else:
                 self.trajectory.forget(oldest.id)
 
-    def add(self, frame: SceneFrame, T_submap_camera: Array) -> None:
-        """Adds a frame of the newest submap, with its pose [4, 4] there."""
+    def add(self, frame: LocalFrame, T_submap_camera: Array, unit: float) -> None:
+        """Adds a frame of the newest submap, with its pose [4, 4] there; unit: of odometry, per
+        unit of the submap."""
         assert self.newest is not None
-        unit = self.newest.T_scene_submap.scale
         self.trajectory.add(frame, T_submap_camera, self.newest.id, unit)

@@ -9,11 +9,12 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.loop_agreement import drift_between
-from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
+from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes, PlacedKeyframe
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submap_graph import SubmapGraph
+from da3_ros.mapping.submap_table import SubmapTable
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -25,8 +26,8 @@ MAX_ROTATION_DEG = 60.0  # rotation at which they can
 class LoopCandidates:
     """The search for candidates: of the newest keyframe, or of another that is asked for."""
 
-    def __init__(self, keyframes: LoopKeyframes, graph: SubmapGraph) -> None:
-        self._keyframes, self._graph = keyframes, graph
+    def __init__(self, keyframes: LoopKeyframes, graph: SubmapGraph, submaps: SubmapTable) -> None:
+        self._keyframes, self._graph, self._submaps = keyframes, graph, submaps
         self._active = False  # whether there may be a candidate
         self._compared: set[int] = set()  # submaps that the new keyframe was compared with
         # Submaps of a read-only map in which places are looked for; None: in all keyframes.
@@ -56,19 +57,19 @@ class LoopCandidates:
         that ``among`` allows, similar or not, tied or not; False: it was forgotten."""
         self._from = view_id, among
         self.restart()
-        return any(k.shared_view.view.id == view_id for k in self._keyframes)
+        return any(k.id == view_id for k in self._keyframes)
 
     @property
     def new(self) -> LoopKeyframe:
         """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
         if self._from is None:
             return self._keyframes[-1]
-        return next(k for k in self._keyframes if k.shared_view.view.id == self._from[0])
+        return next(k for k in self._keyframes if k.id == self._from[0])
 
     def next(self, hint: PlaceHint | None) -> LoopKeyframe | None:
         """Returns the keyframe to compare the new one with; None if there is none.
 
-        hint: where the camera may be, in ``vo``: keyframes there need not look similar.
+        hint: where the camera may be, in ``local``: keyframes there need not look similar.
         """
         if not self._active:
             return None
@@ -106,18 +107,23 @@ class LoopCandidates:
             near = newest - at < MIN_SUBMAPS_APART
             if at in tied or (near and graph.in_one_segment(old.submap, new.submap)):
                 return False
-            return hint is None or hint.allows(old.centre, MAX_DISTANCE * old.depth)
+            there = self._placed(old)
+            return hint is None or hint.allows(there.centre, MAX_DISTANCE * there.depth)
 
         return allowed
+
+    def _placed(self, keyframe: LoopKeyframe) -> PlacedKeyframe:
+        return keyframe.placed(self._submaps.T_local_submap(keyframe.submap))
 
     def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
         """True if two keyframes can see the same surface, given the possible drift."""
         if cut_to(old, new) is None:
             return False
-        drift = np.sqrt(drift_between(self._graph, old, new))
-        away = float(np.linalg.norm(old.centre - new.centre))
-        R = old.T_vo_camera[:3, :3].T @ new.T_vo_camera[:3, :3]
+        there, here = self._placed(old), self._placed(new)
+        drift = np.sqrt(drift_between(self._graph, there, here))
+        away = float(np.linalg.norm(there.centre - here.centre))
+        R = there.T_local_camera[:3, :3].T @ here.T_local_camera[:3, :3]
         rotation = Rotation.from_matrix(R).magnitude()
-        near = away - SIGMAS * math.sqrt(3) * drift[2] < MAX_DISTANCE * old.depth
+        near = away - SIGMAS * math.sqrt(3) * drift[2] < MAX_DISTANCE * there.depth
         most = math.radians(MAX_ROTATION_DEG)
         return near and rotation - SIGMAS * math.sqrt(3) * drift[1] < most

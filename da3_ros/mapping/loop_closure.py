@@ -1,37 +1,42 @@
-"""Detects places that the camera visits again, and measures how far the scene has drifted there.
+"""Detects places that the camera visits again, measures how far the map has drifted there, and
+corrects it.
 
 Each keyframe is kept with a descriptor that the network computes anyway (the mean of its patch
 features before frames are mixed). If a new keyframe is similar to an old one, and drift allows
 both to show one place, the pair is verified: a window of both and their neighbours goes through
-the network, and each side of the window is aligned to the scene. The similarity between the two
+the network, and each side of the window is aligned to the map. The similarity between the two
 alignments is the drift. One such loop is never enough: a network may fuse two look-alike places
 into one. Two loops of different keyframes must agree, within four standard deviations, with each
-other and with the drift that is possible. Then a graph of submaps (``pose_graph``) is solved.
+other and with the drift that is possible. Then a graph of submaps (``pose_graph``) is solved on
+another thread; its correction is applied between two windows.
 
-All poses (``ref`` of shared views too) are in the ``vo`` frame, in which the newest submap never
-moves and corrections move the older ones. ``T_scene_vo`` maps to the scene. Works on predictions
-and poses; no network, no ROS. Not thread-safe, but ``solve`` may run on another thread.
+Verification costs one more window, after a window whose results are already delivered. Poses and
+lengths are in the frame of odometry (``local``, see ``SubmapTable``) unless said otherwise. No
+network and no ROS. Not thread-safe.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.config import LoopConfig
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
-from da3_ros.mapping.graph_solution import Correction, Joint, Problem
-from da3_ros.mapping.loop_agreement import agree, is_possible
+from da3_ros.mapping.graph_solution import Correction, Joint, solve
+from da3_ros.mapping.loop_agreement import LoopAgreement
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_keyframes import (
     KeyframeFile,
     LoopKeyframe,
     LoopKeyframes,
+    PlacedKeyframe,
     merged_keyframe,
     with_fewer_pixels,
 )
@@ -42,41 +47,94 @@ from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array, Prediction, Window
 
+log = logging.getLogger(__name__)
+
+EAGER_LOOKS = 30  # windows in a row that are spent on looking for an unknown place
 MAX_UNCONFIRMED = 4  # verified loops kept until a second one confirms them
 LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are kept
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
+Infer = Callable[[Window], Prediction | None]
+Refine = Callable[[Window, int, Prediction], Prediction | None]
+
 
 class LoopClosure:
-    """Keeps keyframes and the graph of submaps; finds and verifies loops."""
+    """Keeps keyframes and the graph of submaps; finds, verifies and closes loops.
 
-    def __init__(self, before: LoopClosure | None = None, spill: ArraySpill | None = None) -> None:
-        """before: keeps the corrections and counts of this object, not its keyframes.
+    wait_for_solver: wait for the solved graph, so that a recording always gives the same map; a
+    live node does not wait.
+    """
 
-        spill: where keyframes go that memory cannot hold; None: they are forgotten.
-        """
-        self.T_scene_vo: Array = before.T_scene_vo if before else np.eye(4)
-        self.found: int = before.found if before else 0  # verified loops
-        self.refused: int = before.refused if before else 0  # windows that verified none
-        self._keyframes = LoopKeyframes(spill)
-        self._graph = SubmapGraph()
+    def __init__(
+        self, submaps: SubmapTable | None = None, *, wait_for_solver: bool = True
+    ) -> None:
+        self.wait_for_solver = wait_for_solver
+        self.enabled = True
+        self.closed = 0  # corrections by loops
+        self.found, self.refused = 0, 0  # windows that verified a loop, and that verified none
+        self._solver: ThreadPoolExecutor | None = None
+        self._max_bytes = 0  # of keyframes in memory; 0: no limit
+        self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
+        self.restart(submaps or SubmapTable())
+
+    def restart(self, submaps: SubmapTable) -> None:
+        """Begins a new map, of these submaps."""
+        self._submaps = submaps
+        self.found = self.refused = 0
+        self._solving: Future[Correction] | None = None
+        self._last_try = -1  # id of the last window after which a candidate was verified
+        self._looks = 0  # since the place became unknown
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._keyframes = LoopKeyframes(self._spill)
+        self._graph = SubmapGraph(self._submaps)
+        self._agreement = LoopAgreement(self._graph, self._submaps)
+        self._candidates = LoopCandidates(self._keyframes, self._graph, self._submaps)
         self._unconfirmed: list[Loop] = []
         # Drift since the newest submap began; None: no edge to the submap before it.
         self._drift_model: DriftModel | None = None
         self._guessed = False  # whether a part of this drift is guessed rather than measured
-        self._candidates = LoopCandidates(self._keyframes, self._graph)
         self._joined: Joint | None = None  # parts that the newest loop has joined
-        # Whether the oldest submap keeps its size in the scene: if loops connect parts, and in a
-        # loaded scene.
+        # Whether the oldest submap keeps its size in the map: if loops connect parts, and in a
+        # loaded map.
         self._keeps_unit = False
+
+    def spill_to(self, spill: ArraySpill) -> None:
+        """Sets where keyframes go from now on that memory cannot hold."""
+        self._spill = spill
+        self._keyframes.spill_to(spill)
+
+    def set_enabled(self, enabled: bool) -> None:
+        """Switches loop closure on or off; off, keyframes are forgotten and corrections stay."""
+        if self.enabled and not enabled:
+            self._forget_all()
+        self.enabled = enabled
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the keyframes, bytes."""
+        return self._keyframes.nbytes
+
+    def limit_memory(self, memory_mb: int) -> int:
+        """Limits keyframes to a quarter of the map's memory. Returns the MiB left for the rest."""
+        self._max_bytes = memory_mb * 2**18
+        return max(1, memory_mb - -(-self.nbytes // 2**20)) if memory_mb else 0
+
+    @property
+    def submaps_in_use(self) -> set[int]:
+        """The submaps whose poses it needs."""
+        return self._graph.submaps_of_nodes() | {one.submap for one in self._keyframes}
 
     # Adding windows and keyframes
 
     def add_window(self, placed: Alignment, camera: Array, lag: float = 1.0) -> None:
-        """Adds the variance of an aligned window with its camera's centre [3].
+        """Adds the variance of an aligned window with its newest camera's centre [3].
 
         A refused window must not be added: the next window is aligned to the views before it.
 
@@ -84,7 +142,7 @@ class LoopClosure:
         windows back adds its error to one in ``lag`` windows: a sum of N moving averages of mean
         lag m grows as N / m^2 steps do.
         """
-        if self._drift_model is None or placed.covariance is None:
+        if not self.enabled or self._drift_model is None or placed.covariance is None:
             return
         spread = np.diag(placed.covariance) / max(lag, 1.0) ** 2
         self._drift_model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), camera)
@@ -97,35 +155,69 @@ class LoopClosure:
         if not lost or self._drift_model is None or not self._keyframes:
             self._drift_model = None
             return
-        last = self._keyframes[-1]
+        last = self._placed(self._keyframes[-1])
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
-    def add_keyframe(
-        self, shared_view: SharedView, descriptor: Array | None, submap: int, max_bytes: int = 0
-    ) -> None:
-        """Adds a keyframe of the submap ``submap``; ``shared_view`` is in the ``vo`` frame.
-
-        max_bytes: of all keyframes in memory; 0: no limit but their number.
-        """
-        centre = shared_view.T_ref_camera[:3, 3]
+    def add_keyframe(self, shared_view: SharedView, descriptor: Array | None) -> None:
+        """Adds a keyframe in the frame of odometry, with its submap."""
+        if not self.enabled:
+            return
+        submap = shared_view.submap
         if self._is_localized:
             self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
-            self._start_submap(submap, shared_view.T_ref_camera)
+            self._start_submap(submap)
         if descriptor is None or len(shared_view.depth) == 0:
             return
         assert self._drift_model is not None
-        own = self._drift_model.variance_at(centre)
+        T = self._submaps.T_local_submap(submap)
+        own = self._drift_model.variance_at(shared_view.T_ref_camera[:3, 3])
+        in_submap = with_fewer_pixels(shared_view).moved(T.inverse())
         self._keyframes.add(
             LoopKeyframe(
-                with_fewer_pixels(shared_view), np.array(descriptor), submap, own,
-                float(np.median(shared_view.depth)),
+                in_submap, np.array(descriptor), submap, own / [1, 1, T.scale**2],
+                float(np.median(shared_view.depth)) / T.scale,
             ),
-            max_bytes,
+            self._max_bytes,
             keep_all=self._is_localized,
         )  # fmt: skip
         self._candidates.restart()
+
+    def _start_submap(self, id: int) -> None:
+        begin = self._submaps.T_local_submap(id).t
+        variance = None if self._drift_model is None else self._drift_model.variance_at(begin)
+        self._graph.add(id, variance, self._guessed)
+        self._drift_model, self._guessed = DriftModel(), False
+        for absorbed in self._graph.enforce_limits():
+            self._absorb(absorbed)
+
+    def _absorb(self, absorbed: Absorbed) -> None:
+        """Updates keyframes and loops of a node that was merged into another one, or forgotten."""
+        if absorbed.variance is None:
+            here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
+            self._unconfirmed = [
+                w for w in self._unconfirmed
+                if not any(absorbed.first <= p.submap <= absorbed.last for p in (w.old, w.new))
+            ]  # fmt: skip
+            for i in reversed([i for i, inside in enumerate(here) if inside]):
+                self._keyframes.remove(i)
+            if not len(self._keyframes):
+                self._candidates.wait()
+            return
+
+        def merged(keyframe: LoopKeyframe) -> LoopKeyframe:
+            return merged_keyframe(self._placed(keyframe), absorbed)
+
+        self._keyframes.change(merged)
+        self._unconfirmed = [
+            replace(w, old=merged(w.old), new=merged(w.new)) for w in self._unconfirmed
+        ]
+
+    def _placed(self, keyframe: LoopKeyframe) -> PlacedKeyframe:
+        return keyframe.placed(self._submaps.T_local_submap(keyframe.submap))
+
+    # Read-only maps
 
     def localize(self, first_live: int, searched: frozenset[int]) -> bool:
         """Makes the map of all submaps before ``first_live`` read-only. From now on loops are
@@ -159,7 +251,7 @@ class LoopClosure:
         last, newest = self._graph.map_size - 1, len(self._graph.nodes) - 1
         if last < 0 or self._drift_model is None:
             return None
-        at = self._graph.nodes[newest].place.t
+        at = self._graph.pose(self._graph.nodes[newest]).t
         variance = self._graph.drift_variance(last, newest, at)
         if not np.isfinite(variance).all():
             return None
@@ -173,6 +265,7 @@ class LoopClosure:
 
     def forget_place(self) -> None:
         """Forgets where the camera is in a read-only map."""
+        self._solving = None
         self._graph.forget_live()
         self._forget_keyframes(self._graph.first_live, math.inf)
         self._unconfirmed.clear()
@@ -188,112 +281,110 @@ class LoopClosure:
             if submap <= last:
                 self._keyframes.remove(index)
 
-    def wait_for_keyframe(self) -> None:
-        """Looks for no loop before the next keyframe: images have another size now."""
-        self._candidates.wait()
-
-    def forget(self, keyframe: LoopKeyframe) -> None:
-        """Forgets a keyframe that cannot be read."""
-        self._keyframes.remove(self._keyframes.index(keyframe))
+    # Saved maps
 
     def restore(self, saved: Recognition) -> None:
-        """Takes over what recognises saved scenes; this has no keyframes yet."""
+        """Takes over what recognises saved maps, after their submaps; it has nothing yet."""
+        for id, T_map_submap in saved.T_map_submap.items():
+            if id not in self._submaps.rows:  # without points and poses
+                self._submaps.add(Submap(id, 0, T_map_submap))
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
         for absorbed in self._graph.enforce_limits():  # of several scenes together
             self._absorb(absorbed)
 
-    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
-        """Compares a keyframe instead of the newest one; see ``LoopCandidates.look_from``."""
-        return self._candidates.look_from(view_id, among)
+    def recognition(self, scale: float = 1.0) -> Recognition:
+        """Returns what recognises the places of this map, with lengths times ``scale``."""
+        nodes, edges = self._graph.of_map()
+        keyframes = tuple(self._keyframes)
+        if self._is_localized:
+            keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
+        ids = {n.first for n in nodes} | {k.submap for k in keyframes}
+        poses = {id: self._submaps.rows[id].T_map_submap.scaled(scale) for id in sorted(ids)}
+        return Recognition(nodes, edges, keyframes, poses)
 
     @property
     def saved_keyframes(self) -> KeyframeFile | None:
         """The file of a loaded scene in which keyframes are; None: there is none."""
         return next((one.file for one in self._keyframes if one.file is not None), None)
 
-    def recognition(self, scale: float) -> Recognition:
-        """Returns what recognises the places of this scene, in units of 1 / ``scale`` scene
-        units."""
-        T = Similarity(scale, self.T_scene_vo[:3, :3], scale * self.T_scene_vo[:3, 3])
-        nodes, edges = self._graph.of_map()
-        keyframes = tuple(self._keyframes)
-        if self._is_localized:
-            keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
-        return Recognition(nodes, edges, keyframes, T)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the keyframes, bytes."""
-        return self._keyframes.nbytes
-
-    def spill_to(self, spill: ArraySpill) -> None:
-        """Sets where keyframes go from now on that memory cannot hold."""
-        self._keyframes.spill_to(spill)
-
-    def _start_submap(self, id: int, T: Array) -> None:
-        place = Similarity.from_pose(T.copy())
-        variance = None if self._drift_model is None else self._drift_model.variance_at(place.t)
-        self._graph.add(id, place, variance, self._guessed)
-        self._drift_model, self._guessed = DriftModel(), False
-        for absorbed in self._graph.enforce_limits():
-            self._absorb(absorbed)
-
-    def _absorb(self, absorbed: Absorbed) -> None:
-        """Updates keyframes and loops of a node that was merged into another one, or forgotten."""
-        if absorbed.variance is None:
-            here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
-            self._unconfirmed = [
-                w for w in self._unconfirmed
-                if not any(absorbed.first <= p.submap <= absorbed.last for p in (w.old, w.new))
-            ]  # fmt: skip
-            for i in reversed([i for i, inside in enumerate(here) if inside]):
-                self._keyframes.remove(i)
-            if not len(self._keyframes):
-                self._candidates.wait()
-            return
-        self._keyframes.change(lambda p: merged_keyframe(p, absorbed))
-        self._unconfirmed = [
-            replace(w, old=merged_keyframe(w.old, absorbed), new=merged_keyframe(w.new, absorbed))
-            for w in self._unconfirmed
-        ]
-
     # Finding a loop
 
-    def candidate(self, hint: PlaceHint | None = None) -> LoopKeyframe | None:
-        """Returns the old keyframe to compare the new one with, or None; see
-        ``LoopCandidates.next``."""
-        return self._candidates.next(hint)
+    def begin_search(self) -> None:
+        """Begins to look for an unknown place: at first after each window."""
+        self._looks = 0
 
-    def window(
-        self, old: LoopKeyframe, id: int, each: int
-    ) -> tuple[Window, list[LoopKeyframe], int]:
-        """Returns a window of both keyframes and their neighbours, its views' keyframes, and the
-        index of the first one of the new side.
+    def look_from(self, view_id: int, among: Callable[[int], bool]) -> bool:
+        """Compares a keyframe instead of the newest one; see ``LoopCandidates.look_from``."""
+        return self._candidates.look_from(view_id, among)
 
-        All images have the size of the new one. each: most views per side. Raises OSError.
-        """
-        return loop_window(self._keyframes, self._graph, old, self._candidates.new, id, each)
+    def wait_for_keyframe(self) -> None:
+        """Looks for no loop before the next keyframe: images have another size now."""
+        self._candidates.wait()
 
-    def verify(
+    def try_close_loop(
         self,
-        old: LoopKeyframe,
-        keyframes: Sequence[LoopKeyframe],
-        prediction: Prediction | None,
+        window_id: int,
+        config: LoopConfig,
+        views: int,
+        infer: Infer,
         aligner: WindowAligner,
-    ) -> bool:
+        metric: Metric,
+        refine: Refine | None = None,
+        place_known: bool = True,
+        hint: PlaceHint | None = None,
+    ) -> None:
+        """Verifies a candidate for a loop with the newest keyframe, every ``loop.every`` windows,
+        or after each one for a while if the place in the map is unknown.
+
+        Starts the solver when two loops agree. views: most views of a window. infer: returns None
+        for a window that cannot be verified. metric: the scale is known, so that the graph does
+        not change it. refine: returns the prediction of a window with poses by tracks, or None if
+        too few tracks connect its parts before and after an index; not given: the network's poses
+        count. hint: where the camera may be while its place is unknown.
+        """
+        if not self.enabled or self._solving is not None or views < 2:
+            return
+        self._looks = 0 if place_known or hint is not None else self._looks
+        eager = not place_known and self._looks < EAGER_LOOKS
+        if 0 <= window_id - self._last_try < (1 if eager else config.every):
+            return
+        old = self._candidates.next(None if place_known else hint)
+        if old is None:
+            return
+        self._last_try, self._looks = window_id, self._looks + 1
+        try:
+            window, keyframes, split = loop_window(
+                self._keyframes, self._graph, old, self._candidates.new, window_id, views // 2
+            )
+        except OSError as error:  # the file of a loaded scene
+            log.warning("a keyframe of the loaded scene cannot be read: %s", error)
+            self._keyframes.remove(self._keyframes.index(old))
+            return
+        prediction = infer(window)
+        if prediction is None:
+            return
+        if refine is not None:
+            prediction = refine(window, split, prediction)
+        if self._verify(old, keyframes, prediction, aligner):
+            self.solve(metric)
+
+    def _verify(
+        self, old: LoopKeyframe, keyframes: Sequence[LoopKeyframe],
+        prediction: Prediction | None, aligner: WindowAligner,
+    ) -> bool:  # fmt: skip
         """Verifies a candidate by the prediction of its window of ``keyframes``; None: refused.
 
-        Returns True if two loops agree, so that the graph should be solved now.
-
-        aligner: the stream's, for the noise of views within a window; it is not changed.
+        Returns True if two loops agree, so that the graph should be solved now. aligner: the
+        stream's, for the noise of views within a window; it is not changed.
         """
-        new = self._candidates.new
-        split = [k.shared_view.view.id for k in keyframes].index(new.shared_view.view.id)
-        loop = None
+        new, loop = self._candidates.new, None
         if prediction is not None:
-            loop = measured_loop(old, new, keyframes, split, prediction, aligner)
-        if loop is None or not is_possible(self._graph, loop):
+            split = [k.id for k in keyframes].index(new.id)
+            views = [self._placed(k).view for k in keyframes]
+            there, here = self._placed(old), self._placed(new)
+            loop = measured_loop(there, here, views, split, prediction, aligner)
+        if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
             return False
         self.found += 1
@@ -301,10 +392,8 @@ class LoopClosure:
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return False
         for other in self._unconfirmed:
-            if other.new is not new and agree(self._graph, other, loop):
-                self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
-                nodes = self._graph.unmeasured(old.submap, new.submap)
-                self._joined = Joint(loop.drift, new.centre, nodes)
+            if other.new is not new and self._agreement.agree(other, loop):
+                self._join(loop)
                 for one in (other, loop):
                     self._add_to_graph(one)
                 self._unconfirmed.clear()
@@ -312,39 +401,61 @@ class LoopClosure:
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
 
+    def _join(self, loop: Loop) -> None:
+        """Notes what a confirmed loop joins."""
+        old, new = self._placed(loop.old), self._placed(loop.new)
+        self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
+        nodes = self._graph.unmeasured(old.submap, new.submap)
+        drift = loop.drift(old.T_local_submap, new.T_local_submap)
+        self._joined = Joint(drift, new.centre, nodes)
+
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""
-        place = self._graph.node(loop.new.submap).place
-        arm = float(np.linalg.norm(loop.new.centre - place.t))
-        variance = with_lever_arm(loop.variance, arm) + loop.old.own + loop.new.own
-        self._graph.add_loop(loop.old.submap, loop.new.submap, loop.drift, variance)
+        old, new = self._placed(loop.old), self._placed(loop.new)
+        begin = self._graph.pose(self._graph.node(new.submap)).t
+        arm = float(np.linalg.norm(new.centre - begin))
+        own = loop.variance * [1, 1, new.T_local_submap.scale**2]
+        variance = with_lever_arm(own, arm) + old.variance + new.variance
+        drift = loop.drift(old.T_local_submap, new.T_local_submap)
+        self._graph.add_loop(old.submap, new.submap, drift, variance)
 
     # Closing a loop
 
-    def problem(self, metric: Metric) -> Problem:
-        """Returns the problem for ``submap_graph.solve``, which may run on another thread."""
+    def solve(self, metric: Metric) -> None:
+        """Starts the solver; ``collect`` returns its correction."""
         joined, self._joined = self._joined, None
-        return self._graph.problem(
-            self.T_scene_vo, metric, self._keeps_unit, joined, all_parts=self._candidates.is_asked
+        problem = self._graph.problem(
+            metric, self._keeps_unit, joined, all_parts=self._candidates.is_asked
         )
+        if self._solver is None:
+            self._solver = ThreadPoolExecutor(1, "da3_loops")
+        self._solving = self._solver.submit(solve, problem)
 
-    def apply(self, correction: Correction) -> None:
-        """Moves the keyframes and the graph's nodes as a correction has moved their submaps."""
-        self.T_scene_vo = correction.T_scene_vo
-        self._graph.apply(correction.moves)
+    def collect(self, *, wait: bool = False) -> Correction | None:
+        """Returns the solver's correction for ``apply``; None if there is none yet.
+
+        wait: until it is there, if it is being solved.
+        """
+        wait |= self.wait_for_solver
+        if self._solving is None or not (wait or self._solving.done()):
+            return None
+        solving, self._solving = self._solving, None
+        error = solving.exception()
+        if error is not None:  # the map stays as it is, and processing continues
+            log.error("a loop could not be closed: %s: %s", type(error).__name__, error)
+            return None
+        return solving.result()
+
+    def apply(self, correction: Correction, stays: Collection[int] = ()) -> None:
+        """Corrects the poses of the submaps, by a loop or by another SLAM, but not of those that
+        ``stays``."""
+        far = self._submaps.correct(correction, stays)
+        self.closed += not correction.followed
         if correction.followed:
             self._graph.measure_anew()
-        self._keyframes.move(correction.moves)
         self._unconfirmed.clear()
-        self._rescale(correction.unit)
         self._candidates.restart()
-
-    def _rescale(self, factor: float) -> None:
-        """Takes over that lengths in ``vo`` are ``factor`` times what they were."""
-        if factor == 1.0:
-            return
-        self._graph.rescale(factor)
-        by = Similarity(factor, np.eye(3), np.zeros(3))
-        self._keyframes.move({one.submap: by for one in self._keyframes})
-        if self._drift_model is not None:
-            self._drift_model.rescale(factor)
+        what = "another SLAM is followed" if correction.followed else "loop closed"
+        # A path may come each second.
+        level = logging.DEBUG if correction.followed else logging.INFO
+        log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)

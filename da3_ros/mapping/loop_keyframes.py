@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,34 +40,24 @@ class KeyframeFile(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LoopKeyframe:
-    """A keyframe kept for loop detection. Corrections leave its arrays, which may be on the
-    disk, as they are."""
+    """A keyframe kept for loop detection, in the frame and unit of its submap: corrections leave
+    it as it is. Its arrays may be on the disk."""
 
-    shared_view: SharedView  # in ``vo`` as it was when the keyframe was added
+    shared_view: SharedView  # in a frame that ``T_submap_ref`` maps to that of the submap
     descriptor: Array  # [D]
     submap: int
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
     typical_depth: float  # median, in the unit of ``shared_view``
-    move: Similarity = IDENTITY  # of its submap in ``vo`` since then
+    T_submap_ref: Similarity = IDENTITY
     # Of a loaded scene: the file that holds its arrays, and its number there. Until it is
     # ``loaded``, its image is black and it has no samples.
     file: KeyframeFile | None = None
     index: int = -1
 
     @property
-    def in_vo(self) -> SharedView:
-        """The keyframe as a shared view, in ``vo`` as it is now."""
-        return self.shared_view.moved(self.move)
-
-    @property
-    def T_vo_camera(self) -> Array:
-        """The camera's pose [4, 4]."""
-        return self.move.pose(self.shared_view.T_ref_camera)
-
-    @property
-    def depth(self) -> float:
-        """Median depth, scene units."""
-        return self.move.scale * self.typical_depth
+    def id(self) -> int:
+        """The id of its view."""
+        return self.shared_view.view.id
 
     def loaded(self) -> LoopKeyframe:
         """Returns the keyframe with its arrays. Raises OSError."""
@@ -98,10 +88,53 @@ class LoopKeyframe:
         )
         return replace(self, shared_view=shared_view, file=None)
 
+    def placed(self, T_local_submap: Similarity) -> PlacedKeyframe:
+        """Returns the keyframe where its submap is now."""
+        return PlacedKeyframe(self, T_local_submap)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedKeyframe:
+    """A keyframe where its submap is in the frame of odometry, for the time of one search."""
+
+    keyframe: LoopKeyframe
+    T_local_submap: Similarity
+
+    @property
+    def submap(self) -> int:
+        """Its submap."""
+        return self.keyframe.submap
+
+    @property
+    def _T_local_ref(self) -> Similarity:
+        if self.keyframe.T_submap_ref is IDENTITY:
+            return self.T_local_submap
+        return self.T_local_submap @ self.keyframe.T_submap_ref
+
+    @property
+    def view(self) -> SharedView:
+        """The keyframe as a shared view in the frame of odometry."""
+        return self.keyframe.shared_view.moved(self._T_local_ref)
+
+    @property
+    def T_local_camera(self) -> Array:
+        """The camera's pose [4, 4]."""
+        return self._T_local_ref.pose(self.keyframe.shared_view.T_ref_camera)
+
     @property
     def centre(self) -> Array:
         """The camera's centre [3]."""
-        return np.asarray(self.T_vo_camera[:3, 3])
+        return np.asarray(self.T_local_camera[:3, 3])
+
+    @property
+    def depth(self) -> float:
+        """Median depth."""
+        return self._T_local_ref.scale * self.keyframe.typical_depth
+
+    @property
+    def variance(self) -> Array:
+        """Variance [3] since its submap's first keyframe: log scale, rotation, position."""
+        return self.keyframe.own * [1, 1, self.T_local_submap.scale**2]
 
 
 class LoopKeyframes:
@@ -185,23 +218,6 @@ class LoopKeyframes:
         self._on_disk -= index < self._on_disk
         self._descriptors.remove(index)
 
-    def move(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves the keyframes whose submaps move."""
-        # Few different moves are shared by thousands of keyframes.
-        by_submap: dict[int, Similarity | None] = {}
-        made: dict[tuple[int, int], Similarity] = {}
-        for i, one in enumerate(self._all):
-            if one.submap not in by_submap:
-                by_submap[one.submap] = moves.get(one.submap)
-            move = by_submap[one.submap]
-            if move is None:
-                continue
-            key = id(move), id(one.move)
-            if key not in made:
-                made[key] = move @ one.move
-            own = one.own if move.scale == 1.0 else one.own * [1, 1, move.scale**2]
-            self._all[i] = replace(one, move=made[key], own=own)
-
     def change(self, changed: Callable[[LoopKeyframe], LoopKeyframe]) -> None:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         self._all = [changed(one) for one in self._all]
@@ -245,17 +261,13 @@ class LoopKeyframes:
                 break
 
 
-def merged_keyframe(keyframe: LoopKeyframe, absorbed: Absorbed) -> LoopKeyframe:
+def merged_keyframe(placed: PlacedKeyframe, absorbed: Absorbed) -> LoopKeyframe:
     """Returns the keyframe with its variance relative to the node that its submap is in now."""
-    if absorbed.variance is None or not absorbed.first <= keyframe.submap <= absorbed.last:
-        return keyframe
-    arm = float(np.linalg.norm(absorbed.at - keyframe.centre))
-    return replace(keyframe, own=keyframe.own + with_lever_arm(absorbed.variance, arm))
-
-
-def moved_keyframe(keyframe: LoopKeyframe, by: Similarity) -> LoopKeyframe:
-    """Returns a keyframe that ``by`` moves, with its variance in the new lengths."""
-    return replace(keyframe, move=by @ keyframe.move, own=keyframe.own * [1, 1, by.scale**2])
+    if absorbed.variance is None or not absorbed.first <= placed.submap <= absorbed.last:
+        return placed.keyframe
+    arm = float(np.linalg.norm(absorbed.at - placed.centre))
+    more = with_lever_arm(absorbed.variance, arm) / [1, 1, placed.T_local_submap.scale**2]
+    return replace(placed.keyframe, own=placed.keyframe.own + more)
 
 
 def with_fewer_pixels(shared_view: SharedView) -> SharedView:

@@ -15,7 +15,8 @@ from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
-from da3_ros.mapping.loop_keyframes import LoopKeyframe
+from da3_ros.mapping.loop_keyframes import LoopKeyframe, PlacedKeyframe
+from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, FloatImage, Prediction
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
@@ -27,21 +28,24 @@ SIGMAS = 4.0
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """An old and a new keyframe that one window has seen together.
-
-    ``drift`` maps, in ``vo``, the scene around the new keyframe to where the old one measures it.
-    """
+    """An old and a new keyframe that one window has seen together: a measurement of the new one's
+    submap in the frame and unit of the old one's."""
 
     old: LoopKeyframe
     new: LoopKeyframe
-    drift: Similarity
-    variance: Array  # [3] of log scale, rotation and position of the new camera
+    T_old_new: Similarity
+    variance: Array  # [3] of log scale, rotation and position of the new camera, in its submap
+
+    def drift(self, T_local_old: Similarity, T_local_new: Similarity) -> Similarity:
+        """Returns what maps, in the frame of odometry, the surroundings of the new keyframe to
+        where the old one measures them; given the poses of both submaps."""
+        return T_local_old @ self.T_old_new @ T_local_new.inverse()
 
 
 def measured_loop(
-    old: LoopKeyframe,
-    new: LoopKeyframe,
-    keyframes: Sequence[LoopKeyframe],
+    old: PlacedKeyframe,
+    new: PlacedKeyframe,
+    views: Sequence[SharedView],
     split: int,
     prediction: Prediction,
     aligner: WindowAligner,
@@ -49,14 +53,14 @@ def measured_loop(
     """Returns the loop that the prediction of a window measures; None if either side does not fit,
     or both do not see the same surface.
 
-    keyframes: of the window's views. split: index of the first one of the new side. aligner: the
-    stream's, for the noise of views within a window; it is not changed.
+    views: of the window. split: index of the first one of the new side. aligner: the stream's, for
+    the noise of views within a window; it is not changed.
     """
     fits = []
-    for indices in (range(split), range(split, len(keyframes))):
+    for indices in (range(split), range(split, len(views))):
         own = copy.deepcopy(aligner)  # the stream's own must not learn from it
         own.forget_unit()
-        fit = own.align([keyframes[i].in_vo for i in indices], prediction, indices)
+        fit = own.align([views[i] for i in indices], prediction, indices)
         if fit is None or not fit.accepted:
             return None
         fits.append(fit)
@@ -64,7 +68,9 @@ def measured_loop(
         return None
     drift = fits[0].T_ref_window @ fits[1].T_ref_window.inverse()
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
-    return Loop(old, new, drift, np.asarray(variance))
+    T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
+    unit = new.T_local_submap.scale
+    return Loop(old.keyframe, new.keyframe, T_old_new, np.asarray(variance) / [1, 1, unit**2])
 
 
 def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:

@@ -1,6 +1,6 @@
-"""The metric scale of the scene: measurements from one declared source, filtered.
+"""The metric scale of the map: measurements from one declared source, filtered.
 
-The scene keeps one unit, that of its first window, so that it stays consistent; lengths are
+The map keeps one unit, that of its first window, so that it stays consistent; lengths are
 converted to metres when they are published. docs/scale.md compares the sources. Works on poses and
 numbers; no network, no ROS.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
 # Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
@@ -35,7 +35,7 @@ MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still u
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """An estimate of the scale: metres per segment unit."""
+    """An estimate of the scale: metres per unit of odometry."""
 
     log: float  # natural logarithm of the value
     sigma: float  # its standard deviation, which is the value's relative one
@@ -228,80 +228,63 @@ class ScaleFilter:
         self._sigma = math.hypot(target.sigma, difference - step)
 
 
-class SceneScale:
-    """Converts the segments of a scene to one unit, and that unit to metres.
+class MapScale:
+    """Relates the unit of odometry to that of the map, and the latter to metres.
 
-    Each segment has the unit of its first window. The first segment's unit is the scene's. A later
-    segment gets a place in the scene when its scale is known; until then its frames are not metric
-    and not in the map. All segments, placed by odometry in the scene's unit, form the frame
-    ``vo``. Loop corrections of it are made elsewhere.
+    A segment has the unit of its first window. The first segment's unit is the map's. A later
+    segment gets a place in the map when its scale is known; until then its frames are not metric
+    and not in the map.
     """
 
     def __init__(self, config: ScaleConfig) -> None:
         self._scale_filter = ScaleFilter(config)
-        self._fixed = False  # whether the scene is a read-only map: its known scale stays
-        self.forget()
+        self._fixed = False  # whether the map is read-only: its known scale stays
+        self.forget(SubmapTable())
 
-    def forget(self) -> None:
-        """Begins a new scene; a fixed factor is for its first window."""
-        self._scene_scale: float | None = None  # metres per scene unit, once known
-        # Metres per scene unit of a loaded map, where no source measures: holds for segments
-        # that are joined to it.
+    def forget(self, submaps: SubmapTable) -> None:
+        """Begins a new map, of these submaps; a fixed factor is for its first window."""
+        self._submaps = submaps
+        self._metres: float | None = None  # per map unit, once known
+        # Metres per map unit of a loaded map, where no source measures: holds for segments that
+        # are joined to it.
         self._map_scale: float | None = None
         self._map_sigma: float | None = None  # of the current segment, once it is joined
         self._begun = False
-        self.to_origin()
         self.restart(np.eye(4))
 
     def resume(self, metric: bool) -> None:
-        """Begins in a saved scene: in metres, or in an unknown unit.
+        """Begins in a saved map: in metres, or in an unknown unit.
 
-        Without a source the scale is known as soon as new frames are joined to a metric scene.
+        Without a source the scale is known as soon as new frames are joined to a metric map.
         """
-        self.forget()
         if metric and self._scale_filter.config.source == "none":
             self._map_scale = 1.0
         elif metric:
-            self._scene_scale = 1.0
+            self._metres = 1.0
 
     def fix(self, fixed: bool) -> None:
-        """Makes a known scale of the scene stay, because the map is read-only; or change again."""
+        """Makes a known scale of the map stay, because it is read-only; or change again."""
         self._fixed = fixed
 
     def take_from_map(self, covariance: Array | None) -> None:
         """Takes over the scale of the loaded map, which the current segment was joined to.
 
-        covariance: [7, 7] of the newest submap's place, log scale first; None: unknown.
+        covariance: [7, 7] of the newest submap's pose, log scale first; None: unknown.
         """
         if self._map_scale is not None and covariance is not None:
-            self._scene_scale = self._map_scale
+            self._metres = self._map_scale
             self._map_sigma = math.hypot(math.sqrt(max(float(covariance[0, 0]), 0.0)), FLOOR)
 
-    def to_origin(self) -> None:
-        """Places the next segment at the scene's origin, not at the end of the last one."""
-        self._odom_correction = OdomCorrection()
-        self._factor = 1.0  # scene units per unit of the segment
-        self._from, self._to = np.zeros(3), np.zeros(3)  # one point, in the segment and in vo
-
-    def rescale(self, factor: float) -> None:
-        """Takes over that lengths in ``vo`` are ``factor`` times what they were; odometry stays
-        where it is."""
-        self._factor *= factor
-        self._to = self._to * factor
-        self._odom_correction.rescale(factor)
-
-    def restart(self, T_segment_camera: Array) -> None:
-        """Begins a new segment at this pose of the last one, with an unknown unit."""
-        begin = T_segment_camera[:3, 3]
-        self._to = self._place(begin)
-        self._from, self._factor = begin.copy(), 1.0
-        self.scale = Scale()  # of the newest window; metres per unit of its segment
+    def restart(self, T_local_camera: Array) -> None:
+        """Begins a new segment at this pose of odometry, with an unknown unit."""
+        self._begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
+        self.scale = Scale()  # of the newest window; metres per unit of odometry
         self._scale_filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new segment is joined to the map
-            self._scene_scale = self._map_sigma = None
+            self._metres = self._map_sigma = None
 
     def set_unplaced(self, scale: Scale) -> None:
-        """Takes the scale of a window without poses, which has no place in the scene."""
+        """Takes the scale of a window without poses, which has no place in the map."""
         self.scale = scale
 
     @property
@@ -316,31 +299,38 @@ class SceneScale:
 
     @property
     def known(self) -> bool:
-        """Whether the scene's scale is known."""
-        return self._scene_scale is not None
+        """Whether the map's scale is known."""
+        return self._metres is not None
 
     @property
     def measured(self) -> bool:
-        """Whether the scene's scale is known by measurements, and not by a map."""
+        """Whether the map's scale is known by measurements, and not by a loaded map."""
         return self.known and self._map_scale is None and not self._fixed
 
     @property
-    def scene_scale(self) -> float:
-        """Metres per scene unit; 1 if unknown."""
-        return 1.0 if self._scene_scale is None else self._scene_scale
+    def metres(self) -> float:
+        """Metres per map unit; 1 if unknown."""
+        return 1.0 if self._metres is None else self._metres
 
     @property
     def unit(self) -> float:
-        """Scene units per unit of the segment."""
-        return self._factor
+        """Map units per unit of odometry."""
+        return self._submaps.T_map_local.scale
+
+    def published_unit(self, scale: Scale) -> float:
+        """Published units (metres if the scale is known) per unit of odometry, of a window with
+        this scale; a window without a place in the map is published as it is."""
+        if not self.has_place(scale):
+            return 1.0
+        return self.unit * (self.metres if scale.metric else 1.0)
 
     def wants_measurement(self, window_id: int) -> bool:
         """True if the metric model should run for this window."""
         return self._scale_filter.wants_measurement(window_id)
 
     def unit_of(self, prediction: Prediction) -> tuple[float, float] | None:
-        """Returns segment units per network unit, by a window's own measurement, and the relative
-        standard deviation; None without a measurement.
+        """Returns units of odometry per network unit, by a window's own measurement, and the
+        relative standard deviation; None without a measurement.
 
         The measurement and the segment's scale are both uncertain. Together with the shared views,
         this estimate keeps the unit of a long segment from drifting.
@@ -352,7 +342,7 @@ class SceneScale:
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
 
     def change_unit(self, *, depth: float, motion: float) -> None:
-        """Takes over by which factors depths and motions in the segment are longer now, because a
+        """Takes over by which factors depths and motions of odometry are longer now, because a
         new focal length has moved the newest views.
 
         The factor of what the source measures counts. A declared scale stays.
@@ -361,8 +351,8 @@ class SceneScale:
         if factor == 1.0 or not (self.learns or self._map_sigma is not None):
             return
         self._scale_filter.change_unit(factor)
-        if self.scale.metric:  # what is in the scene stays
-            self._factor /= factor
+        if self.scale.metric:  # what is in the map stays
+            self._set_unit(self.unit / factor)
 
     def doubt(self) -> None:
         """Holds the scale until there are new measurements: those so far had the error of a
@@ -371,30 +361,36 @@ class SceneScale:
             self._scale_filter.change_unit(1.0)
 
     def update(
-        self, window: Window, prediction: Prediction, T_segment_window: Similarity | None,
+        self, window: Window, prediction: Prediction, T_local_window: Similarity | None,
         *, own_motion: bool = True,
     ) -> Scale:  # fmt: skip
-        """Returns the scale at a window; ``T_segment_window`` is None for a refused one.
+        """Returns the scale at a window; ``T_local_window`` is None for a refused one.
 
         own_motion: False if the poses are those of the odometry itself, unconfirmed: compared
         with these, any odometry would be right.
         """
         self._begun = True
-        if T_segment_window is None:
+        if T_local_window is None:
             self._scale_filter.discard_current()
         else:
-            self._add_measurements(window, prediction, T_segment_window, own_motion)
+            self._add_measurements(window, prediction, T_local_window, own_motion)
         before, self.scale = self.scale, self._scale_filter.update()
         if self._map_sigma is not None:
-            self.scale = Scale("map", self._factor * self.scene_scale, self._map_sigma)
+            self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
         if self.scale.metric:
-            if self._scene_scale is not None and not before.metric:
-                self._factor = self.scale.value / self._scene_scale
-            if self._fixed and self._scene_scale is not None:
-                self.scale = self._scale_in_map(self._factor * self._scene_scale)
+            if self._metres is not None and not before.metric:
+                self._set_unit(self.scale.value / self._metres)
+            if self._fixed and self._metres is not None:
+                self.scale = self._scale_in_map(self.unit * self._metres)
             else:
-                self._scene_scale = self.scale.value / self._factor
+                self._metres = self.scale.value / self.unit
         return self.scale
+
+    def _set_unit(self, unit: float) -> None:
+        """Sets map units per unit of odometry; the beginning of the segment stays in the map."""
+        T, factor = self._submaps.T_map_local, unit / self.unit
+        grown = Similarity(factor, np.eye(3), (1 - factor) * self._begin)
+        self._submaps.set_poses({}, T @ grown)
 
     def _scale_in_map(self, value: float) -> Scale:
         """Returns the scale with the value that the map gives; that of the source differs by a
@@ -402,49 +398,16 @@ class SceneScale:
         error = math.log(self.scale.value / value)
         return Scale(self.scale.source, value, math.hypot(self.scale.sigma, error))
 
-    @property
-    def T_vo_segment(self) -> Similarity:
-        """Place and unit of the current segment in the frame ``vo``."""
-        return Similarity(self._factor, np.eye(3), self._place(np.zeros(3)))
-
-    def has_place(self, frame: SegmentFrame) -> bool:
-        """True if the frame's segment has a known place in the scene."""
-        return self._scene_scale is None or frame.scale.metric
-
-    def T_vo_camera(self, frame: SegmentFrame) -> Array:
-        """Returns a frame's pose [4, 4] in ``vo``; without a place, its pose in the segment."""
-        T = frame.T_segment_camera.copy()
-        if self.has_place(frame):
-            T[:3, 3] = self._place(T[:3, 3])
-        return T
-
-    def scene_depth(self, frame: SegmentFrame) -> FloatImage:
-        """Returns a frame's depth [h, w] in scene units; without a place, in segment units."""
-        return scaled_depth(frame.depth, self._factor) if self.has_place(frame) else frame.depth
-
-    def T_odom_vo(self, T_vo_camera: Array, *, metric: bool, leads: bool) -> Array:
-        """Returns the transform [4, 4] that keeps odometry continuous; see OdomCorrection.
-
-        Call once per published frame.
-        """
-        return self._odom_correction.add(T_vo_camera, self.scene_scale if metric else None, leads)
-
-    def pose_in_vo(self, T_segment_camera: Array) -> Array:
-        """Returns a pose [4, 4] of the segment in ``vo``, in scene units."""
-        T = T_segment_camera.copy()
-        T[:3, 3] = self._place(T[:3, 3])
-        return T
-
-    def keep_odometry(self, before: Array, after: Array) -> None:
-        """Keeps odometry where it was although the newest pose [4, 4] in ``vo`` was refined."""
-        self._odom_correction.refined(before, after)
+    def has_place(self, scale: Scale) -> bool:
+        """True if windows with this scale have a known place in the map."""
+        return self._metres is None or scale.metric
 
     def _add_measurements(
-        self, window: Window, prediction: Prediction, T_segment_window: Similarity,
+        self, window: Window, prediction: Prediction, T_local_window: Similarity,
         own_motion: bool,
     ) -> None:  # fmt: skip
         """Adds a window's measurement and motions to the filter."""
-        unit = T_segment_window.scale
+        unit = T_local_window.scale
         if prediction.measure is not None:
             self._scale_filter.add_measurement(prediction.measure, unit)
         if not own_motion:
@@ -456,61 +419,52 @@ class SceneScale:
             depth = prediction.depth[index]
             known = depth[np.isfinite(depth)]
             typical = float(np.median(known)) * unit if known.size else math.nan
-            T_segment_camera = T_segment_window.pose(prediction.T_window_camera[index])
+            T_local_camera = T_local_window.pose(prediction.T_window_camera[index])
             self._scale_filter.add_motion(
-                T_segment_camera, window.views[index].T_prior_camera, typical
+                T_local_camera, window.views[index].T_prior_camera, typical
             )
 
-    def _place(self, x: Array) -> Array:
-        """Returns a point [3] of the segment in ``vo``."""
-        return np.asarray(self._factor * (x - self._from) + self._to)
 
+class OdomFrame:
+    """The published frame ``odom``: keeps odometry continuous when lengths are corrected.
 
-class OdomCorrection:
-    """Transform from ``vo``, in metres, to ``odom``: keeps odometry continuous at scale
-    corrections.
-
-    A new scale moves every point of the map, also the camera, in proportion to its distance from
-    the origin. Odometry takes the new scale for new motion only; this transform is the difference.
+    A new scale moves every point, also the camera, in proportion to its distance from the origin
+    of ``local``. Odometry takes the new scale for new motion only; ``T_odom_local`` is the
+    difference, with ``local`` in published units.
     """
 
     def __init__(self) -> None:
-        self.T_odom_vo = np.eye(4)
-        self._scene_scale: float | None = None
-        self._last = np.zeros(3)  # the last camera, scene units
+        self.T_odom_local = np.eye(4)
+        self._unit = 1.0  # published units per unit of odometry
+        self._metric: bool | None = None  # None: no frame yet
+        self._last = np.zeros(3)  # the last camera in ``local``
 
-    def add(self, T_vo_camera: Array, scene_scale: float | None, leads: bool = True) -> Array:
-        """Returns ``T_odom_vo`` [4, 4] at a frame, in metres.
+    def add(
+        self, T_local_camera: Array, unit: float, *, metric: bool, leads: bool = True
+    ) -> Array:
+        """Returns ``T_odom_local`` [4, 4] at a frame, in published units.
 
-        scene_scale: metres per scene unit; None if unknown. When the scale becomes known or is
-        lost, all lengths change their unit, and odometry starts anew. leads: whether the frame is
-        of the first camera, whose motion is continuous.
+        unit: published units per unit of odometry. When the scale becomes known or is lost, all
+        lengths change their unit, and odometry starts anew. leads: whether the frame is of the
+        first camera, whose motion is continuous.
         """
-        if (scene_scale is None) != (self._scene_scale is None):
-            self.T_odom_vo = np.eye(4)
-        elif scene_scale is not None and self._scene_scale is not None:
-            T = self.T_odom_vo.copy()
-            T[:3, 3] += (self._scene_scale - scene_scale) * T[:3, :3] @ self._last
-            self.T_odom_vo = T
-        self._scene_scale = scene_scale
+        if metric != self._metric:
+            self.T_odom_local = np.eye(4)
+        elif unit != self._unit:
+            T = self.T_odom_local.copy()
+            T[:3, 3] += (self._unit - unit) * T[:3, :3] @ self._last
+            self.T_odom_local = T
+        self._unit, self._metric = unit, metric
         if leads:
-            self._last = T_vo_camera[:3, 3]
-        return self.T_odom_vo
+            self._last = T_local_camera[:3, 3]
+        return self.T_odom_local
 
-    def rescale(self, factor: float) -> None:
-        """Takes over that scene units are 1 / ``factor`` of what they were; odometry takes the new
-        ones for new motion only."""
-        T, after = self.T_odom_vo.copy(), factor * self._last
-        T[:3, 3] += T[:3, :3] @ (self._last - after)
-        self.T_odom_vo, self._last = T, after
-
-    def refined(self, before: Array, after: Array) -> None:
-        """Takes over that the last camera's pose [4, 4], scene units, was refined; odometry
-        stays."""
-        unit = 1.0 if self._scene_scale is None else self._scene_scale
-        moved = scaled_pose(before, unit) @ invert_pose(scaled_pose(after, unit))
-        self.T_odom_vo = self.T_odom_vo @ moved
-        self._last = after[:3, 3]
+    def refined(self, before: Array, after: Array, unit: float) -> None:
+        """Takes over that the last camera's pose [4, 4] in ``local`` was refined, with other
+        published units per unit of odometry; odometry stays."""
+        moved = scaled_pose(before, self._unit) @ invert_pose(scaled_pose(after, unit))
+        self.T_odom_local = self.T_odom_local @ moved
+        self._unit, self._last = unit, after[:3, 3]
 
 
 def scaled_depth(depth: FloatImage, factor: float) -> FloatImage:

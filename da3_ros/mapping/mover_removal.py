@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.free_space import THROUGH, DepthView, depth_view, looked_through
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
@@ -48,13 +48,18 @@ class MoverRemoval:
         """Memory held, bytes."""
         return sum(v.view.nbytes for v in list(self._voters))
 
-    def add(self, frame: SceneFrame, T_submap_camera: Array, submap: Submap) -> None:
-        """Lets a keyframe of ``submap`` vote, before its own points are added."""
-        scale = submap.T_scene_submap.scale
-        view = depth_view(frame.depth / np.float32(scale), frame.confidence, frame.K)
+    def add(
+        self, frame: LocalFrame, T_submap_camera: Array, submap: Submap, unit: float,
+        camera: Array,
+    ) -> None:  # fmt: skip
+        """Lets a keyframe of ``submap`` vote, before its own points are added.
+
+        unit: of odometry, per unit of the submap. camera: [3] in the map.
+        """
+        view = depth_view(frame.depth / np.float32(unit), frame.confidence, frame.K)
         self._remember(_Voter(frame.camera, submap.id, T_submap_camera, view))
-        reach = scale * view.reach
-        for judged in self._near(submap, frame.T_scene_camera[:3, 3], reach):
+        reach = submap.T_map_submap.scale * view.reach
+        for judged in self._near(submap, camera, reach):
             self._judge(judged)
 
     def _remember(self, voter: _Voter) -> None:
@@ -70,7 +75,7 @@ class MoverRemoval:
         others = self._points.closed_in_memory
         for step in range(min(LOOKED_AT, len(others))):
             one = others[(self._turn + step) % len(others)]
-            T = one.T_scene_submap
+            T = one.T_map_submap
             far = float(np.linalg.norm(T.points(one.middle) - camera)) - one.reach * T.scale
             if one is not newest and one.part == newest.part and far < reach:
                 self._turn = (self._turn + step + 1) % len(others)
@@ -92,9 +97,9 @@ class MoverRemoval:
 
     def _votes(self, voter: _Voter, submap: Submap, xyz: Array, among: Array) -> NDArray[np.int8]:
         """Returns the votes on points [M, 3] of a submap; ``among``: all of its points."""
-        place = self._submaps[voter.submap].T_scene_submap
+        place = self._submaps[voter.submap].T_map_submap
         to_camera = Similarity.from_pose(invert_pose(voter.T_submap_camera))
-        T = to_camera @ place.inverse() @ submap.T_scene_submap
+        T = to_camera @ place.inverse() @ submap.T_map_submap
         scale_R, t = (T.scale * T.R.T).astype(np.float32), T.t.astype(np.float32)
         sample = among[:: max(1, len(among) // SAMPLE)]
         return voter.view.votes(xyz @ scale_R + t, voter.view.disagreement(sample @ scale_R + t))

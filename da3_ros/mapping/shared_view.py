@@ -1,7 +1,7 @@
 """A view that windows share: its pose and samples of its depth.
 
 ``ref`` is the coordinate frame that all shared views of one owner are in: odometry holds them in
-its segment, loop closure in the ``vo`` frame. ``moved`` leads from one to the other.
+``local``, loop closure in the frames of their submaps. ``moved`` leads from one to the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.types import Array, View
 
 SAMPLES = 2730  # pixels of a view that give its depth
@@ -34,7 +34,7 @@ class SharedView:
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
     def moved(self, move: Similarity) -> SharedView:
-        """Returns the view after a move of the scene, or in the frame that ``move`` maps to."""
+        """Returns the view after a move, or in the frame that ``move`` maps to."""
         depth = self.depth if move.scale == 1.0 else move.scale * self.depth
         T = move.pose(self.T_ref_camera)
         return replace(self, T_ref_camera=T, depth=depth)
@@ -51,12 +51,12 @@ class SharedView:
         return replace(moved, view=replace(self.view, T_prior_camera=T))
 
     @staticmethod
-    def of(view: View, frame: SegmentFrame) -> SharedView:
-        """Returns the shared view of a frame, in its segment; without pixels of unknown depth."""
+    def of(view: View, frame: LocalFrame) -> SharedView:
+        """Returns the shared view of a frame; without pixels of unknown depth."""
         pixels = sample(np.isfinite(frame.depth), SAMPLES)
         depth = frame.depth.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
-        return SharedView(view, frame.K, frame.T_segment_camera, pixels, depth, confidence)
+        return SharedView(view, frame.K, frame.T_local_camera, pixels, depth, confidence)
 
     def rays(self) -> Array:
         """Returns the rays [M, 3] of the pixels, z = 1, camera axes."""

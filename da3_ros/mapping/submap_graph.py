@@ -1,4 +1,4 @@
-"""The graph of submaps in bounded memory: the place of each submap, and measurements between them.
+"""The graph of submaps in bounded memory: measurements between their poses, which it asks for.
 
 A node is a run of consecutive submaps that move as one; a young node is a single submap. When
 there are more than ``MAX_NODES``, two consecutive nodes are merged, those with the fewest submaps
@@ -8,14 +8,14 @@ of the two most redundant loops is forgotten. If no nodes can be merged (hundred
 without a measured edge between them) the oldest node is forgotten; its points stay in the map.
 Works on similarities and edges, not on keyframes.
 
-``place`` is the similarity that places a submap or node in the ``vo`` frame.
+Positions and lengths are in the frame of odometry (``local``, see ``SubmapTable``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from scipy.sparse.csgraph import dijkstra
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
 from da3_ros.mapping.pose_graph import Edge, Metric, parts
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -40,7 +41,7 @@ class Absorbed:
 
     first: int
     last: int
-    # [3] of the edge between both nodes (scene units), at the point ``at``; None: forgotten
+    # [3] of the edge between both nodes, at the point ``at``; None: forgotten
     variance: Array | None
     at: Array  # [3] the node's position
 
@@ -52,7 +53,9 @@ class SubmapGraph:
     one body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, submaps: SubmapTable) -> None:
+        """submaps: with the poses of all nodes' first submaps."""
+        self._submaps = submaps
         self.nodes: list[Node] = []
         self._edges: list[Edge] = []
         self.first_live = 0  # id of a submap; 0: the graph is no map
@@ -71,29 +74,37 @@ class SubmapGraph:
         """Returns the node that a submap is in."""
         return self.nodes[self.index(submap)]
 
-    def add(self, submap: int, place: Similarity, variance: Array | None, guessed: bool) -> None:
-        """Adds a submap.
+    def pose(self, node: Node) -> Similarity:
+        """Returns the pose of a node, which is that of its first submap."""
+        return self._submaps.T_local_submap(node.first)
 
-        variance: [3] of its place relative to the last node (log scale, rotation, position in
-        scene units); None: no edge. guessed: the edge is a guess, not aligned windows.
+    def add(self, submap: int, variance: Array | None, guessed: bool) -> None:
+        """Adds a submap, whose pose is known.
+
+        variance: [3] of its pose relative to the last node (log scale, rotation, position); None:
+        no edge. guessed: the edge is a guess, not aligned windows.
         """
+        node = Node(submap, submap, guessed)
         if variance is not None and self.nodes:
             last = self.nodes[-1]
+            before = self.pose(last)
             sigma = np.sqrt(variance) + 1e-6
-            sigma[2] /= last.place.scale
-            self._edges.append(Edge(last.first, submap, last.place.inverse() @ place, sigma))
-        self.nodes.append(Node(submap, submap, place, guessed))
+            sigma[2] /= before.scale
+            measured = before.inverse() @ self.pose(node)
+            self._edges.append(Edge(last.first, submap, measured, sigma))
+        self.nodes.append(node)
         self._changed()
 
     def add_loop(self, old: int, new: int, drift: Similarity, variance: Array) -> None:
         """Adds a loop between the nodes of two submaps.
 
-        drift: maps the scene around the new one to where the old one measures it. variance: [3] of
-        the new node's place in that measurement.
+        drift: maps what moves with the new one to where the old one measures it. variance: [3] of
+        the new node's pose in that measurement.
         """
         first, second = self.node(old), self.node(new)
-        sigma = np.sqrt(variance) / [1, 1, first.place.scale]
-        measured = first.place.inverse() @ drift @ second.place
+        there = self.pose(first)
+        sigma = np.sqrt(variance) / [1, 1, there.scale]
+        measured = there.inverse() @ drift @ self.pose(second)
         self._edges.append(Edge(first.first, second.first, measured, sigma, loop=True))
         most = MAX_LIVE_LOOPS if self.first_live else MAX_LOOPS
         if len(self._live_loops()) > most:
@@ -147,16 +158,16 @@ class SubmapGraph:
     def drift_variance(self, first: int, second: int, point: Array) -> Array:
         """Returns the variance [3] at a point [3] along the most certain path between two nodes.
 
-        first, second: indices of nodes. Variance of log scale, rotation, and position in scene
-        units; infinite if no edges connect the nodes.
+        first, second: indices of nodes. Variance of log scale, rotation and position;
+        infinite if no edges connect the nodes.
         """
         path = self._path(first, second)
         if path is None:
             return np.full(3, np.inf)
         if not path:
             return np.zeros(3)
-        scale = np.array([self.nodes[self._at[e.first]].place.scale for e in path])
-        at = np.array([self.nodes[self._at[e.second]].place.t for e in path])
+        scale = np.array([self._submaps.T_local_submap(e.first).scale for e in path])
+        at = np.array([self._submaps.T_local_submap(e.second).t for e in path])
         own = np.square([e.sigma for e in path])
         own[:, 2] *= scale**2
         arms = ((at - point) ** 2).sum(axis=1)
@@ -227,19 +238,22 @@ class SubmapGraph:
     def _merge(self, k: int) -> Absorbed:
         a, b = self.nodes[k - 1], self.nodes[k]
         tie = next(e for e in self._edges if not e.loop and e.second == b.first)
+        T_a, T_b = self.pose(a), self.pose(b)
         self._edges = [
-            reattached(e, a, b, tie) if b.first in (e.first, e.second) else e
+            reattached(e, a.first, b.first, T_a.inverse() @ T_b, tie)
+            if b.first in (e.first, e.second)
+            else e
             for e in self._edges
             if e is not tie and {e.first, e.second} != {a.first, b.first}
         ]
         self.nodes[k - 1 : k + 1] = [dataclasses.replace(a, last=b.last)]
-        variance = np.square(tie.sigma) * [1, 1, a.place.scale**2]
-        return Absorbed(b.first, b.last, variance, b.place.t)
+        variance = np.square(tie.sigma) * [1, 1, T_a.scale**2]
+        return Absorbed(b.first, b.last, variance, T_b.t)
 
     def _forget_oldest(self) -> Absorbed:
         gone = self.nodes.pop(self.map_size)
         self._edges = [e for e in self._edges if gone.first not in (e.first, e.second)]
-        return Absorbed(gone.first, gone.last, None, gone.place.t)
+        return Absorbed(gone.first, gone.last, None, self.pose(gone).t)
 
     def _forget_loop(self) -> None:
         """Forgets the less certain one of the two loops that connect the most similar nodes."""
@@ -280,17 +294,11 @@ class SubmapGraph:
         self.nodes, self._edges = list(nodes), list(edges)
         self._changed()
 
-    def rescale(self, factor: float) -> None:
-        """Takes over that lengths are ``factor`` times what they were."""
-        by = Similarity(factor, np.eye(3), np.zeros(3))
-        self.nodes = [dataclasses.replace(n, place=by @ n.place) for n in self.nodes]
-        self._changed()
-
     def measure_anew(self) -> None:
-        """Takes the places of all nodes as measured by all edges; their uncertainty stays."""
-        place = {node.first: node.place for node in self.nodes}
+        """Takes the poses of all nodes as measured by all edges; their uncertainty stays."""
+        pose = {node.first: self.pose(node) for node in self.nodes}
         self._edges = [
-            dataclasses.replace(e, measured=place[e.first].inverse() @ place[e.second])
+            dataclasses.replace(e, measured=pose[e.first].inverse() @ pose[e.second])
             for e in self._edges
         ]
         self._changed()
@@ -299,7 +307,6 @@ class SubmapGraph:
 
     def problem(
         self,
-        T_scene_vo: Array,
         metric: Metric,
         keep_unit: bool = False,
         joined: Joint | None = None,
@@ -310,12 +317,14 @@ class SubmapGraph:
         loops = tuple((e.first, e.second) for e in self._edges if e.loop)
         nodes, edges = self.nodes, self._edges
         if self.map_size > 1:
-            nodes, edges = with_rigid_map(nodes, edges, self.first_live)
+            poses = [self.pose(node) for node in nodes]
+            nodes, edges = with_rigid_map(nodes, poses, edges, self.first_live)
         at = {node.first: k for k, node in enumerate(nodes)}
         edges = [dataclasses.replace(e, first=at[e.first], second=at[e.second]) for e in edges]
         return Problem(
-            tuple(nodes), edges, T_scene_vo.copy(), metric, keep_unit, loops, joined, all_parts
-        )
+            tuple(nodes), tuple(map(self.pose, nodes)), edges, self._submaps.T_map_local, metric,
+            keep_unit, loops, joined, all_parts,
+        )  # fmt: skip
 
     def unmeasured(self, old: int, new: int) -> frozenset[int]:
         """Returns the nodes, by first submap, that measurements connect to the submap ``old``, if
@@ -332,13 +341,9 @@ class SubmapGraph:
             return frozenset()
         return frozenset(n.first for n, p in zip(self.nodes, part, strict=True) if p == here)
 
-    def apply(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves the nodes whose submaps move."""
-        self.nodes = [
-            dataclasses.replace(n, place=moves[n.first] @ n.place) if n.first in moves else n
-            for n in self.nodes
-        ]
-        self._changed()
+    def submaps_of_nodes(self) -> set[int]:
+        """Returns the submaps whose poses it needs."""
+        return {node.first for node in self.nodes}
 
 
 def with_lever_arm(variance: Array, arm: float) -> Array:
@@ -346,23 +351,23 @@ def with_lever_arm(variance: Array, arm: float) -> Array:
     return variance + [0, 0, arm**2 * (variance[0] + variance[1])]
 
 
-def reattached(edge: Edge, a: Node, b: Node, tie: Edge) -> Edge:
+def reattached(edge: Edge, a: int, b: int, T_a_b: Similarity, tie: Edge) -> Edge:
     """Returns an edge of node ``b`` as an edge of node ``a``, into which ``b`` is merged.
 
     Two consecutive measurements of odometry are chained. A loop measures points that from now
-    on move with ``a`` as they lie now.
+    on move with ``a`` as they lie now. a, b: first submaps. tie: the edge between both.
     """
-    if edge.first == b.first:
-        to_b = a.place.inverse() @ b.place if edge.loop else tie.measured
+    if edge.first == b:
+        to_b = T_a_b if edge.loop else tie.measured
         measured = to_b @ edge.measured
         arm = to_b.scale * float(np.linalg.norm(edge.measured.t))
         own = np.square(edge.sigma) * [1, 1, to_b.scale**2]
         variance = own + with_lever_arm(np.square(tie.sigma), arm)
-        return dataclasses.replace(edge, first=a.first, measured=measured, sigma=np.sqrt(variance))
-    back = b.place.inverse() @ a.place
+        return dataclasses.replace(edge, first=a, measured=measured, sigma=np.sqrt(variance))
+    back = T_a_b.inverse()
     measured = edge.measured @ back
     arm = edge.measured.scale * float(np.linalg.norm(back.t))
     # The tie's position is in the unit of ``a``; the edge's in the unit of its first node.
     went = np.square(tie.sigma) * [1, 1, measured.scale**2]
     variance = with_lever_arm(np.square(edge.sigma), arm) + with_lever_arm(went, arm)
-    return dataclasses.replace(edge, second=a.first, measured=measured, sigma=np.sqrt(variance))
+    return dataclasses.replace(edge, second=a, measured=measured, sigma=np.sqrt(variance))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill, SpillBusyError
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.scene import CHUNK, Jpeg, Shot, SubmapCloud
 from da3_ros.mapping.submap_spill import Submap, SubmapSpill
 from da3_ros.mapping.voxel_map import PointCloud, VoxelMap
@@ -33,7 +33,7 @@ POINT_BYTES = 19  # memory of a point in a closed submap
 class SubmapPoints:
     """Points and images of one scene's submaps; removes the oldest ones first.
 
-    Lengths are in scene units. Another thread may read ``len`` and ``nbytes``.
+    Lengths are in map units. Another thread may read ``len`` and ``nbytes``.
     """
 
     def __init__(self, submaps: Mapping[int, Submap]) -> None:
@@ -130,22 +130,28 @@ class SubmapPoints:
             self.newest = self._growing = None
             self._set_cloud(submap, compact(cloud))
 
-    def insert(self, frame: SceneFrame, T_submap_camera: Array, radius: float) -> None:
-        """Adds a keyframe's points within ``radius`` (0: any) to the growing submap."""
+    def insert(
+        self, frame: LocalFrame, T_submap_camera: Array, unit: float, radius: float
+    ) -> None:
+        """Adds a keyframe's points within ``radius`` (map units; 0: any) to the growing submap.
+
+        unit: of odometry, per unit of the submap.
+        """
         assert self._growing is not None
         assert self.newest is not None
+        radius *= unit / self.newest.T_map_submap.scale  # in units of odometry
         known = np.isfinite(frame.depth)
         points = backproject(frame.depth, frame.K)[known]
         if radius:
             near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
             points, known = points[near], _masked(known, near)
         # The camera is near the submap's origin, so that float32 is exact anywhere in the scene.
-        scale = np.float32(1 / self.newest.T_scene_submap.scale)
+        scale = np.float32(1 / unit)
         R, t = T_submap_camera[:3, :3].astype(np.float32), T_submap_camera[:3, 3]
         xyz = scale * points @ R.T + t.astype(np.float32)
         self._growing.insert(xyz, frame.image[known], frame.confidence[known])
 
-    def keep_image(self, submap: Submap, frame: SceneFrame) -> None:
+    def keep_image(self, submap: Submap, frame: LocalFrame) -> None:
         """Stores a keyframe's image as JPEG."""
         data = jpeg(frame.image)
         submap.images[frame.camera, frame.stamp_ns] = data
@@ -208,13 +214,13 @@ class SubmapPoints:
         self._dropped_at = camera.copy()
         most = (1 - MARGIN) * radius
         for submap in self._with_points():
-            T = submap.T_scene_submap
+            T = submap.T_map_submap
             away = float(np.linalg.norm(T.points(submap.middle) - camera))
             if away + submap.reach * T.scale > most:
                 self._keep_near(submap, camera, most)
         newest = self.newest
         if self._growing is not None and newest is not None:
-            T, xyz = newest.T_scene_submap, self._growing.cloud().xyz
+            T, xyz = newest.T_map_submap, self._growing.cloud().xyz
             if (((T.points(xyz) - camera) ** 2).sum(axis=1) > most**2).any():
                 self.close()
                 self._keep_near(newest, camera, most)
@@ -268,7 +274,7 @@ class SubmapPoints:
                 self._note_points(submap, len(submap.cloud), on_disk=False)
 
     def _keep_near(self, submap: Submap, camera: Array, radius: float) -> None:
-        xyz = submap.T_scene_submap.points(submap.cloud.xyz)
+        xyz = submap.T_map_submap.points(submap.cloud.xyz)
         near = ((xyz - camera) ** 2).sum(axis=1) <= radius**2
         on_disk = not self.is_in_memory(submap)
         if not near.all():

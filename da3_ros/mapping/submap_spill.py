@@ -57,7 +57,7 @@ class Submap:
 
     id: int  # counts up; never used twice in a scene
     segment: int  # windows of one segment are aligned to each other
-    T_scene_submap: Similarity
+    T_map_submap: Similarity
     cloud: PointCloud = field(default_factory=lambda: join([]))
     images: dict[Shot, Jpeg] = field(default_factory=dict)  # JPEG, of keyframes, in memory
     moved: list[MovedImages] = field(default_factory=list)  # the other ones

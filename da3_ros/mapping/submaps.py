@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from da3_ros.config import MapConfig
 from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.localized_path import SETTLED, LocalizedPath
 from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.recognition import Recognition
@@ -31,6 +31,7 @@ from da3_ros.mapping.scene_parts import SceneParts
 from da3_ros.mapping.scene_view import SceneView
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
@@ -60,7 +61,7 @@ class Snapshot:
 
     def scene(self) -> Scene:
         """Returns the scene to show and export."""
-        places = {s.id: s.T_scene_submap for s in self.submaps}
+        places = {s.id: s.T_map_submap for s in self.submaps}
         clouds = tuple(
             SubmapCloud(s.cloud, places[s.id], s.part) for s in self.submaps if len(s.cloud)
         )
@@ -74,7 +75,7 @@ class Snapshot:
 class SubmapStore:
     """Submaps and trajectory of a scene, within ``limits``.
 
-    Lengths are in scene units; ``scene_scale`` is metres per scene unit, 1 if unknown. The oldest
+    Lengths are in map units; ``metres`` is metres per map unit, 1 if unknown. The oldest
     points leave memory first; points are dropped before they are farther than ``radius_m`` from
     the camera. While ``localized`` is set the map is read-only: submaps of new frames have no
     points, and are kept there.
@@ -83,7 +84,8 @@ class SubmapStore:
     def __init__(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
         """spill: where points go that memory cannot hold; None: they are dropped."""
         self.limits = limits
-        self.scene_scale = 1.0
+        self.metres = 1.0
+        self.table = SubmapTable()
         self.trajectory = Trajectory()
         self.submaps: dict[int, Submap] = {}
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
@@ -100,9 +102,9 @@ class SubmapStore:
         """Sets where points go from now on that memory cannot hold."""
         self._points.spill_to(spill)
 
-    def set_limits(self, limits: MapConfig, scene_scale: float) -> None:
-        """Sets the limits and the scale for frames from now on."""
-        self.limits, self.scene_scale = limits, scene_scale
+    def set_limits(self, limits: MapConfig, metres: float) -> None:
+        """Sets the limits, and metres per map unit, for frames from now on."""
+        self.limits, self.metres = limits, metres
 
     def __len__(self) -> int:
         return len(self._points)
@@ -195,30 +197,33 @@ class SubmapStore:
         if self.parts_of_scene.merge(tied, self.all_submaps().values()):
             self.revision = next(_REVISIONS)
 
-    def add(self, frame: SceneFrame) -> int:
-        """Adds a frame's pose, and a keyframe's points and image; returns the submap's id."""
+    def add(self, frame: LocalFrame) -> tuple[Submap, Array]:
+        """Adds a frame's pose, and a keyframe's points and image; returns its submap, and its pose
+        [4, 4] there."""
         submap = self._submap_for(frame)
-        T = relative_pose(submap.T_scene_submap, frame.T_scene_camera)
+        S = self.table.T_local_submap(submap.id)
+        T = relative_pose(S, frame.T_local_camera)
         if self.localized is not None:
             submap.keyframes += frame.keyframe
-            self.localized.add(frame, T)
-            return submap.id
+            self.localized.add(frame, T, S.scale)
+            return submap, T
         room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
         self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self.trajectory.add(frame, T, submap.id, submap.T_scene_submap.scale)
+        self.trajectory.add(frame, T, submap.id, S.scale)
         submap.keyframes += frame.keyframe
         if frame.keyframe and self.limits.enabled:
+            camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
                 self._points.keep_image(submap, frame)
             if self.limits.remove_movers:
-                self._movers.add(frame, T, submap)
-            self._points.insert(frame, T, self._radius())
+                self._movers.add(frame, T, submap, S.scale, camera)
+            self._points.insert(frame, T, S.scale, self._radius())
             self.revision = next(_REVISIONS)
-            self._enforce_limits(frame.T_scene_camera[:3, 3])
-        return submap.id
+            self._enforce_limits(camera)
+        return submap, T
 
     def correct_pose(
-        self, submap: int, stamp_ns: int, camera: str, T_scene_camera: Array
+        self, submap: int, stamp_ns: int, camera: str, T_local_camera: Array
     ) -> Array | None:
         """Replaces the pose of one of the newest frames; the points of its submap stay.
 
@@ -227,21 +232,22 @@ class SubmapStore:
         held = self if self.localized is None else self.localized  # a read-only map stays
         if submap not in held.submaps:
             return None
-        T = relative_pose(held.submaps[submap].T_scene_submap, T_scene_camera)
+        T = relative_pose(self.table.T_local_submap(submap), T_local_camera)
         held.trajectory.correct(stamp_ns, camera, T)
         return T
 
-    def move(self, places: Mapping[int, Similarity]) -> None:
-        """Sets new places of submaps; their points and poses move with them, but not the map
-        while it is read-only."""
-        movable = (self.localized or self).submaps
+    @property
+    def staying(self) -> Collection[int]:
+        """The submaps that corrections do not move: those of a read-only map."""
+        return () if self.localized is None else self.submaps.keys()
+
+    def note_correction(self) -> None:
+        """Notes that submaps have moved; their points and poses have moved with them."""
         if self.localized is None:
             self.revision = next(_REVISIONS)
-        for id in places.keys() & movable.keys():
-            movable[id].T_scene_submap = places[id]
 
     def regrid(self) -> None:
-        """Averages all points in voxels of the edge length by ``limits`` and ``scene_scale``; not
+        """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
         of a read-only map."""
         if self.localized is not None:
             return
@@ -258,6 +264,7 @@ class SubmapStore:
         for submap in saved.submaps:
             one = replace(submap, cloud=join([]), images={}, moved=[])
             self.submaps[one.id] = one
+            self.table.add(one)
             self.parts_of_scene.note(one)
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
@@ -277,8 +284,8 @@ class SubmapStore:
         for s in self.submaps.values():
             cloud, images = self._points.cloud_of(s), s.all_images()
             place = places[s.id]
-            submaps.append(replace(s, cloud=cloud, T_scene_submap=place, images=images, moved=[]))
-        scale = unit * self.scene_scale
+            submaps.append(replace(s, cloud=cloud, T_map_submap=place, images=images, moved=[]))
+        scale = unit * self.metres
         poses, segment = self.trajectory.poses(), self._segment
         return Snapshot(tuple(submaps), poses, segment, metric, T_map_world, scale)
 
@@ -301,7 +308,7 @@ class SubmapStore:
             part = self.submaps[newest].part
         places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
         path = self.trajectory if self.localized is None else self.localized.trajectory
-        places[SETTLED], part_of[SETTLED] = _scaled(IDENTITY, self.scene_scale), REFERENCE
+        places[SETTLED], part_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
         submaps = tuple(self.submaps.values())
         return SceneView(part, submaps, self._points, path.poses(), places, part_of)
 
@@ -310,24 +317,26 @@ class SubmapStore:
         return self.trajectory.poses().moved(self._places())
 
     def cloud(self) -> PointCloud:
-        """Returns all points in the scene's coordinates and unit."""
+        """Returns all points in the map, in map units."""
         scene = self.snapshot(np.eye(4)).scene()
-        clouds = [replace(c, T_world_submap=_scaled(c.T_world_submap, 1 / self.scene_scale))
-                  for c in scene.clouds]  # fmt: skip
+        clouds = [
+            replace(c, T_world_submap=c.T_world_submap.scaled(1 / self.metres))
+            for c in scene.clouds
+        ]
         return replace(scene, clouds=tuple(clouds)).cloud()
 
     def _places(self) -> dict[int, Similarity]:
-        return {
-            id: _scaled(s.T_scene_submap, self.scene_scale) for id, s in self.all_submaps().items()
-        }
+        submaps = self.all_submaps().items()
+        return {id: s.T_map_submap.scaled(self.metres) for id, s in submaps}
 
-    def _submap_for(self, frame: SceneFrame) -> Submap:
+    def _submap_for(self, frame: LocalFrame) -> Submap:
         submap = self.newest
         if submap is None or (frame.keyframe and self._is_full(submap)):
             self._close()
-            begin = Similarity.from_pose(frame.T_scene_camera)
+            begin = self.table.T_map_camera(frame.T_local_camera)
             submap = Submap(self._next, self._segment, begin)
             submap.part = self.part
+            self.table.add(submap)
             self.parts_of_scene.note(submap)
             self._next += 1
             if self.localized is not None:
@@ -346,11 +355,11 @@ class SubmapStore:
         return submap.keyframes >= KEYFRAMES or self._points.point_count(submap) > MAX_VOXELS
 
     def _voxel(self, submap: Submap) -> float:
-        return self.limits.voxel_m / self.scene_scale / submap.T_scene_submap.scale
+        return self.limits.voxel_m / self.metres / submap.T_map_submap.scale
 
     def _radius(self) -> float:
-        """``radius_m`` in scene units; 0: none."""
-        return self.limits.radius_m / self.scene_scale
+        """``radius_m`` in map units; 0: none."""
+        return self.limits.radius_m / self.metres
 
     def _enforce_limits(self, camera: Array) -> None:
         """Drops points and images beyond the limits, or too far from the camera [3]."""
@@ -373,12 +382,8 @@ class SubmapStore:
 
 
 def relative_pose(S: Similarity, T: Array) -> Array:
-    """Returns the pose ``T`` [4, 4], given in the scene, in the frame that ``S`` places there."""
+    """Returns a pose ``T`` [4, 4] in the frame that ``S`` places where ``T`` is given."""
     out = np.eye(4)
     out[:3, :3] = S.R.T @ T[:3, :3]
     out[:3, 3] = S.R.T @ (T[:3, 3] - S.t) / S.scale
     return out
-
-
-def _scaled(S: Similarity, factor: float) -> Similarity:
-    return Similarity(factor * S.scale, S.R, factor * S.t)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.types import Array
 
 MAX_POSES = 100_000
@@ -176,10 +176,10 @@ class Trajectory:
         return Poses(rows, tuple(self._cameras), self._leaders)
 
     def add(
-        self, frame: SceneFrame, T_submap_camera: Array, submap: int, unit: float = 1.0
+        self, frame: LocalFrame, T_submap_camera: Array, submap: int, unit: float = 1.0
     ) -> None:
-        """Adds the pose of a frame, in the frame of its submap; unit: scene units per unit of the
-        submap."""
+        """Adds the pose of a frame, in the frame of its submap; unit: of odometry, per unit of
+        the submap."""
         if frame.camera not in self._cameras:
             self._cameras.append(frame.camera)
         self._newest_ns = frame.stamp_ns
@@ -196,7 +196,7 @@ class Trajectory:
         if self._size > self.max_poses:
             self._thin()
 
-    def _hold(self, frame: SceneFrame, T: Array, submap: int, unit: float) -> bool:
+    def _hold(self, frame: LocalFrame, T: Array, submap: int, unit: float) -> bool:
         """Returns whether a frame's camera has stood since its last stored pose; holds that."""
         rows = self._rows[max(0, self._size - NEWEST) : self._size]
         own = np.flatnonzero(rows["camera"] == self._cameras.index(frame.camera))
@@ -262,7 +262,7 @@ class Trajectory:
         self._rows[: self._size] = thinned
 
 
-def _motion_px(T_before: Array, T: Array, frame: SceneFrame, unit: float) -> float:
+def _motion_px(T_before: Array, T: Array, frame: LocalFrame, unit: float) -> float:
     """Returns by how many pixels a frame's image moves between two poses, [3, 4] or [4, 4] in a
     submap of ``unit``, at the median depth; NaN without depth."""
     stride = max(1, min(frame.depth.shape) // 32)

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.graph_solution import Node
-from da3_ros.mapping.loop_keyframes import LoopKeyframe
+from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.pose_graph import Edge, optimize
 from da3_ros.types import Array
 
@@ -53,7 +52,7 @@ class MeasuredCamera:
 class SceneGraph:
     """The graph of submaps of all scenes. N nodes."""
 
-    nodes: Sequence[Node]  # where they are now
+    poses: Sequence[Similarity]  # where they are now
     before: Sequence[Similarity]  # where they were in their own scenes
     part: Sequence[int]  # the part of a scene that each is in
     edges: Sequence[Edge]  # between indices of nodes
@@ -86,13 +85,13 @@ class SceneGraph:
         first = dict[int, int]()
         heads = [first.setdefault(part, k) for k, part in enumerate(self.part)]
         return [
-            self.nodes[head].place @ self.before[head].inverse() @ before
+            self.poses[head] @ self.before[head].inverse() @ before
             for head, before in zip(heads, self.before, strict=True)
         ]
 
 
 def aligned(
-    graph: SceneGraph, windows: Sequence[SeenTogether], keyframes: Mapping[int, LoopKeyframe],
+    graph: SceneGraph, windows: Sequence[SeenTogether], keyframes: Mapping[int, PlacedKeyframe],
     node_of: Mapping[int, int], cameras: Sequence[MeasuredCamera] = (),
 ) -> list[Similarity]:  # fmt: skip
     """Returns the places of all nodes that fit edges, windows and cameras best.
@@ -106,13 +105,13 @@ def aligned(
 
     def solved(places: list[Similarity], edges: list[Edge]) -> tuple[list[Similarity], float]:
         problem = _Problem(places, edges)
-        problem.add_windows(chosen, keyframes, graph.nodes, node_of)
+        problem.add_windows(chosen, keyframes, graph.poses, node_of)
         problem.add_cameras(cameras)
         return problem.solved(graph.metric)
 
     places, off = solved(graph.places_of_shape(), graph.edges_of_shape())
     if off > MOST_OFF:
-        places, _ = solved([n.place for n in graph.nodes], graph.weak_edges())
+        places, _ = solved(list(graph.poses), graph.weak_edges())
     return places
 
 
@@ -124,15 +123,15 @@ class _Problem:
         self._measures: list[int] = []  # indices of the edges that measure cameras
 
     def add_windows(
-        self, windows: Sequence[SeenTogether], keyframes: Mapping[int, LoopKeyframe],
-        nodes: Sequence[Node], node_of: Mapping[int, int],
+        self, windows: Sequence[SeenTogether], keyframes: Mapping[int, PlacedKeyframe],
+        poses: Sequence[Similarity], node_of: Mapping[int, int],
     ) -> None:  # fmt: skip
         """Adds windows, and the cameras that they saw."""
         camera_at = {}
         for id in sorted({id for window in windows for id in window.views}):
             keyframe, at = keyframes[id], node_of[id]
-            own = nodes[at].place.inverse() @ Similarity.from_pose(keyframe.T_vo_camera)
-            camera_at[id] = self._add_camera(at, own, keyframe.depth / nodes[at].place.scale)
+            own = poses[at].inverse() @ Similarity.from_pose(keyframe.T_local_camera)
+            camera_at[id] = self._add_camera(at, own, keyframe.depth / poses[at].scale)
         for window in windows:
             place = _place_of(window, keyframes)
             depth = np.median([keyframes[id].depth for id in window.views]) / place.scale
@@ -171,9 +170,9 @@ class _Problem:
         return found.nodes[: self._count], float(off)
 
 
-def _place_of(window: SeenTogether, keyframes: Mapping[int, LoopKeyframe]) -> Similarity:
+def _place_of(window: SeenTogether, keyframes: Mapping[int, PlacedKeyframe]) -> Similarity:
     """Returns about where a window is, by its cameras."""
-    there = np.array([keyframes[id].T_vo_camera for id in window.views])
+    there = np.array([keyframes[id].T_local_camera for id in window.views])
     own = window.T_window_camera
     R = there[0, :3, :3] @ own[0, :3, :3].T
     away, own_away = (np.linalg.norm(T[:, :3, 3] - T[0, :3, 3], axis=1) for T in (there, own))

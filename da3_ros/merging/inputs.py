@@ -124,6 +124,7 @@ class InputScene:
             nodes=tuple(replace(n, first=n.first + by, last=n.last + by) for n in known.nodes),
             edges=tuple(replace(e, first=e.first + by, second=e.second + by) for e in known.edges),
             keyframes=tuple(map(self._renamed, known.keyframes)),
+            T_map_submap={id + by: T for id, T in known.T_map_submap.items()},
         )
 
     def _renamed(self, keyframe: LoopKeyframe) -> LoopKeyframe:

@@ -19,15 +19,16 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
-from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, moved_keyframe
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, PlacedKeyframe
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.scene_parts import SceneParts
 from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.types import Prediction, Window
 
@@ -72,7 +73,8 @@ class SceneJoiner:
         compared also if they do not look similar."""
         self.parts = SceneParts(inputs)
         self.network, self._progress, self._hint = network, progress, hint
-        self._scheduler = LoopScheduler()
+        self._submaps = SubmapTable()
+        self._loop_closure = LoopClosure(self._submaps)
         self._aligner = WindowAligner()
         self._window = 0  # number of the next window
         self._refined: SeenTogether | None = None  # the newest window, if tracks refined it
@@ -82,11 +84,11 @@ class SceneJoiner:
         self._model = known[0].model if known else ""
         metric = [one.saved.metric for one in inputs if one.recognition() is not None]
         together = _together(known, metric)
-        self._scheduler.restore(together)
+        self._loop_closure.restore(together)
         # Nodes may have been merged to as many as a graph may have.
-        nodes = self._scheduler.recognition(1.0).nodes
+        nodes = self._loop_closure.recognition().nodes
         self._metric = np.array([self.parts.is_metric(self.parts.part(n.first)) for n in nodes])
-        own = {n.first: n.place for r in known for n in r.nodes}
+        own = {id: T for r in known for id, T in r.T_map_submap.items()}
         self._before = {n.first: own[n.first] for n in nodes}
         self._firsts = [n.first for n in nodes]
 
@@ -103,7 +105,7 @@ class SceneJoiner:
     @property
     def found(self) -> int:
         """Number of windows that were verified with success; one alone joins nothing."""
-        return self._scheduler.found
+        return self._loop_closure.found
 
     def _next_pair(self, compared: set[tuple[Group, Group]]) -> tuple[Group, Group] | None:
         """Returns two groups that were not compared since they became what they are.
@@ -122,14 +124,14 @@ class SceneJoiner:
         """Looks from the keyframes of one group, in their order, at those of another."""
         ids = [self._ids_in(group) for group in (old, new)]
         asked, answering = (ids[1], old) if len(ids[1]) <= len(ids[0]) else (ids[0], new)
-        self._scheduler.begin_search()
-        solved = self._scheduler.closed
+        self._loop_closure.begin_search()
+        solved = self._loop_closure.closed
         for number, id in enumerate(asked):
             self._progress("comparing keyframes", number / len(asked))
-            if self._scheduler.look_from(id, lambda s: self.parts.part(s) in answering):
-                self._look(joined=self._scheduler.closed > solved)
-        if self._scheduler.closed > solved:  # with the loops since then
-            self._scheduler.solve(self._metric)
+            if self._loop_closure.look_from(id, lambda s: self.parts.part(s) in answering):
+                self._look(joined=self._loop_closure.closed > solved)
+        if self._loop_closure.closed > solved:  # with the loops since then
+            self._loop_closure.solve(self._metric)
             self._correct()
 
     def _look(self, *, joined: bool) -> None:
@@ -137,13 +139,13 @@ class SceneJoiner:
         assert self.network is not None
         config = self.network.config
         for _ in range(config.loop.every):
-            found, self._refined = self._scheduler.found, None
-            self._scheduler.try_close_loop(
+            found, self._refined = self._loop_closure.found, None
+            self._loop_closure.try_close_loop(
                 self._window, config.loop, config.window.size, self.network.infer, self._aligner,
                 self._metric, None if self.network.refine is None else self._refine, joined,
                 self._hint,
             )  # fmt: skip
-            if self._refined is not None and self._scheduler.found > found:
+            if self._refined is not None and self._loop_closure.found > found:
                 self._together.append(self._refined)
             self._window += 1
             self._correct()
@@ -161,9 +163,7 @@ class SceneJoiner:
     def _align(self) -> None:
         """Moves all nodes so that the cameras of all windows that saw two scenes fit; then by
         stored keyframes, for scenes that have some."""
-        known = self._scheduler.recognition(1.0)
-        keyframes = {k.shared_view.view.id: k for k in known.keyframes}
-        group = self._group_of()
+        keyframes, group = self._placed_keyframes(), self._group_of()
         windows = [
             w for w in self._together
             if len({group(keyframes[id].submap) for id in w.views if id in keyframes}) == 1
@@ -181,36 +181,36 @@ class SceneJoiner:
     def _move_to_fit(
         self, windows: Sequence[SeenTogether], cameras: Sequence[MeasuredCamera]
     ) -> None:
-        known = self._scheduler.recognition(1.0)
+        known, keyframes = self._loop_closure.recognition(), self._placed_keyframes()
         nodes, at = known.nodes, {n.first: k for k, n in enumerate(known.nodes)}
-        keyframes = {k.shared_view.view.id: k for k in known.keyframes}
+        poses = [self._submaps.T_local_submap(n.first) for n in nodes]
         node_of = {id: self._node_of(k.submap) for id, k in keyframes.items()}
         edges = [replace(e, first=at[e.first], second=at[e.second]) for e in known.edges]
         graph = SceneGraph(
-            nodes, [self._before[n.first] for n in nodes],
+            poses, [self._before[n.first] for n in nodes],
             [self.parts.part(n.first) for n in nodes], edges,
             [e.loop and self._is_across(e) for e in known.edges], self._metric,
         )  # fmt: skip
         places = aligned(graph, windows, keyframes, node_of, cameras)
-        moves = tuple(new @ n.place.inverse() for new, n in zip(places, nodes, strict=True))
-        T = self._scheduler.T_scene_vo
-        correction = Correction(Moves(nodes, moves), T, self._loops)
-        self._scheduler.apply(correction, {})
+        moves = tuple(new @ old.inverse() for new, old in zip(places, poses, strict=True))
+        correction = Correction(Moves(nodes, moves), self._submaps.T_map_local, self._loops)
+        self._loop_closure.apply(correction)
 
     def _measured_cameras(self) -> dict[frozenset[int], list[MeasuredCamera]]:
         """Returns what stored keyframes measure, by pairs of scenes that loops connect."""
         assert self.network is not None
-        known = self._scheduler.recognition(1.0)
+        known = self._loop_closure.recognition()
         pairs = {
             frozenset(map(self.parts.scene, (e.first, e.second)))
             for e in known.edges if e.loop and self._is_across(e)
         }  # fmt: skip
         places = NodePlaces(
-            [self._before[n.first] for n in known.nodes], [n.place for n in known.nodes],
+            [self._before[n.first] for n in known.nodes],
+            [self._submaps.T_local_submap(n.first) for n in known.nodes],
             self._node_of, self.parts.part, self._group_of(),
         )  # fmt: skip
         features = self.network.config.refinement.max_features
-        depth = float(np.median([k.depth for k in known.keyframes]))
+        depth = float(np.median([k.depth for k in self._placed_keyframes().values()]))
         with StoredAlignment(self.parts.inputs, places, features, depth, self._progress) as stored:
             return stored.measure(sorted(pairs, key=sorted))
 
@@ -232,15 +232,20 @@ class SceneJoiner:
 
     def _correct(self) -> None:
         """Moves all nodes as a solved graph asks for, if there is one."""
-        correction = self._scheduler.collect()
+        correction = self._loop_closure.collect()
         if correction is not None:
-            self._scheduler.apply(correction, {})
+            self._loop_closure.apply(correction)
             self._loops = correction.loops
 
     def _ids_in(self, group: Group) -> list[int]:
         """Returns the ids of the views of a group's keyframes."""
-        keyframes = self._scheduler.recognition(1.0).keyframes
-        return [k.shared_view.view.id for k in keyframes if self.parts.part(k.submap) in group]
+        keyframes = self._loop_closure.recognition().keyframes
+        return [k.id for k in keyframes if self.parts.part(k.submap) in group]
+
+    def _placed_keyframes(self) -> dict[int, PlacedKeyframe]:
+        """Returns all keyframes where they are now, by the ids of their views."""
+        keyframes = self._loop_closure.recognition().keyframes
+        return {k.id: k.placed(self._submaps.T_local_submap(k.submap)) for k in keyframes}
 
     def _groups(self) -> list[Group]:
         """Returns the parts that loops connect, those with the oldest part first."""
@@ -253,30 +258,26 @@ class SceneJoiner:
         return sorted(map(frozenset, {id(one): one for one in group.values()}.values()), key=min)
 
     def _result(self) -> Joined:
-        groups, known = self._groups(), self._scheduler.recognition(1.0)
+        groups, known = self._groups(), self._loop_closure.recognition()
         group_of = {part: number for number, one in enumerate(groups) for part in one}
         of_node = {n.first: group_of[self.parts.part(n.first)] for n in known.nodes}
         back = self._gauges(known.nodes, of_node)
-        moves = {
-            n.first: back[of_node[n.first]] @ n.place @ self._before[n.first].inverse()
-            for n in known.nodes
+        poses = {
+            id: back[group_of[self.parts.part(id)]] @ self._submaps.T_local_submap(id)
+            for id in known.T_map_submap
         }
-        nodes = [replace(n, place=back[of_node[n.first]] @ n.place) for n in known.nodes]
-        keyframes = [
-            moved_keyframe(k, back[group_of[self.parts.part(k.submap)]]) for k in known.keyframes
-        ]
+        moves = {n.first: poses[n.first] @ self._before[n.first].inverse() for n in known.nodes}
         edges = [e for e in known.edges if self._holds(e, groups, of_node)]
-        place = {n.first: n.place for n in nodes}
         # What joins scenes measures them as they were aligned.
         edges = [
-            replace(e, measured=place[e.first].inverse() @ place[e.second])
+            replace(e, measured=poses[e.first].inverse() @ poses[e.second])
             if self._is_across(e) else e
             for e in edges
         ]  # fmt: skip
-        together = Recognition(tuple(nodes), tuple(edges), tuple(keyframes), model=self._model)
+        together = replace(known, edges=tuple(edges), T_map_submap=poses, model=self._model)
         across = [(e.first, e.second) for e in edges if self._is_across(e)]
         loops = tuple((self.parts.part(a), self.parts.part(b)) for a, b in across)
-        looks = self._scheduler.found + self._scheduler.refused
+        looks = self._loop_closure.found + self._loop_closure.refused
         return Joined(tuple(groups), moves, together, loops, looks)
 
     def _holds(self, edge: Edge, groups: Sequence[Group], of_node: Mapping[int, int]) -> bool:
@@ -292,8 +293,8 @@ class SceneJoiner:
         for metric_only in (True, False):
             for node, metric in zip(nodes, self._metric, strict=True):
                 if of_node[node.first] not in out and (metric or not metric_only):
-                    back = self._before[node.first] @ node.place.inverse()
-                    out[of_node[node.first]] = back
+                    now = self._submaps.T_local_submap(node.first)
+                    out[of_node[node.first]] = self._before[node.first] @ now.inverse()
         return out
 
 
@@ -306,19 +307,23 @@ def _together(known: Sequence[Recognition], metric: Sequence[bool]) -> Recogniti
     nodes: list[Node] = []
     edges: list[Edge] = []
     keyframes: list[LoopKeyframe] = []
+    poses: dict[int, Similarity] = {}
     for one, is_metric in zip(known, metric, strict=True):
         factor = 1.0 if is_metric or not keyframes else _depth(known[0]) / _depth(one)
-        by = Similarity(factor, np.eye(3), np.zeros(3))
-        nodes += [replace(n, place=by @ n.place) for n in one.nodes]
+        poses |= {id: T.scaled(factor) for id, T in one.T_map_submap.items()}
+        nodes += one.nodes
         edges += one.edges
-        keyframes += [moved_keyframe(k, by) for k in one.keyframes]
+        keyframes += one.keyframes
     count = min(len(keyframes), MAX_STORED)
     even = [keyframes[i * len(keyframes) // count] for i in range(count)]
-    return Recognition(tuple(nodes), tuple(edges), tuple(map(_numbered, even, range(count))))
+    numbered = tuple(map(_numbered, even, range(count)))
+    return Recognition(tuple(nodes), tuple(edges), numbered, poses)
 
 
 def _depth(known: Recognition) -> float:
-    return float(np.median([keyframe.depth for keyframe in known.keyframes]))
+    return float(
+        np.median([k.placed(known.T_map_submap[k.submap]).depth for k in known.keyframes])
+    )
 
 
 def _numbered(keyframe: LoopKeyframe, number: int) -> LoopKeyframe:

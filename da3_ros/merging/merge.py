@@ -17,9 +17,7 @@ from da3_ros.config import PipelineConfig
 from da3_ros.export.atomic_files import atomic_folder
 from da3_ros.export.scene_file import check_scene_target, foreign_to_scene, write_scene
 from da3_ros.export.selection import Progress, silent
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.store import MapState, Place
-from da3_ros.mapping.loop_keyframes import moved_keyframe
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
@@ -117,7 +115,7 @@ def checked_boxes(inputs: Sequence[InputScene], progress: Progress) -> dict[int,
             points.append(poses["T"][poses["submap"] == submap.id][:, :, 3])
             if sum(map(len, points)):
                 box = box_of(np.concatenate(points))
-                boxes[submap.id] = submap.T_scene_submap.points(box)
+                boxes[submap.id] = submap.T_map_submap.points(box)
     return boxes
 
 
@@ -125,7 +123,7 @@ def merged_scene(inputs: Sequence[InputScene], joined: Joined, placement: Placem
     """Returns the merged scene; its submaps have no points and images yet."""
     reference = inputs[0].saved
     submaps = [
-        replace(submap, T_scene_submap=move @ submap.T_scene_submap,
+        replace(submap, T_map_submap=move @ submap.T_map_submap,
                 part=placement.part_of[submap.part])
         for one in inputs for submap in one.submaps
         if (move := placement.move(submap.id)) is not None
@@ -153,20 +151,17 @@ def joined_poses(tables: Sequence[Poses]) -> Poses:
 
 def _recognition(joined: Joined, placement: Placement) -> Recognition:
     """Returns what recognises all that is not left out."""
-    known, parts = joined.recognition, placement.parts
-
-    def by(submap: int) -> Similarity | None:
-        part = parts.part(submap)
-        return placement.move_of_part(part) if part in placement.part_of else None
-
-    nodes = [(n, by(n.first)) for n in known.nodes]
-    kept = {n.first for n, move in nodes if move is not None}
-    keyframes = [(k, by(k.submap)) for k in known.keyframes]
+    known, part = joined.recognition, placement.parts.part
+    poses = {
+        id: placement.move_of_part(part(id)) @ T
+        for id, T in known.T_map_submap.items() if part(id) in placement.part_of
+    }  # fmt: skip
     return replace(
         known,
-        nodes=tuple(replace(n, place=move @ n.place) for n, move in nodes if move is not None),
-        edges=tuple(e for e in known.edges if e.first in kept and e.second in kept),
-        keyframes=tuple(moved_keyframe(k, move) for k, move in keyframes if move is not None),
+        nodes=tuple(n for n in known.nodes if n.first in poses),
+        edges=tuple(e for e in known.edges if e.first in poses and e.second in poses),
+        keyframes=tuple(k for k in known.keyframes if k.submap in poses),
+        T_map_submap=poses,
     )
 
 
@@ -179,16 +174,16 @@ def _write(
 
     def filled(submap: Submap) -> Submap:
         own = inputs[parts.scene(submap.id)].filled(submap.id)
-        return replace(own, T_scene_submap=submap.T_scene_submap, part=submap.part)
+        return replace(own, T_map_submap=submap.T_map_submap, part=submap.part)
 
     def placed(stored: Place) -> Place | None:
         move = placement.move(stored.id)
         if move is None:
             return None
-        place, part = move @ stored.T_scene_submap, placement.part_of[parts.part(stored.id)]
+        place, part = move @ stored.T_map_submap, placement.part_of[parts.part(stored.id)]
         there = submaps.get(stored.id)
         return replace(
-            stored, part=part, T_scene_submap=place if there is None else there.T_scene_submap
+            stored, part=part, T_map_submap=place if there is None else there.T_map_submap
         )
 
     with atomic_folder(output, foreign_to_scene) as folder:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from da3_ros.config import PipelineConfig
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.loop_verification import see_same_surface
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.delivery import NO_WINDOW, tracked_frame
@@ -137,17 +137,17 @@ class BlindFrames:
         self._note_lost("none of its keyframes")
         return True
 
-    def keep_odometry(self, frame: SegmentFrame) -> None:
+    def keep_odometry(self, frame: LocalFrame) -> None:
         """Keeps odometry from jumping at the first frame after a gap; call before the frame's pose
         is noted."""
-        held, scale = self._odometry.newest.get(frame.camera), self._map.scale
+        held = self._odometry.newest.get(frame.camera)
         if held is None or not frame.leads or not self.sight.was_blind:
             return
         if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
             return
-        unit = scale.scene_scale if frame.scale.metric else 1.0
-        held, found = scale.pose_in_vo(held), scale.pose_in_vo(frame.T_segment_camera)
-        scale.keep_odometry(self.sight.step_after_gap(frame.camera, held, found, unit), found)
+        unit, found = self._map.scale.published_unit(frame.scale), frame.T_local_camera
+        stepped = self.sight.step_after_gap(frame.camera, held, found, unit)
+        self._map.odom.refined(stepped, found, unit)
 
     def frame(self, prepared: PreparedView) -> TrackedFrame:
         """Returns the frame of a blind view: without depth, at the held pose of its camera, with
@@ -161,7 +161,7 @@ class BlindFrames:
         if T is None and last is not None:  # else a loaded scene has a pose, of another time
             T = self.sight.held_pose(view.camera, poses)
         unknown = np.full(view.image.shape[:2], np.nan, np.float32)
-        frame = SegmentFrame(
+        frame = LocalFrame(
             # A held pose is that of the last frame, also where a window refines it later.
             id=view.id if last is None else last.id,
             stamp_ns=view.stamp_ns,
@@ -171,13 +171,13 @@ class BlindFrames:
             depth=unknown,
             confidence=unknown,
             K=_known_K(view, last),
-            T_segment_camera=np.full((4, 4), np.nan) if T is None else T,
+            T_local_camera=np.full((4, 4), np.nan) if T is None else T,
             scale=self._map.scale.scale,
             window=NO_WINDOW if last is None else last.window,
             leads=prepared.leads,
         )
         if T is None or last is None:
-            out = tracked_frame(frame, unknown, frame.T_segment_camera, np.eye(4))
+            out = tracked_frame(frame, unknown, frame.T_local_camera, np.eye(4))
         else:
             out = self._map.published(frame, self._odometry.uncertainty)
             in_odom, in_map = self.sight.held_covariances(view.camera, view.stamp_ns, poses)

@@ -11,7 +11,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, rotated_covariance
 from da3_ros.mapping.depth_filter import filter_depth, sky_mask
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.refinement.refiner import NO_TRACKS, RefinedWindow, Tracks
 from da3_ros.types import (
@@ -69,21 +69,21 @@ def report_of(
     )
 
 
-def segment_frame(
+def local_frame(
     prepared: PreparedView,
     index: int,
     prediction: Prediction,
-    T_segment_window: Similarity,
+    T_local_window: Similarity,
     report: WindowReport,
     config: DepthConfig,
-) -> SegmentFrame:
-    """Returns the frame of view ``index`` in segment coordinates, with filtered depth."""
+) -> LocalFrame:
+    """Returns the frame of view ``index`` in the frame of odometry, with filtered depth."""
     view, confidence = prepared.view, prediction.confidence[index]
-    depth = prediction.depth[index] * np.float32(T_segment_window.scale)
+    depth = prediction.depth[index] * np.float32(T_local_window.scale)
     sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
     # A single-image network gives no confidence: none of its depth is filtered by it.
     trusted = confidence if prediction.posed else np.full_like(confidence, 1e30)
-    return SegmentFrame(
+    return LocalFrame(
         id=view.id,
         stamp_ns=view.stamp_ns,
         frame_id=view.frame_id,
@@ -92,7 +92,7 @@ def segment_frame(
         depth=filter_depth(depth, trusted, config, view.valid, sky),
         confidence=confidence,
         K=prediction.K[index] if view.K is None else view.K,
-        T_segment_camera=T_segment_window.pose(prediction.T_window_camera[index]),
+        T_local_camera=T_local_window.pose(prediction.T_window_camera[index]),
         scale=report.scale,
         window=report,
         leads=prepared.leads,
@@ -102,10 +102,9 @@ def segment_frame(
 def unfiltered_depth(
     prepared: PreparedView, prediction: Prediction, index: int, unit: float
 ) -> FloatImage:
-    """Returns the depth [h, w] of view ``index`` in segment units, as uncertain as it may be.
+    """Returns the depth [h, w] of view ``index`` in units of odometry, without confidence filter.
 
-    NaN where nothing is known or the robot is seen, +Inf sky. unit: segment units per network
-    unit.
+    NaN where nothing is known or the robot is seen, +Inf sky. unit: of odometry, per network unit.
     """
     depth = prediction.depth[index] * np.float32(unit)
     sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
@@ -116,7 +115,7 @@ def unfiltered_depth(
 
 
 def tracked_frame(
-    frame: SegmentFrame, depth_m: FloatImage, T_world_camera: Array, T_odom_world: Array
+    frame: LocalFrame, depth_m: FloatImage, T_world_camera: Array, T_odom_world: Array
 ) -> TrackedFrame:
     """Returns the frame to publish, without covariances."""
     return TrackedFrame(
@@ -145,33 +144,33 @@ def _focal_ratio(window: Window, prediction: Prediction) -> float:
 
 
 def with_covariance(
-    frame: TrackedFrame, T_odom_vo: Array, T_vo_camera: Array, unit: float,
-    R_scene_vo: Array | None, uncertainty: PoseUncertainty,
+    frame: TrackedFrame, T_odom_local: Array, T_local_camera: Array, unit: float,
+    R_map_local: Array | None, uncertainty: PoseUncertainty,
 ) -> TrackedFrame:  # fmt: skip
     """Returns the frame with its covariances, in the world's axes and the published unit.
 
-    Transforms [4, 4] are in the published unit, ``unit`` times the segment's. ``T_odom_vo`` is
-    what odometry has not taken over of later estimates: a known part of its error. R_scene_vo
-    [3, 3]: None if the place in the map is unknown.
+    Transforms [4, 4] are in the published unit; ``unit``: of those per unit of odometry.
+    ``T_odom_local`` is what odometry has not taken over of later estimates: a known part of its
+    error. R_map_local [3, 3]: None if the place in the map is unknown.
     """
     sigma, T = frame.scale.sigma, frame.T_world_camera
     in_odom = uncertainty.odometry(frame.id)
     if in_odom is not None:
-        place = (T_odom_vo @ T_vo_camera)[:3, 3]
-        in_odom = in_metres(in_odom, unit, sigma, place) + kept_error(T_odom_vo, T_vo_camera)
-    in_map = None if R_scene_vo is None else uncertainty.in_map(frame.id)
-    if in_map is not None and R_scene_vo is not None:
-        in_map = rotated_covariance(in_map, R_scene_vo)
+        place = (T_odom_local @ T_local_camera)[:3, 3]
+        in_odom = in_metres(in_odom, unit, sigma, place)
+        in_odom = in_odom + kept_error(T_odom_local, T_local_camera)
+    in_map = None if R_map_local is None else uncertainty.in_map(frame.id)
+    if in_map is not None and R_map_local is not None:
+        in_map = rotated_covariance(in_map, R_map_local)
         in_map = in_metres(in_map, unit, sigma, T[:3, 3])
     return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
 
 
 def drift_of(
-    window: Window, prediction: Prediction, placed: Alignment, refined: RefinedWindow | None,
-    T_vo_segment: Similarity,
-) -> tuple[Alignment, Array, float] | None:  # fmt: skip
-    """Returns a window's alignment in ``vo``, the centre [3] of its newest camera there, and the
-    mean age of its shared views, in windows; None if it adds no known drift."""
+    window: Window, prediction: Prediction, placed: Alignment, refined: RefinedWindow | None
+) -> tuple[Alignment, Array, float] | None:
+    """Returns a window's alignment, the centre [3] of its newest camera, and the mean age of its
+    shared views, in windows; None if it adds no known drift."""
     ids = [view.id for view in window.views]
     lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
     if refined is not None:  # relative to the held views
@@ -179,7 +178,5 @@ def drift_of(
         lag = len(refined.views.ids) / window.new
     if not placed.accepted or placed.covariance is None:
         return None
-    units = np.array([1, 1, 1, 1, *[T_vo_segment.scale] * 3])
-    in_vo = dataclasses.replace(placed, covariance=placed.covariance * np.outer(units, units))
     camera = placed.T_ref_window.points(prediction.T_window_camera[-1, :3, 3])
-    return in_vo, T_vo_segment.points(camera), lag
+    return placed, camera, lag

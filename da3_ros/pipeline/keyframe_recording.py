@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
-from da3_ros.mapping.frames import SceneFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.metric_scale import scaled_depth
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submaps import relative_pose
 from da3_ros.splats.relative import RelativeSplats
 from da3_ros.types import Array, FloatImage, Image
 
-SAME = 1e-9  # scene units; rounding of a place that stays
+SAME = 1e-9  # map units; rounding of a place that stays
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +24,10 @@ class Seen:
     """What a keyframe has beside its place in the map."""
 
     image: Image  # [H, W, 3] RGB, rectified, at the camera's size
-    depth: FloatImage  # [h, w] scene units, before the filters of confidence and edges
+    depth: FloatImage  # [h, w] units of odometry, before the filters of confidence and edges
     descriptor: FloatImage | None  # [D]
     tracks: Tracks
     splats: RelativeSplats | None = None
-
-    def scaled(self, factor: float) -> Seen:
-        """Returns it with depth times ``factor``."""
-        return replace(self, depth=scaled_depth(self.depth, factor))
 
 
 class KeyframeRecording:
@@ -42,25 +37,32 @@ class KeyframeRecording:
         self._recorder = recorder
         self._places: dict[int, Place] = {}  # as they were stored
 
-    def add(self, frame: SceneFrame, seen: Seen | None, submap: Submap, state: MapState) -> None:
-        """Stores a frame of a submap; seen: of a keyframe."""
+    def add(
+        self, frame: LocalFrame, seen: Seen | None, submap: Submap, T_submap_camera: Array,
+        unit: float, state: MapState,
+    ) -> None:  # fmt: skip
+        """Stores a frame of a submap, with its pose [4, 4] there; seen: of a keyframe. unit: of
+        odometry, per unit of the submap."""
         if submap.id not in self._places:
             self.place([submap])
         height, width = frame.depth.shape
-        S = submap.T_scene_submap
         pose = FramePose(
-            frame.stamp_ns, frame.camera, submap.id, relative_pose(S, frame.T_scene_camera),
-            frame.K, (width, height), frame.keyframe,
-        )  # fmt: skip
+            frame.stamp_ns,
+            frame.camera,
+            submap.id,
+            T_submap_camera,
+            frame.K,
+            (width, height),
+            frame.keyframe,
+        )
         if seen is None:
             self._recorder.add_frame(pose)
             return
         self._recorder.set_map(state)
-        depth = seen.depth if S.scale == 1.0 else seen.depth / np.float32(S.scale)
         self._recorder.add(
             Keyframe(
-                pose, depth, frame.confidence, seen.image, seen.descriptor, seen.tracks,
-                seen.splats,
+                pose, scaled_depth(seen.depth, 1 / unit), frame.confidence, seen.image,
+                seen.descriptor, seen.tracks, seen.splats,
             )
         )  # fmt: skip
 
@@ -81,7 +83,7 @@ class KeyframeRecording:
 
     def place(self, submaps: Iterable[Submap]) -> None:
         """Stores the places of submaps."""
-        places = [Place(s.id, s.segment, s.part, s.T_scene_submap) for s in submaps]
+        places = [Place(s.id, s.segment, s.part, s.T_map_submap) for s in submaps]
         self._places.update({p.id: p for p in places})
         self._recorder.place(places)
 
@@ -99,6 +101,6 @@ def _lies_at(submap: Submap, place: Place | None) -> bool:
     """Whether a submap lies, but for rounding, where it was stored."""
     if place is None or (place.segment, place.part) != (submap.segment, submap.part):
         return False
-    a, b = submap.T_scene_submap, place.T_scene_submap
+    a, b = submap.T_map_submap, place.T_map_submap
     pairs = ((a.scale, b.scale), (a.R, b.R), (a.t, b.t))
     return all(np.allclose(x, y, rtol=0.0, atol=SAME) for x, y in pairs)

@@ -89,7 +89,7 @@ class MapFollowing:
         self._path: SlamPath | None = None
         self._path_ended = False  # whether a time jump came after it
         self._refused = -1  # number of a path that was refused
-        self._scale = math.nan  # metres per scene unit at the last placement
+        self._scale = math.nan  # metres per map unit at the last placement
         self.forget_submaps()
 
     def forget_submaps(self) -> None:
@@ -205,20 +205,21 @@ class MapFollowing:
 
     def correction(
         self, submaps: Mapping[int, Submap], poses: Callable[[], Poses], camera: str,
-        scale: float | None, T_scene_vo: Array, T_map_world: Array,
+        scale: float | None, T_map_local: Similarity, T_map_world: Array,
     ) -> Correction | None:  # fmt: skip
         """Returns the correction that places the submaps where the other SLAM has them; None if
         they lie there.
 
-        poses: in the frames of their submaps. camera: the leading one. scale: metres per scene
-        unit; None: unknown. T_map_world: our map coincides with that of the other SLAM.
+        poses: in the frames of their submaps. camera: the leading one. scale: metres per map unit;
+        None: unknown. T_map_local: the frame of odometry. T_map_world: our map coincides with that
+        of the other SLAM.
         """
         if not submaps or not self._is_due(submaps, scale):
             return None
         if scale is None:
             self._tell("they wait until the scale is known: lengths must be metres")
             return None
-        before = {id: _rigid(s.T_scene_submap, scale) for id, s in submaps.items()}
+        before = {id: _rigid(s.T_map_submap, scale) for id, s in submaps.items()}
         segment = {id: s.segment for id, s in submaps.items()}
         part = {id: s.part for id, s in submaps.items()}
         measured = self._measured(submaps, poses(), camera, scale, before, segment)
@@ -235,16 +236,14 @@ class MapFollowing:
         if metres < MOVE_M and turn < MOVE_RAD and not ties:
             return None
         self.count, self.metres = self.count + 1, metres
-        now = {
-            id: _in_scene(after[id], s.T_scene_submap.scale, scale) for id, s in submaps.items()
-        }
-        was = {id: s.T_scene_submap for id, s in submaps.items()}
-        return correction_to(was, now, T_scene_vo, ties)
+        now = {id: _in_scene(after[id], s.T_map_submap.scale, scale) for id, s in submaps.items()}
+        was = {id: s.T_map_submap for id, s in submaps.items()}
+        return correction_to(was, now, T_map_local, ties)
 
     def _is_due(self, submaps: Mapping[int, Submap], scale: float | None) -> bool:
         """Whether submaps may lie elsewhere than the other SLAM has them."""
         newest = submaps[max(submaps)]
-        far = float(np.linalg.norm(newest.T_scene_submap.t))
+        far = float(np.linalg.norm(newest.T_map_submap.t))
         grown = scale is not None and abs(scale - self._scale) * far > JUMP_M
         unplaced = newest.part != REFERENCE and newest.id not in self._placed
         return (self._due or grown or unplaced) and len(self._slam_poses()[0]) > 0
@@ -256,7 +255,7 @@ class MapFollowing:
         """Returns ``T_slam_submap`` of the submaps that poses of the other SLAM belong to."""
         if camera not in poses.cameras or not len(self._poses):
             return {}
-        lengths = {id: s.T_scene_submap.scale * scale for id, s in submaps.items()}
+        lengths = {id: s.T_map_submap.scale * scale for id, s in submaps.items()}
         rows = poses.rows[poses.rows["camera"] == poses.cameras.index(camera)]
         own = OwnPoses.of(rows, lengths)
         stamps, T_slam_camera = self._slam_poses()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from da3_ros.mapping.metric_scale import SceneScale
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import SubmapStore
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 
 log = logging.getLogger(__name__)
 
 
-def set_read_only(on: bool, submaps: SubmapStore, loops: LoopScheduler, scale: SceneScale) -> None:
+def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure, scale: MapScale) -> None:
     """Makes the map read-only, or lets it grow again, for new frames."""
     if on == (submaps.localized is not None):
         return
@@ -26,7 +26,7 @@ def set_read_only(on: bool, submaps: SubmapStore, loops: LoopScheduler, scale: S
         submaps.begin_part()  # what is mapped from now on has no measured place in the map
 
 
-def _begin(submaps: SubmapStore, loops: LoopScheduler) -> None:
+def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
     if not submaps.place_known:  # a guessed place would become part of the map
         submaps.begin_part()
         loops.start_segment(lost=False)

@@ -12,7 +12,7 @@ from da3_ros.types import View
 def follow(scene_map: SceneMap, views: Sequence[View]) -> Correction | None:
     """Corrects the submaps if another SLAM asks for it, before the window of new ``views``.
 
-    The newest submap stays in ``vo``. Returns what shared and tracked views must follow too.
+    Returns what shared and tracked views must follow too.
     """
     following, submaps = scene_map.following, scene_map.submaps
     if not following.enabled:
@@ -25,10 +25,10 @@ def follow(scene_map: SceneMap, views: Sequence[View]) -> Correction | None:
             T_slam_world = following.begin(view)
             if T_slam_world is not None:
                 scene_map.place_map(T_slam_world)
-    scale = scene_map.scale.scene_scale if scene_map.scale.known else None
+    scale = scene_map.scale.metres if scene_map.scale.known else None
     correction = following.correction(
         submaps.submaps, submaps.trajectory.poses, camera, scale,
-        scene_map.loops.T_scene_vo, scene_map.T_map_world,
+        submaps.table.T_map_local, scene_map.T_map_world,
     )  # fmt: skip
     if correction is not None:
         scene_map.correct(correction)

@@ -1,35 +1,35 @@
-"""The scene: submaps, loop closure and scale, and the transforms to map and odometry.
+"""The map: submaps, loop closure and scale, and the transforms to what is published.
 
-A frame arrives in segment coordinates. It is added to the submaps (scene) and to loop closure
-(``vo``), and is published (world). Only this module makes scene and world coordinates.
+A frame arrives in the frame of odometry (``local``), is added to submaps and loop closure, and is
+published in the map. Only this module makes map coordinates.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
-from da3_ros.mapping.frames import SceneFrame, SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
-from da3_ros.mapping.metric_scale import SceneScale, scaled_depth, scaled_pose
+from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
+from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import drift_of, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.map_mode import set_read_only
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
@@ -39,18 +39,24 @@ from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Wi
 log = logging.getLogger(__name__)
 
 
+MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
+
+
 class SceneMap:
-    """Owns the submaps, the loops, the scene's scale and ``T_map_world``."""
+    """Owns the submaps, the loops, the map's scale and ``T_map_world``."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self.config = config
-        self.scale = SceneScale(config.scale)
+        self.scale = MapScale(config.scale)
         self.submaps = SubmapStore(config.map)
-        self.loops = LoopScheduler()
+        self.loops = LoopClosure(self.submaps.table)
+        self.scale.forget(self.submaps.table)
+        self.odom = OdomFrame()
+        self._prune_at = MANY_SUBMAPS
         self.recording: KeyframeRecording | None = None
         self.following = MapFollowing(config.pose_prior.corrections)
         self._spill: ArraySpill | None = None
-        self._unit = 1.0  # segment units per network unit of the newest stored frame
+        self._unit = 1.0  # units of odometry per network unit of the newest stored frame
         self._newest_leading = -1  # id of the newest published frame of the first camera
         self._reset_map_place()
         self._apply_mode()
@@ -79,8 +85,9 @@ class SceneMap:
         if self._spill is not None:
             self._spill.begin()
         self.submaps = SubmapStore(self.config.map, self._spill)
-        self.loops.restart()
-        self.scale.forget()
+        self.loops.restart(self.submaps.table)
+        self.scale.forget(self.submaps.table)
+        self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._apply_mode()
         self.following.forget_submaps()
         if self.recording is not None:
@@ -102,12 +109,16 @@ class SceneMap:
         self.T_map_world = T_MAP_WORLD  # [4, 4]; its only owner
         self.map_placed = False  # whether ``place_map`` was called
 
+    def to_origin(self) -> None:
+        """Places the next segment at the map's origin, not at the end of the last one."""
+        self.submaps.table.set_poses({}, IDENTITY)
+        self.odom = OdomFrame()
+
     def start_segment(self, newest: dict[str, Array]) -> None:
         """Begins a new segment of odometry at the last poses of the old one.
 
-        newest: ``T_segment_camera`` [4, 4] of each camera in the old segment; empty: at the
-        origin. The new segment's unit is unknown and, unless it begins at the origin, its place
-        too.
+        newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new segment's
+        unit is unknown and, unless it begins at the origin, its place too.
         """
         unplaced = self.scale.learns and not self.scale.known and not self.localizes
         if unplaced and len(self.submaps.trajectory):
@@ -146,21 +157,21 @@ class SceneMap:
     def snapshot(self, unit: float) -> Snapshot:
         """Returns the whole scene as it is now; cheap, and not changed by later frames."""
         saved = self.submaps.snapshot(self.T_map_world, self.scale.known, unit)
-        known = self.loops.recognition(self.scale.scene_scale)
+        known = self.loops.recognition(self.scale.metres)
         return with_recognition(saved, known, self.config)
 
     def update_scale(
         self, window: Window, prediction: Prediction, at: Similarity | None, *, own_motion: bool
     ) -> Scale:
-        """Returns the scale after a window (as ``SceneScale.update``; ``at`` is its
-        ``T_segment_window``); also updates the limits on memory.
+        """Returns the scale after a window (as ``MapScale.update``; ``at`` is its
+        ``T_local_window``); also updates the limits on memory.
         """
         before = self.scale.known
         scale = self.scale.update(window, prediction, at, own_motion=own_motion)
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)
         limits = dataclasses.replace(self.config.map, memory_mb=room)
-        self.submaps.set_limits(limits, self.scale.scene_scale)
+        self.submaps.set_limits(limits, self.scale.metres)
         if self.scale.known and not before and self.scale.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
             self.submaps.regrid()
@@ -170,9 +181,8 @@ class SceneMap:
         self, window: Window, prediction: Prediction, placed: Alignment,
         refined: RefinedWindow | None,
     ) -> None:  # fmt: skip
-        """Adds the covariance of an accepted window to the drift of ``vo``."""
-        T_vo_segment = self.scale.T_vo_segment
-        if drift := drift_of(window, prediction, placed, refined, T_vo_segment):
+        """Adds the covariance of an accepted window to the drift of odometry."""
+        if drift := drift_of(window, prediction, placed, refined):
             self.loops.add_window(*drift)
 
     @property
@@ -206,33 +216,42 @@ class SceneMap:
         return recording.finish(self._map_state(), timeout_s)
 
     def add(
-        self, frame: SegmentFrame, shared_view: SharedView | None,
+        self, frame: LocalFrame, shared_view: SharedView | None,
         descriptor: FloatImage | None, seen: Seen | None = None,
     ) -> int:  # fmt: skip
         """Adds a frame to the map.
 
-        shared_view: the frame as a shared view, in its segment. seen: of a keyframe to
-        be stored, depth in segment units. Returns the id of the frame's
-        submap, or -1 if the frame has no place in the scene yet.
+        shared_view: the frame as a shared view. seen: of a keyframe to be stored. Returns the id
+        of the frame's submap, or -1 if the frame has no place in the map yet.
         """
-        if not self.scale.has_place(frame):
+        if not self.scale.has_place(frame.scale):
             return -1
-        in_scene = self._in_scene(frame)
-        submap = self.submaps.add(in_scene)
+        submap, T_submap_camera = self.submaps.add(self._without_smears(frame))
         if self._recorder is not None:
-            if seen is not None:
-                seen = seen.scaled(self.scale.unit)
             self._unit = frame.window.unit
-            place = self.submaps.submaps[submap]
-            self._recorder.add(in_scene, seen, place, self._map_state())
+            unit, state = self.submaps.table.T_local_submap(submap.id).scale, self._map_state()
+            self._recorder.add(frame, seen, submap, T_submap_camera, unit, state)
         if shared_view is not None and frame.keyframe:
-            in_vo = shared_view.moved(self.scale.T_vo_segment)
-            self.loops.add_keyframe(dataclasses.replace(in_vo, submap=submap), descriptor)
-        return submap
+            self.loops.add_keyframe(dataclasses.replace(shared_view, submap=submap.id), descriptor)
+        self._forget_poses()
+        return submap.id
+
+    def _without_smears(self, frame: LocalFrame) -> LocalFrame:
+        filtered = self.config.map.enabled and self.config.depth.edge_filter
+        if not frame.keyframe or not filtered or self.localizes:
+            return frame
+        return dataclasses.replace(frame, depth=without_smears(frame.depth))
+
+    def _forget_poses(self) -> None:
+        """Forgets the poses of submaps that nothing needs, from time to time."""
+        table = self.submaps.table
+        if len(table.rows) >= self._prune_at:
+            table.keep(self.submaps.all_submaps().keys() | self.loops.submaps_in_use)
+            self._prune_at = 2 * len(table.rows) + MANY_SUBMAPS
 
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
-        known, metres = self.scale.known, self.scale.scene_scale
+        known, metres = self.scale.known, self.scale.metres
         return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
 
     def correct_poses(self, shared_views: Iterable[SharedView], moved: Collection[int]) -> None:
@@ -240,52 +259,50 @@ class SceneMap:
 
         Points stay where they are: poses of the newest frames move by millimetres.
         """
-        T_vo_segment, stored = self.scale.T_vo_segment, {}
-        for view in (a.moved(T_vo_segment) for a in shared_views if a.view.id in moved):
-            T = self.loops.T_scene_vo @ view.T_ref_camera
-            camera, stamp_ns = view.view.camera, view.view.stamp_ns
-            in_submap = self.submaps.correct_pose(view.submap, stamp_ns, camera, T)
-            if in_submap is not None:
-                stored[camera, stamp_ns] = in_submap
+        stored = {}
+        for one in (a for a in shared_views if a.view.id in moved):
+            camera, stamp_ns = one.view.camera, one.view.stamp_ns
+            T = self.submaps.correct_pose(one.submap, stamp_ns, camera, one.T_ref_camera)
+            if T is not None:
+                stored[camera, stamp_ns] = T
         if self._recorder is not None:
             self._recorder.correct(stored)
 
     def adopt(self, refined: RefinedWindow) -> None:
-        """Takes over what refinement has changed of earlier windows, and the segment's unit.
+        """Takes over what refinement has changed of earlier windows, and the unit of odometry.
 
         Odometry stays where it was.
         """
-        moved = refined.moved.get(self._newest_leading)
-        before = None if moved is None else self.scale.pose_in_vo(moved[0])
         self.scale.change_unit(depth=refined.change.depth, motion=refined.change.motion)
-        if moved is not None and before is not None:
-            self.scale.keep_odometry(before, self.scale.pose_in_vo(moved[1]))
+        moved = refined.moved.get(self._newest_leading)
+        if moved is not None:
+            before, after, _ = moved
+            self.odom.refined(before, after, self.scale.published_unit(self.scale.scale))
 
-    def published(self, frame: SegmentFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
+    def published(self, frame: LocalFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
         """Returns the frame to publish: in the world, in metres if its scale is known.
 
-        A frame without a place in the scene keeps its segment coordinates. Call once per frame.
+        A frame without a place in the map keeps its pose in the frame of odometry. Call once per
+        frame.
         """
         if frame.leads:
             self._newest_leading = frame.id
-        metric = frame.scale.metric
-        unit = self.scale.scene_scale if metric else 1.0  # published units per scene unit
-        T_vo_camera = self.scale.T_vo_camera(frame)
-        T_odom_vo = self.scale.T_odom_vo(T_vo_camera, metric=metric, leads=frame.leads)
-        T_world_camera, T_odom_world = scaled_pose(T_vo_camera, unit), T_odom_vo
-        if self.loops.corrected:  # else vo and world are the same
-            T_world_vo = scaled_pose(self.loops.T_scene_vo, unit)
-            T_world_camera = T_world_vo @ T_world_camera
-            T_odom_world = T_odom_vo @ invert_pose(T_world_vo)
-        depth_m = scaled_depth(self.scale.scene_depth(frame), unit)
-        out = tracked_frame(frame, depth_m, T_world_camera, T_odom_world)
+        metric, unit = frame.scale.metric, self.scale.published_unit(frame.scale)
+        T_odom_local = self.odom.add(frame.T_local_camera, unit, metric=metric, leads=frame.leads)
+        T_local_camera = scaled_pose(frame.T_local_camera, unit)
+        T_world_local = np.eye(4)
+        if self.scale.has_place(frame.scale):
+            T = self.submaps.table.T_map_local
+            T_world_local[:3, :3] = T.R
+            T_world_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
+        out = tracked_frame(
+            frame, scaled_depth(frame.depth, unit), T_world_local @ T_local_camera,
+            T_odom_local @ invert_pose(T_world_local),
+        )  # fmt: skip
         # A followed SLAM's errors count, and it does not state them.
         known = self.submaps.place_known and not self.following.enabled
-        R_scene_vo = self.loops.T_scene_vo[:3, :3] if known else None
-        return with_covariance(
-            out, T_odom_vo, scaled_pose(T_vo_camera, unit), self.scale.unit * unit, R_scene_vo,
-            uncertainty,
-        )  # fmt: skip
+        R_map_local = T_world_local[:3, :3] if known else None
+        return with_covariance(out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty)
 
     def close_loop(self, *, wait: bool = False) -> Correction | None:
         """Corrects the submaps if a loop was found and solved; the newest submap stays.
@@ -298,10 +315,9 @@ class SceneMap:
 
     def correct(self, correction: Correction) -> None:
         """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
-        places = {id: s.T_scene_submap for id, s in self.submaps.all_submaps().items()}
-        self.submaps.move(self.loops.apply(correction, places))
+        self.loops.apply(correction, self.submaps.staying)
+        self.submaps.note_correction()
         self.submaps.merge_parts(correction.loops)
-        self.scale.rescale(correction.unit)
         if self.submaps.place_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:
@@ -311,12 +327,12 @@ class SceneMap:
         self,
         window_id: int,
         views: int,
-        infer: Callable[[Window], Prediction],
+        infer: Infer,
         aligner: WindowAligner,
-        refine: Callable[[Window, int, Prediction], Prediction | None] | None,
+        refine: Refine | None,
         hint: PlaceHint | None = None,
     ) -> None:
-        """Verifies a candidate for a loop; see ``LoopScheduler.try_close_loop``.
+        """Verifies a candidate for a loop; see ``LoopClosure.try_close_loop``.
 
         hint: where the camera may be, in the map. A followed SLAM owns the map's shape: then only
         the place in a loaded scene is searched.
@@ -324,17 +340,10 @@ class SceneMap:
         if self.following.enabled and not self.following.loaded:
             return
         if hint is not None:
-            T_world_vo = scaled_pose(self.loops.T_scene_vo, self.scale.scene_scale)
-            hint = hint.moved(self.T_map_world @ T_world_vo, 1 / self.scale.scene_scale)
+            T, unit = self.submaps.table.T_map_local, self.scale.unit * self.scale.metres
+            T_world_local = Similarity(1.0, T.R, self.scale.metres * T.t).pose(np.eye(4))
+            hint = hint.moved(self.T_map_world @ T_world_local, 1 / unit)
         self.loops.try_close_loop(
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
             self.submaps.place_known, hint,
         )  # fmt: skip
-
-    def _in_scene(self, frame: SegmentFrame) -> SceneFrame:
-        """Returns a frame that has a place in the scene, in scene coordinates."""
-        depth = self.scale.scene_depth(frame)
-        filtered = self.config.map.enabled and self.config.depth.edge_filter
-        if frame.keyframe and filtered and not self.localizes:
-            depth = without_smears(depth)
-        return frame.in_scene(depth, self.loops.T_scene_vo @ self.scale.T_vo_camera(frame))

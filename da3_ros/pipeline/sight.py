@@ -47,7 +47,7 @@ class SeenCamera:
 
     last: TrackedFrame | None = None  # the newest one that was placed, without images
     depth: float = 1.0  # its median depth, published units
-    # ``T_segment_camera`` [4, 4] of the cameras that were placed in its instant.
+    # ``T_local_camera`` [4, 4] of the cameras that were placed in its instant.
     others: dict[str, Array] = dataclasses.field(default_factory=dict)
     blind: int = 0  # frames since
     logged_ns: int | None = None  # stamp at which blindness was last logged
@@ -86,12 +86,12 @@ class SeenCamera:
         )  # fmt: skip
 
     def note_instant(self, poses: dict[str, Array]) -> None:
-        """Notes ``T_segment_camera`` [4, 4] of the cameras that see in its newest instant."""
+        """Notes ``T_local_camera`` [4, 4] of the cameras that see in its newest instant."""
         self.others = poses
 
     def guide(self, camera: str, poses: dict[str, Array]) -> str | None:
         """Returns the camera of a rig that has moved since this one, ``camera``, saw; None: none
-        has. poses: newest ``T_segment_camera`` [4, 4] of all cameras."""
+        has. poses: newest ``T_local_camera`` [4, 4] of all cameras."""
         others = (name for name in self.others if name != camera and name in poses)
         return next((name for name in others if poses[name] is not self.others[name]), None)
 
@@ -185,13 +185,13 @@ class Sight:
         """Whether the network is not far less confident of a view than usual."""
         return self._camera(camera).excess(prediction.confidence[index]) >= BLIND_CONFIDENCE
 
-    def see(self, frame: TrackedFrame, instant: int, T_segment_camera: Array) -> None:
+    def see(self, frame: TrackedFrame, instant: int, T_local_camera: Array) -> None:
         """Notes a placed frame of an instant, with its pose [4, 4]."""
         one = self._camera(frame.camera)
         one.see(frame)
         if instant != self._instant:
             self._instant, self._poses = instant, {}
-        self._poses[frame.camera] = T_segment_camera
+        self._poses[frame.camera] = T_local_camera
         for name in self._poses:
             self._camera(name).note_instant(self._poses)
         if frame.leads:
@@ -220,10 +220,10 @@ class Sight:
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1
 
     def held_pose(self, camera: str, poses: dict[str, Array]) -> Array | None:
-        """Returns ``T_segment_camera`` [4, 4] of a blind camera: its last one, moved as another
+        """Returns ``T_local_camera`` [4, 4] of a blind camera: its last one, moved as another
         camera of the rig has moved; None: it was never placed.
 
-        poses: newest ``T_segment_camera`` [4, 4] of all cameras.
+        poses: newest ``T_local_camera`` [4, 4] of all cameras.
         """
         one, T = self._camera(camera), poses.get(camera)
         guide = one.guide(camera, poses)

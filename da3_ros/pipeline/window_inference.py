@@ -86,6 +86,14 @@ class WindowInference:
             return None
         return done
 
+    def run_loop(self, window: Window) -> Prediction | None:
+        """Returns the prediction for the views of a loop; None if they do not fit into memory."""
+        try:
+            return without_invalid_depth(window, self.session.infer(window))
+        except WindowTooLargeError as error:
+            log.warning("loop-closure check skipped (out of memory): %s", error)
+            return None
+
     def add_scale(
         self, window: Window, prediction: Prediction, *, use_metric_model: bool
     ) -> Prediction:

@@ -1,7 +1,7 @@
-"""Visual odometry over windows: selects shared views, and places each window in its segment.
+"""Visual odometry over windows: selects shared views, and places each window.
 
-All poses are in segment coordinates: the frame of the segment's first camera, in the unit of its
-first window. ``ref`` of shared views and alignments is the segment here.
+All poses are in the frame of odometry, ``local`` (see ``SubmapTable``): that of the first camera,
+in the unit of the first window. ``ref`` of shared views and alignments is ``local`` here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from da3_ros.mapping.covariance import (
     RefinedObservation,
     WindowObservation,
 )
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.late_calibration import rectified_again
-from da3_ros.pipeline.loop_scheduler import conjugated
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.refinement.refiner import RefinedWindow
@@ -53,7 +52,7 @@ class WindowOdometry:
         self._refined = False  # whether the newest window is refined
         self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
-        self.unit = 1.0  # segment units per network unit of the newest window
+        self.unit = 1.0  # units of odometry per network unit of the newest window
         self._clear_shared_views()
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -64,8 +63,7 @@ class WindowOdometry:
     def start_segment(self, newest: dict[str, Array]) -> None:
         """Begins a segment that shares no view with earlier windows.
 
-        newest: last pose [4, 4] of each camera, in coordinates of the last segment, where the new
-        one begins; empty: at the origin.
+        newest: last pose [4, 4] of each camera, where the segment begins; empty: at the origin.
         """
         self.prior.restart()
         self.uncertainty.start_segment(known=not newest)
@@ -74,7 +72,7 @@ class WindowOdometry:
         self.newest = newest
 
     def expect_unit(self, unit: float) -> None:
-        """Sets the assumed unit of the next window: segment units per network unit."""
+        """Sets the assumed unit of the next window: of odometry, per network unit."""
         self.unit = unit
 
     def _clear_shared_views(self) -> None:
@@ -149,9 +147,9 @@ class WindowOdometry:
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> tuple[Prediction, Alignment]:
-        """Places a window in the segment; the prediction gets the prior's poses if configured.
+        """Places a window; the prediction gets the prior's poses if configured.
 
-        unit: segment units per network unit and its relative sigma; None if not measured.
+        unit: of odometry, per network unit, and its relative sigma; None if not measured.
         """
         self._refined, self._depth_doubtful, self.refusal = False, False, ""
         placed = self._place(window, shared, prediction, unit)
@@ -160,12 +158,12 @@ class WindowOdometry:
         self.unit = placed.T_ref_window.scale
         return prediction, placed
 
-    def shared_view_of(self, view: View, frame: SegmentFrame) -> SharedView | None:
+    def shared_view_of(self, view: View, frame: LocalFrame) -> SharedView | None:
         """Notes a frame's pose; returns the shared view that later windows may use.
 
         None for a frame of a refused window: its depth is wrong, even if a prior gives its pose.
         """
-        self.newest[view.camera] = frame.T_segment_camera
+        self.newest[view.camera] = frame.T_local_camera
         if not self.fits:
             return None
         shared_view = SharedView.of(view, frame)
@@ -210,42 +208,38 @@ class WindowOdometry:
             log.warning("window %d does not fit the scene: %s", window.id, self.refusal)
             self.counters["windows_refused"] += 1
 
-    def apply_correction(
-        self, correction: Correction, T_vo_segment: Similarity, metres: float
-    ) -> dict[int, Similarity]:
+    def apply_correction(self, correction: Correction, metres: float) -> dict[int, Similarity]:
         """Moves the shared views, and updates their covariance, after a loop closure or a
         correction of another SLAM.
 
-        metres: per unit of the segment; NaN: unknown. Returns the moves of views in the segment,
-        by id.
+        metres: per unit of odometry; NaN: unknown. Returns the moves of views, by id.
         """
-        by_submap = conjugated(correction.moves, T_vo_segment)
+        by_submap = correction.moves
         moves = {
             a.view.id: by_submap[a.submap]
             for a in self.shared_views.all()
             if a.submap in by_submap
         }
         self.shared_views.move(by_submap, self._place_in_prior(by_submap, metres))
-        self._move_uncertainty(correction, T_vo_segment)
+        self._move_uncertainty(correction)
         return moves
 
     def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
-        """Returns the place of the segment in the prior's world, by the newest view that stays;
-        None if it is unknown."""
+        """Returns the frame of odometry in the prior's world, by the newest view that stays; None
+        if it is unknown."""
         for a in reversed(self.shared_views.newest_views):
             T = a.view.T_prior_camera
             if T is not None and a.submap not in moves and metres > 0:
                 return Similarity.between(T, a.T_ref_camera, metres)
         return None
 
-    def _move_uncertainty(self, correction: Correction, T_vo_segment: Similarity) -> None:
+    def _move_uncertainty(self, correction: Correction) -> None:
         newest = self.shared_views.newest
         if correction.covariance is None or newest is None:
             return
         views = {a.view.id: a for a in self.shared_views.all()}
-        units = np.array([1, 1, 1, 1, *[1 / T_vo_segment.scale] * 3])
         self.uncertainty.close_loop(
-            correction.covariance * np.outer(units, units),
+            correction.covariance,
             newest.view.id,
             [old for old, _ in correction.loops],
             {id: shared_view.T_ref_camera[:3, 3] for id, shared_view in views.items()},
@@ -263,7 +257,7 @@ class WindowOdometry:
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> Alignment:
-        """Aligns the window to the segment.
+        """Aligns the window to the shared views.
 
         A refused window is placed by its own motion from the newest shared view.
         """
@@ -328,16 +322,16 @@ class WindowOdometry:
         """
         if self.refused or (placed.gains is None and shared) or self.prior.replaces_poses:
             return
-        T_segment_window = placed.T_ref_window
+        T_local_window = placed.T_ref_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
         known = prediction.depth[np.isfinite(prediction.depth)]
-        unit = T_segment_window.scale
+        unit = T_local_window.scale
         depth = np.median(depths) if depths else unit * np.median(known) if len(known) else 1.0
         observation = WindowObservation(
             ids=[view.id for view in window.views],
-            poses=np.stack([T_segment_window.pose(T) for T in prediction.T_window_camera]),
+            poses=np.stack([T_local_window.pose(T) for T in prediction.T_window_camera]),
             depth=float(depth),
-            pivot=np.zeros(3) if placed.pivot is None else T_segment_window.points(placed.pivot),
+            pivot=np.zeros(3) if placed.pivot is None else T_local_window.points(placed.pivot),
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
             update_weights=update_weights(shared, prediction),

@@ -14,16 +14,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.covariance import UNMEASURED
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import (
     UNPLACED,
+    local_frame,
     report_of,
-    segment_frame,
     tracked_frame,
     unfiltered_depth,
 )
@@ -158,7 +157,7 @@ class WindowSteps:
         )  # fmt: skip
         prediction = dataclasses.replace(prediction, depth=network_depth)
         for index, prepared in enumerate(new, len(shared)):
-            frame = segment_frame(
+            frame = local_frame(
                 prepared, index, prediction, placed.T_ref_window, report, self.config.depth
             )
             yield self._deliver(prepared, frame, index, prediction)
@@ -179,14 +178,14 @@ class WindowSteps:
             self.scene_map.try_close_loop(
                 window.id,
                 self.builder.window_size,
-                lambda pair: without_invalid_depth(pair, self.inference.session.infer(pair)),
+                self.inference.run_loop,
                 self.odometry.aligner,
                 self.refinement.loop if self.config.refinement.enabled else None,
                 self.place_search.hint,
             )
 
     def _deliver(
-        self, prepared: PreparedView, frame: SegmentFrame, index: int, prediction: Prediction
+        self, prepared: PreparedView, frame: LocalFrame, index: int, prediction: Prediction
     ) -> TrackedFrame:
         """Adds the frame of view ``index`` to shared views and map; returns it in world
         coordinates."""
@@ -218,7 +217,7 @@ class WindowSteps:
         if out.scale.metric and not self.odometry.unit_known:
             # Its unit is only assumed from earlier windows, so that its depth is not metric.
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
-        self.blind.sight.see(out, prepared.view.instant, frame.T_segment_camera)
+        self.blind.sight.see(out, prepared.view.instant, frame.T_local_camera)
         return self._at_published_size(out, prepared)
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
@@ -246,11 +245,11 @@ class WindowSteps:
             loop_closed=False, total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
-            frame = segment_frame(
+            frame = local_frame(
                 prepared, index, prediction, UNPLACED.T_ref_window, report, self.config.depth
             )
             self.counters["processed"] += 1
-            out = tracked_frame(frame, frame.depth, frame.T_segment_camera, np.eye(4))
+            out = tracked_frame(frame, frame.depth, frame.T_local_camera, np.eye(4))
             yield self._at_published_size(out, prepared)
 
     def _at_published_size(self, frame: TrackedFrame, prepared: PreparedView) -> TrackedFrame:
@@ -263,20 +262,18 @@ class WindowSteps:
 
         wait: until the loop that was found is solved.
         """
-        T_vo_segment = self.scene_map.scale.T_vo_segment
-        return self._correct(self.scene_map.close_loop(wait=wait), T_vo_segment)
+        return self._correct(self.scene_map.close_loop(wait=wait))
 
     def _follow(self, views: list[View]) -> None:
         """Applies a correction of another SLAM to scene and odometry, if there is one."""
-        T_vo_segment = self.scene_map.scale.T_vo_segment
-        self._correct(follow(self.scene_map, views), T_vo_segment)
+        self._correct(follow(self.scene_map, views))
 
-    def _correct(self, correction: Correction | None, T_vo_segment: Similarity) -> bool:
+    def _correct(self, correction: Correction | None) -> bool:
         """Moves the shared and the tracked views as submaps were moved; returns whether."""
         if correction is None:
             return False
         metres = self.scene_map.scale.scale.value
-        moves = self.odometry.apply_correction(correction, T_vo_segment, metres)
+        moves = self.odometry.apply_correction(correction, metres)
         self.refinement.move(moves)
         return True
 
@@ -285,7 +282,7 @@ class WindowSteps:
         follow."""
         self.builder.restart()
         self.blind.sight.restart()
-        self.scene_map.scale.to_origin()
+        self.scene_map.to_origin()
         self.start_segment({})
         self.odometry.expect_unit(
             self.config.scale.factor if self.scene_map.scale.declared else 1.0

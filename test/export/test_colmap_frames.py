@@ -157,7 +157,7 @@ def test_depth_maps_are_read_as_the_trainer_does(model, recorded):
     with StoredScene.open(recorded) as stored:
         for key in stored.images:
             keyframe = stored.load(key)
-            unit = stored.places[keyframe.pose.submap].T_scene_submap.scale
+            unit = stored.places[keyframe.pose.submap].T_map_submap.scale
             found = inverse_depth(model, str(keyframe.pose.stamp_ns))
             np.testing.assert_allclose(1 / found, keyframe.depth * unit, rtol=2e-3)
         assert stored.map.scene_scale == 1.0

@@ -43,7 +43,7 @@ def test_what_is_loaded_is_what_was_saved_in_metres(saved):
     assert [s.segment for s in loaded.submaps] == [0, 0, 1]
     assert [s.keyframes for s in loaded.submaps] == [KEYFRAMES, 3, 1]
     assert (loaded.metric, loaded.unit, loaded.segment) == (True, 1.5, 1)
-    assert loaded.submaps[0].T_scene_submap.scale == 0.5
+    assert loaded.submaps[0].T_map_submap.scale == 0.5
     assert len(loaded.scene().images) == KEYFRAMES + 4
 
 

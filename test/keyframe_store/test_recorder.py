@@ -125,7 +125,7 @@ def test_a_full_disk_pauses_storing_with_one_warning(tmp_path, monkeypatch, capl
     assert caplog.text.count("storing keyframes is paused: [Errno 28]") == 1
     assert caplog.text.count("storing keyframes goes on") == 1
     with StoredScene.open(tmp_path) as scene:  # what moved meanwhile is right
-        assert scene.places[0].T_scene_submap.t[0] == 9.0
+        assert scene.places[0].T_map_submap.t[0] == 9.0
 
 
 def settle(recorder):
@@ -185,7 +185,7 @@ def test_what_waits_for_a_disk_that_hangs_is_bounded_and_the_newest_is_kept(tmp_
     assert recorder.close(30)
     with StoredScene.open(tmp_path) as scene:
         assert scene.frames[scene.newest["", 1000]].T_submap_camera[0, 3] == 499
-        assert scene.places[0].T_scene_submap.t[0] == 499
+        assert scene.places[0].T_map_submap.t[0] == 499
         assert scene.map.metric
         assert scene.frames[-1].stamp_ns == 1499
 

@@ -95,8 +95,8 @@ def test_what_was_stored_is_read_back(tmp_path):
             same(scene, k)
         corrected = scene.frames[scene.newest["", 1002]].T_submap_camera
         np.testing.assert_array_equal(corrected, moved(2))
-        assert (scene.places[1].T_scene_submap.t[0], scene.places[1].part) == (4.0, 2)
-        assert scene.places[0].T_scene_submap.scale == 1.5
+        assert (scene.places[1].T_map_submap.t[0], scene.places[1].part) == (4.0, 2)
+        assert scene.places[0].T_map_submap.scale == 1.5
         assert (scene.map.metric, scene.map.scene_scale, scene.map.unit) == (True, 0.5, 2.0)
         np.testing.assert_array_equal(scene.map.T_map_world, T)
 

@@ -86,11 +86,11 @@ def test_moved_places_and_poses_are_those_of_now(tmp_path, exports):
     """What moves is written late, with the next keyframe: an export must not miss it."""
     stream, _ = stream_in(tmp_path)
     recording, submap = stream.pipeline.scene_map.recording, stream.pipeline.map.submaps[0]
-    submap.T_scene_submap.t[:] = (100, 0, 0)
+    submap.T_map_submap.t[:] = (100, 0, 0)
     recording.place([submap])
     made(exports, stream, tmp_path / "room.mesh.ply")
     with StoredScene.open(tmp_path / "night" / "000001") as stored:
-        assert stored.places[0].T_scene_submap.t[0] == 100
+        assert stored.places[0].T_map_submap.t[0] == 100
     assert stream.finish_recording(10)
 
 

@@ -8,7 +8,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import WindowAligner, block_medians, half_sample_mode, robust_mean
-from da3_ros.mapping.frames import SegmentFrame
+from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
@@ -40,7 +40,7 @@ def shared_views_of(prediction, frames, T_ref_window=None):
     return [
         SharedView.of(
             view,
-            SegmentFrame(
+            LocalFrame(
                 view.id, view.stamp_ns, "", "", view.image,
                 prediction.depth[i] * np.float32(at.scale), prediction.confidence[i], view.K,
                 at.pose(prediction.T_window_camera[i]), Scale(), REPORT,

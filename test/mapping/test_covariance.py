@@ -272,12 +272,12 @@ def test_odometry_does_not_become_certain_on_a_way_back(metres):
 
 
 def test_the_known_error_of_odometry_is_part_of_its_covariance():
-    T_odom_vo, T_vo_camera = pose_at(0.1, 0, 0), pose_at(0, 2, 0)
-    T_odom_vo[:3, :3] = Rotation.from_rotvec([0, 0, 0.05]).as_matrix()
-    P = kept_error(T_odom_vo, T_vo_camera)
+    T_odom_local, T_local_camera = pose_at(0.1, 0, 0), pose_at(0, 2, 0)
+    T_odom_local[:3, :3] = Rotation.from_rotvec([0, 0, 0.05]).as_matrix()
+    P = kept_error(T_odom_local, T_local_camera)
     error = [0.1 - 2 * np.sin(0.05), 2 * np.cos(0.05) - 2, 0, 0, 0, 0.05]
     np.testing.assert_allclose(P, np.outer(error, error), atol=1e-12)
-    assert not kept_error(np.eye(4), T_vo_camera).any()
+    assert not kept_error(np.eye(4), T_local_camera).any()
 
 
 def refined_by(held, shares, by_network, covariance=1e-12):

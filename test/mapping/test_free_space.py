@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from support.submaps import local_frame
 
 from da3_ros.config import MapConfig
 from da3_ros.geometry.projection import backproject
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.free_space import CONFIRMED, NONE, THROUGH, depth_view, looked_through
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
 
@@ -87,7 +87,7 @@ def keyframe(stamp, depth, x=0.0, camera=""):
     T = np.eye(4)
     T[0, 3] = x
     image = np.zeros((*depth.shape, 3), np.uint8)
-    return SceneFrame(stamp, camera, image, depth, np.ones_like(depth), K, T, True)
+    return local_frame(stamp, camera, image, depth, np.ones_like(depth), K, T, True)
 
 
 def box_points(store):
@@ -145,13 +145,13 @@ def test_closed_submaps_are_judged_at_their_corrected_places():
     R = np.array([[0.0, 0, 1], [0, 1, 0], [-1, 0, 0]])
     t = np.array([5.0, 6, 7])
     places = {0: Similarity(2.0, R, t), 1: Similarity(0.5, R, t)}
-    store.move(places)
+    store.table.set_poses(places)
     assert len(store.submaps) == 2
     before = len(store.submaps[0].cloud)
     for stamp in (100, 101, 102):
         f = keyframe(stamp, 2 * wall())
-        T = places[0].pose(f.T_scene_camera)
-        store.add(SceneFrame(stamp, "", f.image, f.depth, f.confidence, K, T, True))
+        T = places[0].pose(f.T_local_camera)
+        store.add(local_frame(stamp, "", f.image, f.depth, f.confidence, K, T, True))
     assert len(store.submaps[0].cloud) < before
     depth = store.submaps[0].cloud.xyz[:, 2]
     assert not (np.abs(depth - 1) < 0.2).any()

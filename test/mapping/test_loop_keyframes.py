@@ -1,12 +1,12 @@
 """Keyframes kept for loops: the oldest on the disk, in order, whatever happens to them."""
 
-import dataclasses
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from support.submaps import table_of
 
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
 from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
@@ -57,16 +57,18 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
 
 def test_a_correction_writes_nothing(kept, spill):
     move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
-    before, size = [k.in_vo.depth.copy() for k in kept], spill.size
+    before, size = [k.shared_view.depth.copy() for k in kept], spill.size
+    submaps = table_of([IDENTITY] * 8)
     for _ in range(2):
-        kept.change(lambda k: dataclasses.replace(k, move=move @ k.move))
+        submaps.set_poses({id: move @ s.T_map_submap for id, s in submaps.rows.items()})
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     assert spill.size == size
     for k, depth in zip(kept, before, strict=True):
-        np.testing.assert_array_equal(k.in_vo.depth, 4 * depth)
-        assert k.depth == pytest.approx(4 * np.median(depth))
-        np.testing.assert_allclose(k.in_vo.T_ref_camera[:3, 3], [3, 6, 9])
-        np.testing.assert_array_equal(k.T_vo_camera, k.in_vo.T_ref_camera)
+        placed = k.placed(submaps.T_local_submap(k.submap))
+        np.testing.assert_array_equal(placed.view.depth, 4 * depth)
+        assert placed.depth == pytest.approx(4 * np.median(depth))
+        np.testing.assert_allclose(placed.view.T_ref_camera[:3, 3], [3, 6, 9])
+        np.testing.assert_array_equal(placed.T_local_camera, placed.view.T_ref_camera)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.metric_scale import (
+    MapScale,
     MeasurementFilter,
-    OdomCorrection,
     OdometryRatio,
+    OdomFrame,
     ScaleFilter,
-    SceneScale,
 )
 from da3_ros.types import Prediction, ScaleMeasurement, View, Window
 
@@ -171,13 +171,13 @@ def test_declared_sources_ignore_measurements(source, value):
 
 
 def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
-    continuity = OdomCorrection()
+    continuity = OdomFrame()
     scales = np.where(np.arange(60) < 30, 2.0, 2.1)
     places = []
     for i, metres in enumerate(scales):
         T = at(100.0 + 0.1 * i)
-        T_odom_vo = continuity.add(T, metres)
-        places.append(T_odom_vo[0, 3] + metres * T[0, 3])
+        T_odom_local = continuity.add(T, metres, metric=True)
+        places.append(T_odom_local[0, 3] + metres * T[0, 3])
     steps = np.diff(places)
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
 
@@ -267,7 +267,7 @@ def test_a_unit_that_changes_before_the_first_value_leaves_the_limit():
 )
 def test_the_factor_of_what_a_source_measures_counts(source, value):
     """A focal length changes depths and distances differently."""
-    scale = SceneScale(ScaleConfig(source=source, factor=4.0))
+    scale = MapScale(ScaleConfig(source=source, factor=4.0))
     window = Window(0, (View(0, 0, "", np.zeros((2, 2, 3), np.uint8)),), 1)
     measure = ScaleMeasurement(4.0, 0.02)
     ones = np.ones((1, 2, 2), np.float32)
@@ -275,12 +275,11 @@ def test_the_factor_of_what_a_source_measures_counts(source, value):
     for _ in range(3):
         found = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert found.value == pytest.approx(1.0 if source == "fixed" else 4.0)
-    before = scale.scene_scale
+    before = scale.metres
     scale.change_unit(depth=2.0, motion=4.0)
     prediction = dataclasses.replace(prediction, measure=None)
     again = scale.update(window, prediction, Similarity(1.0, np.eye(3), np.zeros(3)))
     assert again.value == pytest.approx(value)
-    assert scale.scene_scale == pytest.approx(before)  # older parts of the map stay as they are
-    T = np.eye(4)
-    T[0, 3] = 4.0 / value if source != "fixed" else 1.0  # one scene unit, in the new unit
-    assert scale.pose_in_vo(T)[0, 3] == pytest.approx(1.0)
+    assert scale.metres == pytest.approx(before)  # older parts of the map stay as they are
+    longer = 4.0 / value if source != "fixed" else 1.0  # one map unit, in the new unit
+    assert longer * scale.unit == pytest.approx(1.0)

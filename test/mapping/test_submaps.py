@@ -16,7 +16,7 @@ from da3_ros.mapping.submaps import KEYFRAMES
 
 def world_points(f):
     points = backproject(f.depth, f.K)[np.isfinite(f.depth)]
-    return points @ f.T_scene_camera[:3, :3].T + f.T_scene_camera[:3, 3]
+    return points @ f.T_local_camera[:3, :3].T + f.T_local_camera[:3, 3]
 
 
 def in_order(points):
@@ -27,7 +27,7 @@ def test_points_lie_where_the_camera_saw_them():
     """Points lie where the camera saw them in open and closed submaps."""
     held = store()
     frames = [frame(i, pose(0.3 * i, turn_deg=5.0 * i), seed=i) for i in range(2 * KEYFRAMES + 3)]
-    assert [held.add(f) for f in frames] == [i // KEYFRAMES for i in range(len(frames))]
+    assert [held.add(f)[0].id for f in frames] == [i // KEYFRAMES for i in range(len(frames))]
     expected = np.concatenate([world_points(f) for f in frames])
     cloud = held.cloud()
     assert len(held) == len(cloud) == len(expected) == 190 * len(frames)
@@ -36,7 +36,7 @@ def test_points_lie_where_the_camera_saw_them():
     scene = held.scene(np.eye(4))
     assert len(scene) == len(expected)
     T = np.array([p.T_world_camera for p in scene.poses])
-    np.testing.assert_allclose(T, [f.T_scene_camera for f in frames], atol=1e-12)
+    np.testing.assert_allclose(T, [f.T_local_camera for f in frames], atol=1e-12)
 
 
 def test_far_from_the_origin_nothing_is_lost_to_rounding():
@@ -47,7 +47,7 @@ def test_far_from_the_origin_nothing_is_lost_to_rounding():
     local = held.scene().clouds[-1].cloud.xyz
     near = backproject(f.depth, K)[np.isfinite(f.depth)]
     assert np.abs(in_order(local)[:3] - in_order(near)[:3]).max() < 0.02
-    assert held.submaps[0].T_scene_submap.t[0] == 50_000.0
+    assert held.submaps[0].T_map_submap.t[0] == 50_000.0
 
 
 def test_points_seen_again_are_averaged_by_confidence():
@@ -73,8 +73,8 @@ def test_a_submap_that_moves_takes_its_points_and_poses_along():
     before, poses = held.scene(np.eye(4)), list(held.poses())
     R = Rotation.from_euler("xyz", [10, 20, 30], degrees=True).as_matrix()
     moved = Similarity(1.5, R, np.array([3.0, -2, 1]))
-    old = held.submaps[0].T_scene_submap
-    held.move({0: Similarity(1.5 * old.scale, R @ old.R, moved.points(old.t))})
+    old = held.submaps[0].T_map_submap
+    held.table.set_poses({0: Similarity(1.5 * old.scale, R @ old.R, moved.points(old.t))})
     after = held.scene(np.eye(4))
     first, second = (next(iter(s.chunks())).xyz for s in (before, after))
     np.testing.assert_allclose(second, moved.points(first), atol=1e-5)
@@ -87,12 +87,12 @@ def test_a_submap_that_moves_takes_its_points_and_poses_along():
 def test_a_growing_submap_can_move_and_goes_on_growing():
     held = store()
     held.add(frame(0, pose()))
-    held.move({0: Similarity(2.0, np.eye(3), np.array([0.0, 0, 5]))})
+    held.table.set_poses({0: Similarity(2.0, np.eye(3), np.array([0.0, 0, 5]))})
     later = frame(1, pose(1.0), depth=4.0, seed=1)
     held.add(later)
     np.testing.assert_allclose(in_order(world_points(later)), in_order(held.cloud().xyz[190:]),
                                atol=4e-3)  # fmt: skip
-    np.testing.assert_allclose(list(held.poses())[1].T_world_camera, later.T_scene_camera)
+    np.testing.assert_allclose(list(held.poses())[1].T_world_camera, later.T_local_camera)
 
 
 def test_every_segment_begins_a_submap():
@@ -100,11 +100,11 @@ def test_every_segment_begins_a_submap():
     held.add(frame(0, pose()))
     held.start_segment()
     assert held.newest is None
-    assert held.add(frame(1, pose())) == 1
+    assert held.add(frame(1, pose()))[0].id == 1
     assert [s.segment for s in held.submaps.values()] == [0, 1]
     held.start_segment()
     held.start_segment()
-    assert held.add(frame(2, pose(), keyframe=False)) == 2
+    assert held.add(frame(2, pose(), keyframe=False))[0].id == 2
 
 
 def test_a_frame_that_is_no_keyframe_leaves_its_pose_only():
@@ -157,7 +157,7 @@ def test_a_cap_below_one_frame_holds_too():
 @pytest.mark.slow
 def test_nothing_is_held_beyond_the_radius_in_metres():
     held = store(radius_m=12.0)
-    held.scene_scale = 2.0  # six units of the scene
+    held.metres = 2.0  # six units of the scene
     for i in range(300):
         T = pose(0.05 * i)
         held.add(frame(i, T, depth=2.5 + 2.5 * (i % 2), seed=i))
@@ -197,7 +197,7 @@ def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
     held = store(max_points=20_000, memory_mb=4, keep_images=True)
     frames, told = [frame(i, pose(), seed=i) for i in range(7)], []
     for i in range(36_000):
-        seen = {"keyframe": i % 20 == 0, "T_scene_camera": pose(0.1 * i)}
+        seen = {"keyframe": i % 20 == 0, "T_local_camera": pose(0.1 * i)}
         held.add(replace(frames[i % 7], stamp_ns=i, **seen))
         if i >= 12_000 and i % 1000 == 0:
             told.append(held.nbytes)
@@ -213,7 +213,7 @@ def test_voxels_of_a_known_scale_keep_colours_and_counts():
     for i in range(KEYFRAMES + 2):
         held.add(frame(i, pose(0.01 * i), seed=i))
     points, seen = len(held), held.cloud().count.sum()
-    held.scene_scale = 0.1  # so that a voxel is half a unit
+    held.metres = 0.1  # so that a voxel is half a unit
     held.regrid()
     assert len(held) < points / 5
     assert held.cloud().count.sum() == pytest.approx(seen, rel=1e-6)
@@ -230,7 +230,7 @@ def test_a_scene_does_not_change_while_the_map_goes_on():
     before = [c.xyz.copy() for c in scene.chunks()]
     for i in range(20, 100):
         held.add(frame(i, pose(float(i)), seed=i))
-    held.move({held.newest.id: Similarity(1.0, np.eye(3), np.ones(3))})
+    held.table.set_poses({held.newest.id: Similarity(1.0, np.eye(3), np.ones(3))})
     for old, new in zip(before, scene.chunks(), strict=True):
         np.testing.assert_array_equal(old, new.xyz)
     assert len(scene.poses) == 20
@@ -253,9 +253,9 @@ def test_a_part_that_left_the_map_keeps_its_number():
     held = store()
     held.add(frame(0, pose()))
     held.start_segment()
-    gone = held.add(frame(1, pose(1.0)))
+    gone = held.add(frame(1, pose(1.0)))[0].id
     held.start_segment()
-    back = held.add(frame(2, pose(2.0)))
+    back = held.add(frame(2, pose(2.0)))[0].id
     held.merge_parts([(0, back)])
     del held.submaps[gone]
     held.start_segment()

@@ -128,7 +128,7 @@ def folders(ring, second, elsewhere, tmp_path_factory):
 
 def places(scene):
     """Places of submaps by their ids."""
-    return {s.id: s.T_scene_submap for s in scene.submaps}
+    return {s.id: s.T_map_submap for s in scene.submaps}
 
 
 def box_in_map(scene, part):
@@ -191,7 +191,7 @@ def test_points_move_with_their_scene(folders, ring, second, tmp_path):
     _, scale = trajectory_error(scene, truth)
     clouds = {}
     for s in scene.submaps:
-        clouds.setdefault(s.origin, []).append(s.T_scene_submap.points(s.cloud.xyz))
+        clouds.setdefault(s.origin, []).append(s.T_map_submap.points(s.cloud.xyz))
     one, other = (np.concatenate(clouds[name]) for name in ("monday", "tuesday"))
     rng = np.random.default_rng(0)
     some = other[rng.choice(len(other), 500, replace=False)]
@@ -270,8 +270,8 @@ def test_two_metric_scenes_keep_their_scales(folders, ring, second, tmp_path):
     given = [folders("monday", metric=True), folders("tuesday", metric=True)]
     _, scene = merged(given, tmp_path / "out", [*ring, *second])
     assert {s.part for s in scene.submaps} == {0}
-    before = [s.T_scene_submap.scale for one in given for s in load_scene(one).submaps]
-    np.testing.assert_allclose([s.T_scene_submap.scale for s in scene.submaps], before)
+    before = [s.T_map_submap.scale for one in given for s in load_scene(one).submaps]
+    np.testing.assert_allclose([s.T_map_submap.scale for s in scene.submaps], before)
 
 
 def test_a_scene_without_metres_that_met_none_is_left_out(folders, ring, elsewhere, tmp_path):
@@ -347,13 +347,13 @@ def test_stored_keyframes_are_those_of_the_merged_scene(folders, ring, second, t
         assert len(stored.frames) == sum(frames for frames, _ in counts)
         assert len(stored.images) == sum(images for _, images in counts)
         for id, place in places(scene).items():
-            np.testing.assert_array_equal(stored.places[id].T_scene_submap.t, place.t)
+            np.testing.assert_array_equal(stored.places[id].T_map_submap.t, place.t)
         poses = {p.stamp_ns: p.T_world_camera for p in scene.scene().poses}
         _, scale = trajectory_error(scene, truth)
         true = {f.stamp_ns: f for f in truth}
         for key in stored.images:
             keyframe = stored.load(key)
-            place = stored.places[keyframe.pose.submap].T_scene_submap
+            place = stored.places[keyframe.pose.submap].T_map_submap
             T = place.pose(keyframe.pose.T_submap_camera)
             np.testing.assert_allclose(T, poses[keyframe.pose.stamp_ns], atol=1e-9)
             ratio = scale * place.scale * keyframe.depth / true[keyframe.pose.stamp_ns].depth

@@ -125,7 +125,7 @@ def test_the_result_is_the_same_twice(folders, walks, tmp_path):
     merged_error(folders, walks, tmp_path / "twice")
     once, twice = (load_scene(tmp_path / name).submaps for name in ("once", "twice"))
     for a, b in zip(once, twice, strict=True):
-        np.testing.assert_array_equal(a.T_scene_submap.t, b.T_scene_submap.t)
+        np.testing.assert_array_equal(a.T_map_submap.t, b.T_map_submap.t)
 
 
 def test_images_that_cannot_be_read_leave_the_alignment_as_it_was(

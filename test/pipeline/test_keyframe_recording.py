@@ -39,7 +39,7 @@ def test_depth_and_pose_are_in_the_unit_of_the_submap(recording):
     stored.add(f, seen(f), submap, MapState())
     assert stored.finish(MapState(True, 0.5), 10)
     with StoredScene.open(folder) as scene:
-        place = scene.places[3].T_scene_submap
+        place = scene.places[3].T_map_submap
         np.testing.assert_allclose(
             place.pose(scene.frames[0].T_submap_camera), f.T_scene_camera, atol=1e-12
         )
@@ -54,13 +54,13 @@ def test_a_loop_moves_what_is_stored(recording):
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = frame(5, pose(4.0))
     stored.add(f, seen(f), submap, MapState())
-    submap.T_scene_submap = Similarity(1.1, R, np.array([0.0, 0, 7]))
+    submap.T_map_submap = Similarity(1.1, R, np.array([0.0, 0, 7]))
     submap.part = 2
     stored.place([submap])
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:
         place = scene.places[0]
-        assert (place.T_scene_submap.scale, place.T_scene_submap.t[2], place.part) == (1.1, 7, 2)
+        assert (place.T_map_submap.scale, place.T_map_submap.t[2], place.part) == (1.1, 7, 2)
 
 
 def test_submaps_of_a_scene_that_begins_anew_are_stored_again(recording):
@@ -73,7 +73,7 @@ def test_submaps_of_a_scene_that_begins_anew_are_stored_again(recording):
             stored.begin()
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:
-        assert scene.places[0].T_scene_submap.t[0] == 2.0
+        assert scene.places[0].T_map_submap.t[0] == 2.0
         assert len(scene.images) == 1
 
 
@@ -112,7 +112,7 @@ def test_depth_of_a_later_segment_is_in_the_unit_of_the_scene(tmp_path):
         assert len(segments) == 2
         for key in stored.images:
             one = stored.load(key)
-            place = stored.places[one.pose.submap].T_scene_submap
+            place = stored.places[one.pose.submap].T_map_submap
             depth = one.depth * place.scale * stored.map.scene_scale
             known = np.isfinite(depth)
             ratio = np.median(depth[known] / truth[one.pose.stamp_ns % 10**12][known])

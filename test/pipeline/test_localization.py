@@ -15,10 +15,9 @@ from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.live.map_fault import map_fault
 from da3_ros.mapping import localized_path, loop_closure, submap_graph
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline import loop_scheduler
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.synthetic.truth import Noise
 
 FRAMES = 110
@@ -79,8 +78,8 @@ def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring
     assert pipeline.map.revision == revision  # nothing to show anew
     for old, new in zip(before.submaps, after.submaps, strict=True):
         np.testing.assert_array_equal(old.cloud.xyz, new.cloud.xyz)
-        assert old.T_scene_submap.t.tolist() == new.T_scene_submap.t.tolist()
-        assert old.T_scene_submap.R.tolist() == new.T_scene_submap.R.tolist()
+        assert old.T_map_submap.t.tolist() == new.T_map_submap.t.tolist()
+        assert old.T_map_submap.R.tolist() == new.T_map_submap.R.tolist()
     np.testing.assert_array_equal(before.poses.rows, after.poses.rows)
     save_scene(after, tmp_path / "again")
     assert len(after.recognition.keyframes) == len(before.recognition.keyframes)
@@ -98,13 +97,13 @@ def test_drift_is_corrected_which_odometry_alone_would_keep(folder, known, ring,
 
     corrected, pipeline = typical()
     looks = pipeline.loops.closed
-    tried = LoopScheduler.try_close_loop
+    tried = LoopClosure.try_close_loop
 
     def until_found(self, *args):
         if self.closed == 0:
             tried(self, *args)
 
-    monkeypatch.setattr(LoopScheduler, "try_close_loop", until_found)
+    monkeypatch.setattr(LoopClosure, "try_close_loop", until_found)
     drifted, _ = typical()
     assert looks > 5
     assert corrected < drifted / 2
@@ -120,7 +119,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
     pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
     own = len(pipeline.loops.recognition(1.0).nodes)
     keyframes = len(pipeline.loops.recognition(1.0).keyframes)
-    closure, sizes = pipeline.loops._closure, set()
+    closure, sizes = pipeline.loops, set()
     for start in range(0, len(walk), 10):
         push(pipeline, walk[start : start + 10])
         graph = closure._graph
@@ -195,14 +194,14 @@ def test_the_mode_changes_while_frames_arrive(ring, tmp_path):
 
 def test_a_loop_that_is_being_solved_corrects_the_map_before_it_is_read_only(known, monkeypatch):
     """Live, the solver is another thread's."""
-    solve, begun = loop_scheduler.solve, threading.Event()
+    solve, begun = loop_closure.solve, threading.Event()
 
     def slow(problem):
         begun.set()
         time.sleep(0.3)
         return solve(problem)
 
-    monkeypatch.setattr(loop_scheduler, "solve", slow)
+    monkeypatch.setattr(loop_closure, "solve", slow)
     pipeline = opened(known, metric=True)
     pipeline.loops.wait_for_solver = False
     for f in known:
@@ -214,7 +213,7 @@ def test_a_loop_that_is_being_solved_corrects_the_map_before_it_is_read_only(kno
     assert pipeline.loops.closed == 1
     nodes = {n.first: n.place for n in pipeline.loops.recognition(1.0).nodes_in_scene()}
     for id, submap in pipeline.map.submaps.items():  # graph and map agree
-        np.testing.assert_allclose(nodes[id].t, submap.T_scene_submap.t, atol=1e-9)
+        np.testing.assert_allclose(nodes[id].t, submap.T_map_submap.t, atol=1e-9)
 
 
 def test_a_camera_that_was_carried_is_found_anew(folder, known, ring):
@@ -297,8 +296,8 @@ def test_scale_of_a_map_without_own_source_is_corrected_by_each_loop(folder, kno
     assert len(metric) > 0.8 * len(walk)
     ratios = np.array([np.nanmedian(r.depth_m / true[r.stamp_ns]) for r in metric])
     assert np.abs(ratios[-100:] - 1).max() < 0.1
-    first = load_scene(folder).submaps[0].T_scene_submap
-    assert pipeline.map.submaps[0].T_scene_submap.scale == first.scale
+    first = load_scene(folder).submaps[0].T_map_submap
+    assert pipeline.map.submaps[0].T_map_submap.scale == first.scale
 
 
 def unlike(pipeline, frames):

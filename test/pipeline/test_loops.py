@@ -13,13 +13,15 @@ from support.ring import NOISE, SIZE, STEP_NS, DescribedTruth, descriptor_at, sh
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import WindowTooLargeError
+from da3_ros.mapping import loop_closure as loop_stage
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.graph_solution import Correction, Moves, Node, solve
 from da3_ros.mapping.loop_candidates import LoopCandidates
-from da3_ros.pipeline import loop_scheduler as loop_stage
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
+from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -95,7 +97,7 @@ def test_a_condensed_ring_still_closes(ring, unclosed, monkeypatch):
     """Its first submaps are one node long before the camera is back."""
     monkeypatch.setattr(submap_graph, "MAX_NODES", 10)
     pipeline, _ = run(ring, DescribedTruth(ring))
-    nodes = pipeline.loops._closure._graph.nodes
+    nodes = pipeline.loops._graph.nodes
     assert len(nodes) == 10 < nodes[-1].last + 1
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(unclosed[0], ring)
@@ -108,7 +110,7 @@ def test_coming_back_takes_the_drift_out_of_path_and_points(ring, closed, unclos
     pipeline, results = closed
     assert pipeline.loops.closed >= 1
     assert error(pipeline, ring) < 0.5 * error(plain, ring)
-    moved = [p.T_scene_submap for p in pipeline.map.submaps.values()]
+    moved = [p.T_map_submap for p in pipeline.map.submaps.values()]
     assert max(abs(np.log(m.scale)) for m in moved) > 1e-3  # points went along, in a new unit
     assert any(r.window.loop_closed for r in results)
 
@@ -211,7 +213,7 @@ def test_known_metres_stay(short_ring):
     values = {"scale.source": "metric_model", "scale.metric_every": 1}
     pipeline, results = run(short_ring, session, MetricModel(), **values)
     assert pipeline.loops.closed >= 1
-    assert {round(s.T_scene_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
+    assert {round(s.T_map_submap.scale, 9) for s in pipeline.map.submaps.values()} == {1.0}
     true = {f.stamp_ns: f.T_world_camera for f in short_ring}
     ours = {p.stamp_ns: p.T_world_camera for p in pipeline.poses()}
     first, last = short_ring[0].stamp_ns, short_ring[-1].stamp_ns
@@ -270,7 +272,7 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
     pipeline, _ = run(ring[:20], DescribedTruth(ring), **{"loop.enabled": False})
     T = np.eye(4)
     T[:3, :3] = Rotation.from_rotvec([0, 0, np.pi / 2]).as_matrix()
-    pipeline.loops._closure.T_scene_vo, pipeline.loops.closed = T, 1
+    pipeline.map.table.set_poses({}, Similarity.from_pose(T))
     K = ring[0].K.copy()
     K[:2, 2] -= 0.5
     black, lens = np.zeros((*SIZE[::-1], 3), np.uint8), Calibration(*SIZE, K)
@@ -289,7 +291,7 @@ def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
     for seed in range(runs):
         pipeline, results = run(short_ring, DescribedTruth(short_ring, seed=seed))
         unit = float(np.exp(np.random.default_rng(seed).normal(0, 0.5)))
-        unit *= pipeline.map.submaps[0].T_scene_submap.scale  # the map's is the newest's now
+        unit *= pipeline.map.submaps[0].T_map_submap.scale  # the map's is the newest's now
         last = max(i for i, r in enumerate(results) if r.window.loop_closed)
         values = []
         for r, f in zip(results[last:], short_ring[last:], strict=True):
@@ -338,16 +340,15 @@ def test_a_graph_that_cannot_be_solved_costs_no_frame(short_ring, monkeypatch, c
 
 
 def test_what_was_loaded_stays_where_it_is():
-    stage = LoopScheduler()
     move = Similarity(1.1, np.eye(3), np.array([1.0, 0, 0]))
-    moves = Moves((Node(5, 5, move),), (move,))
-    T = np.eye(4)
-    T[:3, 3] = 0, 2, 0
-    places = {id: Similarity(1.0, np.eye(3), np.zeros(3)) for id in (2, 5, 6)}
-    found = stage.apply(Correction(moves, T), places)
-    np.testing.assert_allclose(found[2].t, [0, 0, 0])  # of a loaded scene
-    np.testing.assert_allclose(found[5].t, [1, 2, 0])
-    np.testing.assert_allclose(found[6].t, [0, 2, 0])  # newer than the graph: with odometry
+    moves = Moves((Node(5, 5),), (move,))
+    T_map_local = Similarity(1.0, np.eye(3), np.array([0.0, 2, 0]))
+    submaps = SubmapTable(Submap(id, 0, IDENTITY) for id in (2, 5, 6))
+    LoopClosure(submaps).apply(Correction(moves, T_map_local))
+    found = [submaps.rows[id].T_map_submap.t for id in (2, 5, 6)]
+    np.testing.assert_allclose(found[0], [0, 0, 0])  # of a loaded scene
+    np.testing.assert_allclose(found[1], [1, 2, 0])
+    np.testing.assert_allclose(found[2], [0, 2, 0])  # newer than the graph: with odometry
 
 
 @pytest.mark.slow
@@ -361,8 +362,7 @@ def test_keyframes_of_loops_stay_within_the_maps_memory(ring):
 
 @pytest.mark.slow
 def test_a_correction_holds_its_loops_and_covariance(closed):
-    closer = closed[0].loops._closure
-    problem = closer.problem(metric=False)
+    problem = closed[0].loops._graph.problem(metric=False)
     found = solve(problem)
     assert found.loops
     assert all(old < new for old, new in found.loops)
@@ -377,6 +377,7 @@ def test_a_correction_holds_its_loops_and_covariance(closed):
 
 def test_reset_forgets_loops(ring):
     pipeline, _ = run(ring[:10], DescribedTruth(ring))
-    pipeline.loops._closure.T_scene_vo = 2 * np.eye(4)  # as a loop leaves it
+    moved = Similarity(2.0, np.eye(3), np.ones(3))
+    pipeline.map.table.set_poses({}, moved)  # as a loop leaves it
     pipeline.reset()
-    np.testing.assert_array_equal(pipeline.loops.T_scene_vo, np.eye(4))
+    assert pipeline.map.table.T_map_local is IDENTITY

@@ -100,7 +100,7 @@ def test_similar_tiles_are_found_and_never_joined():
     for seed in range(3):
         session = ConfusedTruth(truth, CONFUSED, seed)
         pipeline = run(truth, session)
-        closer = pipeline.loops._closure
+        closer = pipeline.loops
         assert len(session.fused) >= 2  # shown to the network, which takes them for one
         assert pipeline.loops.closed == 0
         assert pipeline.odometry.segment == 0

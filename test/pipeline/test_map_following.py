@@ -128,11 +128,11 @@ def test_without_loop_closure_it_works_too(walk, corrections):
     config = settings(corrections, **{"loop.enabled": False})
     pipeline, _ = run(walk, config, said(walk, corrections))
     assert share_off(errors(pipeline, walk[0])) < 0.001
-    assert not pipeline.loops._closure._graph.nodes
+    assert not pipeline.loops._graph.nodes
 
 
 def test_a_later_solution_of_the_graph_does_not_undo_it(followed):
-    closure = followed[1].loops._closure
+    closure = followed[1].loops
     solved = solve(closure.problem(True))
     for move in solved.moves.moves:
         np.testing.assert_allclose(move.t, 0, atol=1e-6)
@@ -231,13 +231,13 @@ def test_stored_keyframes_and_saved_scenes_have_the_new_places(walk, tmp_path):
     assert pipeline.scene_map.finish_recording(10)
     save_scene(pipeline.snapshot(), tmp_path / "scene")
     saved = load_scene(tmp_path / "scene")
-    places = {s.id: s.T_scene_submap for s in pipeline.map.submaps.values()}
-    unit = pipeline.scale.scene_scale
+    places = {s.id: s.T_map_submap for s in pipeline.map.submaps.values()}
+    unit = pipeline.scale.metres
     for submap in saved.submaps:
-        np.testing.assert_allclose(submap.T_scene_submap.t, unit * places[submap.id].t)
+        np.testing.assert_allclose(submap.T_map_submap.t, unit * places[submap.id].t)
     with StoredScene.open(tmp_path / "keyframes") as stored:
         for id, place in places.items():
-            np.testing.assert_allclose(stored.places[id].T_scene_submap.t, place.t)
+            np.testing.assert_allclose(stored.places[id].T_map_submap.t, place.t)
         np.testing.assert_allclose(stored.map.T_map_world, pipeline.scene_map.T_map_world)
 
 
@@ -376,10 +376,10 @@ def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplo
         run(walk, config, by_tf(*walk, {80})[:90], pipeline, begin=60)
     assert pipeline.scene_map.following.count == 0
     assert sum("until the place in the map is known" in r.message for r in caplog.records) == 1
-    before = {s.id: s.T_scene_submap for s in first.snapshot().submaps}
+    before = {s.id: s.T_map_submap for s in first.snapshot().submaps}
     for submap in pipeline.snapshot().submaps:
         if submap.id in before:
-            np.testing.assert_allclose(submap.T_scene_submap.t, before[submap.id].t, atol=2e-3)
+            np.testing.assert_allclose(submap.T_map_submap.t, before[submap.id].t, atol=2e-3)
 
 
 def test_a_path_after_a_time_jump_is_of_another_run(walk, caplog):

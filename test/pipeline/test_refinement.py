@@ -10,7 +10,7 @@ from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.mapping.metric_scale import SceneScale
+from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import effort, self_calibration
@@ -226,16 +226,16 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
     """Positions get another unit than depth; both go on from where they were."""
     camera = SyntheticCamera(42, SIZE, walk="loop", frames=26, rate_hz=5)
     true, found = list(camera), []
-    real = SceneScale.change_unit
+    real = MapScale.change_unit
 
     def noted(self, *, depth, motion):
         if motion != 1.0:
-            found.append((depth, motion, self.scene_scale))
+            found.append((depth, motion, self.metres))
         real(self, depth=depth, motion=motion)
         if motion != 1.0:
-            assert self.scene_scale == found[-1][2]
+            assert self.metres == found[-1][2]
 
-    monkeypatch.setattr(SceneScale, "change_unit", noted)
+    monkeypatch.setattr(MapScale, "change_unit", noted)
     values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,
               "scale.source": "metric_model"}  # fmt: skip
     session = LongFocal(true, noise=NOISE)

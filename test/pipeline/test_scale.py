@@ -121,14 +121,14 @@ def test_the_map_is_one_scene_in_metres_whatever_was_known_when(walk):
     pipeline, _ = run(walk, config, priors)
     T = frames[0].T_world_camera
     scene = pipeline.scene()
-    points = pipeline.map.cloud().xyz * pipeline.scale.scene_scale @ T[:3, :3].T + T[:3, 3]
+    points = pipeline.map.cloud().xyz * pipeline.scale.metres @ T[:3, :3].T + T[:3, 3]
     distance = np.asarray(distance_to_surface(camera.room, points))
     assert np.percentile(distance, 95) < 0.1
     first = invert_pose(T)
     for pose, frame in zip(scene.poses, frames, strict=True):
         true = (first @ frame.T_world_camera)[:3, 3]
         np.testing.assert_allclose(pose.T_world_camera[:3, 3], true, atol=0.1)
-    assert pipeline.map.scene_scale == pipeline.scale.scene_scale
+    assert pipeline.map.metres == pipeline.scale.metres
 
 
 @pytest.mark.slow
@@ -171,12 +171,12 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.trajectory), pipeline.scale.scene_scale
+    poses, before = len(pipeline.map.trajectory), pipeline.scale.metres
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
-    assert pipeline.scale.scene_scale == pytest.approx(before, rel=0.02)
+    assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
     assert len(pipeline.map.trajectory) == poses + len(again) - unknown
 

@@ -287,7 +287,7 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
         for frame in list(camera)[:40]:
             list(pipeline.push(to_frame(camera, frame)))
     pipeline.scene_map.finish_recording()
-    keyframes = pipeline.loops._closure._keyframes
+    keyframes = pipeline.loops._keyframes
     assert len(keyframes) > 20
     assert keyframes._on_disk == len(keyframes) - 4
     one = keyframes[0]

@@ -12,9 +12,9 @@ import pytest
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.voxel_map import VoxelMap
 from da3_ros.network.model import Chunks
-from da3_ros.pipeline.loop_scheduler import LoopScheduler
 from da3_ros.replay.object_state import StateError, load_state, save_state
 
 
@@ -121,7 +121,7 @@ def test_counters_stay_those_of_the_program(tmp_path):
 
 def test_services_and_code_stay_those_of_the_program(tmp_path):
     def scheduler(warn):
-        out = LoopScheduler()
+        out = LoopClosure()
         out.warn, out.session = warn, object()
         return out
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 from scipy.spatial.transform import Rotation
+from support.submaps import local_frame
 
 from da3_ros.config import MapConfig
-from da3_ros.mapping.frames import SceneFrame
 from da3_ros.mapping.submaps import KEYFRAMES, SubmapStore
 
 K = np.array([[20.0, 0, 8], [0, 20, 6], [0, 0, 1]])
@@ -24,7 +24,7 @@ def frame(i, T, *, keyframe=True, depth=2.0, camera="", seed=0):
     z[0, 0], z[0, 1] = np.inf, np.nan
     image = rng.integers(0, 256, (12, 16, 3)).astype(np.uint8)
     confidence = rng.uniform(1, 5, (12, 16)).astype(np.float32)
-    return SceneFrame(1000 + i, camera, image, z, confidence, K, T, keyframe)
+    return local_frame(1000 + i, camera, image, z, confidence, K, T, keyframe)
 
 
 def store(**limits):
@@ -37,7 +37,7 @@ def full_store(step=0.3):
     """Two segments, a closed submap, an open one, two cameras, images, metres known. step: from
     one keyframe to the next."""
     held = store(keep_images=True)
-    held.scene_scale = 0.5
+    held.metres = 0.5
     for i in range(KEYFRAMES + 3):
         held.add(frame(i, pose(step * i), seed=i, camera="front" if i % 2 else ""))
     held.start_segment()

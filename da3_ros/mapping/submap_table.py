@@ -1,0 +1,83 @@
+"""The poses of all submaps: their one owner."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.types import Array
+
+
+class SubmapTable:
+    """The submaps of a scene by id, and the frame of odometry.
+
+    ``local`` is the frame in which odometry places windows. Corrections never move the newest
+    submap in it, so that odometry goes on; ``T_map_local`` says where it is in the map, and how
+    long its unit is there. Not thread-safe.
+    """
+
+    def __init__(self, submaps: Iterable[Submap] = ()) -> None:
+        self.rows: dict[int, Submap] = {s.id: s for s in submaps}
+        self._T_map_local = IDENTITY
+        self._T_local_submap: dict[int, Similarity] = {}  # derived; empty after each change
+
+    @property
+    def T_map_local(self) -> Similarity:
+        """The frame of odometry in the map."""
+        return self._T_map_local
+
+    def add(self, submap: Submap) -> None:
+        """Adds a submap."""
+        self.rows[submap.id] = submap
+
+    def keep(self, ids: Collection[int]) -> None:
+        """Removes all submaps but these."""
+        self.rows = {id: s for id, s in self.rows.items() if id in ids}
+        self._T_local_submap.clear()
+
+    def T_local_submap(self, id: int) -> Similarity:
+        """Returns the pose of a submap in the frame of odometry. Raises KeyError."""
+        if self._T_map_local is IDENTITY:  # exact
+            return self.rows[id].T_map_submap
+        if id not in self._T_local_submap:
+            to_local = self._T_map_local.inverse()
+            self._T_local_submap[id] = to_local @ self.rows[id].T_map_submap
+        return self._T_local_submap[id]
+
+    def T_map_camera(self, T_local_camera: Array) -> Similarity:
+        """Returns a pose [4, 4] of odometry in the map, with the unit of odometry."""
+        T = self._T_map_local.pose(T_local_camera)
+        return Similarity(self._T_map_local.scale, T[:3, :3], T[:3, 3])
+
+    def set_poses(
+        self, T_map_submap: Mapping[int, Similarity], T_map_local: Similarity | None = None
+    ) -> None:
+        """Sets poses of submaps in the map, and that of the frame of odometry; None: it stays."""
+        for id, T in T_map_submap.items():
+            self.rows[id].T_map_submap = T
+        if T_map_local is not None:
+            self._T_map_local = T_map_local
+        self._T_local_submap.clear()
+
+    def correct(self, correction: Correction, stays: Collection[int] = ()) -> float:
+        """Applies a correction, also to the frame of odometry, so that the newest submap stays in
+        it. Returns the farthest move in the map.
+
+        stays: ids of submaps that keep their pose in the map. So do submaps that are older than
+        those of the correction.
+        """
+        oldest, moved, far = next(iter(correction.moves), 0), {}, 0.0
+        for id, submap in self.rows.items():
+            if id < oldest or id in stays:
+                continue
+            T_local = self.T_local_submap(id)
+            if id in correction.moves:
+                T_local = correction.moves[id] @ T_local
+            moved[id] = correction.T_map_local @ T_local
+            far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
+        self.set_poses(moved, correction.T_map_local)
+        return far

@@ -1,0 +1,27 @@
+"""Frames and submaps for tests of what needs no more of them."""
+
+from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
+from da3_ros.pipeline.delivery import NO_WINDOW
+from da3_ros.types import Scale
+
+
+def local_frame(stamp_ns, camera, image, depth, confidence, K, T, keyframe=True):
+    """A frame at the pose ``T`` of odometry."""
+    return LocalFrame(
+        stamp_ns, stamp_ns, "", camera, image, depth, confidence, K, T, Scale(), NO_WINDOW,
+        keyframe=keyframe,
+    )  # fmt: skip
+
+
+def table_of(poses):
+    """A table of submaps with these poses, in their order."""
+    return SubmapTable(Submap(id, 0, pose) for id, pose in enumerate(poses))
+
+
+def add_submap(submaps, id, T):
+    """Adds a submap at the pose ``T`` [4, 4], unless it is there."""
+    if id not in submaps.rows:
+        submaps.add(Submap(id, 0, Similarity.from_pose(T)))
