@@ -26,6 +26,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tqdm import tqdm
 from da3_ros.config import config_from_parameters
 from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_recognition
 from da3_ros.export.scene_file import load_scene, save_scene
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import open_networks
 from da3_ros.mapping import loop_window
 from da3_ros.mapping.graph_solution import Node
@@ -49,6 +50,8 @@ from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic import intrinsics
@@ -237,7 +240,7 @@ def cost_rows(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for count in bench.options.keyframes:
         with tempfile.TemporaryDirectory() as home:
-            times = times_of(loaded(count, Path(home) / RECOGNITION), count)
+            times = times_of(*loaded(count, Path(home) / RECOGNITION), count)
         times["all"] = list(np.sum(list(times.values()), axis=0))
         found = {
             name: {"median_ms": float(np.median(t)), "most_ms": float(max(t))}
@@ -248,16 +251,20 @@ def cost_rows(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def times_of(closure: LoopClosure, count: int) -> dict[str, list[float]]:
+def times_of(closure: LoopClosure, submaps: SubmapTable, count: int) -> dict[str, list[float]]:
     """Returns times, ms, of the steps for 50 new keyframes."""
     times: dict[str, list[float]] = {"add": [], "candidate": [], "window": []}
+    keyframes, graph = closure._keyframes, closure._graph
+    old = keyframes[count // 2]
     for k in range(50):
-        view, descriptor = view_of(count + k), descriptor_of(count + k)
         submap = count // 16 + 1 + k // 16
+        if submap not in submaps.rows:
+            submaps.add(Submap(submap, 0, IDENTITY))
+        view, descriptor = replace(view_of(count + k), submap=submap), descriptor_of(count + k)
         steps: dict[str, Callable[[], Any]] = {
-            "add": functools.partial(closure.add_keyframe, view, descriptor, submap),
-            "candidate": closure.candidate,
-            "window": functools.partial(closure.window, closure._keyframes[count // 2], 0, 3),
+            "add": functools.partial(closure.add_keyframe, view, descriptor),
+            "candidate": functools.partial(closure._candidates.next, None),
+            "window": lambda: loop_window.loop_window(keyframes, graph, old, keyframes[-1], 0, 3),
         }
         for name, step in steps.items():
             start = time.perf_counter()
@@ -285,8 +292,8 @@ def view_of(number: int) -> SharedView:
     return SharedView(view, np.eye(3), T, pixels, rng.uniform(1, 3, 1024), np.ones(1024))
 
 
-def loaded(count: int, file: Path) -> LoopClosure:
-    """Loop closure with a loaded scene of ``count`` keyframes."""
+def loaded(count: int, file: Path) -> tuple[LoopClosure, SubmapTable]:
+    """Loop closure with a loaded map of ``count`` keyframes, and its submaps."""
     last = count // 16
     size = max(1, -(-last // 250))  # submaps of a node
     nodes = [Node(first, min(first + size - 1, last)) for first in range(0, last + 1, size)]
@@ -301,9 +308,10 @@ def loaded(count: int, file: Path) -> LoopClosure:
         LoopKeyframe(view_of(i), descriptor_of(i), i // 16, np.zeros(3), 2.0) for i in range(count)
     )
     save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses), file)
-    closure = LoopClosure()
+    submaps = SubmapTable()
+    closure = LoopClosure(submaps)
     closure.restore(load_recognition(file, poses))
-    return closure
+    return closure, submaps
 
 
 def main() -> None:

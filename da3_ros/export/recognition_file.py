@@ -220,9 +220,10 @@ def _head(keyframe: LoopKeyframe, T_map_submap: Similarity) -> bytes:
     the map."""
     a, own = keyframe.shared_view, keyframe.own * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
+    T = keyframe.T_submap_ref
     row = (
         a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_ref_camera[:3], own,
-        keyframe.typical_depth, *_row(T_map_submap @ keyframe.T_submap_ref),
+        keyframe.typical_depth, *_row(T_map_submap if T is None else T_map_submap @ T),
     )  # fmt: skip
     return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
 
@@ -265,6 +266,7 @@ def _moved(edge: Edge, to_own: Mapping[int, Similarity]) -> Edge:
 
 def _in_submap(saved: LoopKeyframe, T_map_submap: Similarity) -> LoopKeyframe:
     """Returns a keyframe that is placed in the map, in the frame of its submap."""
+    assert saved.T_submap_ref is not None
     return replace(
         saved,
         T_submap_ref=T_map_submap.inverse() @ saved.T_submap_ref,

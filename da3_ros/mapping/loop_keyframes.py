@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
 from da3_ros.mapping.descriptor_index import DescriptorIndex
 from da3_ros.mapping.shared_view import SharedView, sample
@@ -48,7 +48,7 @@ class LoopKeyframe:
     submap: int
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
     typical_depth: float  # median, in the unit of ``shared_view``
-    T_submap_ref: Similarity = IDENTITY
+    T_submap_ref: Similarity | None = None  # None: it is that of the submap
     # Of a loaded scene: the file that holds its arrays, and its number there. Until it is
     # ``loaded``, its image is black and it has no samples.
     file: KeyframeFile | None = None
@@ -107,9 +107,8 @@ class PlacedKeyframe:
 
     @property
     def _T_local_ref(self) -> Similarity:
-        if self.keyframe.T_submap_ref is IDENTITY:
-            return self.T_local_submap
-        return self.T_local_submap @ self.keyframe.T_submap_ref
+        T = self.keyframe.T_submap_ref
+        return self.T_local_submap if T is None else self.T_local_submap @ T
 
     @property
     def view(self) -> SharedView:

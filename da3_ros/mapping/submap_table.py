@@ -22,7 +22,7 @@ class SubmapTable:
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
         self.rows: dict[int, Submap] = {s.id: s for s in submaps}
-        self._T_map_local = IDENTITY
+        self._T_map_local, self._is_map = IDENTITY, True
         self._T_local_submap: dict[int, Similarity] = {}  # derived; empty after each change
 
     @property
@@ -41,7 +41,7 @@ class SubmapTable:
 
     def T_local_submap(self, id: int) -> Similarity:
         """Returns the pose of a submap in the frame of odometry. Raises KeyError."""
-        if self._T_map_local is IDENTITY:  # exact
+        if self._is_map:  # exact
             return self.rows[id].T_map_submap
         if id not in self._T_local_submap:
             to_local = self._T_map_local.inverse()
@@ -61,6 +61,7 @@ class SubmapTable:
             self.rows[id].T_map_submap = T
         if T_map_local is not None:
             self._T_map_local = T_map_local
+            self._is_map = _is_identity(T_map_local)
         self._T_local_submap.clear()
 
     def correct(self, correction: Correction, stays: Collection[int] = ()) -> float:
@@ -81,3 +82,7 @@ class SubmapTable:
             far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
         self.set_poses(moved, correction.T_map_local)
         return far
+
+
+def _is_identity(T: Similarity) -> bool:
+    return T.scale == 1.0 and not T.t.any() and np.array_equal(T.R, np.eye(3))

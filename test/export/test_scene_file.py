@@ -62,7 +62,7 @@ def test_a_store_goes_on_with_a_loaded_scene(saved):
     held.restore(load_scene(path))
     same_scene(held.scene(), snapshot.scene())
     before = len(held)
-    assert held.add(frame(99, pose(9.0), seed=9)) == 3
+    assert held.add(frame(99, pose(9.0), seed=9))[0].id == 3
     assert held.newest.segment == 2
     assert len(held) == before + 190
     assert len(held.poses()) == KEYFRAMES + 6

@@ -5,7 +5,6 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, aligned
 
@@ -29,7 +28,6 @@ def graph_of(second, odometry_sigma=0.02):
     guess = Similarity(1.2, Rotation.from_rotvec([0, 0.3, 0]).as_matrix(), np.array([0.5, 0, 1]))
     before = [*way(), *second]
     places = [*way(), *(guess @ S for S in second)]
-    nodes = [Node(k, k, S) for k, S in enumerate(places)]
     edges = [
         Edge(k, k + 1, before[k].inverse() @ before[k + 1], np.full(3, odometry_sigma))
         for k in range(2 * COUNT - 1)
@@ -39,7 +37,7 @@ def graph_of(second, odometry_sigma=0.02):
     part = [0] * COUNT + [1] * COUNT
     metric = np.zeros(2 * COUNT, bool)
     flags = [False] * len(edges) + [True]
-    return SceneGraph(nodes, before, part, [*edges, across], flags, metric)
+    return SceneGraph(places, before, part, [*edges, across], flags, metric)
 
 
 def cameras(true, sigma=SIGMA):

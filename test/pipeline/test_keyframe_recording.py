@@ -13,6 +13,7 @@ from da3_ros.keyframe_store.keyframe import NO_TRACKS
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, StoredScene
 from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.submaps import relative_pose
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -36,12 +37,13 @@ def test_depth_and_pose_are_in_the_unit_of_the_submap(recording):
     stored, folder = recording
     submap = Submap(3, 1, Similarity(2.0, R, np.array([1.0, 2, 3])))
     f = frame(5, pose(4.0))
-    stored.add(f, seen(f), submap, MapState())
+    T = relative_pose(submap.T_map_submap, f.T_local_camera)
+    stored.add(f, seen(f), submap, T, submap.T_map_submap.scale, MapState())
     assert stored.finish(MapState(True, 0.5), 10)
     with StoredScene.open(folder) as scene:
         place = scene.places[3].T_map_submap
         np.testing.assert_allclose(
-            place.pose(scene.frames[0].T_submap_camera), f.T_scene_camera, atol=1e-12
+            place.pose(scene.frames[0].T_submap_camera), f.T_local_camera, atol=1e-12
         )
         known = np.isfinite(f.depth)
         depth = place.scale * scene.load(0).depth
@@ -53,7 +55,7 @@ def test_a_loop_moves_what_is_stored(recording):
     stored, folder = recording
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = frame(5, pose(4.0))
-    stored.add(f, seen(f), submap, MapState())
+    stored.add(f, seen(f), submap, f.T_local_camera, 1.0, MapState())
     submap.T_map_submap = Similarity(1.1, R, np.array([0.0, 0, 7]))
     submap.part = 2
     stored.place([submap])
@@ -68,7 +70,7 @@ def test_submaps_of_a_scene_that_begins_anew_are_stored_again(recording):
     f = frame(5, pose(4.0))
     for x in (1.0, 2.0):
         submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.array([x, 0, 0])))
-        stored.add(f, seen(f), submap, MapState())
+        stored.add(f, seen(f), submap, f.T_local_camera, 1.0, MapState())
         if x == 1.0:
             stored.begin()
     assert stored.finish(MapState(), 10)
@@ -81,7 +83,7 @@ def test_frames_that_are_no_keyframes_have_poses_only(recording):
     stored, folder = recording
     submap = Submap(0, 0, Similarity(1.0, np.eye(3), np.zeros(3)))
     f = dataclasses.replace(frame(5, pose(4.0)), keyframe=False)
-    stored.add(f, None, submap, MapState())
+    stored.add(f, None, submap, f.T_local_camera, 1.0, MapState())
     stored.correct({(f.camera, f.stamp_ns): pose(9.0)})
     assert stored.finish(MapState(), 10)
     with StoredScene.open(folder) as scene:

@@ -133,7 +133,7 @@ def test_without_loop_closure_it_works_too(walk, corrections):
 
 def test_a_later_solution_of_the_graph_does_not_undo_it(followed):
     closure = followed[1].loops
-    solved = solve(closure.problem(True))
+    solved = solve(closure._graph.problem(True))
     for move in solved.moves.moves:
         np.testing.assert_allclose(move.t, 0, atol=1e-6)
     assert len(closure._keyframes) > 10  # places can be recognised later

@@ -13,10 +13,12 @@ from da3_ros.export.recognition_file import RECOGNITION, load_recognition
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.mapping import loop_closure
+from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.pipeline import place_search
 from da3_ros.pipeline.place_search import PlaceSearch
+from da3_ros.pipeline.window_inference import WindowInference
 
 
 @pytest.fixture(scope="module")
@@ -241,14 +243,14 @@ def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):
     monkeypatch.setattr(loop_closure, "EAGER_LOOKS", 4)
     again = later(ring[30:60])
     pipeline = resumed(metric_folder, ring, again, metric=True, **{"loop.every": 7})
-    monkeypatch.setattr(LoopClosure, "verify", lambda *_: False)
-    tries, window = [], LoopClosure.window
+    monkeypatch.setattr(LoopClosure, "_verify", lambda *_: False)
+    tries, run_loop = [], WindowInference.run_loop
 
-    def noted(self, old, id, each):
-        tries.append(id)
-        return window(self, old, id, each)
+    def noted(self, window):
+        tries.append(window.id)
+        return run_loop(self, window)
 
-    monkeypatch.setattr(LoopClosure, "window", noted)
+    monkeypatch.setattr(WindowInference, "run_loop", noted)
     push(pipeline, again[:24])
     apart = np.diff(tries)
     assert len(tries) > 5
@@ -286,7 +288,7 @@ def test_a_file_that_ends_later_costs_a_candidate(metric_folder, ring, tmp_path,
 
 def looked_at(pipeline, monkeypatch):
     """The old keyframes that are verified."""
-    found, candidate = [], LoopClosure.candidate
+    found, candidate = [], LoopCandidates.next
 
     def noted(self, *args):
         old = candidate(self, *args)
@@ -294,7 +296,7 @@ def looked_at(pipeline, monkeypatch):
             found.append(old)
         return old
 
-    monkeypatch.setattr(LoopClosure, "candidate", noted)
+    monkeypatch.setattr(LoopCandidates, "next", noted)
     return found
 
 
