@@ -48,6 +48,7 @@ from da3_ros.ros.parameters import descriptor
 from da3_ros.ros.process_exit import exit_process
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.calibration_check import check_calibration
+from da3_ros.sensors.camera_models import CAMERA_MODELS
 from da3_ros.synthetic import WALKS
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.types import Array, Calibration, FloatImage, Image
@@ -90,8 +91,9 @@ class CameraConfig:
     width: int = option(640, "image width, pixels", low=16, high=8192)
     height: int = option(480, "image height, pixels", low=16, high=8192)
     fov_deg: float = option(65.0, "horizontal field of view, degrees", low=5.0, high=170.0)
-    distortion_model: str = option("plumb_bob", "distortion model of the lens", choices=(
-        "plumb_bob", "rational_polynomial", "equidistant"))  # fmt: skip
+    distortion_model: str = option(
+        "plumb_bob", "distortion model of the lens", choices=tuple(CAMERA_MODELS)
+    )
     distortion: tuple[float, ...] = option(
         (0.0,), "distortion coefficients in ROS order; all 0: none"
     )

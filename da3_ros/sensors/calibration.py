@@ -9,15 +9,6 @@ import numpy as np
 from da3_ros.geometry.projection import Size, ros_K
 from da3_ros.types import Array, Calibration
 
-COEFFICIENTS = {
-    "plumb_bob": (4, 5),
-    "rational_polynomial": (8, 12, 14),
-    "equidistant": (4,),
-}
-
-
-NO_DISTORTION = ("", "none")  # models that drivers write with an empty or zero D
-
 
 class CalibrationError(ValueError):
     """An unusable calibration; one line states the fault and the remedy."""

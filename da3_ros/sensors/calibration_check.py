@@ -6,8 +6,6 @@ import numpy as np
 
 from da3_ros.geometry.projection import Size
 from da3_ros.sensors.calibration import (
-    COEFFICIENTS,
-    NO_DISTORTION,
     CalibrationError,
     bins,
     has_projection,
@@ -15,7 +13,8 @@ from da3_ros.sensors.calibration import (
     is_calibrated,
     rectification_rotation,
 )
-from da3_ros.sensors.distortion import distort, is_distorted
+from da3_ros.sensors.camera_models import NO_DISTORTION, is_distorted, named_model
+from da3_ros.sensors.distortion import distort
 from da3_ros.types import Array, Calibration
 
 SHORTEST_FOCAL = 0.05  # of the longer side: a field of view of 169 degrees on a plane
@@ -82,13 +81,9 @@ def _check_distortion(c: Calibration) -> None:
     D, model = np.asarray(c.D), c.distortion_model
     if model in NO_DISTORTION and not D.any():
         return
-    if model not in COEFFICIENTS:
-        raise CalibrationError(
-            f"camera_info: unknown distortion_model '{model}'; known are "
-            f"{', '.join(COEFFICIENTS)}: rectify elsewhere and set input_rectified to true"
-        )
-    if D.size and D.size not in COEFFICIENTS[model]:
-        wanted = " or ".join(str(n) for n in COEFFICIENTS[model])
+    lengths = named_model(model).coefficients
+    if D.size and D.size not in lengths:
+        wanted = " or ".join(str(n) for n in lengths)
         raise CalibrationError(
             f"camera_info: {model} takes {wanted} coefficients (or none) but D has {D.size}; "
             "name the right distortion_model or calibrate the camera again"

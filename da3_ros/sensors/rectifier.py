@@ -24,7 +24,7 @@ from da3_ros.sensors.calibration import (
     rectification_rotation,
 )
 from da3_ros.sensors.calibration_check import check_calibration, doubt_of
-from da3_ros.sensors.distortion import column, is_distorted, ray_limit
+from da3_ros.sensors.camera_models import camera_model_of, is_distorted
 from da3_ros.types import Array, Calibration, Image
 
 log = logging.getLogger(__name__)
@@ -45,18 +45,14 @@ class Rectified:
 def _maps(c: Calibration, P: Array) -> tuple[Maps, Mask]:
     """Returns fixed-point remap tables of an image calibration, and the mask [H, W] of pixels
     with a source."""
-    size, R = (c.width, c.height), rectification_rotation(c)
-    D = column(c.D) if c.D.size else np.zeros((4, 1))
-    if c.distortion_model == "equidistant" and is_distorted(c):
-        x, y = cv2.fisheye.initUndistortRectifyMap(c.K, D, R, P, size, cv2.CV_32FC1)
-    else:
-        x, y = cv2.initUndistortRectifyMap(c.K, D, R, P, size, cv2.CV_32FC1)
+    R, model = rectification_rotation(c), camera_model_of(c)
+    x, y = model.sources(c.K, c.D, R, P, (c.width, c.height))
     u, v = np.meshgrid(np.arange(c.width), np.arange(c.height))
     rays = np.stack([u, v, np.ones_like(u)], -1) @ np.linalg.inv(P).T @ R
     ahead = rays[..., 2] > 1e-6
     radius = np.hypot(rays[..., 0], rays[..., 1]) / np.where(ahead, rays[..., 2], 1.0)
     within = (x >= -0.5) & (x <= c.width - 0.5) & (y >= -0.5) & (y <= c.height - 0.5)
-    valid = within & ahead & (radius <= (ray_limit(c) if is_distorted(c) else np.inf))
+    valid = within & ahead & (radius <= model.ray_limit(c.D))
     x, y = np.where(valid, x, 0.0), np.where(valid, y, 0.0)
     x, y = cv2.convertMaps(x.astype(np.float32), y.astype(np.float32), cv2.CV_16SC2)
     return (x, y), valid
