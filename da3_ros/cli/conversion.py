@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from da3_ros.cli.progress_bar import progress_bar
-from da3_ros.export.atomic_files import atomic_folder, check_file_target, check_folder_target
 from da3_ros.export.began_in import began_in
-from da3_ros.export.colmap import foreign_to_model
 from da3_ros.export.derived import derived_scene
-from da3_ros.export.export import Selection, export_scene, format_of, size_of
-from da3_ros.export.npz_frames import foreign_to_npz_frames, write_npz_frames
+from da3_ros.export.export import Selection, export_scene
+from da3_ros.export.formats import FORMATS, StoredFormat, find_format
 from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
 from da3_ros.export.selection import ExportError
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
-from da3_ros.export.stored_formats import stored_format
-from da3_ros.export.stored_writers import WRITERS
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.scene import Scene
 
-NPZ = "npz"
 log = logging.getLogger(__name__)
 
 
@@ -39,54 +34,48 @@ def convert(
     filters.check()
     check_outside_scenes(target)
     folder = find_scene(source)
-    stored_form = stored_format(target, form)
-    frames = stored_form is None and (form or target.suffix[1:].lower()) == NPZ
-    if stored_form is not None:
-        stored_form.check_name(target)
-    elif frames:
-        _check_npz(selection)
-    else:
-        form = format_of(target, form)
-    if selection.centred and form != "colmap":
-        raise ExportError("--centred is for the images of a COLMAP model: leave it out")
-    _check_target(target, NPZ if frames else form)
+    row = find_format(target, form)
+    row.check(target, selection)
+    row.check_target(target)
     # Saved points are averaged and filtered already: stored depth knows more.
     anew = derive or selection.voxel > 0 or selection.min_confidence > 0
     saved = (folder / "scene.json").exists()
+    from_depth = isinstance(row, StoredFormat) or derive
     if not (folder / JOURNAL).exists():
-        if frames or stored_form or derive:
+        if from_depth:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
-                "out --format npz, mesh or splat, --max-depth, --confidence-percentile, "
+                f"out --format {_stored_formats()}, --max-depth, --confidence-percentile, "
                 "--edge-filter, --remove-movers, --centred"
             )
-        return _exported(load_scene(folder).scene(), target, selection, form)
+        return _exported(load_scene(folder).scene(), target, selection, row.name)
     with StoredScene.open(folder) as stored, progress_bar() as progress:
         if saved and not _has_all(stored, folder):
-            if not (frames or stored_form or derive):  # the saved points know more
+            if not from_depth:  # the saved points know more
                 if anew:
                     log.warning(
                         "%s: not all of its keyframes are stored%s; its points are filtered",
                         folder, _where_others_are(folder),
                     )  # fmt: skip
-                return _exported(load_scene(folder).scene(), target, selection, form)
+                return _exported(load_scene(folder).scene(), target, selection, row.name)
             log.warning(
                 "%s: not all of its keyframes are stored%s; the others are left out",
                 folder, _where_others_are(folder),
             )  # fmt: skip
-        if stored_form is not None:
-            done = WRITERS[stored_form](stored, target, selection, filters, progress)
+        if isinstance(row, StoredFormat):
+            done = row.write(stored, target, selection, filters if anew else None, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
-        if frames:
-            with atomic_folder(target, foreign_to_npz_frames) as temporary:
-                asked = filters if anew else None
-                count = write_npz_frames(stored, asked, temporary, progress)
-            return f"{count} keyframes in {target} ({size_of(target) / 1e6:.1f} MB)\n"
-        if saved and not anew and form != "colmap":
-            return _exported(load_scene(folder).scene(), target, selection, form)
+        if saved and not anew and not row.uses_keyframes:
+            return _exported(load_scene(folder).scene(), target, selection, row.name)
         keyframes = readable_keyframes(stored, filters, progress)
         scene = derived_scene(stored, keyframes, filters, progress)
-        return _exported(scene, target, selection, form, keyframes)
+        return _exported(scene, target, selection, row.name, keyframes)
+
+
+def _stored_formats() -> str:
+    """Returns the names of formats that need stored keyframes."""
+    *names, last = (f.name for f in FORMATS.values() if isinstance(f, StoredFormat))
+    return f"{', '.join(names)} or {last}"
 
 
 def _has_all(stored: StoredScene, folder: Path) -> bool:
@@ -105,25 +94,6 @@ def _where_others_are(folder: Path) -> str:
     if not there:
         return f" (the scene that it began in, {scenes[0]}, has none either, or is gone)"
     return f" (those of the scene that it began in are in {' and '.join(there)}: export that too)"
-
-
-def _check_target(target: Path, form: str) -> None:
-    """Raises ExportError if the output cannot be written: before work of minutes."""
-    if form == NPZ:
-        check_folder_target(target, foreign_to_npz_frames)
-    elif form == "colmap":
-        check_folder_target(target, foreign_to_model)
-    else:
-        check_file_target(target)
-
-
-def _check_npz(selection: Selection) -> None:
-    """Raises ExportError for a choice of points, which NPZ files do not have."""
-    if selection != Selection(min_confidence=selection.min_confidence):
-        raise ExportError(
-            "NPZ files have no points: leave out --voxel, --crop, --min-observations, "
-            "--max-points, --no-cameras and --known-only"
-        )
 
 
 def _exported(

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.cli.arguments import FAILED
+from da3_ros.export.formats import FORMATS, SceneFormat
 
 
 def add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="write a saved scene as GLB, PLY, COLMAP model, TUM trajectory, NPZ, mesh or splats",
+        help=f"write a saved scene as {_titles()}",
         description="Convert a scene of a replay, of map.store or of the service save_scene. "
         "Where keyframes are stored (a replay, map.store), --voxel, --min-confidence and the "
         "filters of depth make points anew from their depth; without any of them the saved points "
@@ -24,16 +25,30 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "output",
         type=Path,
-        help="NAME.glb, .ply, .tum, NAME.mesh.glb, .mesh.ply, .mesh.obj, NAME.splat.ply, "
-        ".splat.glb, or a folder NAME.colmap, NAME.npz; replaced",
+        help=f"{_file_names()}; replaced",
     )
     export.add_argument(
-        "--format", default="", choices=("glb", "ply", "colmap", "tum", "npz", "mesh", "splat"),
+        "--format", default="", choices=tuple(FORMATS),
         help="format, if the output's suffix does not define it",
     )  # fmt: skip
     _add_filters(export)
     _add_selection(export)
     export.set_defaults(run=_run_export)
+
+
+def _titles() -> str:
+    *titles, last = (f.title for f in FORMATS.values())
+    return f"{', '.join(titles)} or {last}"
+
+
+def _file_names() -> str:
+    """Returns how outputs are named: files of points and poses, other files, folders."""
+    files = [f for f in FORMATS.values() if not f.folder]
+    scene = [end for f in files if isinstance(f, SceneFormat) for end in f.endings]
+    others = [f.endings for f in files if not isinstance(f, SceneFormat)]
+    names = ", ".join(f"NAME{', '.join(ends)}" for ends in (scene, *others))
+    folders = (f"NAME{end}" for f in FORMATS.values() if f.folder for end in f.endings)
+    return f"{names}, or a folder {', '.join(folders)}"
 
 
 def _add_filters(export: argparse.ArgumentParser) -> None:

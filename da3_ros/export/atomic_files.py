@@ -149,6 +149,12 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
 
 
+def size_of(path: Path) -> int:
+    """Returns the bytes of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(f.stat().st_size for f in files if f.is_file())
+
+
 def _check_folder(path: Path, foreign: Foreign) -> None:
     """Raises ExportError for what must not become a folder of ours; OSError, ValueError."""
     if not path.is_dir():

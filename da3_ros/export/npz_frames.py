@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from da3_ros.export.atomic_files import files_in
+from da3_ros.export.atomic_files import atomic_folder, files_in, size_of
 from da3_ros.export.cross_views import CrossViews
 from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Progress, silent
@@ -16,6 +17,31 @@ from da3_ros.keyframe_store.store import StoredScene
 
 SUFFIX, MARKER = ".npz", "da3_ros.txt"
 NAME = re.compile(r"-?\d+(_\d+)?\.npz")  # a stamp, or one that came again
+
+
+@dataclass(frozen=True)
+class ExportedFrames:
+    """The result of an export of keyframes."""
+
+    path: Path
+    count: int  # of keyframes that could be read
+    bytes: int  # of all files
+    keyframes: int  # that are stored
+    points: int = 0
+
+    @property
+    def text(self) -> str:
+        """The result in one line."""
+        return f"{self.count} keyframes in {self.path}"
+
+
+def export_npz_frames(
+    stored: StoredScene, path: Path, filters: DepthFilters | None, progress: Progress = silent
+) -> ExportedFrames:
+    """Writes the keyframes as files of the folder ``path``, as ``write_npz_frames``."""
+    with atomic_folder(path, foreign_to_npz_frames) as temporary:
+        count = write_npz_frames(stored, filters, temporary, progress)
+    return ExportedFrames(path, count, size_of(path), len(stored.images))
 
 
 def write_npz_frames(

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from da3_ros.export.atomic_files import atomic_path, check_file_target
+from da3_ros.export.formats import MESH
 from da3_ros.export.mesh_file import write_mesh
 from da3_ros.export.selection import ExportError, Progress, Selection, silent
 from da3_ros.export.stored_depth import DepthFilters, by_part, readable_keyframes
-from da3_ros.export.stored_formats import MESH
 from da3_ros.export.surface import FEWEST, fused_surface
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import REFERENCE

@@ -20,12 +20,12 @@ from scipy.spatial import cKDTree
 
 from da3_ros.export.atomic_files import atomic_path, check_file_target
 from da3_ros.export.cross_views import CrossViews
+from da3_ros.export.formats import SPLAT
 from da3_ros.export.selection import ExportError, Progress, Selection, silent
 from da3_ros.export.splat_glb import write_splat_glb
 from da3_ros.export.splat_ply import write_splat_ply
 from da3_ros.export.splat_rows import SplatRows, splat_rows
 from da3_ros.export.stored_depth import DepthFilters, Readable, by_part, readable_keyframes
-from da3_ros.export.stored_formats import SPLAT
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import Similarity

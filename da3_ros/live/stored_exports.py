@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from da3_ros.export.formats import StoredExported, StoredFormat
 from da3_ros.export.selection import ExportError, Progress, Selection, portion
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.stored_formats import StoredFormat
-from da3_ros.export.stored_writers import WRITERS, StoredExported
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.live.worker import Worker
@@ -98,7 +97,7 @@ class StoredExport:
             self._wait(scene)
             try:
                 with StoredScene.open(scene.folder) as stored:
-                    file = WRITERS[form](stored, path, selection, filters, part)
+                    file = form.write(stored, path, selection, filters, part)
             except (JournalError, OSError) as error:
                 raise ExportError(str(error)) from error
             done.append((file, max(0, scene.keyframes - file.keyframes)))

@@ -18,18 +18,12 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool, Trigger
 
-from da3_ros.export.export import (
-    Exported,
-    ExportError,
-    Selection,
-    export_scene,
-    format_of,
-    size_of,
-)
+from da3_ros.export.atomic_files import size_of
+from da3_ros.export.export import Exported, ExportError, Selection, export_scene
+from da3_ros.export.formats import GLB, Format, StoredFormat, find_format
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, save_scene
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.stored_formats import StoredFormat, stored_format
 from da3_ros.live.saved_scenes import load_scenes
 from da3_ros.live.stored_exports import StoredExports
 from da3_ros.live.stream import Stream
@@ -134,18 +128,12 @@ class Services:
         return sendable(response)
 
     async def _export(self, stream: Stream, request: Any, response: Any) -> None:
-        asked = request.format.lower().lstrip(".")
-        if (stored := stored_format(Path(request.path), asked)) is not None:
-            await self._export_stored(stored, stream, request, response)
-            return
         # Without a path the error must be about the path, not about its missing suffix.
-        form = format_of(Path(request.path), request.format) if request.path else "glb"
-        path = resolve_inside(
-            stream.config.export_dir,
-            request.path,
-            suffix="" if form == "colmap" else f".{form}",
-            folder=form == "colmap",
-        )
+        form = find_format(Path(request.path), request.format, live=True) if request.path else GLB
+        path = form.resolve(stream.config.export_dir, request.path)
+        if isinstance(form, StoredFormat):
+            await self._export_stored(form, path, stream, request, response)
+            return
         selection = _selection(stream, request)
         scenes = await self._run_on(self._worker_of(stream), stream.snapshots)
         done = await self._run_on(self._files, lambda: self._write(scenes, path, selection, form))
@@ -153,9 +141,8 @@ class Services:
         response.message = done.text
 
     async def _export_stored(
-        self, form: StoredFormat, stream: Stream, request: Any, response: Any
+        self, form: StoredFormat, path: Path, stream: Stream, request: Any, response: Any
     ) -> None:
-        path = resolve_inside(stream.config.export_dir, form.named(request.path))
         check_outside_scenes(path)
         selection = _selection(stream, request)
         filters = DepthFilters(
@@ -165,7 +152,7 @@ class Services:
             scenes = await self._run_on(self._worker_of(stream), stream.stored_scenes)
             if not scenes:
                 raise ExportError(
-                    f"a {form.word} file needs stored keyframes: set the parameter map.store to a "
+                    f"a {form.name} file needs stored keyframes: set the parameter map.store to a "
                     "folder below export_dir, and configure the node again"
                 )
             progress = self._progress(f"export of {path}")
@@ -179,15 +166,16 @@ class Services:
             response.message += f"; {missing} keyframes of the scene are not stored"
 
     def _write(
-        self, scenes: dict[str, Snapshot], path: Path, selection: Selection, form: str
+        self, scenes: dict[str, Snapshot], path: Path, selection: Selection, form: Format
     ) -> Exported:
         check_outside_scenes(path)
         (_, first), *others = scenes.items()
         for name, saved in others:
-            progress = self._progress(f"export of {path_for_camera(path, name)}")
-            export_scene(saved.scene(), path_for_camera(path, name), selection, form, progress)
+            place = form.path_for_camera(path, name)
+            progress = self._progress(f"export of {place}")
+            export_scene(saved.scene(), place, selection, form.name, progress)
         progress = self._progress(f"export of {path}")
-        return export_scene(first.scene(), path, selection, form, progress)
+        return export_scene(first.scene(), path, selection, form.name, progress)
 
     async def _save(self, stream: Stream, request: Any, response: Any) -> None:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)

@@ -14,6 +14,7 @@ from support.scenes import full_store
 from support.stored_walls import write_walls
 
 from da3_ros.cli import conversion, main
+from da3_ros.export.formats import FORMATS
 from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
 from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.recordings import RecordingError, open_recording
@@ -141,8 +142,8 @@ def unread(monkeypatch):
         raise AssertionError("the work has begun")
 
     monkeypatch.setattr(conversion, "readable_keyframes", read)
-    monkeypatch.setattr(conversion, "write_npz_frames", read)
-    monkeypatch.setattr(conversion, "WRITERS", dict.fromkeys(conversion.WRITERS, read))
+    for form in FORMATS.values():
+        monkeypatch.setattr(type(form), "write", read)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-im
 
 from da3_ros.cli import main
 from da3_ros.export import stored_mesh
+from da3_ros.export.formats import MESH, MeshFormat
 from da3_ros.export.selection import ExportError, Selection, silent
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.export.stored_formats import MESH
 from da3_ros.keyframe_store.store import StoredScene
-from da3_ros.live import stored_exports
 from da3_ros.live.stored_exports import StoredExports, StoredSoFar
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
@@ -120,13 +119,13 @@ def test_the_percentage_never_goes_back(tmp_path, exports, monkeypatch):
     """Not even where a step begins with less than the last one had."""
     seen = []
 
-    def work(stored, path, selection, filters, progress):
+    def work(self, stored, path, selection, filters, progress):
         for share in (0.0, 0.6, 0.2, 0.7):
             progress("fusing", share)
             seen.append(exports.percent)
         raise ExportError("enough")
 
-    monkeypatch.setitem(stored_exports.WRITERS, MESH, work)
+    monkeypatch.setattr(MeshFormat, "write", work)
     stream, _ = stream_in(tmp_path)
     with pytest.raises(ExportError, match="enough"):
         made(exports, stream, tmp_path / "a.mesh.glb")
