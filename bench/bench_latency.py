@@ -18,7 +18,7 @@ import results_file
 from rclpy.node import Node
 
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.messages.outputs import FRAME_TOPICS
+from da3_ros.messages.output_topics import FRAME_TOPICS
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 
@@ -40,11 +40,13 @@ class Listener(Node):
         self.backend = None  # of the newest window
         for camera in cameras or [""]:
             base = f"/da3/{camera}/" if camera else "/da3/"
-            for topic, kind in FRAME_TOPICS.items():
+            for topic, row in FRAME_TOPICS.items():
+                if row.of_scene:
+                    continue
                 if topic.startswith("/") and camera != (cameras or [""])[0]:
                     continue
                 name = topic if topic.startswith("/") else base + topic
-                self.create_subscription(library.type(kind), name, lambda m: None, 10)
+                self.create_subscription(library.type(row.type), name, lambda m: None, 10)
             self.create_subscription(
                 library.type("sensor_msgs/msg/PointCloud2"), base + "points", self._on_cloud, 10
             )

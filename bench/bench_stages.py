@@ -28,7 +28,8 @@ from da3_ros.inference import resize_for_network
 from da3_ros.mapping.depth_filter import filter_depth
 from da3_ros.messages import build
 from da3_ros.messages.decode import decode
-from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
+from da3_ros.messages.output_topics import FRAME_TOPICS
+from da3_ros.messages.outputs import Outputs
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.rectifier import Rectifier
@@ -135,7 +136,8 @@ def _publishing(lib: RclpyLibrary, frame: TrackedFrame, count: int) -> dict[str,
     node = Node("bench")
     outputs = Outputs(lib, DepthConfig(), window_size=4)
     publishers = {}
-    for topic, kind in FRAME_TOPICS.items():
+    kinds = {topic: row.type for topic, row in FRAME_TOPICS.items() if not row.of_scene}
+    for topic, kind in kinds.items():
         name = topic if topic.startswith("/") else f"~/{topic}"
         publishers[topic] = node.create_publisher(lib.type(kind), name, QoSProfile(depth=1))
         node.create_subscription(lib.type(kind), name, lambda m: None, QoSProfile(depth=1))

@@ -15,7 +15,7 @@ from typing import Any
 
 from da3_ros.config import NodeConfig
 from da3_ros.messages.decode import DEPTH_ENCODINGS, ENCODINGS
-from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.messages.output_topics import Topic, output_topics
 from da3_ros.parameter_schema import parameters
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,25 +41,16 @@ INPUTS = (
      "first for the camera in a loaded scene, for 30 s; reliable, depth 1"),
     ("/tf, /tf_static", "tf2_msgs/msg/TFMessage", "reliable; static latched"),
 )  # fmt: skip
-OUTPUTS = {
-    "depth/image": "32FC1, along the optical axis, metres once the scale is known; NaN: "
-    "unknown, +Inf: sky",
-    "depth/camera_info": "of exactly that image, without distortion",
-    "rgb/image": "rgb8, rectified, at the depth's size",
-    "depth/image_color": "rgb8, over the fixed range `depth.color_range_m`",
-    "confidence/image": "32FC1, at the depth's size, the network's output unchanged",
-    "confidence/image_color": "rgb8, red is low; fixed range: the logarithm of confidence - 1 "
-    "from 0.01 to 10",
-    "points": "organised, x y z rgb, in the optical frame; NaN where depth is not finite",
-    "pose": "pose of the optical frame in `map_frame`",
-    "odom": "pose in `odom_frame`, without jumps",
-    "/tf": "as chosen by `tf.publish`",
-    "window": "how the newest window ran and was aligned, with the poses of all its frames",
-    "path": "at most 1000 poses, at most once a second",
-    "map/points": "the scene thinned for display, at most once a second",
-    "status": "once a second: state, device, memory, rates, drops, scale, map",
-    "/diagnostics": "once a second: the same with stage times, and a level OK, WARN or ERROR",
-}
+OUTPUTS = output_topics() | {
+    "status": Topic(
+        type="da3_ros/msg/Status", latched=True,
+        text="once a second: state, device, memory, rates, drops, scale, map",
+    ),
+    "/diagnostics": Topic(
+        type="diagnostic_msgs/msg/DiagnosticArray", depth=10,
+        text="once a second: the same with stage times, and a level OK, WARN or ERROR",
+    ),
+}  # fmt: skip
 SERVICES = {
     "export_scene": ("da3_ros/srv/ExportScene", "writes the scene to a file below `export_dir`"),
     "save_scene": ("da3_ros/srv/SceneFile", "saves the scene to a folder below `export_dir`"),
@@ -91,22 +82,11 @@ def _topics() -> Iterator[str]:
         f"\nEncodings of `image`: {names}. "
         "Other transports: argument `republish` of `da3.launch.py`."
     )
-    kinds = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
-    kinds |= {
-        "status": "da3_ros/msg/Status",
-        "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
-    }
-    if set(kinds) != set(OUTPUTS):
-        raise ValueError(
-            f"topics without a description, or the reverse: {set(kinds) ^ set(OUTPUTS)}"
-        )
-    depths, latched = (constant("da3_ros/ros/publishers.py", n) for n in ("DEPTHS", "LATCHED"))
     yield "\n| Out | Type | QoS | |\n|---|---|---|---|"
-    for name, text in OUTPUTS.items():
+    for name, row in OUTPUTS.items():
         shown = name if name.startswith("/") else f"~/{name}"
-        durable = ", transient local" if name in latched else ""
-        depth = depths.get(name, 1)
-        yield f"| `{shown}` | `{kinds[name]}` | reliable{durable}, {depth} | {text} |"
+        durable = ", transient local" if row.latched else ""
+        yield f"| `{shown}` | `{row.type}` | reliable{durable}, {row.depth} | {row.text} |"
     yield (
         "\nThe QoS of each can be overridden: `-p qos_overrides./da3/points.publisher."
         "reliability:=best_effort`, or `.subscription.` for an input (and `history`, "

@@ -13,21 +13,18 @@ from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.messages import build
 from da3_ros.messages.library import MessageLibrary
-from da3_ros.messages.outputs import (
+from da3_ros.messages.output_topics import (
     FRAME_TOPICS,
-    MAP_TOPIC,
     MAX_DISPLAY,
     MAX_PATH,
-    PATH_TOPIC,
-    Published,
+    SCENE_TOPICS,
+    SceneViews,
 )
+from da3_ros.messages.outputs import Published
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.rig_sync import Instant, RigSync
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Calibration, TrackedFrame
-
-PATH_PERIOD_S = 1.0
-MAP_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +78,13 @@ class SceneStream:
             camera=name, additional=additional, prior=prior,
         )  # fmt: skip
         self._lock = threading.Lock()  # callbacks add images while the worker resets
-        self._path_at = self._map_at = 0.0
-        self._shown = pipeline.map.revision  # revision of the last published map
+        self._views = SceneViews(
+            path=lambda: pipeline.path(MAX_PATH),
+            scene=lambda: pipeline.map.view.thinned(MAX_DISPLAY, pipeline.scene_map.T_map_world),
+        )
+        self._sent_at = dict.fromkeys(SCENE_TOPICS, 0.0)
+        # Revision of the map that was last published on each topic.
+        self._shown = dict.fromkeys(SCENE_TOPICS, pipeline.map.revision)
 
     def put(self, raw: RawFrame) -> None:
         """Add a new image; called from callbacks."""
@@ -127,33 +129,43 @@ class SceneStream:
         transforms = self.output.tf.repeat()
         if transforms:
             message = build.tf(self.output.messages.lib, transforms)
-            self.host.publish(("/tf", FRAME_TOPICS["/tf"], message))
+            self.host.publish(("/tf", FRAME_TOPICS["/tf"].type, message))
 
     def publish_map(self) -> None:
-        """Publish the map's cloud for display."""
+        """Publish what shows the map to its subscribers, also if it has not changed."""
         store = self.pipeline.map
-        if not len(store.trajectory) and self._shown == store.revision:
-            return  # the map has always been empty
-        self._map_at, self._shown = time.monotonic(), store.revision
-        scene = store.view.thinned(MAX_DISPLAY, self.pipeline.scene_map.T_map_world)
-        stamp_ns = store.newest_stamp_ns or self.host.now_ns()
-        self.host.publish(self.output.messages.map_points(scene, stamp_ns))
+        for topic, row in SCENE_TOPICS.items():
+            always_empty = not len(store.trajectory) and self._shown[topic] == store.revision
+            if row.on_change and not always_empty and self._is_wanted(topic):
+                self._publish_of_map(topic)
 
     def refresh_map(self) -> None:
-        """Publish the map's cloud if it has changed, is due and has a subscriber."""
-        changed = self.pipeline.map.revision != self._shown
-        topic = self.output.messages.of_scene(MAP_TOPIC)[0]
-        if changed and time.monotonic() - self._map_at >= MAP_PERIOD_S and self.host.wanted(topic):
-            self.publish_map()
+        """Publish what shows the map, if it has changed, is due and has a subscriber."""
+        for topic, row in SCENE_TOPICS.items():
+            changed = row.on_change and self.pipeline.map.revision != self._shown[topic]
+            if changed and self._is_due(topic) and self._is_wanted(topic):
+                self._publish_of_map(topic)
 
     def publish_scene(self, frame: TrackedFrame) -> None:
-        """Publish the path and the map if they are due."""
-        messages, now = self.output.messages, time.monotonic()
-        wanted = self.host.wanted(messages.of_scene(PATH_TOPIC)[0])
-        if wanted and now - self._path_at >= PATH_PERIOD_S:
-            self._path_at = now
-            self.host.publish(messages.path(self.pipeline.path(MAX_PATH), frame.stamp_ns))
+        """Publish what is due of the scene, after a frame."""
+        for topic, row in SCENE_TOPICS.items():
+            if not row.on_change and self._is_due(topic) and self._is_wanted(topic):
+                self._publish_of_scene(topic, frame.stamp_ns)
         self.refresh_map()
+
+    def _is_due(self, topic: str) -> bool:
+        return time.monotonic() - self._sent_at[topic] >= SCENE_TOPICS[topic].period_s
+
+    def _is_wanted(self, topic: str) -> bool:
+        return self.host.wanted(self.output.messages.of_scene(topic))
+
+    def _publish_of_map(self, topic: str) -> None:
+        self._shown[topic] = self.pipeline.map.revision
+        self._publish_of_scene(topic, self.pipeline.map.newest_stamp_ns or self.host.now_ns())
+
+    def _publish_of_scene(self, topic: str, stamp_ns: int) -> None:
+        self._sent_at[topic] = time.monotonic()
+        self.host.publish(self.output.messages.scene(topic, self._views, stamp_ns))
 
     def _clear_inputs(self) -> None:
         with self._lock:

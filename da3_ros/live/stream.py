@@ -291,12 +291,12 @@ class Stream:
             scene_stream.repeat_transforms()
 
     def publish_map(self) -> None:
-        """Publish the maps' clouds for display."""
+        """Publish what shows the maps to its subscribers."""
         for scene_stream in self.scene_streams.values():
             scene_stream.publish_map()
 
     def refresh_map(self) -> None:
-        """Publish the maps' clouds that have changed and have a subscriber."""
+        """Publish what shows the maps, of those that have changed."""
         for scene_stream in self.scene_streams.values():
             scene_stream.refresh_map()
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig
 from da3_ros.live import tf_policy
-from da3_ros.messages.outputs import Edge, Outputs
+from da3_ros.messages.output_topics import Edge
+from da3_ros.messages.outputs import Outputs
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 from da3_ros.types import Array, TrackedFrame
 

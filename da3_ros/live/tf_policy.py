@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.messages.outputs import Edge
+from da3_ros.messages.output_topics import Edge
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.types import Array
 

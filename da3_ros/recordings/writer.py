@@ -28,12 +28,12 @@ from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as FolderWriter
 
 from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.output_topics import output_topics
 from da3_ros.recordings.base import RecordingError
 
 Self = TypeVar("Self", bound="Writer")
 
-# Topics with transient-local durability: late subscribers get the last message, as from the node.
-LATCHED = ("/tf_static", "/path", "/map/points", "/status")
+LATCHED = ("/tf_static", "/status")  # besides those of ``output_topics``
 _FOREVER = (9223372036, 854775807)
 _CHUNK_BYTES = 4 * 2**20
 # The newest layout that rosbag2 of Humble, Jazzy and Kilted can all read.
@@ -216,7 +216,9 @@ class BagFolderWriter(Writer):
 
 
 def _is_latched(topic: str) -> bool:
-    return topic.endswith(LATCHED)
+    """True if late subscribers shall get the last message, as from the node."""
+    latched = (f"/{name}" for name, row in output_topics().items() if row.latched)
+    return topic.endswith((*LATCHED, *latched))
 
 
 def _qos(topic: str) -> Qos:

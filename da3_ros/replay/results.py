@@ -23,6 +23,7 @@ from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
+from da3_ros.messages.output_topics import SCENE_TOPICS, SceneViews
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
@@ -276,9 +277,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         moved = pipeline.scene_map.following.enabled
         if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
             self._write_trajectory(pipeline.map.view.path_scene(scene.T_map_world))
-        self.bag.write(self.output.messages.path(pipeline.path(), stamp), stamp)
-        shown = scene.of_part(pipeline.map.view.part)
-        self.bag.write(self.output.messages.map_points(shown, stamp), stamp)
+        part = pipeline.map.view.part
+        views = SceneViews(path=pipeline.path, scene=lambda: scene.of_part(part))
+        for topic in SCENE_TOPICS:
+            self.bag.write(self.output.messages.scene(topic, views, stamp), stamp)
 
     def _path(self, name: str) -> Path:
         path = self.folder / name

@@ -91,8 +91,8 @@ class Da3Node(LifecycleNode):
         self._map_display = MapDisplay(self.topics, self.log)
         self._conflicts = ConflictWatch(self, self.topics, self.log)
         self.requests = Services(self)
-        self._status = self.topics.advertise("status", Status)
-        self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray)
+        self._status = self.topics.advertise("status", Status, latched=True)
+        self._diagnostics = self.topics.advertise("/diagnostics", DiagnosticArray, depth=10)
         self._timers_on()
         if self.get_parameter("autostart").value:
             self._start_timer = self.create_timer(0.0, self._autostart, clock=self.steady)

@@ -8,14 +8,12 @@ from typing import Any
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from da3_ros.messages import outputs
-from da3_ros.messages.outputs import MAP_TOPIC, Published
+from da3_ros.messages.output_topics import SceneTopic
+from da3_ros.messages.outputs import Published
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.tf_subscriber import TOPIC as TF
 from da3_ros.ros.tf_subscriber import SentTransforms
-
-DEPTHS = {"pose": 10, "odom": 10, "window": 5, "/tf": 100, "/diagnostics": 10}
-LATCHED = ("path", "map/points", "status")
 
 
 class Topics:
@@ -25,18 +23,20 @@ class Topics:
         """``sent`` records every message to /tf."""
         self._endpoints, self._library, self._sent = endpoints, library, sent
         self._publishers: dict[str, Any] = {}
+        self._of_map: list[str] = []  # topics that show the maps
 
     def create(self, cameras: Sequence[str], scenes: Sequence[str]) -> None:
         """Create the publishers of a stream with these cameras and scenes."""
-        for topic, base, kind in outputs.topics(cameras, scenes):
-            self._publishers[topic] = self.advertise(topic, self._library.type(kind), base)
+        for topic, row in outputs.topics(cameras, scenes):
+            kind = self._library.type(row.type)
+            self._publishers[topic] = self.advertise(topic, kind, row.depth, latched=row.latched)
+            if isinstance(row, SceneTopic) and row.on_change:
+                self._of_map.append(topic)
 
-    def advertise(self, topic: str, kind: Any, base: str = "") -> Any:
-        """Create a publisher that the caller owns; ``base`` is the topic without a prefix."""
-        base = base or topic
-        latched = base in LATCHED
+    def advertise(self, topic: str, kind: Any, depth: int = 1, *, latched: bool = False) -> Any:
+        """Create a publisher that the caller owns."""
         profile = QoSProfile(
-            depth=DEPTHS.get(base, 1),
+            depth=depth,
             reliability=ReliabilityPolicy.RELIABLE,
             durability=(
                 DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE
@@ -68,12 +68,11 @@ class Topics:
         return publisher is not None and publisher.get_subscription_count() > 0
 
     def map_subscribers(self) -> int:
-        """Number of subscribers to the maps of all scenes."""
-        maps = [p for name, p in self._publishers.items() if name.endswith(MAP_TOPIC[0])]
-        return sum(publisher.get_subscription_count() for publisher in maps)
+        """Number of subscribers to what shows the maps of all scenes."""
+        return sum(self._publishers[name].get_subscription_count() for name in self._of_map)
 
     def drop(self) -> None:
         """Destroy all publishers."""
-        publishers, self._publishers = self._publishers, {}
+        publishers, self._publishers, self._of_map = self._publishers, {}, []
         for publisher in publishers.values():
             self._endpoints.drop_publisher(publisher)

@@ -7,7 +7,8 @@ import pytest
 
 from da3_ros.config import DepthConfig
 from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
+from da3_ros.messages.output_topics import FRAME_TOPICS, SceneViews
+from da3_ros.messages.outputs import Outputs
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 
@@ -37,6 +38,10 @@ def outputs(lib, **options):
     return Outputs(lib, DepthConfig(), window_size=4, **options)
 
 
+def views_of(scene):
+    return SceneViews(path=lambda: scene.poses, scene=lambda: scene)
+
+
 def test_only_wanted_topics_are_built():
     lib = CountingLibrary()
     made = list(outputs(lib, tf=lambda frame: []).frame(tracked(0, (0,)), lambda t: t == "pose"))
@@ -47,7 +52,9 @@ def test_only_wanted_topics_are_built():
 
 def test_all_topics_have_their_types_and_window_comes_last():
     made = list(outputs(RosbagsLibrary()).frame(tracked(0, (0,))))
-    assert {topic: kind for topic, kind, _ in made[:-1]} == FRAME_TOPICS
+    assert [(topic, kind) for topic, kind, _ in made] == [
+        (topic, row.type) for topic, row in FRAME_TOPICS.items()
+    ]
     assert made[-1][0] == "window"
 
 
@@ -92,11 +99,11 @@ def test_map_is_thinned_for_display_but_not_below_the_limit(monkeypatch):
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud
 
-    monkeypatch.setattr("da3_ros.messages.outputs.MAX_DISPLAY", 100)
+    monkeypatch.setattr("da3_ros.messages.output_topics.MAX_DISPLAY", 100)
     xyz = np.arange(999, dtype=np.float32)[:, None] * [1, 0, 0]
     cloud = PointCloud(xyz.astype(np.float32), np.zeros((999, 3), np.uint8), xyz[:, 0], xyz[:, 0])
     scene = Scene((SubmapCloud(cloud),), Poses.of([]))
-    _, _, message = outputs(RosbagsLibrary()).map_points(scene, 7)
+    _, _, message = outputs(RosbagsLibrary()).scene("map/points", views_of(scene), 7)
     assert message.width == 100
     assert message.header.stamp.nanosec == 7
     rows = np.frombuffer(bytes(message.data), "<f4").reshape(100, -1)
@@ -109,5 +116,7 @@ def test_an_empty_map_can_be_shown():
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.ros.rclpy_library import RclpyLibrary
 
-    _, _, message = outputs(RclpyLibrary()).map_points(Scene((), Poses.of([])), 7)
+    _, _, message = outputs(RclpyLibrary()).scene(
+        "map/points", views_of(Scene((), Poses.of([]))), 7
+    )
     assert (message.width, len(message.data)) == (0, 0)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.messages.outputs import FRAME_TOPICS, MAP_TOPIC, PATH_TOPIC, WINDOW_TOPIC
+from da3_ros.messages.output_topics import FRAME_TOPICS, output_topics
 from da3_ros.parameter_schema import flatten, parameters
 from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
 
@@ -20,7 +20,7 @@ CONFIG = ROOT / "config" / "da3.yaml"
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch.py"))
 FORBIDDEN = {"eval", "exec", "compile", "__import__", "open", "system", "popen", "subprocess",
              "urlopen", "urlretrieve", "mkdir", "makedirs", "remove"}  # fmt: skip
-LATCHED = {PATH_TOPIC[0], MAP_TOPIC[0], "status"}
+LATCHED = {"path", "map/points", "status"}
 each_launch_file = pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda f: f.name)
 
 
@@ -156,7 +156,7 @@ def test_demo_passes_node_parameters_and_sets_the_cameras():
     answer = given.pop("pace_topic")
     assert ast.unparse(answer) == "ANSWER"
     assert constant(demo, "ANSWER").removeprefix("/da3/") in FRAME_TOPICS
-    assert FRAME_TOPICS["depth/camera_info"] == "sensor_msgs/msg/CameraInfo"
+    assert FRAME_TOPICS["depth/camera_info"].type == "sensor_msgs/msg/CameraInfo"
     fixed = {name: ast.literal_eval(value) for name, value in given.items()}
     for name, value in fixed.items():
         assert type(value) is type(known[name].value), name
@@ -180,7 +180,7 @@ def rviz_displays():
 
 
 def test_rviz_shows_existing_topics_with_their_durability():
-    kinds = {**FRAME_TOPICS, **dict((WINDOW_TOPIC, PATH_TOPIC, MAP_TOPIC))}
+    kinds = {name: row.type for name, row in output_topics().items()}
     plugins = {"Image": "sensor_msgs/msg/Image", "PointCloud2": "sensor_msgs/msg/PointCloud2",
                "Path": "nav_msgs/msg/Path", "Odometry": "nav_msgs/msg/Odometry"}  # fmt: skip
     shown = {}
