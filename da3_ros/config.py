@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from da3_ros.backends import backend_choices
 from da3_ros.parameter_schema import (
     ConfigError,
     T,
@@ -49,7 +50,7 @@ class InferenceConfig:
     backend: str = option(
         "auto",
         "runtime of the network; auto: OpenVINO on a CPU, else torch",
-        choices=("auto", "torch", "openvino"),
+        choices=backend_choices,
     )
     cache_dir: str = option(
         "auto",

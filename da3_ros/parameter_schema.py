@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,12 +23,13 @@ def option(
     *,
     low: float | None = None,
     high: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = (),
     items: type | None = None,
     pattern: str = "",
 ) -> Any:
     """Declare a config field with its description and allowed values.
 
+    ``choices``: or what returns them, asked whenever they are needed.
     ``pattern``: a regular expression for texts that are allowed in addition to the choices.
     ``items``: element type of a list of any length; None: a list has as many numbers as its
     default.
@@ -79,7 +80,9 @@ def parameters(config: Any, prefix: str = "") -> Iterator[Parameter]:
         if "prefix" in item.metadata:
             yield from parameters(value, prefix + item.metadata["prefix"])
         else:
-            yield Parameter(prefix + item.name, value, **item.metadata)
+            choices = item.metadata["choices"]
+            given = {**item.metadata, "choices": choices() if callable(choices) else choices}
+            yield Parameter(prefix + item.name, value, **given)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

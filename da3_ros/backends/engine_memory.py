@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from da3_ros.backends.interface import EngineMemory
 from da3_ros.network.specs import PATCH, ModelSpec
 
 MIB = 2**20
@@ -35,15 +36,6 @@ _COSTS = {
 PIXEL = 480.0  # bytes per pixel that PyTorch, NumPy and malloc take beside the engine
 # Peak of the process that builds an engine: PyTorch, and copies of the weights.
 BUILD_FIXED, BUILD_WEIGHTS = 420 * MIB, 2.3
-
-
-@dataclass(frozen=True)
-class EngineMemory:
-    """Memory of an engine in bytes."""
-
-    weights: int  # while it is loaded
-    activations: int  # added by the largest window, and kept
-    build: int  # of the process that builds it
 
 
 def engine_memory(

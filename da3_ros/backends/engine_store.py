@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.backends.engine_cache import EngineCache
-from da3_ros.backends.interface import Backend
+from da3_ros.backends.interface import Backend, Engines
 from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
 
@@ -47,7 +47,7 @@ class _Job:
     fault: str = ""
 
 
-class EngineStore:
+class EngineStore(Engines):
     """Owns the engines of a network, by image size. One thread calls it.
 
     Each engine is prepared by a thread, one after another. ``wait``: ``get`` blocks until the

@@ -9,9 +9,19 @@ import torch
 from torch import Tensor
 
 from da3_ros.backends.compiled import Compiler
-from da3_ros.backends.interface import Backend
+from da3_ros.backends.interface import Backend, Opening, Runtime
 from da3_ros.network import Network
 from da3_ros.network.model import Output
+
+
+class TorchRuntime(Runtime):
+    """PyTorch, which runs everything everywhere."""
+
+    def unsuited(self, device: str, precision: torch.dtype) -> str:
+        return ""
+
+    def open(self, opening: Opening) -> None:
+        return None
 
 
 class TorchBackend(Backend):

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from da3_ros.backends import backend_choices
 from da3_ros.cli.arguments import FAILED, size_argument
 from da3_ros.config import (
     InferenceConfig,
@@ -28,7 +29,7 @@ def add_plan(commands: Any) -> None:
     )
     config = InferenceConfig()
     plan.add_argument("--device", default=config.device, help="auto, cuda, cuda:1, mps or cpu")
-    plan.add_argument("--backend", default=config.backend, help="auto, torch or openvino")
+    plan.add_argument("--backend", default=config.backend, help=_backends())
     plan.add_argument(
         "--model", nargs="+", default=argparse.SUPPRESS,
         help=f"default: {' '.join(USUAL)}; with --splats all that can",
@@ -52,6 +53,11 @@ def add_plan(commands: Any) -> None:
         "--splats", action="store_true", help="with a Gaussian per pixel of new views, on torch"
     )
     plan.set_defaults(run=_run_plan)
+
+
+def _backends() -> str:
+    *names, last = backend_choices()
+    return f"{', '.join(names)} or {last}"
 
 
 def _run_plan(options: argparse.Namespace) -> int:

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from da3_ros.backends import BACKENDS
 from da3_ros.backends.compiled import Compiler, first_line
 from da3_ros.backends.engine_cache import cache_folder
-from da3_ros.backends.engine_store import EngineStore
-from da3_ros.backends.factory import open_store
-from da3_ros.backends.interface import Backend
-from da3_ros.backends.openvino_backend import OpenVinoBackend
-from da3_ros.backends.openvino_engine import PRECISIONS
+from da3_ros.backends.interface import Backend, Engines, Opening
 from da3_ros.backends.self_check import pose_fault
 from da3_ros.backends.torch_backend import TorchBackend
 from da3_ros.config import InferenceConfig
@@ -135,7 +132,7 @@ class LoadedNetwork:
     @property
     def preferred_backend(self) -> str:
         """The backend for plans with enough memory."""
-        return "torch" if self._engines is None else OpenVinoBackend.name
+        return "torch" if self._engines is None else self._wanted_backend
 
     def use_backend(
         self, backend: str, wanted: str, sizes: Sequence[tuple[int, int]], *, build: bool = True
@@ -237,15 +234,17 @@ class LoadedNetwork:
             raise DeviceError("torch.compile does not support int8 here: set compile to off")
         return mode
 
-    def _open_engines(self) -> EngineStore | None:
+    def _open_engines(self) -> Engines | None:
         """The engines of this network; None if it runs on torch alone."""
-        config = self._config
-        if self._wanted_backend == "torch" or self.precision not in PRECISIONS:
+        config, runtime = self._config, BACKENDS[self._wanted_backend]()
+        if self.precision not in runtime.precisions:
             return None
-        return open_store(
-            self.module, config.checkpoint, self.precision, torch.get_num_threads(),
-            cache_folder(config.cache_dir), wait=self._wait, most_sizes=self._streams,
-            release=self.hardware.release,
+        return runtime.open(
+            Opening(
+                self.module, config.checkpoint, self.precision, torch.get_num_threads(),
+                cache_folder(config.cache_dir), wait=self._wait, most_sizes=self._streams,
+                release=self.hardware.release,
+            )
         )  # fmt: skip
 
     def _load(self) -> Network:

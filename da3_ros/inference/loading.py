@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from da3_ros.backends.factory import BackendError
+from da3_ros.backends import BACKENDS
 from da3_ros.backends.factory import preferred_backend as backend_for
-from da3_ros.backends.openvino_engine import bf16_pays
+from da3_ros.backends.interface import BackendError
 from da3_ros.backends.self_check import SelfCheck
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import Device, DeviceError
@@ -48,9 +48,9 @@ def backend_and_precision(config: InferenceConfig, hardware: Device) -> tuple[st
     """
     precision = hardware.precision(config.mixed_precision)
     backend = backend_in(config, hardware, precision)
-    if backend != "torch" and config.mixed_precision == "auto":
-        pays = bf16_pays(MODELS[config.model].width)
-        precision = torch.bfloat16 if pays else torch.float32
+    if config.mixed_precision == "auto":
+        width = MODELS[config.model].width
+        precision = BACKENDS[backend]().usual_precision(width, precision)
     return backend, precision
 
 

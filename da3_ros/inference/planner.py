@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from da3_ros.backends import BACKENDS
-from da3_ros.backends.engine_memory import EngineMemory, engine_memory
+from da3_ros.backends.interface import EngineMemory
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
@@ -189,9 +189,9 @@ def _engine(request: Request, choice: _Settings) -> EngineMemory:
     """Predicted memory of the engines for all sizes of images, at full size."""
     own = network_size(request)
     exact = predict(request, choice.window, own, torch.float32, choice.chunks)
-    spec = MODELS[request.model]
+    spec, runtime = MODELS[request.model], BACKENDS[request.backend]()
     found = [
-        engine_memory(spec, exact.weights, choice.window, size, choice.precision)
+        runtime.memory(spec, exact.weights, choice.window, size, choice.precision)
         for size in (own, *request.other_sizes)
     ]
     return EngineMemory(

@@ -14,13 +14,13 @@ from scipy.spatial.transform import Rotation
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
-from da3_ros.backends import factory
+from da3_ros.backends import openvino_runtime
 from da3_ros.backends.compiled import difference
 from da3_ros.backends.engine_builder import build_engine
-from da3_ros.backends.factory import open_checked
 from da3_ros.backends.golden import GOLDEN, smooth_images
 from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
+from da3_ros.backends.openvino_runtime import open_checked
 from da3_ros.config import config_from_parameters
 from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession, devices
 from da3_ros.inference.memory_footprint import weight_bytes
@@ -353,7 +353,9 @@ def test_what_openvino_cannot_do_is_refused_only_if_asked_for(values, words):
 
 def test_a_type_that_the_cpu_lacks_is_not_replaced_by_another(monkeypatch, caplog):
     """OpenVINO would compute in bfloat16 where it has no float16, without a word."""
-    monkeypatch.setattr(factory, "has_precision", lambda precision: precision == torch.float32)
+    monkeypatch.setattr(
+        openvino_runtime, "has_precision", lambda precision: precision == torch.float32
+    )
     with pytest.raises(DeviceError, match=r"on this CPU it has no float16; set mixed_precision"):
         session_of("openvino", mixed_precision="float16")
     assert session_of("auto", mixed_precision="float16").loaded.preferred_backend == "torch"
@@ -377,7 +379,7 @@ def test_without_openvino_auto_warns_and_runs_torch(monkeypatch, caplog):
     def missing():
         raise OpenVinoMissingError("OpenVINO cannot be imported: `pip install openvino`")
 
-    monkeypatch.setattr(factory, "openvino", missing)
+    monkeypatch.setattr(openvino_runtime, "openvino", missing)
     assert session_of("auto").loaded.preferred_backend == "torch"
     assert "at half the speed: OpenVINO cannot be imported" in caplog.text
     with pytest.raises(DeviceError, match="pip install openvino"):

@@ -3,21 +3,12 @@
 import pytest
 from support.scenes import full_store
 from support.stored_walls import write_walls
+from support.toys import Xyz
 
 from da3_ros.cli import main
 from da3_ros.export.export import ExportError, export_scene
-from da3_ros.export.formats import FORMATS, NamedFormat, SceneFormat, find_format
+from da3_ros.export.formats import FORMATS, NamedFormat, find_format
 from da3_ros.export.scene_file import save_scene
-
-
-class Xyz(SceneFormat):
-    """A line of text per point."""
-
-    name, title, suffixes = "xyz", "XYZ text", (".xyz",)
-
-    def write(self, scene, points, path, progress):
-        rows = (row for chunk in points.chunks(progress) for row in chunk["xyz"].tolist())
-        path.write_text("".join(f"{x:.3f} {y:.3f} {z:.3f}\n" for x, y, z in rows))
 
 
 class Counted:

@@ -9,7 +9,7 @@ import torch
 from support import programs
 from torch import nn
 
-from da3_ros.backends import factory
+from da3_ros.backends import openvino_runtime
 from da3_ros.cli.plan_table import Question, table
 from da3_ros.inference import InferenceConfig, InferenceSession, loading
 from da3_ros.inference.devices import Cpu, Cuda, DeviceError, Mps
@@ -158,7 +158,7 @@ def test_where_int8_fails_its_check_fp32_runs_on_openvino(monkeypatch, caplog):
     assert found.loaded.preferred_backend == "openvino"
     plan = found.fit((112, 84), 4, 1)
     assert (plan.precision, plan.backend) == ("float32", "openvino")
-    monkeypatch.setattr(factory, "has_precision", lambda precision: False)
+    monkeypatch.setattr(openvino_runtime, "has_precision", lambda precision: False)
     assert session().loaded.preferred_backend == "torch"
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.toys import FieldOfView
 
 from da3_ros.messages.build import calibration_message
 from da3_ros.messages.camera_info import calibration_from_msg
@@ -11,24 +12,13 @@ from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
-from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
+from da3_ros.sensors.camera_models import CAMERA_MODELS
 from da3_ros.sensors.distortion import pixel_rays
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic.camera import SyntheticCamera
 
 SIZE = (320, 240)
 STILL = {"size": SIZE, "walk": "still", "frames": 1}
-
-
-class FieldOfView(CameraModel):
-    """Devernay and Faugeras 2001: r' = atan(2 r tan(w / 2)) / w, with D = [w]."""
-
-    coefficients = (1,)
-
-    def distort(self, K, D, rays):
-        radius = np.hypot(*rays.T).clip(1e-9)
-        bent = np.arctan(2 * radius * np.tan(D[0] / 2)) / D[0]
-        return rays * (bent / radius)[:, None] * np.diag(K)[:2] + K[:2, 2]
 
 
 @pytest.fixture

@@ -1,0 +1,11 @@
+"""The live node with a camera model, a format, a backend and a topic from outside."""
+
+import sys
+
+from support.toys import ROWS
+
+from da3_ros.ros.node import main
+
+for table, name, row in ROWS:
+    table[name] = row
+sys.exit(main())

@@ -1,0 +1,66 @@
+"""Newcomers from outside the package: a camera model, a format, a backend and a topic."""
+
+import numpy as np
+
+from da3_ros.backends import BACKENDS
+from da3_ros.backends.interface import Backend, OneBackend, Runtime
+from da3_ros.export.formats import FORMATS, SceneFormat
+from da3_ros.messages.output_topics import FRAME_TOPICS, FrameTopic
+from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
+
+FLOAT = "std_msgs/msg/Float32"
+
+
+class FieldOfView(CameraModel):
+    """Devernay and Faugeras 2001: r' = atan(2 r tan(w / 2)) / w, with D = [w]."""
+
+    coefficients = (1,)
+
+    def distort(self, K, D, rays):
+        radius = np.hypot(*rays.T).clip(1e-9)
+        bent = np.arctan(2 * radius * np.tan(D[0] / 2)) / D[0]
+        return rays * (bent / radius)[:, None] * np.diag(K)[:2] + K[:2, 2]
+
+
+class Xyz(SceneFormat):
+    """A line of text per point."""
+
+    name, title, suffixes = "xyz", "XYZ text", (".xyz",)
+
+    def write(self, scene, points, path, progress):
+        rows = (row for chunk in points.chunks(progress) for row in chunk["xyz"].tolist())
+        path.write_text("".join(f"{x:.3f} {y:.3f} {z:.3f}\n" for x, y, z in rows))
+
+
+class ToyBackend(Backend):
+    """The network in PyTorch, with all depth doubled."""
+
+    name = "toy"
+
+    def __init__(self, module):
+        self._module = module
+
+    def encode(self, images):
+        return self._module.encode(images)
+
+    def decode(self, prefix, size, camera_tokens, frames):
+        out = self._module.decode(prefix, size, camera_tokens, ref_view="first", frames=frames)
+        return out._replace(depth=2 * out.depth)
+
+
+class ToyRuntime(Runtime):
+    def open(self, opening):
+        return OneBackend(lambda: ToyBackend(opening.module))
+
+
+NEAREST = FrameTopic(
+    type=FLOAT, text="the nearest depth", depth=5,
+    build=lambda stream, frame: stream.lib.type(FLOAT)(data=float(np.nanmin(frame.depth_m))),
+)  # fmt: skip
+# What somebody has to say to add them: a row each.
+ROWS = (
+    (CAMERA_MODELS, "fov", FieldOfView()),
+    (FORMATS, "xyz", Xyz()),
+    (BACKENDS, "toy", ToyRuntime),
+    (FRAME_TOPICS, "nearest", NEAREST),
+)
