@@ -25,7 +25,7 @@ MAX_DISPLAY = 500_000  # points in ~/map/points
 Edge = tuple[str, str, Array]  # parent, child, T_parent_child
 
 
-class Stream(Protocol):
+class OutputContext(Protocol):
     """What messages need to know besides a frame or a scene."""
 
     lib: MessageLibrary
@@ -73,7 +73,7 @@ def _always(frame: TrackedFrame) -> bool:
 class FrameTopic(Topic):
     """A topic with a message of a frame."""
 
-    build: Callable[[Stream, TrackedFrame], Any]  # returns None if there is nothing to send
+    build: Callable[[OutputContext, TrackedFrame], Any]  # returns None if there is nothing to send
     has: Callable[[TrackedFrame], bool] = _always  # whether a frame has the data
     unasked: bool = False  # whether it is built without subscribers too
     of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
@@ -83,7 +83,7 @@ class FrameTopic(Topic):
 class SceneTopic(Topic):
     """A topic with a message of the scene so far."""
 
-    build: Callable[[Stream, SceneViews, int], Any]  # the int: its stamp, ns
+    build: Callable[[OutputContext, SceneViews, int], Any]  # the int: its stamp, ns
     latched: bool = True
     period_s: float = 1.0  # shortest time between two messages
     # Whether it is sent when the map has changed, and at once to a new subscriber; not by frame.
@@ -105,23 +105,25 @@ def _has_K(frame: TrackedFrame) -> bool:
 # Messages of frames -----------------------------------------------------------------------------
 
 
-def _image(pixels: Callable[[Stream, TrackedFrame], Any]) -> Callable[[Stream, TrackedFrame], Any]:
+def _image(
+    pixels: Callable[[OutputContext, TrackedFrame], Any],
+) -> Callable[[OutputContext, TrackedFrame], Any]:
     """Returns a builder of sensor_msgs/Image from what returns its pixels."""
     return lambda s, frame: build.image(s.lib, frame.stamp_ns, frame.frame_id, pixels(s, frame))
 
 
-def _camera_info(s: Stream, frame: TrackedFrame) -> Any:
+def _camera_info(s: OutputContext, frame: TrackedFrame) -> Any:
     height, width = frame.depth_m.shape
     return build.camera_info(s.lib, frame.stamp_ns, frame.frame_id, frame.K, width, height)
 
 
-def _points(s: Stream, frame: TrackedFrame) -> Any:
+def _points(s: OutputContext, frame: TrackedFrame) -> Any:
     return build.depth_cloud(
         s.lib, frame.stamp_ns, frame.frame_id, frame.depth_m, frame.K, frame.image
     )
 
 
-def _pose(s: Stream, frame: TrackedFrame) -> Any:
+def _pose(s: OutputContext, frame: TrackedFrame) -> Any:
     L = s.T_map_world
     return build.pose_with_covariance(
         s.lib, frame.stamp_ns, s.map_frame, L @ frame.T_world_camera,
@@ -129,7 +131,7 @@ def _pose(s: Stream, frame: TrackedFrame) -> Any:
     )  # fmt: skip
 
 
-def _odom(s: Stream, frame: TrackedFrame) -> Any:
+def _odom(s: OutputContext, frame: TrackedFrame) -> Any:
     L = s.T_map_world
     return build.odometry(
         s.lib, frame.stamp_ns, s.odom_frame, frame.frame_id,
@@ -142,12 +144,12 @@ def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
     return None if covariance is None else rotated_covariance(covariance, T_map_world[:3, :3])
 
 
-def _tf(s: Stream, frame: TrackedFrame) -> Any:
+def _tf(s: OutputContext, frame: TrackedFrame) -> Any:
     edges = s.edges(frame)
     return build.tf(s.lib, [(frame.stamp_ns, *edge) for edge in edges]) if edges else None
 
 
-def _window(s: Stream, frame: TrackedFrame) -> Any:
+def _window(s: OutputContext, frame: TrackedFrame) -> Any:
     frames = s.posed_frames(frame.window.view_ids)
     return build.window(s.lib, s.report(frame), frames, s.map_frame, s.T_map_world)
 
@@ -155,7 +157,7 @@ def _window(s: Stream, frame: TrackedFrame) -> Any:
 # Messages of scenes -----------------------------------------------------------------------------
 
 
-def _path(s: Stream, views: SceneViews, stamp_ns: int) -> Any:
+def _path(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
     poses = views.path()
     stride = max(1, -(-len(poses) // MAX_PATH))
     thinned = poses.take(slice(None, None, stride))
@@ -163,7 +165,7 @@ def _path(s: Stream, views: SceneViews, stamp_ns: int) -> Any:
     return build.path(s.lib, stamp_ns, s.map_frame, chosen)
 
 
-def _map_points(s: Stream, views: SceneViews, stamp_ns: int) -> Any:
+def _map_points(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
     cloud = views.scene().cloud(MAX_DISPLAY)
     return build.point_cloud(s.lib, stamp_ns, s.map_frame, cloud.xyz, cloud.rgb)
 

@@ -55,7 +55,7 @@ class ToyRuntime(Runtime):
 
 NEAREST = FrameTopic(
     type=FLOAT, text="the nearest depth", depth=5,
-    build=lambda stream, frame: stream.lib.type(FLOAT)(data=float(np.nanmin(frame.depth_m))),
+    build=lambda context, frame: context.lib.type(FLOAT)(data=float(np.nanmin(frame.depth_m))),
 )  # fmt: skip
 # What somebody has to say to add them: a row each.
 ROWS = (
