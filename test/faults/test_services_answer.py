@@ -136,7 +136,7 @@ def _unwritable(tmp_path, root):
 
 def test_unforeseen_error_is_answered_and_the_next_call_works(tmp_path):
     camera, frames = camera_frames(2)
-    faults = "snapshots:1,reset:1,write:1,save:1,load:1,resolve:5"
+    faults = "snapshots:1,reset:1,write:1,save:1,load:1,resolve:3"
     with Rig(node=broken_node(), environment={"FAULTS": faults}, export_dir=str(tmp_path)) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         rig.ready()
