@@ -92,7 +92,7 @@ class CameraConfig:
     height: int = option(480, "image height, pixels", low=16, high=8192)
     fov_deg: float = option(65.0, "horizontal field of view, degrees", low=5.0, high=170.0)
     distortion_model: str = option(
-        "plumb_bob", "distortion model of the lens", choices=tuple(CAMERA_MODELS)
+        "plumb_bob", "distortion model of the lens", choices=lambda: tuple(CAMERA_MODELS)
     )
     distortion: tuple[float, ...] = option(
         (0.0,), "distortion coefficients in ROS order; all 0: none"
