@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint bench soak clean distclean
+.PHONY: help setup demo test test-all test-fast lint bench soak clean distclean
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -16,7 +16,7 @@ ENV := set +u; source tools/env.sh || exit 1; set -u;
 ALONE := export ROS_DOMAIN_ID=$$((RANDOM % 90 + 10)) \
   $(if $(filter humble,$(ROS_DISTRO)),ROS_LOCALHOST_ONLY=1,ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST);
 # Workers: see test/conftest.py. A worker that has nothing left takes from the others.
-PYTEST := python -m pytest --timeout 900 --dist worksteal
+PYTEST := python -m pytest --timeout 900 --dist worksteal --durations 30
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -41,11 +41,14 @@ lint: setup ## format, lint and types
 	@$(ENV) ruff check .
 	@$(ENV) mypy da3_ros
 
-test: lint ## lint, then all tests, on all cores
+test: lint ## lint, then all tests but the long ones, on all cores: under ten minutes on two
+	@$(ENV) $(ALONE) $(PYTEST) -n auto -m "not long" $(PYTEST_ARGS)
+
+test-all: lint ## lint, then all tests, on all cores
 	@$(ENV) $(ALONE) $(PYTEST) -n auto $(PYTEST_ARGS)
 
 test-fast: setup ## tests that start no process and take no long time: a minute and a half
-	@$(ENV) $(ALONE) $(PYTEST) -n logical -m "not process and not slow" $(PYTEST_ARGS)
+	@$(ENV) $(ALONE) $(PYTEST) -n logical -m "not process and not slow and not long" $(PYTEST_ARGS)
 
 bench: setup ## benchmarks: two things compared in one run
 	@$(ENV) $(ALONE) for file in bench/bench_*.py; do [ ! -e "$$file" ] || python "$$file"; done

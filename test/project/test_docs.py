@@ -86,5 +86,22 @@ def test_workflow_covers_every_distribution_and_python():
     pythons = runpy.run_path(str(ROOT / "tools" / "set_up.py"))["PYTHONS"]
     assert jobs["pip"]["strategy"]["matrix"]["python"] == [f"{a}.{b}" for a, b in pythons]
     targets = set(re.findall(r"(?:run: |&& )make (\w+)", text))
-    known = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
-    assert targets <= known
+    known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert targets | {"test", "test-all"} <= known
+
+
+def test_workflow_runs_all_tests_every_night_and_the_short_ones_for_a_change():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text())
+    (night,) = workflow[True]["schedule"]  # YAML reads `on` as true
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", night["cron"])
+    choice = "${{ github.event_name == 'schedule' && 'test-all' || 'test' }}"
+    assert workflow["env"]["TESTS"] == choice
+    for job in ("ros", "pip"):
+        assert "if" not in workflow["jobs"][job]
+        commands = [step.get("run", "") for step in workflow["jobs"][job]["steps"]]
+        assert sum('make "$TESTS"' in command for command in commands) == 1
+    rules = (ROOT / "Makefile").read_text()
+    short, every = (
+        re.search(rf"^{name}: .*\n\t(.+)", rules, re.M)[1] for name in ("test", "test-all")
+    )
+    assert short.replace(' -m "not long"', "") == every
