@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from support.processes import PATIENCE_S
 from support.tiny_networks import tiny_metric_spec
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
@@ -132,7 +133,7 @@ def test_ctrl_c_while_tracing_leaves_nothing(tmp_path):
         said.append(process.stderr.readline())
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, rest
     assert rest.splitlines()[-1] == "da3_ros: interrupted, nothing was written"
     assert list(tmp_path.iterdir()) == []

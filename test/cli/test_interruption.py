@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import PATIENCE_S
 
 SCRIPT = """
 import os, signal, sys, time
@@ -18,7 +19,7 @@ class Finalized:
 
 def run(options):
     Finalized()
-    time.sleep(60)
+    time.sleep(600)
     return 0
 
 command_line.add_plan = lambda commands: commands.add_parser("wait").set_defaults(run=run)
@@ -28,7 +29,7 @@ sys.exit(command_line.main(["wait"]))
 
 def test_an_interruption_that_python_ignores_is_repeated():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 130, done.stderr
     assert done.stderr == "da3_ros: interrupted, nothing was written\n"
@@ -43,19 +44,19 @@ def test_the_end_of_a_session_ends_a_command(number):
     )
     assert process.stdout.readline() == "1\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=50)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
 
 
 def test_nohup_keeps_a_command_alive():
-    code = SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n").replace("60", "2")
+    code = SCRIPT.replace("    Finalized()\n", "    print(1, flush=True)\n").replace("600", "2")
     process = subprocess.Popen(
         ["nohup", sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout.readline() == "1\n"
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=50)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
 

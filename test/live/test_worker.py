@@ -1,11 +1,12 @@
 """The worker thread answers jobs, survives errors and stops."""
 
 import threading
-import time
 
 import pytest
 
 from da3_ros.live.worker import Worker, WorkerStoppedError
+
+PATIENCE_S = 60.0  # before an event counts as never come: other work may share the processor
 
 
 def make(step=lambda: False, errors=None):
@@ -16,7 +17,7 @@ def test_jobs_run_in_order_between_steps():
     seen, gate = [], threading.Event()
 
     def step():
-        gate.wait(5)
+        gate.wait(PATIENCE_S)
         seen.append("step")
         return False
 
@@ -24,9 +25,9 @@ def test_jobs_run_in_order_between_steps():
     worker.notify()
     jobs = [worker.submit(lambda i=i: seen.append(i) or i) for i in range(3)]
     gate.set()
-    assert [job.result(5) for job in jobs] == [0, 1, 2]
+    assert [job.result(PATIENCE_S) for job in jobs] == [0, 1, 2]
     assert [s for s in seen if s != "step"] == [0, 1, 2]
-    assert worker.stop(5)
+    assert worker.stop(PATIENCE_S)
 
 
 def test_an_error_in_a_step_is_reported_and_the_next_step_runs():
@@ -41,41 +42,41 @@ def test_an_error_in_a_step_is_reported_and_the_next_step_runs():
 
     worker = make(step, errors)
     worker.notify()
-    assert done.wait(5)
+    assert done.wait(PATIENCE_S)
     assert [str(e) for e in errors] == ["bad frame"]
-    assert worker.stop(5)
+    assert worker.stop(PATIENCE_S)
 
 
 def test_an_error_in_a_job_reaches_its_caller_only():
     errors = []
     worker = make(errors=errors)
     with pytest.raises(ZeroDivisionError):
-        worker.submit(lambda: 1 / 0).result(5)
-    assert worker.submit(lambda: "alive").result(5) == "alive"
+        worker.submit(lambda: 1 / 0).result(PATIENCE_S)
+    assert worker.submit(lambda: "alive").result(PATIENCE_S) == "alive"
     assert errors == []
-    assert worker.stop(5)
+    assert worker.stop(PATIENCE_S)
 
 
 def test_stop_waits_for_no_long_step_and_answers_jobs():
-    begun, release = threading.Event(), threading.Event()
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step():
         begun.set()
-        release.wait(10)
+        assert release.wait(PATIENCE_S)
+        ended.set()
         return False
 
     worker = make(step)
     worker.notify()
-    begun.wait(5)
+    assert begun.wait(PATIENCE_S)
     waiting = worker.submit(lambda: None)
-    start = time.monotonic()
     assert not worker.stop(0.1)
-    assert time.monotonic() - start < 2
+    assert not ended.is_set()
     with pytest.raises(WorkerStoppedError):
         waiting.result(0)  # at once: the step may take long
     release.set()
     with pytest.raises(WorkerStoppedError):
-        worker.submit(lambda: None).result(5)
+        worker.submit(lambda: None).result(PATIENCE_S)
 
 
 def test_a_worker_retires_between_two_steps_or_works_on():
@@ -83,12 +84,12 @@ def test_a_worker_retires_between_two_steps_or_works_on():
 
     def step():
         begun.set()
-        release.wait(10)
+        release.wait(PATIENCE_S)
         return True  # more frames wait
 
     worker = make(step)
     worker.notify()
-    begun.wait(5)
+    assert begun.wait(PATIENCE_S)
     looks, requested = iter((True, False)), []
     assert not worker.stop_requested
     assert not worker.try_stop(lambda: requested.append(worker.stop_requested) or next(looks))
@@ -97,12 +98,12 @@ def test_a_worker_retires_between_two_steps_or_works_on():
     assert not worker.stop_requested
     waiting = worker.submit(lambda: "alive")
     release.set()
-    assert waiting.result(5) == "alive"
+    assert waiting.result(PATIENCE_S) == "alive"
     assert worker.try_stop(lambda: True)
     assert worker.stopping
     assert worker.stop_requested
     with pytest.raises(WorkerStoppedError):
-        worker.submit(lambda: None).result(5)
+        worker.submit(lambda: None).result(PATIENCE_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -111,7 +112,7 @@ def test_a_thread_that_dies_leaves_no_caller_waiting():
 
     def step():
         begun.set()
-        release.wait(10)
+        release.wait(PATIENCE_S)
         raise ValueError("in the step")
 
     def bad_handler(error):
@@ -119,13 +120,13 @@ def test_a_thread_that_dies_leaves_no_caller_waiting():
 
     worker = Worker(step, bad_handler)
     worker.notify()
-    begun.wait(5)
+    assert begun.wait(PATIENCE_S)
     waiting = worker.submit(lambda: None)
     release.set()
     with pytest.raises(WorkerStoppedError):
-        waiting.result(5)
+        waiting.result(PATIENCE_S)
     with pytest.raises(WorkerStoppedError):
-        worker.submit(lambda: None).result(5)
+        worker.submit(lambda: None).result(PATIENCE_S)
 
 
 def test_a_job_that_asks_to_exit_is_an_error_of_its_caller():
@@ -135,6 +136,6 @@ def test_a_job_that_asks_to_exit_is_an_error_of_its_caller():
         raise SystemExit("now")
 
     with pytest.raises(RuntimeError, match="SystemExit: now"):
-        worker.submit(leave).result(5)
-    assert worker.submit(lambda: "alive").result(5) == "alive"
-    assert worker.stop(5)
+        worker.submit(leave).result(PATIENCE_S)
+    assert worker.submit(lambda: "alive").result(PATIENCE_S) == "alive"
+    assert worker.stop(PATIENCE_S)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.processes import PATIENCE_S
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
@@ -270,7 +271,7 @@ def test_a_running_replay_is_left_alone(often, camera, bag, tmp_path):
     output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
     run(bag, output, camera, at=3, **one)
     other = subprocess.Popen(
-        ["flock", str(output / "unfinished"), "sleep", "60"], stdout=subprocess.PIPE
+        ["flock", str(output / "unfinished"), "sleep", "600"], stdout=subprocess.PIPE
     )
     try:
         wait_for_lock(output / "unfinished")
@@ -282,9 +283,9 @@ def test_a_running_replay_is_left_alone(often, camera, bag, tmp_path):
 
 
 def wait_for_lock(folder):
-    for _ in range(200):
-        if subprocess.run(["flock", "--nonblock", str(folder), "true"], check=False).returncode:
-            return
+    end = time.monotonic() + PATIENCE_S
+    while not subprocess.run(["flock", "--nonblock", str(folder), "true"]).returncode:
+        assert time.monotonic() < end
         time.sleep(0.05)
 
 
@@ -528,11 +529,12 @@ def test_a_killed_replay_goes_on(bag, tmp_path, kill):
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     stored = output / "unfinished" / "keyframes"
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not size_of(stored / JOURNAL) > 100_000:
+    end = time.monotonic() + PATIENCE_S
+    while not size_of(stored / JOURNAL) > 100_000:
+        assert time.monotonic() < end
         time.sleep(0.02)
     killed.send_signal(kill)
-    _, errors = killed.communicate(timeout=60)
+    _, errors = killed.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in errors
     if kill == signal.SIGINT:
         assert killed.returncode == 130

@@ -15,6 +15,7 @@ import pytest
 import trimesh
 from support import programs
 from support.file_readers import messages, pose_matrix
+from support.processes import PATIENCE_S
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
@@ -286,11 +287,12 @@ def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, ki
          "-p", "model:=da3-small", "-p", "checkpoint:=random"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("out/unfinished/*")) and time.monotonic() < deadline:
+    end = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("out/unfinished/*")):
+        assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(kill)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in errors
     if "keyframes are kept" in errors:  # it was quick

