@@ -1,10 +1,12 @@
 """How tests wait for programs: for as long as these make progress."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 from support import programs
+from support.processes import delay_s, queued_s
 from support.progress import cpu_s, wait_while_it_works
 
 
@@ -28,6 +30,19 @@ def test_a_program_without_progress_is_given_up():
 def test_a_program_that_runs_in_circles_is_given_up():
     made = iter(range(10_000))
     assert not waited(lambda: (float(next(made)),), 10**9, stalled_s=1e9, most_cpu_s=50.0)
+
+
+def test_the_longest_wait_of_a_thread_for_a_processor_counts():
+    assert delay_s({"1": 1.0, "2": 5.0}, {"1": 1.5, "3": 0.25}) == 0.5
+    assert delay_s({"1": 1.0}, {}) == 0.0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="Linux does not count it")
+def test_waits_for_a_processor_are_those_of_all_threads():
+    found = queued_s(os.getpid())
+    assert set(found) >= {str(os.getpid())}
+    assert min(found.values()) >= 0
+    assert queued_s(2**22 + 1) == {}  # there is no such process
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Finds processes of this machine."""
+"""Finds processes of this machine, and how long they wait for a processor."""
 
 from pathlib import Path
 
@@ -16,3 +16,19 @@ def processes_with(argument):
         if str(argument) in arguments:
             found.append(arguments)
     return found
+
+
+def queued_s(pid):
+    """Seconds that each thread of a process has waited for a processor; {} where unknown."""
+    found = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            found[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+        except (OSError, IndexError):  # it has ended
+            continue
+    return found
+
+
+def delay_s(before, now):
+    """The longest that one thread has waited since ``before``."""
+    return max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
