@@ -72,6 +72,20 @@ def engine_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def rendered_once():
+    """Every image that a test of this process has rendered before is copied, not rendered."""
+    from support.renders import Renders
+
+    from da3_ros.synthetic import camera, renderer
+
+    renders = Renders(renderer.render_batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(renderer, "render_batch", renders)
+        patch.setattr(camera, "render_batch", renders)
+        yield renders
+
+
+@pytest.fixture(autouse=True, scope="session")
 def sessions_on_torch():
     """In this process `backend: auto` is torch: building an engine takes ten seconds.
 
