@@ -92,6 +92,7 @@ def windows_of_a_stream():
         yield Window(number, tuple(held), max(new, 1), None if wanted is None else tuple(wanted))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=LIMIT)
 def test_any_stream_is_compiled_and_right():

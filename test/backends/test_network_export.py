@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from support.cases import long_after
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
@@ -49,7 +50,7 @@ def request_for(form, model="da3-tiny", checkpoint=CHECKPOINT):
     return ExportRequest(model, checkpoint, form, SIZE, VIEWS)
 
 
-@pytest.fixture(scope="module", params=["onnx", "openvino"])
+@pytest.fixture(scope="module", params=long_after(1, ["onnx", "openvino"]))
 def exported(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     steps = []
@@ -231,6 +232,7 @@ def test_other_results_than_pytorchs_are_noticed(copied, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "WRONG RESULTS: decode.depth"
 
 
+@pytest.mark.long
 def test_nested_networks_have_a_part_for_metres_and_large_files(tmp_path, monkeypatch):
     branch = dataclasses.replace(tiny_metric_spec(), blocks=4, alt_start=4, taps=(0, 1, 2, 3))
     spec = dataclasses.replace(

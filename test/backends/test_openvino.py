@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+import shutil
 import threading
 import time
 import weakref
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
 from da3_ros.backends import openvino_runtime
 from da3_ros.backends.compiled import difference
-from da3_ros.backends.engine_builder import build_engine
+from da3_ros.backends.engine_builder import build_engine, load_network
 from da3_ros.backends.golden import GOLDEN, smooth_images
 from da3_ros.backends.openvino_engine import EngineError
 from da3_ros.backends.openvino_import import OpenVinoMissingError
@@ -196,7 +198,10 @@ def shortened(model):
     return network_of(dataclasses.replace(spec, **multi, metric_branch=branch))
 
 
-@pytest.mark.parametrize("model", ["da3mono-large", "da3nested-giant-large"])  # with da3-giant
+@pytest.mark.parametrize(
+    "model",
+    long_after(1, ["da3mono-large", "da3nested-giant-large"]),  # with da3-giant
+)
 def test_every_kind_of_network_equals_torch(tmp_path, model):
     network = shortened(model).eval().requires_grad_(False)
     initialize_randomly(network)
@@ -249,6 +254,7 @@ def test_engines_leave_memory_when_the_budget_forces_torch(walk):
     assert session.status().backend == "torch"
 
 
+@pytest.mark.long
 def test_each_image_size_in_use_has_its_engine_and_its_memory_in_the_plan(walk):
     frames = walk[1]
     wide = [dataclasses.replace(f, image=f.image[:28].copy()) for f in frames[:3]]
@@ -386,13 +392,22 @@ def test_without_openvino_auto_warns_and_runs_torch(monkeypatch, caplog):
         session_of("openvino")
 
 
-def test_an_engine_with_other_results_is_refused(tmp_path):
-    network = shortened("da3-giant").eval().requires_grad_(False)
-    initialize_randomly(network)
-    drop_rays(network)
-    build_engine(network, (42, 56), tmp_path, {})
-    golden = dict(np.load(tmp_path / GOLDEN))
+def test_an_engine_with_other_results_is_refused(walk, engine_cache, tmp_path):
+    session_of("openvino").infer(Window(0, views(walk[1][:2]), 2))  # it is in the cache then
+    network = load_network("da3-tiny", WEIGHTS)
+    folder = shutil.copytree(engine_of(engine_cache, SIZE), tmp_path / "engine")
+    open_checked(network, folder, torch.float32, 1)
+    golden = dict(np.load(folder / GOLDEN))
     for name, wrong in (("tokens", 1.01), ("depth", 1.01), ("extrinsics", 1.01)):
-        np.savez(tmp_path / GOLDEN, **(golden | {name: golden[name] * np.float32(wrong)}))
+        np.savez(folder / GOLDEN, **(golden | {name: golden[name] * np.float32(wrong)}))
         with pytest.raises(EngineError, match=r"differs by 0\.0"):
-            open_checked(network, tmp_path, torch.float32, 1)
+            open_checked(network, folder, torch.float32, 1)
+
+
+def engine_of(cache, size):
+    """The engine for images of this size."""
+    for folder in cache.iterdir():
+        with np.load(folder / GOLDEN) as golden:
+            if golden["images"].shape[2:] == size[::-1]:
+                return folder
+    raise AssertionError("there is none")

@@ -39,6 +39,7 @@ def replay(bag, output, *arguments):
     return {name: (output / name).read_bytes() for name in SAME}, done.stderr
 
 
+@pytest.mark.long
 def test_replays_are_equal_whether_the_engine_is_built_or_cached(bag, tmp_path):
     kept = ("-p", f"cache_dir:={tmp_path / 'cache'}")
     first, log = replay(bag, tmp_path / "first", *kept)
@@ -109,6 +110,7 @@ def without_network():
     return start if allowed else []
 
 
+@pytest.mark.long
 def test_a_process_may_end_while_it_loads_an_engine(tmp_path):
     """Ending while OpenVINO compiles aborted the process. The build needs no network."""
     built = "assert session.loaded._engines.get((42, 56)) is not None"
@@ -119,6 +121,7 @@ def test_a_process_may_end_while_it_loads_an_engine(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "begun"), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_a_builder_ends_when_its_process_is_killed(tmp_path):
     parent = subprocess.Popen(command(tmp_path, "stay"), stderr=subprocess.DEVNULL)
@@ -143,6 +146,7 @@ def until(condition):
     return found
 
 
+@pytest.mark.long
 def test_the_builder_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
     """A user starts programs in a folder of strangers' files."""
     for name in ("torch", "openvino", "json", "numpy", "da3_ros", "argparse"):

@@ -6,6 +6,7 @@ Rooms and walks are held out (`training/data.py`): no network of ours has seen t
 import numpy as np
 import pytest
 import trimesh
+from support.cases import long_after
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.geometry.poses import matrix_from_quaternion
@@ -81,7 +82,7 @@ def errors_of_replay(bag, camera, output, session=None):
     return measure(camera.room, pairs, cloud)
 
 
-@pytest.fixture(scope="module", params=SEEDS)
+@pytest.fixture(scope="module", params=long_after(1, SEEDS))
 def errors(request, tmp_path_factory):
     """Of the shipped network, and of not looking."""
     folder = tmp_path_factory.mktemp("room")

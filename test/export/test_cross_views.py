@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.cli import main
 from da3_ros.export import cross_views
@@ -164,7 +165,7 @@ def standing(folder, stood, left):
     writer.close()
 
 
-@pytest.mark.parametrize(("stood", "left"), [(60, 6), (120, 3)])
+@pytest.mark.parametrize(("stood", "left"), long_after(1, [(60, 6), (120, 3)]))
 def test_a_person_who_stood_for_long_leaves(tmp_path, stood, left):
     """The nearest keyframes have all seen the person."""
     standing(tmp_path, stood, left)

@@ -133,6 +133,17 @@ def equal_to_single(output, bag, folder):
     return not filecmp.cmpfiles(output, folder, sorted(files[0]), shallow=False)[1]
 
 
+def test_a_worker_makes_of_a_recording_what_a_replay_makes(fleet, tmp_path):
+    """The shortest way through a fleet with a real worker."""
+    write_synthetic_bag(tmp_path / "a", SyntheticCamera(seed=0, size=(140, 112), frames=4))
+    process = fleet(tmp_path / "a", "--output", tmp_path / "out", "--cpus-per-task", 1)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert "1 of 1 recordings, 4 frames; 0 failed" in out
+    assert equal_to_single(tmp_path / "out" / "a", tmp_path / "a", tmp_path / "single")
+
+
+@pytest.mark.long
 def test_a_killed_worker_and_a_broken_bag_cost_the_others_nothing(bags, fleet, tmp_path):
     output = tmp_path / "out"
     process = fleet(bags, "--output", output, "--cpus-per-task", 1, "--workers", 2)
@@ -180,6 +191,7 @@ def test_a_killed_worker_and_a_broken_bag_cost_the_others_nothing(bags, fleet, t
     assert before == {p: p.stat().st_mtime_ns for p in output.rglob("report.json")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_says_what_is_done_and_goes_on(bags, fleet, tmp_path, number):
     output = tmp_path / "out"
@@ -227,6 +239,7 @@ def read_terminal(handle, text):
     return got
 
 
+@pytest.mark.long
 def test_scenes_of_one_place_are_joined_also_after_an_interruption(walks, fleet, tmp_path):
     output = tmp_path / "out"
     settings = [word for name, value in DEMO.items() for word in ("-p", f"{name}:={value}")]
@@ -277,6 +290,7 @@ def test_scenes_of_one_place_are_joined_also_after_an_interruption(walks, fleet,
     assert len(load_scene(output / "merged").poses) == 24 + 17
 
 
+@pytest.mark.long
 def test_what_hinders_merging_is_said(fleet, tmp_path):
     camera = SyntheticCamera(seed=0, size=(140, 112), frames=12)
     for name in ("a", "b"):
@@ -307,6 +321,7 @@ cluster.Worker = Worker
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_merge_ends_at_once_without_a_scene(bags, fleet, tmp_path, number):
     output = tmp_path / "out"
@@ -375,6 +390,7 @@ def cluster(tmp_path, monkeypatch):
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@pytest.mark.long
 def test_a_cluster_processes_recordings_and_asks_for_its_token(cluster, bags, fleet, tmp_path):
     output = tmp_path / "out"
     words = (bags / "site", "--output", output, "--cpus-per-task", 1, "--address", cluster)

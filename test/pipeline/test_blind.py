@@ -8,6 +8,7 @@ import bench_blind
 import numpy as np
 import pytest
 from bench_covariance import NOISES, frames_of, there_and_back
+from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -132,7 +133,7 @@ def test_what_a_hand_hides_gets_no_depth():
         assert np.isnan(r.depth_m[:, : r.depth_m.shape[1] // 2]).all()
 
 
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [False, True]))
 def test_a_camera_is_found_where_it_was_before(refine):
     """A lens cap for 60 images; the camera comes off it elsewhere on its way."""
     _, frames = walk(30, 3)
@@ -155,7 +156,7 @@ class Described(bench_blind.BlindTruth):
         return dataclasses.replace(out, descriptor=np.array(described, np.float32))
 
 
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [False, True]))
 def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
     """The newest views show nothing of it: the second window shares keyframes that look alike."""
     camera, way = frames_of("spot", 100, bench_blind.SIZE, 44)
@@ -375,21 +376,26 @@ def test_depth_at_the_camera_size_is_unknown_too():
     assert np.isnan(results[START].depth_m).all()
 
 
+@functools.cache
+def shipped_run(fault, start, refine):
+    """The walk with the shipped weights."""
+    _, frames = walk()
+    faulty = bench_blind.with_fault(frames, fault, start, 6)
+    return run(frames, faulty, open_networks(config(refine))[0], refine)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", [False, True])
 @pytest.mark.parametrize(
     ("fault", "start"),
-    [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)],
+    long_after(1, [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)]),
 )
 def test_the_shipped_network_is_not_misled(fault, start, refine):
     _, frames = walk()
-    networks = open_networks(config(refine))
-    figures = []
-    for name in ("none", fault):
-        faulty = bench_blind.with_fault(frames, name, start, 6)
-        pipeline, results = run(frames, faulty, networks[0], refine)
-        figures.append(bench_blind.measured(frames, results, pipeline, start, 6))
-    clean, found = figures
+    clean, found = (
+        bench_blind.measured(frames, *of[::-1], start, 6)
+        for of in (shipped_run("none", START, refine), shipped_run(fault, start, refine))
+    )
     assert found["step"] < 2 * clean["step"]
     assert found["nees"] < MAX_NEES
     assert (found["with depth"], found["parts"], found["place"]) == (0, 1, "known")

@@ -92,6 +92,7 @@ def error(pipeline, truth):
     return trajectory_error(ours, np.array([f.T_world_camera for f in truth]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_condensed_ring_still_closes(ring, unclosed, monkeypatch):
     """Its first submaps are one node long before the camera is back."""
@@ -131,6 +132,7 @@ def test_odometry_never_jumps_and_the_map_does(closed):
     np.testing.assert_allclose(turn[:3, :3] @ turn[:3, :3].T, np.eye(3), atol=1e-9)  # rigid
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_recording_gives_the_same_scene(ring, closed):
     first, second = closed[0], run(ring, DescribedTruth(ring))[0]
@@ -222,6 +224,7 @@ def test_known_metres_stay(short_ring):
     assert results[-1].scale.metric
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_loop_ties_a_segment_after_being_lost_to_the_rest(ring):
     """Windows that nothing fits start a segment with a unit of its own; coming back mends it."""
@@ -284,6 +287,7 @@ def test_covariance_is_in_the_axes_of_the_map(ring):
     assert not np.allclose(result.covariance_map, result.covariance_odom, rtol=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_after_a_loop_pose_errors_match_their_covariance(short_ring):
     """Squared errors of the map's poses over their covariance, over runs; one is right."""

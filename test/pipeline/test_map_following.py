@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 from support import slam
+from support.cases import long_after
 from support.slam import by_path, by_tf, errors, path_until, run, settings, share_off, to_frame
 
 from da3_ros.config import NodeConfig, config_from_parameters
@@ -92,6 +93,7 @@ def test_neighbouring_submaps_stay_together(walk, followed):
     assert largest_step(followed[1], walk[0]) < {"tf": 0.015, "path": 0.08}[followed[0]]
 
 
+@pytest.mark.long
 def test_noise_of_odometry_parts_submaps_by_millimetres(walk):
     frames, rng, priors = walk[0], np.random.default_rng(1), []
     for frame in frames:
@@ -116,6 +118,7 @@ def test_a_path_that_is_sent_again_unchanged_moves_nothing(walk):
     assert pipeline.scene_map.following.count == 1
 
 
+@pytest.mark.long
 def test_later_paths_correct_what_was_seen_since(walk):
     frames = walk[0]
     paths = {i: path_until(frames, i, i) for i in range(20, 110, 10)}
@@ -123,7 +126,7 @@ def test_later_paths_correct_what_was_seen_since(walk):
     assert np.quantile(errors(pipeline, frames), 0.95) < 0.04
 
 
-@pytest.mark.parametrize("corrections", ["tf", "path"])
+@pytest.mark.parametrize("corrections", long_after(1, ["tf", "path"]))
 def test_without_loop_closure_it_works_too(walk, corrections):
     config = settings(corrections, **{"loop.enabled": False})
     pipeline, _ = run(walk, config, said(walk, corrections))
@@ -165,6 +168,7 @@ def test_a_jump_that_is_no_drift_moves_the_map_as_one(walk):
     np.testing.assert_allclose(np.quantile(now, 0.95), np.quantile(was, 0.95), atol=0.01)
 
 
+@pytest.mark.long
 def test_a_correction_before_the_scale_is_known_waits(walk, caplog):
     frames, priors = walk
     config = settings("tf", **{"scale.source": "none"})
@@ -185,6 +189,7 @@ def test_what_is_known_at_the_first_frame_places_the_map(walk):
     assert pipeline.scene_map.map_placed
 
 
+@pytest.mark.long
 def test_what_is_known_later_places_the_map_then(walk):
     frames, priors = walk
     late = [s if i >= 40 else None for i, s in enumerate(by_tf(frames, priors, {AT}))]
@@ -195,7 +200,7 @@ def test_what_is_known_later_places_the_map_then(walk):
     assert np.linalg.norm(ours[:3, 3] - true[:3, 3]) < 0.05
 
 
-@pytest.mark.parametrize("corrections", ["tf", "path"])
+@pytest.mark.parametrize("corrections", long_after(1, ["tf", "path"]))
 def test_reset_begins_a_scene_in_the_other_map(walk, corrections):
     frames = walk[0]
     pipeline, _ = run(walk, settings(corrections), said(walk, corrections, 40)[:50])
@@ -205,6 +210,7 @@ def test_reset_begins_a_scene_in_the_other_map(walk, corrections):
     assert share_off(errors(pipeline, frames)) < 0.001
 
 
+@pytest.mark.long
 def test_a_part_after_a_time_jump_gets_its_place(walk):
     """The recording begins anew elsewhere on the way; the transform still tells where that is."""
     frames, priors = walk
@@ -221,6 +227,7 @@ def test_a_part_after_a_time_jump_gets_its_place(walk):
     assert now < was + 0.03
 
 
+@pytest.mark.long
 def test_stored_keyframes_and_saved_scenes_have_the_new_places(walk, tmp_path):
     frames, _priors = walk
     config = settings("tf")
@@ -248,7 +255,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "second"), BAD)
+@pytest.mark.parametrize(("text", "second"), long_after(1, BAD))
 def test_a_path_that_is_no_correction_moves_nothing(walk, text, second, caplog):
     frames = walk[0]
     paths = {60: path_until(frames, 59), 95: second(frames)}
@@ -312,6 +319,7 @@ def test_the_leading_camera_of_a_rig_counts(walk):
     assert share_off(errors(pipeline, frames)) < 0.001
 
 
+@pytest.mark.long
 def test_each_scene_of_independent_cameras_follows(walk):
     frames, talk = walk[0], said(walk, "tf")
     values = {"cameras": ["front", "left"], "window.mode": "independent"}
@@ -324,7 +332,7 @@ def test_each_scene_of_independent_cameras_follows(walk):
         assert share_off(errors(pipeline, frames)) < 0.001
 
 
-@pytest.mark.parametrize("factor", [2.0, 0.5])
+@pytest.mark.parametrize("factor", long_after(1, [2.0, 0.5]))
 def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
     """Of a SLAM with one camera, which has no metres."""
     frames = walk[0]
@@ -337,7 +345,9 @@ def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
     assert "must be in metres" in said
 
 
-@pytest.mark.parametrize(("metres", "begins"), [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
+@pytest.mark.parametrize(
+    ("metres", "begins"), long_after(1, [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
+)
 def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
     """A wrong pose of the other SLAM for a moment is no drift of the prior."""
     frames, talk = walk[0], said(walk, "tf")
@@ -349,7 +359,7 @@ def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
     assert share_off(errors(pipeline, frames)) < 0.001
 
 
-@pytest.mark.parametrize("noisy", ["path", "prior"])
+@pytest.mark.parametrize("noisy", long_after(1, ["path", "prior"]))
 def test_a_robot_that_has_stood_still_is_followed(walk, noisy):
     """Noise on the spot is no way: else one of both ways would be much the longer one."""
     rng, (frames, priors) = np.random.default_rng(0), walk
@@ -395,6 +405,7 @@ def test_a_path_after_a_time_jump_is_of_another_run(walk, caplog):
     assert sum("begins anew" in r.message for r in caplog.records) == 1
 
 
+@pytest.mark.long
 def test_lost_poses_of_the_robot_leave_the_rest_right(walk):
     frames, priors = walk
     talk = said(walk, "tf")

@@ -84,6 +84,7 @@ def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
     assert pipeline.map._points._memory_points <= 100_000
 
 
+@pytest.mark.long
 def test_no_more_than_needed_is_moved_at_once(camera, tmp_path, monkeypatch):
     enforce, moved = SubmapPoints.enforce_limits, []
 
@@ -155,6 +156,7 @@ def test_frames_do_not_wait_for_a_disk_that_hangs(camera, whole, tmp_path, monke
         assert pipeline.map._points.is_in_memory(submap) != (submap.cloud.xyz.base is not None)
 
 
+@pytest.mark.long
 def test_more_than_may_wait_for_the_disk_is_not_lost(camera, tmp_path, monkeypatch):
     """As when a large scene is loaded, or a limit is lowered."""
     monkeypatch.setattr(array_spill, "WAITING", 300_000)
@@ -196,6 +198,7 @@ def test_a_disk_that_fails_in_the_background_drops_points(
     assert len(cloud(pipeline)) == len(pipeline.map) <= 100_000
 
 
+@pytest.mark.long
 def test_images_that_memory_cannot_hold_come_back(camera, tmp_path):
     wanted = {"map.keep_images": True, "map.max_points": 0}
     whole = run(camera, **wanted)
@@ -246,6 +249,7 @@ def test_a_found_scale_regrids_points_on_the_disk(camera, tmp_path):
     assert len(cloud(pipeline)) == len(pipeline.map)
 
 
+@pytest.mark.long
 def test_a_reset_begins_with_an_empty_map_and_disk(camera, tmp_path):
     pipeline = run(camera, tmp_path, **FEW)
     held = pipeline.snapshot().scene()
@@ -277,6 +281,7 @@ class Described(TruthSession):
         return dataclasses.replace(super().infer(window), descriptor=seen)
 
 
+@pytest.mark.long
 def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
     monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 4)
     values = {"keyframe.parallax": 0.02, "loop.every": 1}

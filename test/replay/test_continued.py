@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.processes import PATIENCE_S
 
 from da3_ros.cli import main
@@ -131,15 +132,15 @@ def assert_same(a, b):
 
 
 CASES = {
-    "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "loops": ("loop.every:=1",),
+    "odometry": ("pose_prior.source:=odometry", "scale.source:=odometry"),
     "spilled": ("map.max_points:=20000", "keyframe.parallax:=0.02", "refinement.enabled:=false"),
     "full_disk": ("map.disk_gb:=0.0001", "refinement.enabled:=false"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", long_after(1, CASES))
 def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path, case):
     arguments, options = CASES[case], {"camera": "/camera/image_raw", "pictures": True}
     windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
@@ -153,7 +154,7 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["joint", "independent"])
+@pytest.mark.parametrize("mode", long_after(1, ["joint", "independent"]))
 def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
     often, rig, rig_bag, tmp_path, mode
 ):
@@ -165,7 +166,7 @@ def test_a_continued_replay_of_two_cameras_writes_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["mapping", "localization"])
+@pytest.mark.parametrize("mode", long_after(1, ["localization", "mapping"]))
 def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
     often, camera, bag, tmp_path, monkeypatch, mode
 ):
@@ -329,6 +330,7 @@ class InterruptedMove:
         return call
 
 
+@pytest.mark.long
 def test_an_interrupted_move_of_the_results_is_repeated(often, camera, bag, tmp_path, monkeypatch):
     one = {"camera": "/camera/image_raw", "end_s": 2.0}
     quick = "refinement.enabled:=false"
@@ -467,6 +469,7 @@ def test_a_change_at_either_end_of_a_recording_is_seen(tmp_path):
     assert checkpoint.fingerprint(tmp_path, output) != before
 
 
+@pytest.mark.long
 def test_a_replay_that_goes_on_from_a_scene_is_continued_without_naming_it(
     often, camera, bag, tmp_path
 ):
@@ -518,7 +521,7 @@ def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("kill", long_after(1, [signal.SIGKILL, signal.SIGINT]))
 def test_a_killed_replay_goes_on(bag, tmp_path, kill):
     output = tmp_path / "out"
     arguments = ["replay", str(bag), "--camera", "/camera/image_raw"]

@@ -168,6 +168,7 @@ def same_bytes(a, b, but):
         assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_two_runs_give_the_same_bytes_but_for_the_measurements(bag, tmp_path):
     for name in ("a", "b"):

@@ -13,7 +13,7 @@ from support.live_node import DEPTH
 from support.node_process import Rig, camera_frames, values_of
 from support.processes import processes_with
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long]
 
 
 def show_until(rig, camera, frames, depths, done):

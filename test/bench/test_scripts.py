@@ -1,0 +1,69 @@
+"""The scripts of benchmarks without running them: what `make test` checks of each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import same_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_script_can_be_imported():
+    """One that no test runs is noticed when a name that it uses is gone."""
+    scripts = sorted(path.stem for path in (ROOT / "bench").glob("*.py"))
+    code = f"import importlib\nfor name in {scripts}: importlib.import_module(name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "bench",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_large_networks_are_measured_with_all_their_blocks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import bench_network
+
+    seen = {}
+    oracle = pytest.importorskip("support.oracle")
+    monkeypatch.setattr(oracle, "DepthAnything3", lambda spec: seen.update(spec=spec) or stop())
+
+    def stop():
+        raise InterruptedError
+
+    for name, blocks in (("da3-large", 24), ("da3-giant", 40)):
+        with pytest.raises(InterruptedError):
+            bench_network.networks(name)
+        assert seen["spec"].blocks == blocks
+
+
+def test_depth_images_are_seen_through_the_colour_camera(recordings):
+    import refinement_recordings
+
+    walk = refinement_recordings.depth_camera(recordings / "redkitchen_24")
+    first = walk.truth[0]
+    assert len(walk.frames) == len(walk.truth) == 24
+    assert first.K[0, 0] == 525
+    assert first.depth.shape == walk.frames[0].image.shape[:2]
+    # The depth camera has the longer focal length: it does not see the border of the image.
+    assert np.isnan(first.depth[:20]).all()
+    assert np.isfinite(first.depth).mean() > 0.5
+
+
+def test_same_results_finds_what_differs(tmp_path):
+    for name, off in (("a", 0.0), ("b", 0.0), ("c", 1e-3)):
+        folder = tmp_path / name / "case"
+        folder.mkdir(parents=True)
+        poses = np.zeros((5, 8))
+        poses[:, 0] = poses[:, 1] = np.arange(5)
+        poses[-1, 2] = off
+        np.savetxt(folder / "trajectory.tum", poses)
+    assert same_results.compare(tmp_path / "a", tmp_path / "b") == []
+    (wrong,) = same_results.compare(tmp_path / "a", tmp_path / "c")
+    assert "trajectory.tum" in wrong
+    assert same_results.compare(tmp_path / "a", tmp_path / "nothing") == ["case: missing"]

@@ -1,0 +1,12 @@
+"""Parameters of tests."""
+
+import pytest
+
+
+def long_after(count, cases):
+    """The cases, of which those after the first ``count`` run in ``make test-all`` alone."""
+    cases = list(cases)
+    return cases[:count] + [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        for case in cases[count:]
+    ]
