@@ -352,6 +352,7 @@ def test_a_second_fleet_in_one_output_is_refused(bags, fleet, tmp_path):
     assert f"another process works in {output}" in err
 
 
+@pytest.mark.long
 def test_more_cores_than_there_are_are_refused(bags, fleet, tmp_path):
     process = fleet(bags, "--output", tmp_path / "out", "--cpus-per-task", 4000)
     _, err = process.communicate(timeout=PATIENCE_S)
@@ -424,6 +425,7 @@ def test_without_ray_one_line_says_what_to_install(bags, fleet, tmp_path):
     assert "da3_ros: `da3_ros fleet` needs Ray: pip install 'da3_ros[fleet]'" in err
 
 
+@pytest.mark.long
 def test_a_missing_checkpoint_ends_the_fleet_at_once(bags, fleet, tmp_path):
     process = fleet(bags, "--output", tmp_path / "out", "-p", f"checkpoint:={tmp_path / 'none'}",
                     "--cpus-per-task", 1)  # fmt: skip

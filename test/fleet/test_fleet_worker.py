@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.cases import long_after
 
 from da3_ros import __version__
 from da3_ros.cli import main
@@ -23,7 +24,7 @@ from da3_ros.synthetic import SyntheticCamera
 
 QUICK = ("model:=da3-tiny", "checkpoint:=random", "window.size:=5", "mixed_precision:=off",
          "backend:=torch")  # fmt: skip
-PARAMETERS = [word for value in (*QUICK, "process_res:=140") for word in ("-p", value)]
+PARAMETERS = [word for value in (*QUICK, "process_res:=84") for word in ("-p", value)]
 OWN = {LOG, OUTCOME, "measured.json"}  # files that a single replay has not, or with other times
 
 
@@ -31,7 +32,7 @@ OWN = {LOG, OUTCOME, "measured.json"}  # files that a single replay has not, or 
 def bags(tmp_path_factory):
     """Two rooms in images of different size, and a bag that ends in the middle."""
     folder = tmp_path_factory.mktemp("bags")
-    for name, size in (("a", (140, 112)), ("b", (140, 84))):
+    for name, size in (("a", (84, 70)), ("b", (84, 56))):
         write_synthetic_bag(folder / name, SyntheticCamera(seed=3, size=size, frames=12))
     whole = next((folder / "a").glob("*.mcap")).read_bytes()
     (folder / "cut.mcap").write_bytes(whole[: len(whole) * 2 // 3])
@@ -41,7 +42,7 @@ def bags(tmp_path_factory):
 
 def opened(bags, output, **values):
     """A worker, and the jobs by name."""
-    assignments = [*QUICK, "process_res:=140", *(f"{k}:={v}" for k, v in values.items())]
+    assignments = [*QUICK, "process_res:=84", *(f"{k}:={v}" for k, v in values.items())]
     settings = load_config(None, assignments)
     options = ReplayOptions(Path(), output)
     output.mkdir(exist_ok=True)
@@ -62,7 +63,7 @@ METRES = {"scale.source": "metric_model", "scale.metric_checkpoint": "random",
           "scale.metric_every": 3}  # fmt: skip
 
 
-@pytest.mark.parametrize("values", [{}, {"mixed_precision": "bfloat16"}, METRES])
+@pytest.mark.parametrize("values", long_after(1, [{}, {"mixed_precision": "bfloat16"}, METRES]))
 def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch, values):
     loads = []
     load = session_module.LoadedNetwork.__init__
@@ -182,7 +183,7 @@ def test_the_next_attempt_goes_on_from_the_last_checkpoint(interrupted, bags, tm
 
 def test_other_parameters_begin_anew_and_leave_nothing_unfinished(interrupted, bags, tmp_path):
     _, job = interrupted
-    worker, jobs = opened(bags, tmp_path / "fleet", process_res=112)
+    worker, jobs = opened(bags, tmp_path / "fleet", process_res=70)
     assert worker.run(jobs["a"], 1).state == COMPLETE
     assert "beginning anew" in (job.output / LOG).read_text()
     assert not list(job.output.glob("unfinished*"))

@@ -7,6 +7,7 @@ import json
 import bench_blind
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.file_readers import messages
 
 from da3_ros.cli.arguments import load_config
@@ -102,7 +103,7 @@ def whole(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", ["true", "false"])
+@pytest.mark.parametrize("refine", long_after(1, ["false", "true"]))
 def test_a_replay_interrupted_in_the_dark_goes_on_with_the_same_bytes(
     tmp_path, monkeypatch, refine
 ):

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -82,7 +83,7 @@ def error(walk, found):
     return np.linalg.norm(found - true, axis=1)
 
 
-@pytest.mark.parametrize("values", [TF, PATH], ids=["tf", "path"])
+@pytest.mark.parametrize("values", long_after(1, [TF, PATH]), ids=["tf", "path"])
 def test_the_trajectory_is_the_corrected_one(walk, bag, tmp_path, values):
     """In the frame of the other SLAM's map, which is the room's here."""
     found = error(walk, run(walk, bag, tmp_path / "out", **values))
@@ -121,8 +122,8 @@ class Interrupted(TruthSession):
         return super().infer(window)
 
 
-@pytest.mark.parametrize("values", [TF, PATH], ids=["tf", "path"])
-@pytest.mark.parametrize("at", [20, AT + 3], ids=["before", "after"])
+@pytest.mark.parametrize("values", long_after(1, [TF, PATH]), ids=["tf", "path"])
+@pytest.mark.parametrize("at", long_after(1, [20, AT + 3]), ids=["before", "after"])
 def test_an_interrupted_replay_goes_on_with_the_corrections(
     walk, bag, tmp_path, monkeypatch, values, at
 ):

@@ -184,6 +184,7 @@ def test_a_cleanup_that_waits_does_not_keep_the_process(tmp_path, end):
         assert "Traceback" not in rig.process.output()
 
 
+@pytest.mark.long
 def test_a_long_window_is_waited_for_while_images_stream_in(tmp_path):
     """The 8 s of a slow machine, in a process of its own, with a camera that never rests."""
     node = str(NODES / "slow_node.py")
