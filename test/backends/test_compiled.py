@@ -185,6 +185,7 @@ def test_a_compiler_that_does_not_work_is_not_waited_for(monkeypatch, caplog):
     close(found, session_of().infer(window))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_warm_session_compiles_nothing_in_its_steady_state():
     counting = Counting()
@@ -215,6 +216,7 @@ def test_a_wrong_program_is_not_used_and_reported_once(caplog):
     assert caplog.text.count("torch.compile does not work here") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_failing_shape_after_working_ones_costs_only_itself(caplog):
     counting = Counting()
@@ -267,6 +269,7 @@ def test_out_of_memory_of_a_checked_program_passes():
         compiler.call(double, torch.float32, 0, torch.ones(2))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "left"), [("reduce-overhead", 0), ("default", 2)])
 def test_cuda_graphs_go_with_the_plan_and_when_memory_runs_out(mode, left):

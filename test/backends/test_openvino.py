@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.transform import Rotation
-from support.cases import long_after
 
 pytest.importorskip("openvino", reason="needs OpenVINO: pip install openvino")
 
@@ -198,10 +197,8 @@ def shortened(model):
     return network_of(dataclasses.replace(spec, **multi, metric_branch=branch))
 
 
-@pytest.mark.parametrize(
-    "model",
-    long_after(1, ["da3mono-large", "da3nested-giant-large"]),  # with da3-giant
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["da3mono-large", "da3nested-giant-large"])  # with da3-giant
 def test_every_kind_of_network_equals_torch(tmp_path, model):
     network = shortened(model).eval().requires_grad_(False)
     initialize_randomly(network)

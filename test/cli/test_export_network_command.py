@@ -119,6 +119,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.slow
 def test_ctrl_c_while_tracing_leaves_nothing(tmp_path):

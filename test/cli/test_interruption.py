@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.cases import long_after
 from support.processes import PATIENCE_S
 
 SCRIPT = """
@@ -60,7 +61,7 @@ def test_nohup_keeps_a_command_alive():
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", long_after(1, ["", "1"]))
 @pytest.mark.parametrize("end", ["| true", "2>&1 | true", "2> >(true)"])
 def test_output_that_nobody_reads_changes_no_exit_code(end, unbuffered):
     """As `| head` does, which ends before the command; 2: wrong usage, with a line about it."""

@@ -77,6 +77,7 @@ def test_a_mover_leaves_and_the_room_stays(walk, stored):
     assert len(cells - static_cells(walk, after)) < 0.01 * len(cells)
 
 
+@pytest.mark.long
 def test_it_leaves_the_surface(walk, stored):
     pytest.importorskip("skimage")
     before, after = (
@@ -115,6 +116,7 @@ def test_parts_do_not_judge_each_other(walk, tmp_path):
     assert left[0] > 2 * left[1]
 
 
+@pytest.mark.long
 def test_what_is_kept_of_keyframes_is_bounded(stored, monkeypatch):
     """Forgetting and decoding again changes nothing."""
     expected = points_of(stored, remove=True)

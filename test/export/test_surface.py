@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import trimesh
 from scipy.spatial import cKDTree
+from support.cases import long_after
 
 pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-image")
 
@@ -215,6 +216,7 @@ def test_a_wall_between_two_blocks_is_there(tmp_path):
     np.testing.assert_allclose(mesh.vertices[:, 2], 4.0, atol=0.002)
 
 
+@pytest.mark.long
 def test_only_what_the_crop_needs_is_fused(scene, monkeypatch):
     whole = fused_surface(scene, DepthFilters(voxel=VOXEL))
     low, high = whole.vertices.min(axis=0), whole.vertices.max(axis=0)
@@ -306,7 +308,7 @@ def test_nothing_that_was_seen_well_is_one_line(tmp_path, frames, capsys):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("suffix", ["glb", "ply", "obj"])
+@pytest.mark.parametrize("suffix", long_after(1, ["glb", "ply", "obj"]))
 def test_the_command_writes_each_format(scene, frames, tmp_path, suffix):
     folder = scene._reader.path.parent
     path = tmp_path / f"room.mesh.{suffix}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 from scipy.stats import chi2
+from support.cases import long_after
 
 from da3_ros.mapping.covariance import (
     EXACT,
@@ -46,7 +47,7 @@ def published(walk, noise, seed, **values):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(bench.NOISES))
+@pytest.mark.parametrize("name", long_after(1, bench.NOISES))
 def test_nees_of_published_poses_is_one_within_its_bounds(walk, name):
     found = []
     for seed in range(RUNS):
@@ -244,6 +245,7 @@ def test_networks_without_stated_noise_get_a_large_one(walk):
     assert dataclasses.astuple(EXACT) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", [False, True])
 def test_da3_tiny_is_not_overconfident(refine):

@@ -103,6 +103,7 @@ def test_a_map_that_begins_in_the_dark_finds_its_place(folder, ring):
     assert errors(results[-20:], walk, ring[0].T_world_camera)[:, 0].max() < 0.4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_loop_is_closed_after_the_dark(ring):
     walk = walked(190, 1.2)

@@ -292,6 +292,7 @@ def test_localization_needs_loops():
         config_from_parameters({"mode": "localization", "loop.enabled": False})
 
 
+@pytest.mark.long
 def test_scale_of_a_map_without_own_source_is_corrected_by_each_loop(folder, known, ring):
     """Without a source metres come from the map alone, and drift of scale is measured by loops."""
     walk = rounds(ring, 2)[20:]
@@ -356,6 +357,7 @@ def test_limits_do_not_cut_a_read_only_map(folder, known):
     assert len(pipeline.map) == sum(len(s.cloud) for s in load_scene(folder).submaps) > 1000
 
 
+@pytest.mark.long
 def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
     """Each jump of the clock begins one."""
     walks = [rounds(ring, 1, first_ns=(90 - n) * LATER)[:34] for n in range(8)]

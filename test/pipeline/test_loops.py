@@ -186,6 +186,7 @@ def test_similar_rooms_are_not_joined(monkeypatch):
     assert pipeline.loops.refused > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
     class Small(DescribedTruth):
@@ -322,6 +323,7 @@ class Halved(DescribedTruth):
         return super().infer(window)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_loops_are_closed_across_a_change_of_the_images_size(short_ring):
     pipeline, results = run(short_ring, Halved(short_ring))

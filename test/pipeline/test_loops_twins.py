@@ -94,6 +94,7 @@ def run(truth, session):
     return pipeline
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_similar_tiles_are_found_and_never_joined():
     truth = wall()

@@ -111,6 +111,7 @@ def test_noise_of_odometry_parts_submaps_by_millimetres(walk):
     assert np.quantile(errors(pipeline, frames, there @ slam.T_SLAM_ROOM), 0.95) < 0.03
 
 
+@pytest.mark.long
 def test_a_path_that_is_sent_again_unchanged_moves_nothing(walk):
     frames = walk[0]
     paths = {90: path_until(frames, 90), 95: path_until(frames, 90, 2)}
@@ -266,6 +267,7 @@ def test_a_path_that_is_no_correction_moves_nothing(walk, text, second, caplog):
     assert pipeline.scene_map.following.count == expected
 
 
+@pytest.mark.long
 def test_a_path_of_another_clock_moves_nothing(walk, caplog):
     frames = walk[0]
     paths = {60: path_until(slam.at_other_stamps(frames, 10**18), 59)}
@@ -345,6 +347,7 @@ def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
     assert "must be in metres" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("metres", "begins"), long_after(1, [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
 )
@@ -359,6 +362,7 @@ def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
     assert share_off(errors(pipeline, frames)) < 0.001
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noisy", long_after(1, ["path", "prior"]))
 def test_a_robot_that_has_stood_still_is_followed(walk, noisy):
     """Noise on the spot is no way: else one of both ways would be much the longer one."""

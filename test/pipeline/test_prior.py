@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
@@ -91,8 +92,8 @@ def test_a_gap_in_odometry_leaves_windows_without_poses(walk, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
-    [{"pose_prior.source": "none"}, {"pose_prior.output": "prior"},
-     {"pose_prior.output": "refined"}],
+    long_after(1, [{"pose_prior.source": "none"}, {"pose_prior.output": "prior"},
+                   {"pose_prior.output": "refined"}]),
 )  # fmt: skip
 @pytest.mark.parametrize("case", ["spinning wheels", "frozen odometry"])
 def test_odometry_that_the_camera_contradicts_gives_no_metres(case, values):

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.ring import descriptor_at, shifted, walked
 from support.sessions import LATER, errors, found_at, later, opened, push, resumed, saved
 
@@ -362,7 +363,7 @@ def test_a_hint_is_a_place_on_the_ground():
     assert not hint.allows(at + [5.5, 0, 0], 1.0)
 
 
-@pytest.mark.parametrize("metric", [True, False])
+@pytest.mark.parametrize("metric", long_after(1, [True, False]))
 def test_a_looping_bag_joins_its_own_beginning(ring, metric):
     """Its stamps jump back: a new part, which is recognised where the first one was."""
     pipeline = opened(ring[:60], metric=metric)
@@ -382,6 +383,7 @@ def test_a_looping_bag_joins_its_own_beginning(ring, metric):
     assert len(again) == 30
 
 
+@pytest.mark.long
 def test_a_gap_of_an_hour_is_joined_where_the_camera_comes_back(ring):
     """The camera was switched off, and carried back."""
     back = [

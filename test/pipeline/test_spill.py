@@ -182,6 +182,7 @@ def test_more_than_may_wait_for_the_disk_is_not_lost(camera, tmp_path, monkeypat
     assert len(store.snapshot().scene().images) == images > 0
 
 
+@pytest.mark.long
 def test_a_disk_that_fails_in_the_background_drops_points(
     camera, whole, tmp_path, monkeypatch, caplog
 ):
@@ -224,6 +225,7 @@ def test_a_full_disk_drops_points_with_one_warning(camera, whole, tmp_path, capl
     assert len(cloud(pipeline)) == len(pipeline.map)
 
 
+@pytest.mark.long
 def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
     limits = {"map.radius_m": 3.0}
     near = run(camera, **limits)
@@ -238,6 +240,7 @@ def test_a_radius_holds_for_points_on_the_disk(camera, tmp_path):
     assert np.quantile(far, 0.99) < 0.03
 
 
+@pytest.mark.long
 def test_a_found_scale_regrids_points_on_the_disk(camera, tmp_path):
     pipeline = run(camera, tmp_path, **FEW)
     before, nbytes = len(pipeline.map), pipeline.map.nbytes

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cases import long_after
 
 TOOL = Path(__file__).parents[2] / "tools" / "walk.py"
 
@@ -18,8 +17,8 @@ def said(*arguments):
 
 
 @pytest.mark.process
-@pytest.mark.slow
-@pytest.mark.parametrize("what", long_after(1, ["live", "replay"]))
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["live", "replay"])
 def test_a_frame_crosses_the_pipeline(what):
     *order, last = said(what, "--order")
     assert last.startswith(f"{what}: ")

@@ -483,6 +483,7 @@ def test_a_replay_that_goes_on_from_a_scene_is_continued_without_naming_it(
     assert_same(tmp_path / "whole", output)
 
 
+@pytest.mark.long
 def test_a_damaged_spill_is_named(often, camera, bag, tmp_path):
     output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
     run(bag, output, camera, *CASES["spilled"], at=9, **one)
@@ -525,7 +526,7 @@ def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
 def test_a_killed_replay_goes_on(bag, tmp_path, kill):
     output = tmp_path / "out"
     arguments = ["replay", str(bag), "--camera", "/camera/image_raw"]
-    arguments += [x for a in ("model:=da3-tiny", "process_res:=140", "backend:=torch",
+    arguments += [x for a in ("model:=da3-tiny", "process_res:=84", "backend:=torch",
                               "mixed_precision:=off") for x in ("-p", a)]  # fmt: skip
     killed = subprocess.Popen(
         [sys.executable, "-c", OFTEN, *arguments, "--output", str(output)],

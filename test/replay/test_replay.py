@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trimesh
 from support import programs
+from support.cases import long_after
 from support.file_readers import messages, pose_matrix
 from support.processes import PATIENCE_S
 
@@ -280,7 +281,7 @@ def test_a_truncated_database_is_one_error_and_no_file(camera, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kill", long_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_an_interrupted_replay_leaves_nothing_and_no_traceback(bag, tmp_path, kill):
     output = tmp_path / "out"
     process = subprocess.Popen(
@@ -381,6 +382,7 @@ def test_a_folder_of_images_goes_through(camera, tmp_path):
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_peak_memory_does_not_grow_with_the_recording(tmp_path):
     """Five times the frames: what is held at the end stays within a few frames' worth."""

@@ -180,6 +180,7 @@ def test_what_is_not_stored_is_exported_from_the_saved_points(camera, bag, tmp_p
     assert sum(not line.startswith("#") for line in lines) == FRAMES
 
 
+@pytest.mark.long
 def test_a_replay_in_a_saved_scene_names_where_its_keyframes_are(
     output, camera, bag, tmp_path, caplog
 ):

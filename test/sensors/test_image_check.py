@@ -108,7 +108,9 @@ def test_noise_of_a_colour_sensor_is_blind(fault, size):
         assert judged(ImageCheck(), cv2.imdecode(data, cv2.IMREAD_COLOR)).blind == "noise"
 
 
-@pytest.mark.parametrize("size", [SIZE, (224, 168), (1920, 1080)])
+@pytest.mark.parametrize(
+    "size", [SIZE, (224, 168), pytest.param((1920, 1080), marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(("light", "noise"), [(0.3, 15), (0.2, 10), (1.0, 60), (0.12, 8)])
 def test_a_scene_with_much_noise_of_the_sensor_is_not_blind(size, light, noise):
     rng = np.random.default_rng(0)

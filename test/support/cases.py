@@ -4,7 +4,10 @@ import pytest
 
 
 def long_after(count, cases):
-    """The cases, of which those after the first ``count`` run in ``make test-all`` alone."""
+    """The cases, of which those after the first ``count`` run in ``make test-all`` alone.
+
+    A tuple is the values of several parameters.
+    """
     cases = list(cases)
     return cases[:count] + [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
