@@ -249,7 +249,8 @@ def test_the_node_leaves_no_shared_memory_behind():
 
 def test_the_synthetic_camera_leaves_no_shared_memory_behind():
     camera = "da3_ros.ros.synthetic_camera"
-    with rt.start(camera, "-p", "walk_frames:=2", env=rt.environment(rt.domain())) as process:
+    small = ("-p", "width:=96", "-p", "height:=72", "-p", "walk_frames:=2")
+    with rt.start(camera, *small, env=rt.environment(rt.domain())) as process:
         process.wait_for("publishing")
         held = shared_memory(process.pid)
         assert process.stop() == 0
