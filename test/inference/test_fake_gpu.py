@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from support.cases import long_after
 from support.tiny_networks import tiny_metric_spec, tiny_nested_spec
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -191,7 +192,7 @@ def on_gpu():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["off", "bfloat16"])
-@pytest.mark.parametrize("poses", [False, True])
+@pytest.mark.parametrize("poses", long_after(1, [True, False]))
 def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
     session = open_session(mixed_precision=precision)
     session.fit((84, 56), 4, 1)

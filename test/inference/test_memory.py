@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch._inductor.config
+from support.cases import long_after
 
 from da3_ros.backends.self_check import SelfCheck
 from da3_ros.inference import (
@@ -118,7 +119,7 @@ def test_unwanted_maps_are_nan_and_the_rest_is_the_same():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["encode", "fuse", "decode", "download"])
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", long_after(1, [1, 2, 3]))
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
     session, some = make_session(), views(4)
     expected = session.infer(window(some))

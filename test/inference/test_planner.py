@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from support.cases import long_after
 from support.tiny_networks import tiny_metric_spec
 
 from da3_ros.cli.plan_table import AbsentCuda
@@ -212,7 +213,7 @@ def test_a_plan_of_another_kind_is_one_clear_error(full, changes, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["da3-tiny", "da3-small", "da3-giant", "da3metric-large"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", long_after(1, [torch.bfloat16, torch.float32, torch.int8]))
 def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dtype):
     shapes = [
         Shape(model, views, wanted, height, 252, dtype, chunks, poses)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import WindowAligner, block_medians, half_sample_mode, robust_mean
@@ -162,7 +163,7 @@ def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
-    [FULL, Noise(0.02, 0.02, 0.01, 0.5, 0.02), Noise(0.01, 0.03, 0.0, 0.02, 0.001)],
+    long_after(1, [FULL, Noise(0.02, 0.02, 0.01, 0.5, 0.02), Noise(0.01, 0.03, 0.0, 0.02, 0.001)]),
     ids=["stated", "large", "other mixture"],
 )
 def test_covariance_is_consistent_under_correlated_noise(frames, noise):
@@ -251,7 +252,7 @@ def broken(prediction, kind, factor, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [0.7, 1.4])
+@pytest.mark.parametrize("factor", long_after(1, [0.7, 1.4]))
 @pytest.mark.parametrize(
     "kind", ["left half", "upper half", "turned views", "moved views", "glued"]
 )

@@ -180,6 +180,7 @@ def test_a_lost_stretch_is_never_within_a_node():
     assert set(guesses) <= firsts
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hundred_loops_leave_rotations_rotations():
     """Each moves places by what they were: rounding must not grow threefold every time."""

@@ -191,6 +191,7 @@ def test_the_reported_memory_is_what_is_held():
     assert points == 19 * len(held)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_of_an_hour_at_10_hz_stays_flat_after_the_cap(monkeypatch):
     monkeypatch.setattr(submaps, "MAX_POSES", 5000)

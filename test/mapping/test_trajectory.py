@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.scenes import frame, pose, store
 
 from da3_ros.export.scene_file import load_scene, save_scene
@@ -28,7 +29,7 @@ def stamps(poses):
     return (poses.rows["stamp_ns"] // STEP_NS).tolist()
 
 
-@pytest.mark.parametrize("localized", [False, True])
+@pytest.mark.parametrize("localized", long_after(1, [False, True]))
 def test_a_standing_cameras_path_does_not_grow(localized):
     held = store()
     stay(held, 0, 1, keyframe=True)

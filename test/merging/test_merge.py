@@ -223,6 +223,7 @@ def trajectory_error_of_part(scene, part, truth):
     return trajectory_error(dataclasses.replace(scene, poses=poses), truth)[0]
 
 
+@pytest.mark.long
 def test_two_scenes_meet_beside_a_last_one_that_met_none(
     folders, ring, second, elsewhere, tmp_path
 ):
@@ -284,6 +285,7 @@ def test_a_scene_without_metres_that_met_none_is_left_out(folders, ring, elsewhe
     assert all(k.submap < 10 for k in scene.recognition.keyframes)
 
 
+@pytest.mark.long
 def test_two_scenes_meet_through_a_third(folders, ring, tmp_path):
     truth = [*ring, *session_of(ring, 3), *session_of(ring, 4)]
     ends = [folders("begin"), folders("end")]

@@ -385,7 +385,7 @@ def shipped_run(fault, start, refine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("refine", [False, True])
+@pytest.mark.parametrize("refine", long_after(1, [True, False]))
 @pytest.mark.parametrize(
     ("fault", "start"),
     long_after(1, [("black", START), ("noise", START), ("flicker", START), ("shaded noise", 0)]),

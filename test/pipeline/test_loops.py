@@ -154,6 +154,7 @@ def test_without_descriptors_no_place_is_verified(ring):
     assert pipeline.loops.closed == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_similar_rooms_are_not_joined(monkeypatch):
     """The network takes both for one; the scene cannot have drifted so far."""

@@ -77,6 +77,7 @@ def test_gaussians_of_a_small_network_equal_the_reference(size, n):
     assert max(errors(placed(found), wanted).values()) < BOUND
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gaussians_of_a_shortened_giant_equal_the_reference(record_property):
     spec = spec_of("da3-giant")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.oracle import spec_of
 from support.splats import SplatTruth, exact_values, psnr, read_ply, render
 from support.streams import stream_of
@@ -40,7 +41,7 @@ SIZE = (168, 126)
 VALUES = ("checkpoint:=random", "process_res:=112", "window.size:=4", "mixed_precision:=off")
 
 
-@pytest.mark.parametrize("new", [1, 2])
+@pytest.mark.parametrize("new", long_after(1, [2, 1]))
 @pytest.mark.parametrize("metres", [None, 1.7])
 def test_exact_gaussians_come_out_where_the_room_is(tmp_path, new, metres):
     camera = SyntheticCamera(seed=5, size=SIZE, frames=10, rate_hz=1.5)
@@ -131,7 +132,7 @@ def registered(monkeypatch, name):
     return spec
 
 
-@pytest.mark.parametrize("name", ["da3-giant", "da3nested-giant-large"])
+@pytest.mark.parametrize("name", long_after(1, ["da3-giant", "da3nested-giant-large"]))
 def test_a_replay_stores_gaussians_and_its_scene_is_exported(monkeypatch, tmp_path, name, capsys):
     registered(monkeypatch, name)
     write_synthetic_bag(tmp_path / "bag", SyntheticCamera(seed=2, size=(112, 84), frames=8))
