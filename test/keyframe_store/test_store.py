@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from support.cases import long_after
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import encoding, store
@@ -102,7 +101,7 @@ def test_what_was_stored_is_read_back(tmp_path):
         np.testing.assert_array_equal(scene.map.T_map_world, T)
 
 
-@pytest.mark.parametrize("count", long_after(1, [20, 200]))
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, count):
     writer = StoreWriter(tmp_path / "whole")
     writer.place(PLACES)

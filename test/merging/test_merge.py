@@ -337,6 +337,7 @@ def test_the_camera_is_found_in_a_merged_scene(folders, ring, second, tmp_path):
     assert origins == {"monday", "tuesday", ""}
 
 
+@pytest.mark.long
 def test_stored_keyframes_are_those_of_the_merged_scene(folders, ring, second, tmp_path):
     truth = [*ring, *second]
     given = [folders("monday", store=True), folders("tuesday", store=True)]

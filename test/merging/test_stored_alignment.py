@@ -120,6 +120,7 @@ def test_stored_keyframes_align_better_than_small_images(folders, walks, tmp_pat
     assert "small images" in said
 
 
+@pytest.mark.long
 def test_the_result_is_the_same_twice(folders, walks, tmp_path):
     merged_error(folders, walks, tmp_path / "once")
     merged_error(folders, walks, tmp_path / "twice")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support import programs
+from support.cases import long_after
 from torch import nn
 
 from da3_ros.backends import openvino_runtime
@@ -75,7 +76,7 @@ def test_a_cpu_with_avx512_vnni_gives_weights_8_bits():
 @pytest.mark.process
 @pytest.mark.processor
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", long_after(1, KERNELS))
 def test_int8_is_as_close_with_the_kernels_of_other_cpus(kernel):
     """In a process of its own: libraries read the limit once."""
     chosen = "layer_is_within or largest_products or session_in_int8"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.cases import long_after
 from support.oracle import given_poses, pair, randomize, reference_network, relative_error, spec_of
 
 BOUND = 1e-4
@@ -70,7 +71,7 @@ def test_small_equals_the_reference_at_the_stored_position_size(record_property)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["da3-large", "da3-giant"])
+@pytest.mark.parametrize("model", long_after(1, ["da3-large", "da3-giant"]))
 def test_shortened_model_equals_the_reference(model, record_property):
     ours, theirs = pair(model, seed=5)
     found = errors(ours, theirs, images(3, SIZES["small square"], 7), "saddle_sim_range")

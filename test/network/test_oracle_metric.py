@@ -85,6 +85,7 @@ def test_short_monocular_networks_equal_the_reference(name, size, record_propert
         assert_maps_equal(found, record_property, f"{name}/short/{n}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_full_metric_network_equals_the_reference(record_property):
     name = "da3metric-large"
@@ -180,6 +181,7 @@ def test_all_sky_gives_no_scale_where_the_reference_raises():
     assert torch.equal(out.extrinsics, alone.extrinsics)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nested_keeps_the_width_of_the_real_parts(record_property):
     """Real widths, heads and feed-forward of both parts, with few blocks."""

@@ -348,9 +348,7 @@ def test_a_path_in_another_unit_is_not_followed(walk, caplog, factor):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("metres", "begins"), long_after(1, [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
-)
+@pytest.mark.parametrize(("metres", "begins"), [(3.0, (50,)), (0.3, (50,)), (0.3, (40, 50, 60))])
 def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
     """A wrong pose of the other SLAM for a moment is no drift of the prior."""
     frames, talk = walk[0], said(walk, "tf")
@@ -363,7 +361,7 @@ def test_jumps_there_and_back_leave_the_next_one_right(walk, metres, begins):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("noisy", long_after(1, ["path", "prior"]))
+@pytest.mark.parametrize("noisy", ["path", "prior"])
 def test_a_robot_that_has_stood_still_is_followed(walk, noisy):
     """Noise on the spot is no way: else one of both ways would be much the longer one."""
     rng, (frames, priors) = np.random.default_rng(0), walk

@@ -122,8 +122,9 @@ class Interrupted(TruthSession):
         return super().infer(window)
 
 
-@pytest.mark.parametrize("values", long_after(1, [TF, PATH]), ids=["tf", "path"])
-@pytest.mark.parametrize("at", long_after(1, [20, AT + 3]), ids=["before", "after"])
+@pytest.mark.long
+@pytest.mark.parametrize("values", [TF, PATH], ids=["tf", "path"])
+@pytest.mark.parametrize("at", [20, AT + 3], ids=["before", "after"])
 def test_an_interrupted_replay_goes_on_with_the_corrections(
     walk, bag, tmp_path, monkeypatch, values, at
 ):
