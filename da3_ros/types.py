@@ -5,7 +5,7 @@ Conventions, used everywhere in the ROS-free core
 * Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
   camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
 * A name says its coordinate frame, and docs/architecture.md what each one is: ``window``,
-  ``segment``, ``vo``, ``scene``, ``world``, ``odom``, ``map``. ``ref`` is the one that the caller
+  ``local``, ``submap``, ``map``, ``world``, ``odom``. ``ref`` is the one that the caller
   works in.
 * Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
   unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
@@ -197,7 +197,7 @@ class Scale:
     """Metres per unit of the scene, with source and uncertainty."""
 
     source: str = "none"  # none | fixed | metric_model | odometry | rig
-    value: float = float("nan")  # metres per scene unit; NaN if unknown
+    value: float = float("nan")  # metres per map unit; NaN if unknown
     sigma: float = float("nan")  # relative standard deviation; NaN if unknown
 
     @property
@@ -215,9 +215,9 @@ class WindowReport:
     view_ids: tuple[int, ...]  # ids of all views, new ones last
     new_frames: int
     aligned: bool  # False: the fit was rejected and the motion extrapolated
-    alignment_rms: float  # segment units, over the inliers; NaN for the first window
+    alignment_rms: float  # units of odometry, over the inliers; NaN for the first window
     alignment_inliers: float  # share 0..1; NaN for the first window
-    unit: float  # segment units per network unit of this window
+    unit: float  # units of odometry per network unit of this window
     scale: Scale = field(default_factory=Scale)
     loop_closed: bool = False
     segment: int = 0  # windows of a segment are aligned; the pose between segments is guessed

@@ -30,6 +30,11 @@ class Similarity:
         """The inverse transform."""
         return Similarity(1 / self.scale, self.R.T, -self.R.T @ self.t / self.scale)
 
+    def is_same(self, other: Similarity) -> bool:
+        """Whether both are equal to the last bit."""
+        pairs = ((self.scale, other.scale), (self.R, other.R), (self.t, other.t))
+        return all(np.array_equal(a, b) for a, b in pairs)
+
     def scaled(self, factor: float) -> Similarity:
         """The transform with results ``factor`` times as long."""
         return Similarity(factor * self.scale, self.R, factor * self.t)

@@ -73,7 +73,7 @@ class MapState:
     """What relates a scene to the map and to metres."""
 
     metric: bool = False
-    scene_scale: float = 1.0  # metres per scene unit; 1 if unknown
+    scene_scale: float = 1.0  # metres per map unit; 1 if unknown
     unit: float = 1.0  # lengths of the scene, in metres if metric, per network unit
     T_map_world: Array = field(default_factory=lambda: T_MAP_WORLD)
     leaders: tuple[str, ...] = ()  # cameras whose poses are the path; none: the first one

@@ -1,6 +1,6 @@
 """Aligns a window to views that are known already: a Sim(3) fitted to the shared views.
 
-``ref`` is the coordinate frame of the shared views: a segment, or ``vo`` (see ``shared_view``).
+``ref`` is the coordinate frame of the shared views: ``local``, or a submap (see ``shared_view``).
 
 An earlier window predicted depth and pose for the same pixels of a shared view, so both
 predictions are compared without a search for correspondences. Each shared view gives three

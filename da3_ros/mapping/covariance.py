@@ -50,12 +50,12 @@ GUESSED_FOCAL = MotionError(rotation=0.2, distance=0.3)
 
 @dataclass(frozen=True, eq=False)
 class WindowObservation:
-    """A window that was placed in its segment; shared views come first."""
+    """A placed window; shared views come first."""
 
     ids: Sequence[int]  # [N] of the views
-    poses: Array  # [N, 4, 4] in the segment
-    depth: float  # typical depth, segment units; position errors are proportional to it
-    pivot: Array  # [3] Alignment.pivot, in the segment
+    poses: Array  # [N, 4, 4] in ``local``
+    depth: float  # typical depth, units of odometry; position errors are proportional to it
+    pivot: Array  # [3] Alignment.pivot, in ``local``
     gains: Array  # [S, 7, 7] of the shared views (Alignment.gains)
     residuals: Array  # [S, 7] of the shared views (Alignment.residuals)
     update_weights: Array  # [S, 7] share by which each shared view moves towards this observation
@@ -76,7 +76,7 @@ class RefinedObservation:
     ids: Sequence[int]  # [F] of the refined views
     held: Sequence[int]  # [H] of the held views, oldest first
     poses: Mapping[int, Array]  # [4, 4] of all of them in the segment
-    depth: float  # typical depth, segment units
+    depth: float  # typical depth, units of odometry
     covariance: Array  # [7 F, 7 F] of the errors with the held views exact
     by_held: Array  # [7 F, 7 H] derivatives of the errors by those of the held views
     by_network: Array  # [7 F, 7 F] by the error that the network has in all windows

@@ -30,10 +30,11 @@ class DriftModel:
         self._middle = self._middle + weight / self._arms * offset
         self._spread += weight * float(offset @ (camera - self._middle))
 
-    def rescale(self, factor: float) -> None:
-        """Takes over that lengths are ``factor`` times what they were."""
+    def rescale(self, factor: float, about: Array) -> None:
+        """Takes over that lengths are ``factor`` times what they were, seen from the point
+        ``about`` [3]."""
         self._own = self._own * [1, 1, factor**2]
-        self._middle = self._middle * factor
+        self._middle = about + factor * (self._middle - about)
         self._spread *= factor**2
 
     def variance_at(self, point: Array) -> Array:

@@ -164,7 +164,8 @@ def correction_to(
         place = T_map_local.inverse() @ before[id]
         nodes.append(Node(first[k], last[k]))
         moves.append(T_new.inverse() @ after[id] @ place.inverse())
-    return Correction(Moves(tuple(nodes), tuple(moves)), T_new, ties, followed=True)
+    moved = Moves(tuple(nodes), tuple(moves))
+    return Correction(moved, T_new, T_map_local, ties, followed=True)
 
 
 def _of(values: Mapping[int, Any], ids: Array) -> Array:

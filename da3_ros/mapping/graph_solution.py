@@ -56,12 +56,30 @@ class Correction:
 
     moves: Moves  # submaps that it does not hold stay
     T_map_local: Similarity  # keeps the first submap where it is in the map
+    before: Similarity  # ``T_map_local`` for which it was solved
     # (older, newer) submap of every loop in the graph: their parts become one
     loops: tuple[tuple[int, int], ...] = ()
     # [7, 7] of the newest submap's pose relative to the first submap that edges connect it to:
     # (log scale; rotation, rad; position, units), in the frame of odometry
     covariance: Array | None = None
     followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
+
+    def at(self, T_map_local: Similarity) -> Correction:
+        """Returns the correction for a frame of odometry that has changed since it was solved: by
+        another unit, or by a new beginning. It moves submaps in the map by the same."""
+        if T_map_local.is_same(self.before):
+            return self
+        D = self.before.inverse() @ T_map_local  # from the frame now to that of then
+        moves = self.moves.transformed(lambda move: D.inverse() @ move @ D)
+        covariance = self.covariance
+        if covariance is not None:
+            J = np.zeros((7, 7))
+            J[0, 0], J[1:4, 1:4], J[4:, 4:] = 1.0, D.R.T, D.R.T / D.scale
+            covariance = J @ covariance @ J.T
+        return replace(
+            self, moves=moves, T_map_local=self.T_map_local @ D, before=T_map_local,
+            covariance=covariance,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +155,8 @@ def solve(problem: Problem) -> Correction:
         for m, near in zip(moves, here, strict=True)
     )
     sure = marginal(found, edges, fixed=oldest, of=newest, metric=problem.metric)
-    return Correction(Moves(problem.nodes[:-1], moves[:-1]), T_map_local, problem.loops, sure)
+    corrected = Moves(problem.nodes[:-1], moves[:-1])
+    return Correction(corrected, T_map_local, T, problem.loops, sure)
 
 
 def _fixed(problem: Problem, part: Array, anchors: Mapping[int, int]) -> list[int]:

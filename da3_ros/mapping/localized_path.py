@@ -13,7 +13,7 @@ from da3_ros.mapping.trajectory import Trajectory
 from da3_ros.types import Array
 
 MAX_SUBMAPS = 16  # newest submaps, which corrections move
-SETTLED = -1  # submap of poses that are given in the scene, and stay
+SETTLED = -1  # submap of poses that are given in the map, and stay
 
 
 class LocalizedPath:

@@ -52,6 +52,6 @@ class LoopAgreement:
 
     def _placed(self, loop: Loop) -> tuple[PlacedKeyframe, PlacedKeyframe, Similarity, Array]:
         """Returns both keyframes, the drift and its variance [3], in the frame of odometry."""
-        old, new = (k.placed(self._submaps.T_local_submap(k.submap)) for k in (loop.old, loop.new))
+        old, new = (k.placed(self._submaps) for k in (loop.old, loop.new))
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
         return old, new, drift, loop.variance * [1, 1, new.T_local_submap.scale**2]

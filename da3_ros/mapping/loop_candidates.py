@@ -9,7 +9,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.loop_agreement import drift_between
-from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes, PlacedKeyframe
+from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
 from da3_ros.mapping.place_hint import PlaceHint
@@ -107,19 +107,16 @@ class LoopCandidates:
             near = newest - at < MIN_SUBMAPS_APART
             if at in tied or (near and graph.in_one_segment(old.submap, new.submap)):
                 return False
-            there = self._placed(old)
+            there = old.placed(self._submaps)
             return hint is None or hint.allows(there.centre, MAX_DISTANCE * there.depth)
 
         return allowed
-
-    def _placed(self, keyframe: LoopKeyframe) -> PlacedKeyframe:
-        return keyframe.placed(self._submaps.T_local_submap(keyframe.submap))
 
     def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
         """True if two keyframes can see the same surface, given the possible drift."""
         if cut_to(old, new) is None:
             return False
-        there, here = self._placed(old), self._placed(new)
+        there, here = old.placed(self._submaps), new.placed(self._submaps)
         drift = np.sqrt(drift_between(self._graph, there, here))
         away = float(np.linalg.norm(there.centre - here.centre))
         R = there.T_local_camera[:3, :3].T @ here.T_local_camera[:3, :3]

@@ -36,7 +36,6 @@ from da3_ros.mapping.loop_keyframes import (
     KeyframeFile,
     LoopKeyframe,
     LoopKeyframes,
-    PlacedKeyframe,
     merged_keyframe,
     with_fewer_pixels,
 )
@@ -129,7 +128,8 @@ class LoopClosure:
     @property
     def submaps_in_use(self) -> set[int]:
         """The submaps whose poses it needs."""
-        return self._graph.submaps_of_nodes() | {one.submap for one in self._keyframes}
+        waiting = {one.submap for w in self._unconfirmed for one in (w.old, w.new)}
+        return self._graph.submaps_of_nodes() | waiting | {k.submap for k in self._keyframes}
 
     # Adding windows and keyframes
 
@@ -147,6 +147,12 @@ class LoopClosure:
         spread = np.diag(placed.covariance) / max(lag, 1.0) ** 2
         self._drift_model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), camera)
 
+    def change_unit(self, factor: float, about: Array) -> None:
+        """Takes over that lengths of odometry are ``factor`` times what they were, seen from the
+        point ``about`` [3]."""
+        if self._drift_model is not None:
+            self._drift_model.rescale(factor, about)
+
     def start_segment(self, *, lost: bool) -> None:
         """Begins a segment with a unit of its own.
 
@@ -155,7 +161,7 @@ class LoopClosure:
         if not lost or self._drift_model is None or not self._keyframes:
             self._drift_model = None
             return
-        last = self._placed(self._keyframes[-1])
+        last = self._keyframes[-1].placed(self._submaps)
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
@@ -207,15 +213,12 @@ class LoopClosure:
             return
 
         def merged(keyframe: LoopKeyframe) -> LoopKeyframe:
-            return merged_keyframe(self._placed(keyframe), absorbed)
+            return merged_keyframe(keyframe.placed(self._submaps), absorbed)
 
         self._keyframes.change(merged)
         self._unconfirmed = [
             replace(w, old=merged(w.old), new=merged(w.new)) for w in self._unconfirmed
         ]
-
-    def _placed(self, keyframe: LoopKeyframe) -> PlacedKeyframe:
-        return keyframe.placed(self._submaps.T_local_submap(keyframe.submap))
 
     # Read-only maps
 
@@ -381,8 +384,8 @@ class LoopClosure:
         new, loop = self._candidates.new, None
         if prediction is not None:
             split = [k.id for k in keyframes].index(new.id)
-            views = [self._placed(k).view for k in keyframes]
-            there, here = self._placed(old), self._placed(new)
+            views = [k.placed(self._submaps).view for k in keyframes]
+            there, here = old.placed(self._submaps), new.placed(self._submaps)
             loop = measured_loop(there, here, views, split, prediction, aligner)
         if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
@@ -403,7 +406,7 @@ class LoopClosure:
 
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""
-        old, new = self._placed(loop.old), self._placed(loop.new)
+        old, new = loop.old.placed(self._submaps), loop.new.placed(self._submaps)
         self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
         nodes = self._graph.unmeasured(old.submap, new.submap)
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
@@ -411,7 +414,7 @@ class LoopClosure:
 
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""
-        old, new = self._placed(loop.old), self._placed(loop.new)
+        old, new = loop.old.placed(self._submaps), loop.new.placed(self._submaps)
         begin = self._graph.pose(self._graph.node(new.submap)).t
         arm = float(np.linalg.norm(new.centre - begin))
         own = loop.variance * [1, 1, new.T_local_submap.scale**2]
@@ -446,16 +449,13 @@ class LoopClosure:
             return None
         return solving.result()
 
-    def apply(self, correction: Correction, stays: Collection[int] = ()) -> None:
+    def apply(self, correction: Correction, stays: Collection[int] = ()) -> float:
         """Corrects the poses of the submaps, by a loop or by another SLAM, but not of those that
-        ``stays``."""
+        ``stays``. Returns the farthest move, map units."""
         far = self._submaps.correct(correction, stays)
         self.closed += not correction.followed
         if correction.followed:
             self._graph.measure_anew()
         self._unconfirmed.clear()
         self._candidates.restart()
-        what = "another SLAM is followed" if correction.followed else "loop closed"
-        # A path may come each second.
-        level = logging.DEBUG if correction.followed else logging.INFO
-        log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
+        return far

@@ -21,6 +21,7 @@ from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyErro
 from da3_ros.mapping.descriptor_index import DescriptorIndex
 from da3_ros.mapping.shared_view import SharedView, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
+from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array
 
 MAX_KEYFRAMES = 300  # keyframes kept in memory, each an image and a thousand numbers
@@ -88,9 +89,9 @@ class LoopKeyframe:
         )
         return replace(self, shared_view=shared_view, file=None)
 
-    def placed(self, T_local_submap: Similarity) -> PlacedKeyframe:
+    def placed(self, submaps: SubmapTable) -> PlacedKeyframe:
         """Returns the keyframe where its submap is now."""
-        return PlacedKeyframe(self, T_local_submap)
+        return PlacedKeyframe(self, submaps.T_local_submap(self.submap))
 
 
 @dataclass(frozen=True, eq=False)

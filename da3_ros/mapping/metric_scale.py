@@ -15,7 +15,7 @@ import numpy as np
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.geometry.similarity import Similarity
+from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
@@ -42,9 +42,9 @@ class Estimate:
 
 
 class OdometryRatio:
-    """Ratio of travelled distances: the robot's odometry over the segment's camera, per stretch.
+    """Ratio of travelled distances: the robot's odometry over its camera in `local`, per stretch.
 
-    A stretch ends when the segment's camera has moved by a share of the depth. So a standing robot
+    A stretch ends when the camera has moved by a share of the depth. So a standing robot
     makes none, and slipping wheels make one stretch, which is an outlier among the others.
     """
 
@@ -57,13 +57,13 @@ class OdometryRatio:
         """Discards the current stretch; a new one starts with the next frame."""
         self._start: tuple[Array, Array] | None = None
 
-    def add(self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
-        """Adds a frame: its poses in the segment and by odometry (metres), and its typical
+    def add(self, T_local_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
+        """Adds a frame: its poses in ``local`` and by the robot (metres), and its typical
         depth."""
         if T_prior_camera is None or not np.isfinite(T_prior_camera).all() or not depth > 0:
             self.discard_current()
             return
-        here = (T_segment_camera, T_prior_camera)
+        here = (T_local_camera, T_prior_camera)
         if self._start is None:
             self._start = here
             return
@@ -108,7 +108,7 @@ class MeasurementFilter:
     def add(self, measure: ScaleMeasurement, unit: float) -> None:
         """Adds a window's measurement, metres per network unit.
 
-        unit: segment units per network unit.
+        unit: of odometry, per network unit.
         """
         value = measure.value / unit
         if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
@@ -168,14 +168,14 @@ class ScaleFilter:
         )
 
     def add_measurement(self, measure: ScaleMeasurement, unit: float) -> None:
-        """Adds a window's measurement; ``unit`` is segment units per network unit."""
+        """Adds a window's measurement; ``unit``: of odometry, per network unit."""
         self._measurement_filter.add(measure, unit)
 
     def add_motion(
-        self, T_segment_camera: Array, T_prior_camera: Array | None, depth: float
+        self, T_local_camera: Array, T_prior_camera: Array | None, depth: float
     ) -> None:
         """Adds a frame of an accepted window; see ``OdometryRatio.add``."""
-        self._ratio.add(T_segment_camera, T_prior_camera, depth)
+        self._ratio.add(T_local_camera, T_prior_camera, depth)
 
     def discard_current(self) -> None:
         """Discards the current stretch of odometry: a window was refused, its motion is
@@ -250,6 +250,9 @@ class MapScale:
         self._map_scale: float | None = None
         self._map_sigma: float | None = None  # of the current segment, once it is joined
         self._begun = False
+        # Added to positions of odometry before they are published, so that the unit's changes
+        # leave the beginning of the segment where it is.
+        self.shift = np.zeros(3)
         self.restart(np.eye(4))
 
     def resume(self, metric: bool) -> None:
@@ -277,7 +280,7 @@ class MapScale:
 
     def restart(self, T_local_camera: Array) -> None:
         """Begins a new segment at this pose of odometry, with an unknown unit."""
-        self._begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
+        self.begin = T_local_camera[:3, 3].copy()  # what stays in the map when the unit changes
         self.scale = Scale()  # of the newest window; metres per unit of odometry
         self._scale_filter.restart(declared=not self._begun)
         if self._map_scale is not None:  # until the new segment is joined to the map
@@ -389,8 +392,22 @@ class MapScale:
     def _set_unit(self, unit: float) -> None:
         """Sets map units per unit of odometry; the beginning of the segment stays in the map."""
         T, factor = self._submaps.T_map_local, unit / self.unit
-        grown = Similarity(factor, np.eye(3), (1 - factor) * self._begin)
+        grown = Similarity(factor, np.eye(3), (1 - factor) * self.begin)
         self._submaps.set_poses({}, T @ grown)
+        self.shift = (self.begin + self.shift) / factor - self.begin
+
+    def to_origin(self) -> None:
+        """Places the next segment at the map's origin, not at the end of the last one."""
+        self._submaps.set_poses({}, IDENTITY)
+        self.shift = np.zeros(3)
+
+    def shifted(self, T_local_camera: Array, scale: Scale) -> Array:
+        """Returns a pose [4, 4] of odometry as it is published, but for the unit, in a window with
+        this scale; without a place in the map it stays."""
+        out = T_local_camera.copy()
+        if self.has_place(scale):
+            out[:3, 3] += self.shift
+        return out
 
     def _scale_in_map(self, value: float) -> Scale:
         """Returns the scale with the value that the map gives; that of the source differs by a

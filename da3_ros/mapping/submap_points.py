@@ -145,7 +145,7 @@ class SubmapPoints:
         if radius:
             near = (points**2).sum(axis=1) < ((1 - MARGIN) * radius) ** 2
             points, known = points[near], _masked(known, near)
-        # The camera is near the submap's origin, so that float32 is exact anywhere in the scene.
+        # The camera is near the submap's origin, so that float32 is exact anywhere in the map.
         scale = np.float32(1 / unit)
         R, t = T_submap_camera[:3, :3].astype(np.float32), T_submap_camera[:3, 3]
         xyz = scale * points @ R.T + t.astype(np.float32)

@@ -61,7 +61,7 @@ class SubmapTable:
             self.rows[id].T_map_submap = T
         if T_map_local is not None:
             self._T_map_local = T_map_local
-            self._is_map = _is_identity(T_map_local)
+            self._is_map = T_map_local.is_same(IDENTITY)
         self._T_local_submap.clear()
 
     def correct(self, correction: Correction, stays: Collection[int] = ()) -> float:
@@ -82,7 +82,3 @@ class SubmapTable:
             far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
         self.set_poses(moved, correction.T_map_local)
         return far
-
-
-def _is_identity(T: Similarity) -> bool:
-    return T.scale == 1.0 and not T.t.any() and np.array_equal(T.R, np.eye(3))

@@ -1,6 +1,6 @@
 """The accumulated scene in submaps: runs of keyframes with their points in the submap's frame.
 
-A submap has a place in the scene, which a pose graph may change: its points and poses move with
+A submap has a pose in the map, which a pose graph may change: its points and poses move with
 it. Number, memory and distance of points are limited (``submap_points``).
 """
 

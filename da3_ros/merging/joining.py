@@ -193,7 +193,8 @@ class SceneJoiner:
         )  # fmt: skip
         places = aligned(graph, windows, keyframes, node_of, cameras)
         moves = tuple(new @ old.inverse() for new, old in zip(places, poses, strict=True))
-        correction = Correction(Moves(nodes, moves), self._submaps.T_map_local, self._loops)
+        T = self._submaps.T_map_local
+        correction = Correction(Moves(nodes, moves), T, T, self._loops)
         self._loop_closure.apply(correction)
 
     def _measured_cameras(self) -> dict[frozenset[int], list[MeasuredCamera]]:
@@ -245,7 +246,7 @@ class SceneJoiner:
     def _placed_keyframes(self) -> dict[int, PlacedKeyframe]:
         """Returns all keyframes where they are now, by the ids of their views."""
         keyframes = self._loop_closure.recognition().keyframes
-        return {k.id: k.placed(self._submaps.T_local_submap(k.submap)) for k in keyframes}
+        return {k.id: k.placed(self._submaps) for k in keyframes}
 
     def _groups(self) -> list[Group]:
         """Returns the parts that loops connect, those with the oldest part first."""
@@ -322,7 +323,7 @@ def _together(known: Sequence[Recognition], metric: Sequence[bool]) -> Recogniti
 
 def _depth(known: Recognition) -> float:
     return float(
-        np.median([k.placed(known.T_map_submap[k.submap]).depth for k in known.keyframes])
+        np.median([PlacedKeyframe(k, known.T_map_submap[k.submap]).depth for k in known.keyframes])
     )
 
 

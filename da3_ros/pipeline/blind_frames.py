@@ -145,7 +145,9 @@ class BlindFrames:
             return
         if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
             return
-        unit, found = self._map.scale.published_unit(frame.scale), frame.T_local_camera
+        scale = self._map.scale
+        unit = scale.published_unit(frame.scale)
+        held, found = (scale.shifted(T, frame.scale) for T in (held, frame.T_local_camera))
         stepped = self.sight.step_after_gap(frame.camera, held, found, unit)
         self._map.odom.refined(stepped, found, unit)
 

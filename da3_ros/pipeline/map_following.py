@@ -301,12 +301,12 @@ def _why_not(path: SlamPath, last: SlamPath | None) -> str:
 
 
 def _rigid(S: Similarity, scale: float) -> Array:
-    """Returns the place [4, 4] of a submap in the world, metres; scale: metres per scene unit."""
+    """Returns the pose [4, 4] of a submap in the world, metres; scale: metres per map unit."""
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = S.R, scale * S.t
     return T
 
 
 def _in_scene(T_world_submap: Array, size: float, scale: float) -> Similarity:
-    """Returns the place of a submap in the scene; size: its scale."""
+    """Returns the pose of a submap in the map; size: its scale."""
     return Similarity(size, T_world_submap[:3, :3], T_world_submap[:3, 3] / scale)

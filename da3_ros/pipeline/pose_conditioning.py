@@ -67,8 +67,8 @@ def with_prior_poses(prediction: Prediction, T_prior_camera: Array, unit: float)
 class PriorPoseSubstitution:
     """Replaces the network's poses by the prior's, if ``pose_prior.output`` is ``prior``.
 
-    The prior's frame is aligned to the segment at the first window that has a prior; later poses
-    come from the prior.
+    The prior's frame is aligned to that of odometry at the first window that has a prior; later
+    poses come from the prior.
     """
 
     def __init__(self, output: str) -> None:
@@ -77,11 +77,11 @@ class PriorPoseSubstitution:
 
     def restart(self) -> None:
         """Forgets the prior's alignment: a new segment begins."""
-        self._T_segment_prior: Similarity | None = None
+        self._T_local_prior: Similarity | None = None
         self._measure = UNKNOWN
 
     def leads(self, window: Window) -> bool:
-        """True if a window's pose in its segment comes from the prior."""
+        """True if a window's pose comes from the prior."""
         return self.replaces_poses and self.output == "prior" and window.T_prior_camera is not None
 
     def leads_poses(self, window: Window) -> bool:
@@ -96,16 +96,16 @@ class PriorPoseSubstitution:
 
     @property
     def unit(self) -> tuple[float, float] | None:
-        """Segment units per network unit of the newest window, and the relative standard
+        """Units of odometry per network unit of the newest window, and the relative standard
         deviation, by the prior's motion; None if the prior is not aligned or gives no scale."""
-        if self._T_segment_prior is None or not self.knows_unit:
+        if self._T_local_prior is None or not self.knows_unit:
             return None
-        return self._T_segment_prior.scale * self._measure.value, self._measure.sigma
+        return self._T_local_prior.scale * self._measure.value, self._measure.sigma
 
     @property
     def replaces_poses(self) -> bool:
         """Whether the newest window's poses are the prior's."""
-        return self._T_segment_prior is not None
+        return self._T_local_prior is not None
 
     def apply(self, window: Window, prediction: Prediction, metric: bool) -> Prediction:
         """Returns the prediction with the prior's scale, and its poses if they are published.
@@ -127,30 +127,30 @@ class PriorPoseSubstitution:
         return prediction
 
     def pose(self, view: View) -> Array | None:
-        """Returns the pose [4, 4] of a view in the segment by the prior; None: unknown, or not
+        """Returns the pose [4, 4] of a view by the prior; None: unknown, or not
         published."""
         T = view.T_prior_camera
-        if self._T_segment_prior is None or T is None or not np.isfinite(T).all():
+        if self._T_local_prior is None or T is None or not np.isfinite(T).all():
             return None
-        return self._T_segment_prior.pose(T)
+        return self._T_local_prior.pose(T)
 
     def place(
         self, window: Window, prediction: Prediction, aligned: Alignment
     ) -> tuple[Prediction, Alignment]:
         """Returns prediction and alignment with the prior's poses, of a window that was
-        ``aligned`` to its segment."""
-        T, T_segment_prior = window.T_prior_camera, self._T_segment_prior
+        ``aligned``."""
+        T, T_local_prior = window.T_prior_camera, self._T_local_prior
         if T is None or self.output != "prior":
-            self._T_segment_prior = None
+            self._T_local_prior = None
             return prediction, aligned
         S = aligned.T_ref_window
-        if T_segment_prior is None:
+        if T_local_prior is None:
             if self.knows_unit:
                 scale = S.scale / self._measure.value
-                self._T_segment_prior = Similarity(scale, S.R, S.t)
+                self._T_local_prior = Similarity(scale, S.R, S.t)
             return prediction, aligned
         # The scale comes from the alignment (better than one window's motion), the pose from the
         # prior.
-        prediction = with_prior_poses(prediction, T, S.scale / T_segment_prior.scale)
-        placed = Similarity(S.scale, T_segment_prior.R, T_segment_prior.t)
+        prediction = with_prior_poses(prediction, T, S.scale / T_local_prior.scale)
+        placed = Similarity(S.scale, T_local_prior.R, T_local_prior.t)
         return prediction, replace(aligned, T_ref_window=placed)

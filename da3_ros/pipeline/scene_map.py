@@ -14,7 +14,7 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
-from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
@@ -111,7 +111,7 @@ class SceneMap:
 
     def to_origin(self) -> None:
         """Places the next segment at the map's origin, not at the end of the last one."""
-        self.submaps.table.set_poses({}, IDENTITY)
+        self.scale.to_origin()
         self.odom = OdomFrame()
 
     def start_segment(self, newest: dict[str, Array]) -> None:
@@ -166,8 +166,9 @@ class SceneMap:
         """Returns the scale after a window (as ``MapScale.update``; ``at`` is its
         ``T_local_window``); also updates the limits on memory.
         """
-        before = self.scale.known
+        before, unit = self.scale.known, self.scale.unit
         scale = self.scale.update(window, prediction, at, own_motion=own_motion)
+        self._note_unit(unit)
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)
         limits = dataclasses.replace(self.config.map, memory_mb=room)
@@ -176,6 +177,11 @@ class SceneMap:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
             self.submaps.regrid()
         return scale
+
+    def _note_unit(self, before: float) -> None:
+        """Tells loop closure that the unit of odometry has changed, if it has."""
+        if self.scale.unit != before:
+            self.loops.change_unit(before / self.scale.unit, self.scale.begin)
 
     def add_drift(
         self, window: Window, prediction: Prediction, placed: Alignment,
@@ -273,10 +279,12 @@ class SceneMap:
 
         Odometry stays where it was.
         """
+        moved, unit = refined.moved.get(self._newest_leading), self.scale.unit
+        before = None if moved is None else self.scale.shifted(moved[0], self.scale.scale)
         self.scale.change_unit(depth=refined.change.depth, motion=refined.change.motion)
-        moved = refined.moved.get(self._newest_leading)
-        if moved is not None:
-            before, after, _ = moved
+        self._note_unit(unit)
+        if moved is not None and before is not None:
+            after = self.scale.shifted(moved[1], self.scale.scale)
             self.odom.refined(before, after, self.scale.published_unit(self.scale.scale))
 
     def published(self, frame: LocalFrame, uncertainty: PoseUncertainty) -> TrackedFrame:
@@ -288,13 +296,15 @@ class SceneMap:
         if frame.leads:
             self._newest_leading = frame.id
         metric, unit = frame.scale.metric, self.scale.published_unit(frame.scale)
-        T_odom_local = self.odom.add(frame.T_local_camera, unit, metric=metric, leads=frame.leads)
-        T_local_camera = scaled_pose(frame.T_local_camera, unit)
+        T_local_camera = self.scale.shifted(frame.T_local_camera, frame.scale)
         T_world_local = np.eye(4)
         if self.scale.has_place(frame.scale):
             T = self.submaps.table.T_map_local
             T_world_local[:3, :3] = T.R
             T_world_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
+            T_world_local[:3, 3] -= T.R @ (unit * self.scale.shift)
+        T_odom_local = self.odom.add(T_local_camera, unit, metric=metric, leads=frame.leads)
+        T_local_camera = scaled_pose(T_local_camera, unit)
         out = tracked_frame(
             frame, scaled_depth(frame.depth, unit), T_world_local @ T_local_camera,
             T_odom_local @ invert_pose(T_world_local),
@@ -309,13 +319,20 @@ class SceneMap:
 
         wait: until the loop that was found is solved.
         """
-        if (correction := self.loops.collect(wait=wait)) is not None:
-            self.correct(correction)
+        correction = self.loops.collect(wait=wait)
+        if correction is None:
+            return None
+        correction = correction.at(self.submaps.table.T_map_local)
+        self.correct(correction)
         return correction
 
     def correct(self, correction: Correction) -> None:
         """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
-        self.loops.apply(correction, self.submaps.staying)
+        far = self.loops.apply(correction, self.submaps.staying)
+        what = "another SLAM is followed" if correction.followed else "loop closed"
+        # A path may come each second.
+        level = logging.DEBUG if correction.followed else logging.INFO
+        log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
         self.submaps.note_correction()
         self.submaps.merge_parts(correction.loops)
         if self.submaps.place_known:

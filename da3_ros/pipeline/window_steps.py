@@ -237,7 +237,7 @@ class WindowSteps:
     def _deliver_unposed(
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
     ) -> Iterator[TrackedFrame]:
-        """Yields the frames of a single-image network: depth without a pose in the scene."""
+        """Yields the frames of a single-image network: depth without a pose in the map."""
         scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
         self.scene_map.scale.set_unplaced(scale)
         report = report_of(

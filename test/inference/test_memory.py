@@ -228,7 +228,7 @@ def test_16_bits_that_a_budget_forced_end_with_it(monkeypatch):
 @pytest.mark.slow
 def test_cameras_of_two_shapes_in_turns_keep_what_was_made(monkeypatch):
     session = InferenceSession(
-        InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
+        InferenceConfig("da3-tiny", "random", "cpu", "torch", process_res=112), streams=2
     )
     encoded, released = [], []
     encode = session.network.encode
@@ -332,7 +332,7 @@ def test_a_budget_is_judged_by_current_requests_alone(change):
 @pytest.mark.slow
 def test_the_guess_of_a_warm_up_is_no_cameras_shape():
     session = InferenceSession(
-        InferenceConfig("da3-tiny", "random", "cpu", "off", process_res=112), streams=2
+        InferenceConfig("da3-tiny", "random", "cpu", "torch", process_res=112), streams=2
     )
     session.warm_up(4, 1)
     least = least_of(session, (4, 3))

@@ -64,7 +64,7 @@ def test_a_correction_writes_nothing(kept, spill):
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     assert spill.size == size
     for k, depth in zip(kept, before, strict=True):
-        placed = k.placed(submaps.T_local_submap(k.submap))
+        placed = k.placed(submaps)
         np.testing.assert_array_equal(placed.view.depth, 4 * depth)
         assert placed.depth == pytest.approx(4 * np.median(depth))
         np.testing.assert_allclose(placed.view.T_ref_camera[:3, 3], [3, 6, 9])

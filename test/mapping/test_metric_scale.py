@@ -14,7 +14,8 @@ from da3_ros.mapping.metric_scale import (
     OdomFrame,
     ScaleFilter,
 )
-from da3_ros.types import Prediction, ScaleMeasurement, View, Window
+from da3_ros.mapping.submap_table import SubmapTable
+from da3_ros.types import Prediction, Scale, ScaleMeasurement, View, Window
 
 DEPTH = 3.0
 
@@ -180,6 +181,19 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
         places.append(T_odom_local[0, 3] + metres * T[0, 3])
     steps = np.diff(places)
     np.testing.assert_allclose(steps, 0.1 * scales[1:], atol=1e-9)
+
+
+def test_a_new_unit_leaves_the_beginning_of_the_segment_where_it_was():
+    """In the map, and in the published odometry."""
+    submaps, scale = SubmapTable(), MapScale(ScaleConfig())
+    scale.forget(submaps)
+    scale.restart(at(10.0))
+    for unit in (5.0, 2.0):
+        scale._set_unit(unit)
+        assert submaps.T_map_local.points(at(10.0)[:3, 3])[0] == pytest.approx(10.0)
+        for x in (10.0, 10.3):
+            published = scale.shifted(at(x), Scale())[0, 3] * scale.published_unit(Scale())
+            assert published == pytest.approx(10.0 + unit * (x - 10.0))
 
 
 def estimates(values, own=0.05):

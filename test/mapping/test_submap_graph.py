@@ -363,7 +363,9 @@ def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
     for before, now in zip(whole._keyframes, closer._keyframes, strict=True):
         way = graph.node(now.submap).first, now.submap
         merged += way[0] < way[1]
-        wanted = before.own + whole._graph.drift_variance(*way, whole._placed(before).centre)
+        wanted = before.own + whole._graph.drift_variance(
+            *way, before.placed(whole._submaps).centre
+        )
         np.testing.assert_allclose(now.own[:2], wanted[:2], rtol=1e-2)
         assert now.own[2] > before.own[2] or way[0] == way[1]
     assert merged > 50
@@ -407,6 +409,61 @@ def test_a_long_way_takes_bounded_memory(monkeypatch):
             held.append(len(pickle.dumps(stage)))
     assert max(held[150:]) < 1.02 * max(held[60:100])
     assert stage._graph.nodes[0].first == 0  # bounded by condensing, not by forgetting
+
+
+def test_submaps_of_loops_that_wait_are_kept():
+    """Also those whose keyframes were forgotten."""
+    closer = LoopClosure()
+    along(closer, 6)
+    old, new = closer._keyframes[2], closer._keyframes[-1]
+    closer._unconfirmed = [Loop(old, new, IDENTITY, LOOP)]
+    for index in reversed(range(len(closer._keyframes))):
+        closer._keyframes.remove(index)
+    closer._graph.restore([], [])
+    closer._submaps.keep(closer.submaps_in_use)
+    assert {old.submap, new.submap} <= closer._submaps.rows.keys()
+
+
+@pytest.mark.parametrize("unit", [5.0, 0.2])
+def test_drift_keeps_its_length_in_the_map_when_the_unit_changes(unit):
+    """Of a lost camera, for example, whose new scale becomes known."""
+    stage = LoopClosure()
+    along(stage, 2)
+    stage.start_segment(lost=True)
+    point = stage._keyframes[-1].placed(stage._submaps).centre
+    before = stage._drift_model.variance_at(point)
+    stage.change_unit(1 / unit, point)
+    after = stage._drift_model.variance_at(point)
+    np.testing.assert_allclose(after * [1, 1, unit**2], before, rtol=1e-9)
+
+
+@pytest.mark.parametrize("now", [
+    Similarity(2.0, np.eye(3), np.array([3.0, 0, 1])),
+    Similarity(0.5, Rotation.from_rotvec([0, 1, 0]).as_matrix(), np.zeros(3)),
+])  # fmt: skip
+def test_a_correction_that_comes_late_moves_the_map_as_it_was_solved(now):
+    """Meanwhile the unit of odometry has changed, or odometry has begun anew."""
+    true = circle(12)
+    places = drifted(true, np.random.default_rng(0))
+    loops = [seen_again(true, places, 0, 11), seen_again(true, places, 1, 11)]
+    graph, _ = walked(places, loops)
+    submaps, late = graph._submaps, table_of(places)
+    correction = solve(graph.problem(metric=False))
+    late.set_poses({}, now)
+    submaps.correct(correction.at(submaps.T_map_local))
+    moved = correction.at(now)
+    late.correct(moved)
+    for id in range(12):
+        a, b = submaps.rows[id].T_map_submap, late.rows[id].T_map_submap
+        np.testing.assert_allclose(b.t, a.t, atol=1e-9)
+        np.testing.assert_allclose(b.R, a.R, atol=1e-9)
+        assert b.scale == pytest.approx(a.scale)
+    assert correction.at(IDENTITY) is correction
+    newest = now.inverse() @ places[11]
+    np.testing.assert_allclose(late.T_local_submap(11).t, newest.t, atol=1e-9)  # stays
+    P, Q, s = correction.covariance, moved.covariance, now.scale
+    assert np.trace(Q[4:, 4:]) * s**2 == pytest.approx(np.trace(P[4:, 4:]))
+    assert Q[0, 0] == pytest.approx(P[0, 0])
 
 
 def test_switched_off_nothing_is_remembered():

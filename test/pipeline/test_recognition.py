@@ -16,6 +16,7 @@ from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.mapping import loop_closure
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.pipeline import place_search
 from da3_ros.pipeline.place_search import PlaceSearch
@@ -156,7 +157,7 @@ def test_a_saved_keyframe_comes_back_as_it_was(ring, tmp_path):
     assert len(before.keyframes) == len(after.keyframes) > 2
     for a, b in zip(before.keyframes, after.keyframes, strict=True):
         a, b = (
-            k.loaded().placed(known.T_map_submap[k.submap])
+            PlacedKeyframe(k.loaded(), known.T_map_submap[k.submap])
             for k, known in ((a, before), (b, after))
         )
         x, y = a.view, b.view
