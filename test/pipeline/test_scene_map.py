@@ -1,0 +1,53 @@
+"""The map's frames where the unit or the beginning of odometry changes between two windows."""
+
+import numpy as np
+import pytest
+from support.pipelines import settings
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.drift_model import DriftModel
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.metric_scale import MapScale
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.pipeline.scene_map import SceneMap
+from da3_ros.types import Scale
+
+
+@pytest.fixture
+def scene_map():
+    return SceneMap(settings())
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_correction_that_comes_late_leaves_a_consistent_map_as_it_is(
+    scene_map, monkeypatch, jump
+):
+    """It was solved before odometry got another unit, or began anew after a jump of time."""
+    table = scene_map.submaps.table
+    poses = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(4)]
+    for id, pose in enumerate(poses):
+        table.add(Submap(id, 0, pose))
+    nodes = tuple(Node(k, k) for k in range(3))
+    solved = Correction(Moves(nodes, (IDENTITY,) * 3), IDENTITY, IDENTITY)
+    moved = Similarity(2.0, np.eye(3), np.array([5.0, 0, 0]))
+    table.set_poses({}, moved)
+    if jump:
+        scene_map.to_origin()
+    monkeypatch.setattr(scene_map.loops, "collect", lambda wait: solved)
+    scene_map.close_loop()
+    for id, pose in enumerate(poses):
+        np.testing.assert_allclose(table.rows[id].T_map_submap.t, pose.t, atol=1e-12)
+    assert table.T_map_local.scale == (1.0 if jump else 2.0)
+
+
+def test_drift_of_loops_follows_a_new_unit_of_odometry(scene_map, monkeypatch):
+    drift = scene_map.loops._drift_model = DriftModel()
+    drift.add(np.array([1e-4, 1e-4, 1.0]), np.zeros(3))
+
+    def update(self, *_, own_motion):
+        self._set_unit(5.0)
+        return Scale()
+
+    monkeypatch.setattr(MapScale, "update", update)
+    scene_map.update_scale(None, None, None, own_motion=True)
+    assert drift.variance_at(np.zeros(3))[2] == pytest.approx(1 / 25)  # as long in the map
