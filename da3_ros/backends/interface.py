@@ -115,7 +115,7 @@ class Opening:
 class BackendError(RuntimeError):
     """The wanted backend cannot be used; the text is one line with the remedy.
 
-    fault: the text without the remedy for whoever has asked for it. cost: what it means that
+    fault: the text without the remedy. cost: what it means that
     windows run on torch instead, or empty.
     """
 
