@@ -141,7 +141,7 @@ CASES = {
     ),
     "resumed": Case("other-way", (), ("--resume", "{refined}")),
     "localized": Case("other-way", ("mode:=localization",), ("--resume", "{refined}")),
-    "merged": Case("", (), ("{refined}", "{other-way}", "{lost}")),
+    "merged": Case("", (), ("{refined}", "{other-way}")),
     "red-kitchen": Case("redkitchen_24"),
     "red-kitchen-200": Case("redkitchen_200", (), ("--every", "2")),
     "kitti": Case("kitti_mono_51"),
