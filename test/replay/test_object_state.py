@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_named(tmp_path, value):
 def crafted(path, roots, nodes):
     """A state file with any tree."""
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 2})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": 3})
     journal.append({"kind": "tree"}, json.dumps({"roots": roots, "nodes": nodes}).encode())
     journal.append({"kind": "end"})
     journal.close()
