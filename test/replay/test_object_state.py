@@ -220,12 +220,12 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"one": 1}, {})
     data = path.read_bytes()
-    assert b'"version":2' in data
+    assert b'"version":3' in data
     with JournalReaderOf(path) as reader:
-        assert next(reader.records()).description["version"] == 2
+        assert next(reader.records()).description["version"] == 3
     path.unlink()
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 3})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": 2})
     journal.append({"kind": "end"})
     journal.close()
     with pytest.raises(StateError, match="this version"):
