@@ -38,8 +38,10 @@ MIN_CORRELATION = 0.16
 MIN_STRUCTURE = 1.45
 LOCAL = 5  # cells (rows, columns) whose mean is shading
 MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cells
-# Least deviation of noise, over that of the image, and over its mean: lit plain walls have less.
-MIN_NOISE, NOISE_OF_MEAN = 0.5, 0.15
+# Least deviation of noise over the mean, and over the range of USUAL shading (percentiles of cells;
+# a glow in a corner is beyond): lit walls, floors and horizons without texture have less.
+NOISE_OF_MEAN, MIN_NOISE, USUAL = 0.07, 0.25, (10, 90)
+WHOLE = 0.99  # share of a cell's pixels that count, from which the cell does
 PART = (1024, 768)  # pixels (columns, rows) in the middle whose correlation counts
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
@@ -237,55 +239,95 @@ def _measure(small: Image, full: Image, valid: Mask | None) -> _Measures:
 
 
 def _is_noise(image: Image, valid: Mask | None) -> bool:
-    """Whether an image [H, W, 3] shows a sensor's noise, shaded or not: most of what remains
-    without shading and bands, in which neither neighbouring pixels nor cells are alike.
+    """Whether an image [H, W, 3] shows a sensor's noise, shaded or not: what remains without
+    shading and bands is strong, and neither neighbouring pixels nor cells of it are alike.
 
     valid: [h, w] pixels, of the image at any size, that count; None: all.
     """
     values = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     (h, w), (columns, rows) = values.shape, CELLS
+    if valid is not None:
+        valid = None if valid.all() else _resized(valid, (h, w))
     if w < 4 * columns or h < 4 * rows:
         grey = values.astype(np.float32)
-        is_strong = float(grey.std()) > NOISE_OF_MEAN * float(grey.mean())
-        return is_strong and _near_correlation(grey) < MIN_PLAIN_CORRELATION
-    if valid is not None and not valid.all():
-        valid = cv2.resize(valid.astype(np.uint8), (w, h), interpolation=cv2.INTER_NEAREST) > 0
-        values[~valid] = values[valid].mean() if valid.any() else 0
-    if _structure(values) >= MIN_STRUCTURE:
+        rest = _counted(grey - _mean(grey, valid), valid)
+        is_strong = _deviation(rest, valid) > NOISE_OF_MEAN * _mean(grey, valid).item()
+        return is_strong and _near_correlation(rest) < MIN_PLAIN_CORRELATION
+    if _structure(values, valid) >= MIN_STRUCTURE:
         return False
     top, left = max(0, (h - PART[1]) // 2), max(0, (w - PART[0]) // 2)
     part = slice(top, top + PART[1]), slice(left, left + PART[0])
     grey = values[part].astype(np.float32)
     shading = cv2.resize(grey, CELLS, interpolation=cv2.INTER_AREA)
-    rest = _without_bands(grey - cv2.resize(shading, grey.shape[::-1]))
-    if rest.std() < max(MIN_NOISE * grey.std(), NOISE_OF_MEAN * grey.mean()):
+    usual = shading.reshape(-1)
+    if valid is not None:
+        counts = _inner_cells(valid[part])
+        valid, usual = _resized(counts, grey.shape), shading[counts]
+    if not usual.size:
         return False
-    return _near_correlation(rest) < MIN_CORRELATION
+    rest = _without_bands(grey - cv2.resize(shading, grey.shape[::-1]), valid)
+    low, high = np.percentile(usual, USUAL)
+    least = max(NOISE_OF_MEAN * float(usual.mean()), MIN_NOISE * float(high - low))
+    return _deviation(rest, valid) > least and _near_correlation(rest) < MIN_CORRELATION
 
 
-def _structure(values: Array) -> float:
+def _deviation(rest: Array, valid: Mask | None) -> float:
+    """Returns the standard deviation of grey values whose mean is 0."""
+    return float(_mean(rest**2, valid).item() ** 0.5)
+
+
+def _structure(values: Array, valid: Mask | None) -> float:
     """Returns how much more the cells of grey values [H, W] differ from those around them than
     noise would: the variance of CELLS over that of cells of a quarter of their area, times four.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
-    correlated, as by demosaicing.
+    correlated, as by demosaicing. valid: [H, W] pixels that count; None: all.
     """
     size = 2 * CELLS[0], 2 * CELLS[1]
+    counts = np.ones(CELLS[::-1], np.bool_) if valid is None else _inner_cells(valid)
+    counts_fine = _resized(counts, size[::-1])
     while values.shape[1] >= 8 * size[0] and values.shape[0] >= 8 * size[1]:  # halving is fast
         values = cv2.resize(values, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
     fine = cv2.resize(values, size, interpolation=cv2.INTER_AREA).astype(np.float32)
-    fine = _without_bands(fine)
+    fine = _without_bands(fine, None if valid is None else counts_fine)
     cells = cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA)
     shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
-    inner = (cells - shading)[1:-1, 1:-1]
-    inner_fine = (fine - cv2.resize(shading, size))[2:-2, 2:-2]
-    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
+    inner = (cells - shading)[1:-1, 1:-1][counts[1:-1, 1:-1]]
+    inner_fine = (fine - cv2.resize(shading, size))[2:-2, 2:-2][counts_fine[2:-2, 2:-2]]
+    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9)) if inner.size else 0.0
 
 
-def _without_bands(grey: Array) -> Array:
-    """Returns grey values without offsets of rows and columns."""
-    grey = grey - grey.mean(axis=0, keepdims=True)
-    return grey - grey.mean(axis=1, keepdims=True)
+def _inner_cells(valid: Mask) -> Mask:
+    """Returns which of CELLS (rows, columns) count, and the cells around them, which make their
+    shading, too."""
+    share = cv2.resize(valid.astype(np.float32), CELLS, interpolation=cv2.INTER_AREA)
+    whole = (share > WHOLE).astype(np.uint8)
+    return np.asarray(cv2.erode(whole, np.ones((LOCAL, LOCAL), np.uint8)) > 0)
+
+
+def _resized(mask: Mask, shape: tuple[int, ...]) -> Mask:
+    size = shape[1], shape[0]
+    return np.asarray(cv2.resize(mask.astype(np.uint8), size, interpolation=cv2.INTER_NEAREST) > 0)
+
+
+def _without_bands(grey: Array, valid: Mask | None) -> Array:
+    """Returns grey values without offsets of rows and columns; 0 where they do not count."""
+    grey = grey - _mean(grey, valid, axis=0)
+    grey = grey - _mean(grey, valid, axis=1)
+    return _counted(grey, valid)
+
+
+def _counted(grey: Array, valid: Mask | None) -> Array:
+    """Returns grey values; 0 where they do not count."""
+    return grey if valid is None else np.where(valid, grey, np.float32(0))
+
+
+def _mean(grey: Array, valid: Mask | None, axis: int | None = None) -> Array:
+    """Returns the mean of the grey values that count, 0 if there are none; keeps dimensions."""
+    if valid is None:
+        return grey.mean(axis=axis, keepdims=True)
+    number = valid.sum(axis=axis, keepdims=True)
+    return _counted(grey, valid).sum(axis=axis, keepdims=True) / np.maximum(number, 1).astype("f4")
 
 
 def _near_correlation(grey: Array) -> float:

@@ -142,15 +142,68 @@ def test_plain_walls_and_level_horizons_are_not_blind(size, noise, kind):
     assert judged(ImageCheck(), np.dstack([grey] * 3)).blind == ""
 
 
-def test_what_the_robot_hides_does_not_make_noise_a_scene(images):
-    image = bench_blind.banded_noise(images[0], 0, images[0])
-    x, y = np.meshgrid(np.arange(SIZE[0]), np.arange(SIZE[1]))
-    body = x + 2 * y > 500  # lit, in a corner
-    image[body] = images[0][body]
+def body(size, kind):
+    """The pixels [H, W] of a robot's own body."""
+    x, y = np.meshgrid(np.linspace(0, 1, size[0]), np.linspace(0, 1, size[1]))
+    ring = np.hypot(x - 0.5, y - 0.5) > 0.5
+    return {"corner": x + 2 * y > 2, "ring": ring, "half": y > 0.5}[kind]
+
+
+@pytest.mark.parametrize("size", [(112, 84), SIZE, (640, 480), (1280, 720)])
+@pytest.mark.parametrize("kind", ["corner", "ring", "half"])
+@pytest.mark.parametrize("light", [0, 255])
+def test_what_the_robot_hides_does_not_make_noise_a_scene(size, kind, light):
+    rng, hidden = np.random.default_rng(0), body(size, kind)
+    raw = rng.normal(40, 15, size[::-1]) + rng.normal(0, 6, (size[1], 1))
+    raw += 60 * np.linspace(0, 1, size[0]) * (size[0] > 128)  # a glow, not of too small images
+    image = np.dstack([raw.clip(0, 255).astype(np.uint8)] * 3)
+    image[hidden] = light
     small, _ = resize_for_network(image, None, 224)
-    valid = cv2.resize((~body).astype(np.float32), small.shape[1::-1]) > 0.99
-    assert ImageCheck()("", small, image, None, None).blind == ""
+    valid = cv2.resize((~hidden).astype(np.float32), small.shape[1::-1]) > 0.99
     assert ImageCheck()("", small, image, valid, None).blind == "noise"
+
+
+def test_an_image_whose_every_cell_is_hidden_in_part_is_not_noise():
+    black = np.zeros((*SIZE[::-1], 3), np.uint8)
+    noise, valid = bench_blind.shaded_noise(black, 0, black), np.ones((42, 56), np.bool_)
+    valid[::4, ::4] = False
+    assert ImageCheck()("", cv2.resize(noise, (56, 42)), noise, valid, None).blind != "noise"
+
+
+@pytest.mark.parametrize("kind", ["corner", "ring", "half"])
+def test_a_dim_scene_beside_a_body_is_not_blind(images, kind):
+    rng, hidden = np.random.default_rng(0), body(SIZE, kind)
+    for image in images[:3]:
+        dim = 0.3 * image.mean(-1) + rng.normal(0, 15, SIZE[::-1])
+        dim[hidden] = 255
+        noisy = np.dstack([dim.clip(0, 255).astype(np.uint8)] * 3)
+        small, _ = resize_for_network(noisy, None, 224)
+        valid = cv2.resize((~hidden).astype(np.float32), small.shape[1::-1]) > 0.99
+        assert ImageCheck()("", small, noisy, valid, None).blind == ""
+
+
+@pytest.mark.parametrize("size", [SIZE, (640, 480), (1280, 720)])
+@pytest.mark.parametrize(
+    ("glow", "rows"), [(0, 0), (80, 0), (0, 6), (80, 6)], ids=["plain", "glow", "rows", "both"]
+)
+@pytest.mark.parametrize(("mean", "noise"), [(40, 10), (60, 10), (16, 8)])
+def test_dark_noise_is_blind_under_glow_and_bands(size, glow, rows, mean, noise):
+    """Also weak noise of a colour sensor, of which its demosaicing takes half."""
+    rng = np.random.default_rng(0)
+    x, y = np.meshgrid(np.linspace(0, 1, size[0]), np.linspace(0, 1, size[1]))
+    raw = rng.normal(mean, noise, x.shape) + rng.normal(0, rows, (size[1], 1))
+    raw += glow * np.exp(-10 * np.hypot(x, y))  # of an amplifier in a corner
+    raw = raw.clip(0, 255).astype(np.uint8)
+    for image in (np.dstack([raw] * 3), cv2.cvtColor(raw, cv2.COLOR_BayerRG2RGB)):
+        assert judged(ImageCheck(), image).blind in ("noise", "dark", "blurred")
+
+
+@pytest.mark.parametrize("kind", ["gradient", "doors"])
+def test_stripes_much_stronger_than_their_noise_are_not_blind(kind):
+    rng = np.random.default_rng(0)
+    grey = shade((640, 480), kind)
+    grey += rng.normal(0, 0.13 * grey.mean(), grey.shape)
+    assert judged(ImageCheck(), np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)).blind == ""
 
 
 @pytest.mark.parametrize("size", [(96, 72), (160, 120)])
