@@ -38,8 +38,8 @@ MIN_CORRELATION = 0.16
 MIN_STRUCTURE = 1.45
 LOCAL = 5  # cells (rows, columns) whose mean is shading
 MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cells
-# Least deviation of noise over the mean, and over the range of USUAL shading (percentiles of cells;
-# a glow in a corner is beyond): lit walls, floors and horizons without texture have less.
+# Least deviation of noise over the mean, and over the range of USUAL shading (percentiles of
+# cells; a glow in a corner is beyond): lit walls, floors and horizons without texture have less.
 NOISE_OF_MEAN, MIN_NOISE, USUAL = 0.07, 0.25, (10, 90)
 WHOLE = 0.99  # share of a cell's pixels that count, from which the cell does
 PART = (1024, 768)  # pixels (columns, rows) in the middle whose correlation counts
