@@ -60,5 +60,5 @@ setup(
     },
     # build/ itself is colcon's.
     options={"build": {"build_base": "build/pip"}},
-    entry_points={"console_scripts": ["da3_ros = da3_ros.cli:main"]},
+    entry_points={"console_scripts": ["da3_ros = da3_ros.cli:main_process"]},
 )

@@ -2,6 +2,6 @@
 
 import sys
 
-from da3_ros.cli import main
+from da3_ros.cli import main_process
 
-sys.exit(main())
+sys.exit(main_process())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import logging
 import os
@@ -43,6 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     with lasting_output():
         return _main(arguments)
+
+
+def main_process(arguments: Sequence[str] | None = None) -> int:
+    """Run one command as the main function of a process; returns the exit code.
+
+    An interruption can leave threads in native code, which abort in a regular shutdown of Python:
+    only the functions that were registered for the exit run then.
+    """
+    status = main(arguments)
+    if status == INTERRUPTED:
+        with contextlib.suppress(Interrupted):
+            atexit._run_exitfuncs()
+        os._exit(status)
+    return status
 
 
 def _main(arguments: Sequence[str] | None) -> int:

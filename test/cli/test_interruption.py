@@ -24,7 +24,7 @@ def run(options):
     return 0
 
 command_line.add_plan = lambda commands: commands.add_parser("wait").set_defaults(run=run)
-sys.exit(command_line.main(["wait"]))
+sys.exit(command_line.main_process(["wait"]))
 """
 
 
@@ -47,6 +47,34 @@ def test_the_end_of_a_session_ends_a_command(number):
     process.send_signal(number)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
+
+
+THREADS = """
+import atexit, threading, cv2, numpy as np
+
+def work():
+    image = np.zeros((1000, 1000, 3), np.uint8)
+    while True:
+        cv2.resize(image, (700, 700))  # drops the lock of Python, and takes it again
+
+def busy():
+    atexit.register(print, "cleaned", flush=True)
+    for _ in range(8):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_threads_in_native_code_do_not_abort_an_interrupted_command():
+    """A signal may come just after the start of a thread, before anything can end it."""
+    code = THREADS + SCRIPT.replace("    Finalized()\n", "    busy()\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "da3_ros: interrupted, nothing was written\n"
+    assert done.stdout == "cleaned\n"
 
 
 def test_nohup_keeps_a_command_alive():
