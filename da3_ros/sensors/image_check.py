@@ -42,6 +42,7 @@ MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cell
 # cells; a glow in a corner is beyond): lit walls, floors and horizons without texture have less.
 NOISE_OF_MEAN, MIN_NOISE, USUAL = 0.07, 0.25, (10, 90)
 WHOLE = 0.99  # share of a cell's pixels that count, from which the cell does
+MIN_CELLS = 48  # of those that are judged; with fewer, nothing is noise
 PART = (1024, 768)  # pixels (columns, rows) in the middle whose correlation counts
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
@@ -259,16 +260,19 @@ def _is_noise(image: Image, valid: Mask | None) -> bool:
     part = slice(top, top + PART[1]), slice(left, left + PART[0])
     grey = values[part].astype(np.float32)
     shading = cv2.resize(grey, CELLS, interpolation=cv2.INTER_AREA)
-    usual = shading.reshape(-1)
-    if valid is not None:
-        counts = _inner_cells(valid[part])
-        valid, usual = _resized(counts, grey.shape), shading[counts]
-    if not usual.size:
+    rest, usual, inner = grey - cv2.resize(shading, grey.shape[::-1]), shading.reshape(-1), None
+    if valid is None:
+        rest = _without_bands(rest, None)
+    else:
+        whole = _whole_cells(valid[part])
+        cells = _inner(whole)
+        inner, usual = _resized(cells, grey.shape), shading[cells]
+        rest = _counted(_without_bands(rest, _resized(whole, grey.shape)), inner)
+    if len(usual) < MIN_CELLS:
         return False
-    rest = _without_bands(grey - cv2.resize(shading, grey.shape[::-1]), valid)
     low, high = np.percentile(usual, USUAL)
     least = max(NOISE_OF_MEAN * float(usual.mean()), MIN_NOISE * float(high - low))
-    return _deviation(rest, valid) > least and _near_correlation(rest) < MIN_CORRELATION
+    return _deviation(rest, inner) > least and _near_correlation(rest) < MIN_CORRELATION
 
 
 def _deviation(rest: Array, valid: Mask | None) -> float:
@@ -281,28 +285,37 @@ def _structure(values: Array, valid: Mask | None) -> float:
     noise would: the variance of CELLS over that of cells of a quarter of their area, times four.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
-    correlated, as by demosaicing. valid: [H, W] pixels that count; None: all.
+    correlated, as by demosaicing. valid: [H, W] pixels that count; None: all. Of cells beside
+    others nothing is judged; infinite if too few remain.
     """
     size = 2 * CELLS[0], 2 * CELLS[1]
-    counts = np.ones(CELLS[::-1], np.bool_) if valid is None else _inner_cells(valid)
+    whole = None if valid is None else _whole_cells(valid)
+    counts = np.ones(CELLS[::-1], np.bool_) if whole is None else _inner(whole)
+    counts[[0, -1]] = counts[:, [0, -1]] = False
+    if counts.sum() < MIN_CELLS:
+        return np.inf
     counts_fine = _resized(counts, size[::-1])
     while values.shape[1] >= 8 * size[0] and values.shape[0] >= 8 * size[1]:  # halving is fast
         values = cv2.resize(values, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
-    fine = cv2.resize(values, size, interpolation=cv2.INTER_AREA).astype(np.float32)
-    fine = _without_bands(fine, None if valid is None else counts_fine)
+    fine = cv2.resize(values.astype(np.float32), size, interpolation=cv2.INTER_AREA)
+    fine = _without_bands(fine, None if whole is None else _resized(whole, fine.shape))
     cells = cv2.resize(fine, CELLS, interpolation=cv2.INTER_AREA)
     shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
-    inner = (cells - shading)[1:-1, 1:-1][counts[1:-1, 1:-1]]
-    inner_fine = (fine - cv2.resize(shading, size))[2:-2, 2:-2][counts_fine[2:-2, 2:-2]]
-    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9)) if inner.size else 0.0
+    inner = (cells - shading)[counts]
+    inner_fine = (fine - cv2.resize(shading, size))[counts_fine]
+    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
 
 
-def _inner_cells(valid: Mask) -> Mask:
-    """Returns which of CELLS (rows, columns) count, and the cells around them, which make their
-    shading, too."""
+def _whole_cells(valid: Mask) -> Mask:
+    """Returns which of CELLS (rows, columns) count: those whose pixels do."""
     share = cv2.resize(valid.astype(np.float32), CELLS, interpolation=cv2.INTER_AREA)
-    whole = (share > WHOLE).astype(np.uint8)
-    return np.asarray(cv2.erode(whole, np.ones((LOCAL, LOCAL), np.uint8)) > 0)
+    return np.asarray(share > WHOLE)
+
+
+def _inner(cells: Mask) -> Mask:
+    """Returns the cells whose shading is known: those around them count too."""
+    around = np.ones((LOCAL, LOCAL), np.uint8)
+    return np.asarray(cv2.erode(cells.astype(np.uint8), around) > 0)
 
 
 def _resized(mask: Mask, shape: tuple[int, ...]) -> Mask:

@@ -149,7 +149,7 @@ def body(size, kind):
     return {"corner": x + 2 * y > 2, "ring": ring, "half": y > 0.5}[kind]
 
 
-@pytest.mark.parametrize("size", [(112, 84), SIZE, (640, 480), (1280, 720)])
+@pytest.mark.parametrize("size", [(112, 84), SIZE, (640, 480), (1440, 1080)])
 @pytest.mark.parametrize("kind", ["corner", "ring", "half"])
 @pytest.mark.parametrize("light", [0, 255])
 def test_what_the_robot_hides_does_not_make_noise_a_scene(size, kind, light):
@@ -161,6 +161,42 @@ def test_what_the_robot_hides_does_not_make_noise_a_scene(size, kind, light):
     small, _ = resize_for_network(image, None, 224)
     valid = cv2.resize((~hidden).astype(np.float32), small.shape[1::-1]) > 0.99
     assert ImageCheck()("", small, image, valid, None).blind == "noise"
+
+
+def openings(size, kind):
+    """The pixels [H, W] that a camera sees between the parts of a robot."""
+    x, y = np.meshgrid(np.linspace(0, 1, size[0]), np.linspace(0, 1, size[1]))
+    r = np.hypot((x - 0.5) * size[0] / size[1], y - 0.5)
+    return {
+        "bars": y * 6 % 1 > 0.1, "strip": np.abs(x - 0.5) < 0.1, "ring": (r > 0.25) & (r < 0.5),
+        "circle": r < 0.3,
+        "window": (np.abs(x - 0.5) < 0.13) & (np.abs(y - 0.5) < 0.15),
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [SIZE, (640, 480), (1440, 1080)])
+@pytest.mark.parametrize("kind", ["bars", "strip", "ring", "circle", "window"])
+def test_a_scene_in_an_opening_is_not_blind(images, size, kind):
+    """However few cells count: with them alone, bands would be what the image shows."""
+    rng, seen = np.random.default_rng(0), openings(size, kind)
+    rooms = [next(iter(SyntheticCamera(k, SIZE, walk="loop", frames=2))).image for k in (3, 7, 1)]
+    for image in (*rooms, *images[::5]):
+        grey = 0.3 * cv2.resize(image, size).mean(-1)
+        grey += rng.normal(0, 0.6 * grey[seen].std(), size[::-1])
+        grey[~seen] = 0
+        dim = np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
+        small, _ = resize_for_network(dim, None, 504)
+        valid = cv2.resize(seen.astype(np.float32), small.shape[1::-1]) > 0.99
+        assert ImageCheck()("", small, dim, valid, None).blind != "noise"
+
+
+def test_weak_noise_of_a_large_image_is_blind():
+    """Means of its cells differ by less than a grey level."""
+    size, rng = (1920, 1080), np.random.default_rng(0)
+    x, y = np.meshgrid(np.linspace(-1, 1, size[0]), np.linspace(-1, 1, size[1]))
+    grey = (1 - 0.2 * np.hypot(x, y)) * rng.normal(20, 4, x.shape)
+    image = np.dstack([grey.clip(0, 255).astype(np.uint8)] * 3)
+    assert judged(ImageCheck(), image).blind == "noise"
 
 
 def test_an_image_whose_every_cell_is_hidden_in_part_is_not_noise():
