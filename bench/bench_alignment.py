@@ -104,7 +104,7 @@ class CameraCentreAligner:
 
     def align(self, shared_views, prediction, indices, scale=None):
         """Like ``WindowAligner.align``, which it calls for fewer than three shared views."""
-        known = np.array([a.T_ref_camera for a in shared_views])
+        known = np.array([a.T_local_camera for a in shared_views])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
             return WindowAligner().align(shared_views, prediction, indices)
@@ -122,7 +122,7 @@ class LeastSquaresAligner:
             ours = prediction.depth[i].reshape(-1)[shared_view.pixels].astype(np.float64)
             good = np.isfinite(ours) & np.isfinite(shared_view.depth)
             rays = shared_view.rays()[good]
-            T, S = shared_view.T_ref_camera, prediction.T_window_camera[i]
+            T, S = shared_view.T_local_camera, prediction.T_window_camera[i]
             target.append(shared_view.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
             source.append(ours[good, None] * rays @ S[:3, :3].T + S[:3, 3])
         points = np.concatenate(source)
@@ -147,8 +147,8 @@ class ChainAligner(LeastSquaresAligner):
         if found is not None:
             self._last = {
                 a.view.id: (
-                    found.T_ref_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
-                    found.T_ref_window.pose(prediction.T_window_camera[i]),
+                    found.T_local_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
+                    found.T_local_window.pose(prediction.T_window_camera[i]),
                 )
                 for a, i in zip(shared_views, indices, strict=True)
             }
@@ -158,7 +158,7 @@ class ChainAligner(LeastSquaresAligner):
         if shared_view.view.id not in self._last:
             return shared_view
         depth, T = self._last[shared_view.view.id]
-        return dataclasses.replace(shared_view, depth=depth.astype(np.float64), T_ref_camera=T)
+        return dataclasses.replace(shared_view, depth=depth.astype(np.float64), T_local_camera=T)
 
 
 class OracleAligner(WindowAligner):
@@ -203,7 +203,7 @@ class KnownUnitAligner(WindowAligner):
             known = (self._scene / self.session.unit * error, self.SIGMA)
         found = super().align(shared_views, prediction, indices, known)
         if self._scene is None and found is not None:
-            self._scene = found.T_ref_window.scale * self.session.unit
+            self._scene = found.T_local_window.scale * self.session.unit
         return found
 
 
@@ -266,7 +266,7 @@ class Recorder:
         found = self.aligner.align(*arguments, **values)
         self.seconds.append(time.perf_counter() - start)
         if found is not None:
-            fit, T = found.T_ref_window, self.session.T_window_world
+            fit, T = found.T_local_window, self.session.T_window_world
             unit = fit.scale * self.session.unit
             R = fit.R @ T[:3, :3]
             t = fit.points(self.session.unit * T[:3, 3])
@@ -478,7 +478,7 @@ def true_fit(session: TruthSession) -> Similarity:
 def nees(aligner: WindowAligner, shared_views, prediction, truth: Similarity) -> float:
     """Returns the NEES of one alignment over its seven degrees of freedom."""
     found = aligner.align(shared_views, prediction, range(len(shared_views)))
-    fit, about = found.T_ref_window, found.pivot
+    fit, about = found.T_local_window, found.pivot
     turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
     place = fit.points(about) - truth.points(about)
     error = np.array([np.log(fit.scale / truth.scale), *turn, *place])

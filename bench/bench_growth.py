@@ -33,9 +33,9 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
@@ -156,9 +156,9 @@ def pipeline_rows(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def filled_closure(count: int, dimensions: int) -> tuple[LoopClosure, SubmapTable]:
+def filled_closure(count: int, dimensions: int) -> tuple[LoopClosure, MapTable]:
     """Returns a loop closure with the keyframes of a straight path of ``count`` submaps."""
-    submaps, rng = SubmapTable(), np.random.default_rng(0)
+    submaps, rng = MapTable(), np.random.default_rng(0)
     closure = LoopClosure(submaps)
     for n in range(count * KEYFRAMES):
         add_keyframe(closure, submaps, n, rng, dimensions)
@@ -166,7 +166,7 @@ def filled_closure(count: int, dimensions: int) -> tuple[LoopClosure, SubmapTabl
 
 
 def add_keyframe(
-    closure: LoopClosure, submaps: SubmapTable, n: int, rng: np.random.Generator, dimensions: int
+    closure: LoopClosure, submaps: MapTable, n: int, rng: np.random.Generator, dimensions: int
 ) -> None:
     """Adds keyframe ``n`` of a straight path, and a window, to ``closure``."""
     T = straight(n)

@@ -46,12 +46,12 @@ from da3_ros.mapping import loop_window
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import LoopKeyframe
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.calibration import pinhole_calibration
 from da3_ros.synthetic import intrinsics
@@ -251,14 +251,14 @@ def cost_rows(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def times_of(closure: LoopClosure, submaps: SubmapTable, count: int) -> dict[str, list[float]]:
+def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, list[float]]:
     """Returns times, ms, of the steps for 50 new keyframes."""
     times: dict[str, list[float]] = {"add": [], "candidate": [], "window": []}
     keyframes, graph = closure._keyframes, closure._graph
     old = keyframes[count // 2]
     for k in range(50):
         submap = count // 16 + 1 + k // 16
-        if submap not in submaps.rows:
+        if submap not in submaps.submaps:
             submaps.add(Submap(submap, 0, IDENTITY))
         view, descriptor = replace(view_of(count + k), submap=submap), descriptor_of(count + k)
         steps: dict[str, Callable[[], Any]] = {
@@ -292,7 +292,7 @@ def view_of(number: int) -> SharedView:
     return SharedView(view, np.eye(3), T, pixels, rng.uniform(1, 3, 1024), np.ones(1024))
 
 
-def loaded(count: int, file: Path) -> tuple[LoopClosure, SubmapTable]:
+def loaded(count: int, file: Path) -> tuple[LoopClosure, MapTable]:
     """Loop closure with a loaded map of ``count`` keyframes, and its submaps."""
     last = count // 16
     size = max(1, -(-last // 250))  # submaps of a node
@@ -308,7 +308,7 @@ def loaded(count: int, file: Path) -> tuple[LoopClosure, SubmapTable]:
         LoopKeyframe(view_of(i), descriptor_of(i), i // 16, np.zeros(3), 2.0) for i in range(count)
     )
     save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses), file)
-    submaps = SubmapTable()
+    submaps = MapTable()
     closure = LoopClosure(submaps)
     closure.restore(load_recognition(file, poses))
     return closure, submaps

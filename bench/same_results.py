@@ -106,6 +106,7 @@ BAGS: dict[str, Callable[[], Walk | dict[str, SyntheticCamera]]] = {
     "there-and-back": lambda: walk((100, 0, 39), (100, 39, 0), (100, 0, 39)),
     "dark": lambda: black(walk((100, 0, 39)), 15, 24),
     "lost": lambda: walk((100, 0, 15), (7, 0, 15), (100, 15, 0)),
+    "lost-and-found": lambda: walk((100, 0, 39), (7, 0, 15), (100, 39, 0), (100, 0, 39)),
     "jump": lambda: delayed(walk((100, 0, 25)), 13, -60),
     "other-way": lambda: walk((100, 30, 0)),
     "rig": rig,
@@ -130,6 +131,9 @@ CASES = {
     "dark": Case("dark"),
     "lost": Case("lost"),
     "lost-unrefined": Case("lost", ("refinement.enabled:=false",)),
+    # Loops tie the part after the lost track to the first one.
+    "loop": Case("lost-and-found", ("loop.every:=1", "keyframe.rotation_deg:=5.0")),
+    "loop-unrefined": Case("lost-and-found", ("loop.every:=1", "refinement.enabled:=false")),
     "jump": Case("jump"),
     "other-way": Case("other-way"),
     "rig": Case("rig", ("cameras:=[front, left]",)),

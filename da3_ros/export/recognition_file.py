@@ -30,7 +30,7 @@ from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_keyframes import SAMPLES, LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)
@@ -171,9 +171,9 @@ class RecognitionFile:
         image = np.broadcast_to(np.uint8(0), (height, width, 3))
         view = View(-1 - index, int(row["stamp_ns"]), image, row["K"], camera=camera)
         none = np.zeros(0)
-        shared_view = SharedView(view, row["K"], T, none.astype(np.int64), none, none)
+        stored = ViewRow(view, row["K"], T, none.astype(np.int64), none, none)
         return LoopKeyframe(
-            shared_view, descriptor, int(row["submap"]), row["own"], float(row["depth"]),
+            stored, descriptor, int(row["submap"]), row["own"], float(row["depth"]),
             self._place(row), self, index,
         )  # fmt: skip
 
@@ -197,7 +197,7 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
                 log.warning("a keyframe of the loaded scene is not saved again: %s", error)
                 continue
             described = {
-                "kind": "keyframe", "camera": keyframe.shared_view.view.camera,
+                "kind": "keyframe", "camera": keyframe.row.view.camera,
                 "head": len(head), "samples": samples, "mask": mask,
             }  # fmt: skip
             journal.append(described, head + data)
@@ -218,11 +218,11 @@ def load_recognition(path: Path, submaps: Mapping[int, Similarity]) -> Recogniti
 def _head(keyframe: LoopKeyframe, T_map_submap: Similarity) -> bytes:
     """Returns the description of a keyframe: its pose and where that is given, its variance in
     the map."""
-    a, own = keyframe.shared_view, keyframe.own * [1, 1, T_map_submap.scale**2]
+    a, own = keyframe.row, keyframe.own * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
     T = keyframe.T_submap_ref
     row = (
-        a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_ref_camera[:3], own,
+        a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_submap_camera[:3], own,
         keyframe.typical_depth, *_row(T_map_submap if T is None else T_map_submap @ T),
     )  # fmt: skip
     return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
@@ -234,7 +234,7 @@ def _data(keyframe: LoopKeyframe) -> tuple[int, int, bytes]:
     if isinstance(keyframe.file, RecognitionFile):
         file, index = keyframe.file, keyframe.index
         return file.count(index, "samples"), file.count(index, "mask"), file.data(index)
-    a = keyframe.shared_view
+    a = keyframe.row
     samples = np.zeros(len(a.pixels), SAMPLE)
     samples["pixel"], samples["depth"], samples["confidence"] = a.pixels, a.depth, a.confidence
     valid = a.view.valid

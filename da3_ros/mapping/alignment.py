@@ -53,7 +53,7 @@ CONVERGED = 1e-5  # step, relative or in radians, that ends the iteration
 class Alignment:
     """The similarity that places a window in ``ref``, and how well it fits the shared views."""
 
-    T_ref_window: Similarity
+    T_local_window: Similarity
     accepted: bool
     rms: float  # units of ref, over the inliers
     inliers: float  # share 0..1
@@ -273,7 +273,7 @@ def _measure(
     shared_views: Sequence[SharedView], prediction: Prediction, indices: Sequence[int]
 ) -> _Measured:
     poses = prediction.T_window_camera[list(indices)]
-    known = np.array([a.T_ref_camera for a in shared_views])
+    known = np.array([a.T_local_camera for a in shared_views])
     seen = np.array([a.observations for a in shared_views], dtype=float)
     depths = [np.median(a.depth) for a in shared_views if len(a.depth)]
     return _Measured(
@@ -444,7 +444,7 @@ def _pose_residual(
     depth."""
     some = sample(np.ones(len(shared_view.depth), bool), BLOCKS**3)
     x = shared_view.rays()[some]
-    T, S = fit.pose(T_window_camera), shared_view.T_ref_camera
+    T, S = fit.pose(T_window_camera), shared_view.T_local_camera
     moved = x @ (T[:3, :3] - S[:3, :3]).T + (T[:3, 3] - S[:3, 3]) / unit
     return float(np.median(np.linalg.norm(moved, axis=1)))
 
@@ -479,7 +479,7 @@ def _distances(
         rays = shared_view.rays()[good]
         moved = fit.pose(prediction.T_window_camera[index])
         here = fit.scale * window_depth[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]
-        there = shared_view.depth[good, None] * rays @ shared_view.T_ref_camera[:3, :3].T
-        distance.append(np.linalg.norm(here - there - shared_view.T_ref_camera[:3, 3], axis=1))
+        there = shared_view.depth[good, None] * rays @ shared_view.T_local_camera[:3, :3].T
+        distance.append(np.linalg.norm(here - there - shared_view.T_local_camera[:3, 3], axis=1))
         depth.append(shared_view.depth[good])
     return np.concatenate(distance), np.concatenate(depth)

@@ -4,7 +4,7 @@ Every alignment adds its error to that of the last one. Sharing a keyframe as lo
 view, or again when the camera comes back, skips many alignments. A view becomes a keyframe after
 enough motion; a standing camera makes none. Memory is bounded.
 
-All poses and lengths (``ref``) are those of one segment.
+The views themselves are rows of the map's table; poses and lengths here are those of odometry.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import KeyframeConfig
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, Image, Prediction, View
@@ -37,36 +37,43 @@ BLUR_FACTOR = 2.0  # factor on the motion after which even a blurred view become
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _Keyframe:
     """A keyframe and its median depth."""
 
-    shared_view: SharedView
-    depth: float  # median, inf without depth
+    id: int
+    depth: float  # median, in the unit of its submap; inf without depth
     descriptor: Array | None = None  # [D] similar for views with similar appearance; None: unknown
 
 
 class KeyframeSelector:
-    """The views of one segment that later windows may share."""
+    """The views of one segment that later windows may share; the owner of the table's views."""
 
-    def __init__(self, limits: KeyframeConfig, newest: int, most: int = MAX_KEYFRAMES) -> None:
-        self.limits, self.most = limits, most
-        self._newest: deque[SharedView] = deque(maxlen=newest)
-        self._keyframes: list[_Entry] = []
+    def __init__(
+        self, limits: KeyframeConfig, newest: int, table: MapTable, most: int = MAX_KEYFRAMES
+    ) -> None:
+        """newest: number of newest views. table: views that are in it are dropped."""
+        self.limits, self.most, self._table = limits, most, table
+        self._newest: deque[int] = deque(maxlen=newest)  # ids
+        self._keyframes: list[_Keyframe] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
+        table.keep_views(())
 
     def reconfigure(self, limits: KeyframeConfig) -> None:
         """Sets the limits for later views."""
         self.limits = limits
 
     def __len__(self) -> int:
-        return len(
-            {a.view.id for a in self._newest} | {k.shared_view.view.id for k in self._keyframes}
-        )
+        return len(self.ids)
+
+    @property
+    def ids(self) -> set[int]:
+        """The ids of all held views."""
+        return {*self._newest, *(k.id for k in self._keyframes)}
 
     @property
     def newest(self) -> SharedView | None:
         """The view added last; None before the first."""
-        return self._newest[-1] if self._newest else None
+        return self._table.view(self._newest[-1]) if self._newest else None
 
     def choose(self, views: int, keyframes: int) -> list[SharedView]:
         """Returns at most ``views`` views to share.
@@ -75,20 +82,19 @@ class KeyframeSelector:
         newest views, oldest first. The newest view is always included; the newest view of every
         other camera has priority over older ones.
         """
-        last = [a.view.id for a in self._last_of_cameras()]
+        last = self._last_of_cameras()
         keyframes = max(0, min(keyframes, views - max(1, len(last))))
-        recent = {a.view.id for a in self._newest_views(views - keyframes, last)}
+        recent = set(self._newest_ids(views - keyframes, last))
         old = self._nearby(recent, keyframes)
-        taken = {a.view.id for a in old}
-        rest = self._newest_views(views - len(old), last, taken)
-        return [replace(a, keyframe=True) for a in old] + rest
+        rest = self._newest_ids(views - len(old), last, old)
+        return self._as_keyframes(old) + [self._table.view(id) for id in rest]
 
     def is_new(self, shared_view: SharedView) -> bool:
         """True if a view is far enough from all keyframes, and sharp enough, to become one."""
         blurred = self._is_blurred(shared_view.view)
         if not self._keyframes:
             return True
-        rotation_deg, parallax = self._motion_to(shared_view.T_ref_camera)
+        rotation_deg, parallax = self._motion_to(shared_view.T_local_camera)
         wait = BLUR_FACTOR if blurred else 1.0
         near = (rotation_deg <= wait * self.limits.rotation_deg) & (
             parallax <= wait * self.limits.parallax
@@ -108,140 +114,125 @@ class KeyframeSelector:
             all_of = np.array([*known, descriptor], float)
             all_of /= np.linalg.norm(all_of, axis=1, keepdims=True) + 1e-12
             chosen = np.argsort(-(all_of[:-1] @ all_of[-1]), kind="stable")[:views]
-        return [replace(self._keyframes[i].shared_view, keyframe=True) for i in sorted(chosen)]
+        return self._as_keyframes([self._keyframes[i].id for i in sorted(chosen)])
+
+    def _as_keyframes(self, ids: Sequence[int]) -> list[SharedView]:
+        return [replace(self._table.view(id), keyframe=True) for id in ids]
 
     def forget_newest(self) -> None:
         """Forgets the newest views: the camera is elsewhere now. Keyframes stay."""
         self._newest.clear()
+        self._drop_others()
 
     def add(
         self, shared_view: SharedView, keyframe: bool, descriptor: Array | None = None
     ) -> None:
         """Adds a view to the newest ones, and to the keyframes if it is one."""
-        self._newest.append(shared_view)
-        if not keyframe:
-            return
-        depth = float(np.median(shared_view.depth)) if len(shared_view.depth) else float("inf")
-        self._keyframes.append(_Entry(shared_view, depth, descriptor))
-        if len(self._keyframes) > self.most:
-            del self._keyframes[self._most_redundant()]
+        self._table.set_view(shared_view)
+        self._newest.append(shared_view.view.id)
+        if keyframe:
+            depth = self._table.row(shared_view.view.id).depth
+            typical = float(np.median(depth)) if len(depth) else float("inf")
+            self._keyframes.append(_Keyframe(shared_view.view.id, typical, descriptor))
+            if len(self._keyframes) > self.most:
+                del self._keyframes[self._most_redundant()]
+        self._drop_others()
+
+    def _drop_others(self) -> None:
+        self._table.keep_views(self.ids)
 
     def observe(self, shared: list[SharedView], prediction: Prediction, placed: Alignment) -> None:
         """Averages the observations of an accepted window into the views that it shared."""
-        seen = {a.view.id: updated_view(a, prediction, i, placed) for i, a in enumerate(shared)}
-        self._newest = deque(
-            (seen.get(a.view.id, a) for a in self._newest), maxlen=self._newest.maxlen
-        )
-        self._keyframes = [
-            replace(k, shared_view=seen.get(k.shared_view.view.id, k.shared_view))
-            for k in self._keyframes
-        ]
+        held = self.ids
+        for i, a in enumerate(shared):
+            if a.view.id in held:
+                self._table.set_view(updated_view(a, prediction, i, placed))
 
     def forget(self, ids: Collection[int]) -> None:
         """Drops keyframes that contradict the newest views."""
-        self._keyframes = [k for k in self._keyframes if k.shared_view.view.id not in ids]
+        self._keyframes = [k for k in self._keyframes if k.id not in ids]
+        self._drop_others()
 
     def adjust(self, moved: Mapping[int, tuple[Array, float]]) -> None:
         """Sets refined poses [4, 4] of views by id, and multiplies their depth by a factor."""
-
-        def one(a: SharedView) -> SharedView:
-            if a.view.id not in moved:
-                return a
-            T, factor = moved[a.view.id]
-            return replace(a, T_ref_camera=T, depth=a.depth * factor, refined=True)
-
-        self._newest = deque(map(one, self._newest), maxlen=self._newest.maxlen)
-        self._keyframes = [replace(k, shared_view=one(k.shared_view)) for k in self._keyframes]
+        for id in self.ids & moved.keys():
+            (T, factor), a = moved[id], self._table.view(id)
+            self._table.set_view(
+                replace(a, T_local_camera=T, depth=a.depth * factor, refined=True)
+            )
 
     @property
     def newest_views(self) -> list[SharedView]:
         """The newest views, oldest first."""
-        return list(self._newest)
+        return [self._table.view(id) for id in self._newest]
 
     def all(self) -> list[SharedView]:
         """Returns every held view once."""
-        held = {a.view.id: a for a in [*(k.shared_view for k in self._keyframes), *self._newest]}
-        return list(held.values())
+        held = dict.fromkeys([*(k.id for k in self._keyframes), *self._newest])
+        return [self._table.view(id) for id in held]
 
     def resize(self, cut: Cut) -> None:
         """Brings all views to another image size; drops those of which too little is left."""
-        new = {a.view.id: cut.shared_view(a) for a in self.all() if cut.fits(a)}
-        self._newest = deque(
-            (new[a.view.id] for a in self._newest if a.view.id in new), maxlen=self._newest.maxlen
-        )
-        self._keyframes = [
-            replace(k, shared_view=new[k.shared_view.view.id])
-            for k in self._keyframes
-            if k.shared_view.view.id in new
-        ]
+        fits = set()
+        for id in self.ids:
+            row = self._table.row(id)
+            if cut.fits(row):
+                fits.add(id)
+                self._table.set_row(cut.row(row))
+        self._newest = deque((id for id in self._newest if id in fits), self._newest.maxlen)
+        self._keyframes = [k for k in self._keyframes if k.id in fits]
         self._sharpness.clear()  # it depends on the size
+        self._drop_others()
 
     def only_newest(self, camera: str, changed: Callable[[SharedView], SharedView]) -> None:
         """Drops the views of a camera but its newest one, which ``changed`` replaces."""
-        last = {a.view.camera: a for a in self._newest}.get(camera)
+        last = {self._camera(id): id for id in self._newest}.get(camera)
+        if last is not None:
+            self._table.set_view(changed(self._table.view(last)))
         self._newest = deque(
-            (changed(a) if a is last else a
-             for a in self._newest if a is last or a.view.camera != camera),
-            maxlen=self._newest.maxlen,
-        )  # fmt: skip
-        self._keyframes = [k for k in self._keyframes if k.shared_view.view.camera != camera]
+            (id for id in self._newest if id == last or self._camera(id) != camera),
+            self._newest.maxlen,
+        )
+        self._keyframes = [k for k in self._keyframes if self._camera(k.id) != camera]
         self._sharpness.pop(camera, None)
+        self._drop_others()
 
-    def move(self, moves: Mapping[int, Similarity], T_prior_ref: Similarity | None = None) -> None:
-        """Moves the views of submaps that a correction has moved; see ``SharedView.corrected``."""
+    def _camera(self, id: int) -> str:
+        return self._table.row(id).view.camera
 
-        def moved(shared_view: SharedView) -> SharedView:
-            return (
-                shared_view.corrected(moves[shared_view.submap], T_prior_ref)
-                if shared_view.submap in moves
-                else shared_view
-            )
-
-        self._newest = deque(map(moved, self._newest), maxlen=self._newest.maxlen)
-        self._keyframes = [
-            replace(
-                k,
-                shared_view=moved(k.shared_view),
-                depth=k.depth * moves[k.shared_view.submap].scale,
-            )
-            if k.shared_view.submap in moves
-            else k
-            for k in self._keyframes
-        ]
-
-    def _last_of_cameras(self) -> list[SharedView]:
+    def _last_of_cameras(self) -> list[int]:
         """Returns the newest view of each camera, oldest first."""
-        last: dict[str, SharedView] = {}
-        for shared_view in self._newest:
-            last.pop(shared_view.view.camera, None)
-            last[shared_view.view.camera] = shared_view
+        last: dict[str, int] = {}
+        for id in self._newest:
+            last.pop(self._camera(id), None)
+            last[self._camera(id)] = id
         return list(last.values())
 
-    def _newest_views(
+    def _newest_ids(
         self, count: int, first: list[int], without: Collection[int] = ()
-    ) -> list[SharedView]:
+    ) -> list[int]:
         """Returns ``count`` of the newest views, in order.
 
-        Views whose ids are in ``first`` have priority, the last ones before the earlier ones.
+        Views in ``first`` have priority, the last ones before the earlier ones.
         """
-        remaining = [a.view.id for a in self._newest if a.view.id not in without]
+        remaining = [id for id in self._newest if id not in without]
         ranked = [i for i in remaining if i not in first] + [i for i in remaining if i in first]
         chosen = set(ranked[-count:])
-        return [a for a in self._newest if a.view.id in chosen]
+        return [id for id in self._newest if id in chosen]
 
-    def _nearby(self, recent: set[int], most: int) -> list[SharedView]:
+    def _nearby(self, recent: set[int], most: int) -> list[int]:
         """Returns at most ``most`` keyframes, in order, that see much of what a camera sees now.
 
         None of the ids ``recent``. The oldest of them, which is the fewest alignments away from
         the origin, and those with the largest overlap.
         """
-        now = [a for a in self._last_of_cameras() if len(a.depth)]
+        now = [a for a in map(self._table.view, self._last_of_cameras()) if len(a.depth)]
         if not now or not self._keyframes:
             return []
-        excluded = np.array([k.shared_view.view.id in recent for k in self._keyframes])
+        excluded = np.array([k.id in recent for k in self._keyframes])
         near, overlap = np.zeros(len(excluded), bool), np.zeros(len(excluded))
         for shared_view in now:
-            rotation_deg, parallax = self._motion_to(shared_view.T_ref_camera)
+            rotation_deg, parallax = self._motion_to(shared_view.T_local_camera)
             seen = self._overlap(shared_view)
             here = (
                 (rotation_deg < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~excluded
@@ -250,23 +241,30 @@ class KeyframeSelector:
             near |= here
         found = [int(i) for i in np.flatnonzero(near)]
         best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
-        return [self._keyframes[i].shared_view for i in sorted([*found[:1], *best])[:most]]
+        return [self._keyframes[i].id for i in sorted([*found[:1], *best])[:most]]
 
-    def _motion_to(self, T_ref_camera: Array) -> tuple[Array, Array]:
+    def _poses(self) -> Array:
+        """Returns the poses [N, 4, 4] of the keyframes."""
+        return np.array([self._table.T_local_camera(k.id) for k in self._keyframes])
+
+    def _depths(self) -> Array:
+        """Returns the median depths [N] of the keyframes."""
+        return np.array([k.depth * self._table.unit_of(k.id) for k in self._keyframes])
+
+    def _motion_to(self, T_local_camera: Array) -> tuple[Array, Array]:
         """Returns for each keyframe the rotation (degrees) [N] to a pose, and the distance over
         the keyframe's depth [N]."""
-        T = np.array([k.shared_view.T_ref_camera for k in self._keyframes])
-        depth = np.array([k.depth for k in self._keyframes])
-        return _rotation_deg(T, T_ref_camera), _distance(T, T_ref_camera) / depth
+        T = self._poses()
+        return _rotation_deg(T, T_local_camera), _distance(T, T_local_camera) / self._depths()
 
     def _overlap(self, newest: SharedView) -> Array:
         """Returns the share [N] of the points of ``newest`` that project into each keyframe."""
         step = max(1, len(newest.depth) // OVERLAP_POINTS)
-        T = newest.T_ref_camera
+        T = newest.T_local_camera
         points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
-        back = np.array([invert_pose(k.shared_view.T_ref_camera) for k in self._keyframes])
+        back = np.array([invert_pose(T) for T in self._poses()])
         inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
-        K = np.array([k.shared_view.K for k in self._keyframes])
+        K = np.array([self._table.row(k.id).K for k in self._keyframes])
         pixel = np.einsum("nij,nmj->nmi", K, inside)
         height, width = newest.view.image.shape[:2]
         ahead = np.maximum(pixel[..., 2:], 1e-9)
@@ -285,8 +283,7 @@ class KeyframeSelector:
 
     def _most_redundant(self) -> int:
         """Returns the index of the later one of the two keyframes that are closest in pose."""
-        T = np.array([k.shared_view.T_ref_camera for k in self._keyframes])
-        depth = np.array([k.depth for k in self._keyframes])
+        T, depth = self._poses(), self._depths()
         rotation = np.stack([_rotation_deg(T, one) for one in T]) / max(
             self.limits.rotation_deg, 1e-9
         )
@@ -335,15 +332,15 @@ def updated_view(
     """
     count = min(shared_view.observations, MAX_OBSERVATIONS)
     weight = 1 / (count + 1)
-    there = placed.T_ref_window.pose(prediction.T_window_camera[index])
-    T = shared_view.T_ref_camera.copy()
+    there = placed.T_local_window.pose(prediction.T_window_camera[index])
+    T = shared_view.T_local_camera.copy()
     if not shared_view.refined:
         rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
         T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
-    depth = _mean_depth(shared_view, prediction.depth[index], placed.T_ref_window.scale, weight)
+    depth = _mean_depth(shared_view, prediction.depth[index], placed.T_local_window.scale, weight)
     return replace(
-        shared_view, T_ref_camera=T, depth=depth, observations=count + 1, keyframe=False
+        shared_view, T_local_camera=T, depth=depth, observations=count + 1, keyframe=False
     )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.loop_verification import Loop, within_sigmas
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array
 
 SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
@@ -28,7 +28,7 @@ def drift_between(graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe) 
 class LoopAgreement:
     """Compares loops with the drift between their submaps."""
 
-    def __init__(self, graph: SubmapGraph, submaps: SubmapTable) -> None:
+    def __init__(self, graph: SubmapGraph, submaps: MapTable) -> None:
         self._graph, self._submaps = graph, submaps
 
     def is_possible(self, loop: Loop) -> bool:

@@ -12,9 +12,9 @@ from da3_ros.mapping.loop_agreement import drift_between
 from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.mapping.submap_table import SubmapTable
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -26,7 +26,7 @@ MAX_ROTATION_DEG = 60.0  # rotation at which they can
 class LoopCandidates:
     """The search for candidates: of the newest keyframe, or of another that is asked for."""
 
-    def __init__(self, keyframes: LoopKeyframes, graph: SubmapGraph, submaps: SubmapTable) -> None:
+    def __init__(self, keyframes: LoopKeyframes, graph: SubmapGraph, submaps: MapTable) -> None:
         self._keyframes, self._graph, self._submaps = keyframes, graph, submaps
         self._active = False  # whether there may be a candidate
         self._compared: set[int] = set()  # submaps that the new keyframe was compared with

@@ -11,7 +11,7 @@ other and with the drift that is possible. Then a graph of submaps (``pose_graph
 another thread; its correction is applied between two windows.
 
 Verification costs one more window, after a window whose results are already delivered. Poses and
-lengths are in the frame of odometry (``local``, see ``SubmapTable``) unless said otherwise. No
+lengths are in the frame of odometry (``local``, see ``MapTable``) unless said otherwise. No
 network and no ROS. Not thread-safe.
 """
 
@@ -41,13 +41,13 @@ from da3_ros.mapping.loop_keyframes import (
 )
 from da3_ros.mapping.loop_verification import Loop, measured_loop
 from da3_ros.mapping.loop_window import loop_window
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,7 @@ class LoopClosure:
     live node does not wait.
     """
 
-    def __init__(
-        self, submaps: SubmapTable | None = None, *, wait_for_solver: bool = True
-    ) -> None:
+    def __init__(self, submaps: MapTable | None = None, *, wait_for_solver: bool = True) -> None:
         self.wait_for_solver = wait_for_solver
         self.enabled = True
         self.closed = 0  # corrections by loops
@@ -79,9 +77,9 @@ class LoopClosure:
         self._solver: ThreadPoolExecutor | None = None
         self._max_bytes = 0  # of keyframes in memory; 0: no limit
         self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
-        self.restart(submaps or SubmapTable())
+        self.restart(submaps or MapTable())
 
-    def restart(self, submaps: SubmapTable) -> None:
+    def restart(self, submaps: MapTable) -> None:
         """Begins a new map, of these submaps."""
         self._submaps = submaps
         self.found = self.refused = 0
@@ -178,11 +176,11 @@ class LoopClosure:
             return
         assert self._drift_model is not None
         T = self._submaps.T_local_submap(submap)
-        own = self._drift_model.variance_at(shared_view.T_ref_camera[:3, 3])
-        in_submap = with_fewer_pixels(shared_view).moved(T.inverse())
+        own = self._drift_model.variance_at(shared_view.T_local_camera[:3, 3])
         self._keyframes.add(
             LoopKeyframe(
-                in_submap, np.array(descriptor), submap, own / [1, 1, T.scale**2],
+                with_fewer_pixels(shared_view.stored(T)), np.array(descriptor), submap,
+                own / [1, 1, T.scale**2],
                 float(np.median(shared_view.depth)) / T.scale,
             ),
             self._max_bytes,
@@ -289,7 +287,7 @@ class LoopClosure:
     def restore(self, saved: Recognition) -> None:
         """Takes over what recognises saved maps, after their submaps; it has nothing yet."""
         for id, T_map_submap in saved.T_map_submap.items():
-            if id not in self._submaps.rows:  # without points and poses
+            if id not in self._submaps.submaps:  # without points and poses
                 self._submaps.add(Submap(id, 0, T_map_submap))
         self._graph.restore(saved.nodes, saved.edges)
         self._keyframes.restore(saved.keyframes)
@@ -303,7 +301,7 @@ class LoopClosure:
         if self._is_localized:
             keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}
-        poses = {id: self._submaps.rows[id].T_map_submap.scaled(scale) for id in sorted(ids)}
+        poses = {id: self._submaps.submaps[id].T_map_submap.scaled(scale) for id in sorted(ids)}
         return Recognition(nodes, edges, keyframes, poses)
 
     @property

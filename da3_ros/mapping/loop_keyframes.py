@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
 from da3_ros.mapping.descriptor_index import DescriptorIndex
-from da3_ros.mapping.shared_view import SharedView, sample
+from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.shared_view import SharedView, ViewRow, sample
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array
 
 MAX_KEYFRAMES = 300  # keyframes kept in memory, each an image and a thousand numbers
@@ -44,11 +44,11 @@ class LoopKeyframe:
     """A keyframe kept for loop detection, in the frame and unit of its submap: corrections leave
     it as it is. Its arrays may be on the disk."""
 
-    shared_view: SharedView  # in a frame that ``T_submap_ref`` maps to that of the submap
+    row: ViewRow  # in a frame that ``T_submap_ref`` maps to that of the submap
     descriptor: Array  # [D]
     submap: int
     own: Array  # [3] variance since its submap's first keyframe: log scale, rotation, position
-    typical_depth: float  # median, in the unit of ``shared_view``
+    typical_depth: float  # median, in the unit of ``row``
     T_submap_ref: Similarity | None = None  # None: it is that of the submap
     # Of a loaded scene: the file that holds its arrays, and its number there. Until it is
     # ``loaded``, its image is black and it has no samples.
@@ -58,7 +58,7 @@ class LoopKeyframe:
     @property
     def id(self) -> int:
         """The id of its view."""
-        return self.shared_view.view.id
+        return self.row.view.id
 
     def loaded(self) -> LoopKeyframe:
         """Returns the keyframe with its arrays. Raises OSError."""
@@ -66,8 +66,8 @@ class LoopKeyframe:
             return self
         arrays, valid = self.file.arrays(self.index)
         out = self.with_arrays(arrays)
-        view = replace(out.shared_view.view, valid=valid)
-        return replace(out, shared_view=replace(out.shared_view, view=view))
+        view = replace(out.row.view, valid=valid)
+        return replace(out, row=replace(out.row, view=view))
 
     @property
     def nbytes(self) -> int:
@@ -77,19 +77,17 @@ class LoopKeyframe:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays that may lie on the disk."""
-        a = self.shared_view
+        a = self.row
         return a.view.image, a.pixels, a.depth, a.confidence
 
     def with_arrays(self, arrays: Sequence[Array]) -> LoopKeyframe:
         """Returns the keyframe with the ``arrays`` that are its own."""
         image, pixels, depth, confidence = arrays
-        view = replace(self.shared_view.view, image=image)
-        shared_view = replace(
-            self.shared_view, view=view, pixels=pixels, depth=depth, confidence=confidence
-        )
-        return replace(self, shared_view=shared_view, file=None)
+        view = replace(self.row.view, image=image)
+        row = replace(self.row, view=view, pixels=pixels, depth=depth, confidence=confidence)
+        return replace(self, row=row, file=None)
 
-    def placed(self, submaps: SubmapTable) -> PlacedKeyframe:
+    def placed(self, submaps: MapTable) -> PlacedKeyframe:
         """Returns the keyframe where its submap is now."""
         return PlacedKeyframe(self, submaps.T_local_submap(self.submap))
 
@@ -114,12 +112,12 @@ class PlacedKeyframe:
     @property
     def view(self) -> SharedView:
         """The keyframe as a shared view in the frame of odometry."""
-        return self.keyframe.shared_view.moved(self._T_local_ref)
+        return self.keyframe.row.placed(self._T_local_ref)
 
     @property
     def T_local_camera(self) -> Array:
         """The camera's pose [4, 4]."""
-        return self._T_local_ref.pose(self.keyframe.shared_view.T_ref_camera)
+        return self._T_local_ref.pose(self.keyframe.row.T_submap_camera)
 
     @property
     def centre(self) -> Array:
@@ -270,12 +268,9 @@ def merged_keyframe(placed: PlacedKeyframe, absorbed: Absorbed) -> LoopKeyframe:
     return replace(placed.keyframe, own=placed.keyframe.own + more)
 
 
-def with_fewer_pixels(shared_view: SharedView) -> SharedView:
+def with_fewer_pixels(row: ViewRow) -> ViewRow:
     """Returns the view with fewer pixels: many keyframes are kept for a long time."""
-    keep = sample(np.ones(len(shared_view.pixels), bool), SAMPLES)
+    keep = sample(np.ones(len(row.pixels), bool), SAMPLES)
     return replace(
-        shared_view,
-        pixels=shared_view.pixels[keep],
-        depth=shared_view.depth[keep],
-        confidence=shared_view.confidence[keep],
+        row, pixels=row.pixels[keep], depth=row.depth[keep], confidence=row.confidence[keep]
     )

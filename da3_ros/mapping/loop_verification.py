@@ -66,7 +66,7 @@ def measured_loop(
         fits.append(fit)
     if not see_same_surface(prediction, split, 0):
         return None
-    drift = fits[0].T_ref_window @ fits[1].T_ref_window.inverse()
+    drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
     unit = new.T_local_submap.scale
@@ -81,7 +81,7 @@ def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
     arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
     model = DriftModel()
     model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
-    return model.variance_at(fit.T_ref_window.scale * arm)
+    return model.variance_at(fit.T_local_window.scale * arm)
 
 
 def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:

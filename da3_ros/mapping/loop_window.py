@@ -23,15 +23,15 @@ def loop_window(
     """
     first = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, old, new, each)]
     second = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, new, new, each)]
-    views = tuple(one.shared_view.view for one in first + second)
+    views = tuple(one.row.view for one in first + second)
     return Window(id, views, 0), first + second, len(first)
 
 
 def cut_to(old: LoopKeyframe, new: LoopKeyframe) -> Cut | None:
     """Returns the cut from a keyframe's image to one of the size of another's; None: too little
     would remain."""
-    cut = Cut.of(old.shared_view.view.image.shape, new.shared_view.view.image.shape)
-    return cut if cut is not None and cut.fits(old.shared_view) else None
+    cut = Cut.of(old.row.view.image.shape, new.row.view.image.shape)
+    return cut if cut is not None and cut.fits(old.row) else None
 
 
 def _neighbours(
@@ -59,7 +59,7 @@ def _in_size_of(new: LoopKeyframe, keyframe: LoopKeyframe) -> LoopKeyframe:
     """Returns a keyframe with its arrays, and with an image of the size of another's. Raises
     OSError."""
     keyframe, cut = keyframe.loaded(), cut_to(keyframe, new)
-    if keyframe.shared_view.view.image.shape == new.shared_view.view.image.shape:
+    if keyframe.row.view.image.shape == new.row.view.image.shape:
         return keyframe
     assert cut is not None
-    return replace(keyframe, shared_view=cut.shared_view(keyframe.shared_view))
+    return replace(keyframe, row=cut.row(keyframe.row))

@@ -1,4 +1,4 @@
-"""The poses of all submaps: their one owner."""
+"""The map's table: submaps, and the views that windows share, each with its pose in its submap."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView, ViewRow
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array
 
 
-class SubmapTable:
-    """The submaps of a scene by id, and the frame of odometry.
+class MapTable:
+    """Submaps and shared views by id, and the frame of odometry.
 
     ``local`` is the frame in which odometry places windows. Corrections never move the newest
     submap in it, so that odometry goes on; ``T_map_local`` says where it is in the map, and how
-    long its unit is there. Not thread-safe.
+    long its unit is there. A view has its pose in its submap, so that no correction changes it. A
+    view without a submap is in ``local``. Not thread-safe.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
-        self.rows: dict[int, Submap] = {s.id: s for s in submaps}
+        self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
+        self.views: dict[int, ViewRow] = {}  # changed by the methods only
+        self.corrections = 0  # number of those that were applied
         self._T_map_local, self._is_map = IDENTITY, True
         self._T_local_submap: dict[int, Similarity] = {}  # derived; empty after each change
 
@@ -32,33 +37,68 @@ class SubmapTable:
 
     def add(self, submap: Submap) -> None:
         """Adds a submap."""
-        self.rows[submap.id] = submap
+        self.submaps[submap.id] = submap
 
     def keep(self, ids: Collection[int]) -> None:
-        """Removes all submaps but these."""
-        self.rows = {id: s for id, s in self.rows.items() if id in ids}
+        """Removes all submaps but these, and those of views."""
+        used = {*ids, *(row.submap for row in self.views.values())}
+        self.submaps = {id: s for id, s in self.submaps.items() if id in used}
         self._T_local_submap.clear()
 
+    def set_view(self, view: SharedView) -> None:
+        """Adds or replaces a view."""
+        self.views[view.view.id] = view.stored(self.T_local_submap(view.submap))
+
+    def view(self, id: int) -> SharedView:
+        """Returns a view where its submap is in the frame of odometry. Raises KeyError."""
+        row = self.views[id]
+        return row.placed(self.T_local_submap(row.submap))
+
+    def T_local_camera(self, id: int) -> Array:
+        """Returns the pose [4, 4] of a view in the frame of odometry. Raises KeyError."""
+        row = self.views[id]
+        return self.T_local_submap(row.submap).pose(row.T_submap_camera)
+
+    def unit_of(self, id: int) -> float:
+        """Returns the unit of a view's submap in odometry. Raises KeyError."""
+        return self.T_local_submap(self.views[id].submap).scale
+
+    def set_row(self, row: ViewRow) -> None:
+        """Replaces a view in the frame of its submap."""
+        self.views[row.view.id] = row
+
+    def row(self, id: int) -> ViewRow:
+        """Returns a view in the frame of its submap. Raises KeyError."""
+        return self.views[id]
+
+    def keep_views(self, ids: Collection[int]) -> None:
+        """Removes all views but these."""
+        self.views = {id: row for id, row in self.views.items() if id in ids}
+
     def T_local_submap(self, id: int) -> Similarity:
-        """Returns the pose of a submap in the frame of odometry. Raises KeyError."""
+        """Returns the pose of a submap in the frame of odometry; the identity for ``NO_SUBMAP``.
+        Raises KeyError."""
+        if id == NO_SUBMAP:
+            return IDENTITY
         if self._is_map:  # exact
-            return self.rows[id].T_map_submap
+            return self.submaps[id].T_map_submap
         if id not in self._T_local_submap:
             to_local = self._T_map_local.inverse()
-            self._T_local_submap[id] = to_local @ self.rows[id].T_map_submap
+            self._T_local_submap[id] = to_local @ self.submaps[id].T_map_submap
         return self._T_local_submap[id]
 
     def T_map_camera(self, T_local_camera: Array) -> Similarity:
         """Returns a pose [4, 4] of odometry in the map, with the unit of odometry."""
         T = self._T_map_local.pose(T_local_camera)
-        return Similarity(self._T_map_local.scale, T[:3, :3], T[:3, 3])
+        # As exact as numbers are: poses go to a submap and back many times.
+        return Similarity(self._T_map_local.scale, nearest_rotation(T[:3, :3]), T[:3, 3])
 
     def set_poses(
         self, T_map_submap: Mapping[int, Similarity], T_map_local: Similarity | None = None
     ) -> None:
         """Sets poses of submaps in the map, and that of the frame of odometry; None: it stays."""
         for id, T in T_map_submap.items():
-            self.rows[id].T_map_submap = T
+            self.submaps[id].T_map_submap = T
         if T_map_local is not None:
             self._T_map_local = T_map_local
             self._is_map = T_map_local.is_same(IDENTITY)
@@ -72,7 +112,7 @@ class SubmapTable:
         those of the correction.
         """
         oldest, moved, far = next(iter(correction.moves), 0), {}, 0.0
-        for id, submap in self.rows.items():
+        for id, submap in self.submaps.items():
             if id < oldest or id in stays:
                 continue
             T_local = self.T_local_submap(id)
@@ -81,4 +121,5 @@ class SubmapTable:
             moved[id] = correction.T_map_local @ T_local
             far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
         self.set_poses(moved, correction.T_map_local)
+        self.corrections += 1
         return far

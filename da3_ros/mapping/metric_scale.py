@@ -16,7 +16,7 @@ import numpy as np
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.submap_table import SubmapTable
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
 # Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
@@ -239,9 +239,9 @@ class MapScale:
     def __init__(self, config: ScaleConfig) -> None:
         self._scale_filter = ScaleFilter(config)
         self._fixed = False  # whether the map is read-only: its known scale stays
-        self.forget(SubmapTable())
+        self.forget(MapTable())
 
-    def forget(self, submaps: SubmapTable) -> None:
+    def forget(self, submaps: MapTable) -> None:
         """Begins a new map, of these submaps; a fixed factor is for its first window."""
         self._submaps = submaps
         self._metres: float | None = None  # per map unit, once known

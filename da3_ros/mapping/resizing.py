@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.types import Array, Image, View
 
 MIN_KEPT = 0.6  # share of an image that must remain: less sees too little of the scene
@@ -50,10 +50,10 @@ class Cut:
         """Share of the old image that remains."""
         return self.size[0] * self.size[1] / (self.old[0] * self.old[1])
 
-    def fits(self, shared_view: SharedView) -> bool:
+    def fits(self, row: ViewRow) -> bool:
         """True if a shared view has the old size, and enough of its image would remain."""
-        same = shared_view.view.image.shape[1::-1] == self.old
-        return same and shared_view.kept * self.share >= MIN_KEPT
+        same = row.view.image.shape[1::-1] == self.old
+        return same and row.kept * self.share >= MIN_KEPT
 
     def full(self, image: Array) -> Array:
         """Returns the same cut of an image or mask [H, W, ...] of the camera's own size."""
@@ -87,19 +87,19 @@ class Cut:
         valid = None if view.valid is None else self.mask(view.valid)
         return replace(view, image=self.image(view.image), K=K, valid=valid)
 
-    def shared_view(self, shared_view: SharedView) -> SharedView:
+    def row(self, row: ViewRow) -> ViewRow:
         """Returns the shared view with the new image; of samples in one new pixel the first
         stays."""
-        row, column = np.divmod(shared_view.pixels, shared_view.view.image.shape[1])
-        x = np.floor((column + 0.5 - self.left) * self.new[0] / self.size[0]).astype(np.int64)
-        y = np.floor((row + 0.5 - self.top) * self.new[1] / self.size[1]).astype(np.int64)
+        y, x = np.divmod(row.pixels, row.view.image.shape[1])
+        x = np.floor((x + 0.5 - self.left) * self.new[0] / self.size[0]).astype(np.int64)
+        y = np.floor((y + 0.5 - self.top) * self.new[1] / self.size[1]).astype(np.int64)
         inside = (x >= 0) & (x < self.new[0]) & (y >= 0) & (y < self.new[1])
         pixels, first = np.unique((y * self.new[0] + x)[inside], return_index=True)
         chosen = np.flatnonzero(inside)[first]
         return replace(
-            shared_view, view=self.view(shared_view.view), K=self.K(shared_view.K), pixels=pixels,
-            depth=shared_view.depth[chosen], confidence=shared_view.confidence[chosen],
-            kept=shared_view.kept * self.share,
+            row, view=self.view(row.view), K=self.K(row.K), pixels=pixels,
+            depth=row.depth[chosen], confidence=row.confidence[chosen],
+            kept=row.kept * self.share,
         )  # fmt: skip
 
     def _part(self, pixels: Array) -> Array:

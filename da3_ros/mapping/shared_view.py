@@ -1,12 +1,8 @@
-"""A view that windows share: its pose and samples of its depth.
-
-``ref`` is the coordinate frame that all shared views of one owner are in: odometry holds them in
-``local``, loop closure in the frames of their submaps. ``moved`` leads from one to the other.
-"""
+"""Views that windows share: their poses and samples of their depth."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,40 +11,57 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.types import Array, View
 
 SAMPLES = 2730  # pixels of a view that give its depth
+NO_SUBMAP = -1  # in place of a submap's id
+
+
+@dataclass(frozen=True, eq=False)
+class ViewRow:
+    """A shared view in the frame and unit of its submap: corrections leave it as it is."""
+
+    view: View
+    K: Array  # [3, 3] corner rule; the same in every window
+    T_submap_camera: Array  # [4, 4]
+    pixels: Array  # [M] indices into the flattened depth image
+    depth: Array  # [M] z-depth
+    confidence: Array  # [M]
+    submap: int = NO_SUBMAP
+    observations: float = 1.0  # number of windows that are averaged
+    refined: bool = False  # whether feature tracks determine its pose
+    kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
+
+    def placed(self, T_local_submap: Similarity) -> SharedView:
+        """Returns the view in the frame of odometry."""
+        return SharedView(
+            self.view, self.K, T_local_submap.pose(self.T_submap_camera), self.pixels,
+            _scaled(self.depth, T_local_submap), self.confidence, self.observations,
+            submap=self.submap, refined=self.refined, kept=self.kept,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class SharedView:
-    """Pose and depth samples of a view that windows may share; lengths in the unit of ``ref``."""
+    """A shared view in the frame and unit of odometry, for the time of one window."""
 
     view: View
     K: Array  # [3, 3] corner rule; the same in every window
-    T_ref_camera: Array  # [4, 4]
+    T_local_camera: Array  # [4, 4]
     pixels: Array  # [M] indices into the flattened depth image
     depth: Array  # [M] z-depth
     confidence: Array  # [M]
     observations: float = 1.0  # number of windows that are averaged
     keyframe: bool = False  # shared as a keyframe, not as one of the newest views
-    submap: int = -1  # its submap's id; -1: none
+    submap: int = NO_SUBMAP
     refined: bool = False  # whether feature tracks determine its pose
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
-    def moved(self, move: Similarity) -> SharedView:
-        """Returns the view after a move, or in the frame that ``move`` maps to."""
-        depth = self.depth if move.scale == 1.0 else move.scale * self.depth
-        T = move.pose(self.T_ref_camera)
-        return replace(self, T_ref_camera=T, depth=depth)
-
-    def corrected(self, move: Similarity, T_prior_ref: Similarity | None) -> SharedView:
-        """Returns the view after a correction of the scene, with the prior's pose corrected too.
-
-        T_prior_ref: where the prior has the newest views; None: unknown, its pose stays.
-        """
-        moved, T = self.moved(move), self.view.T_prior_camera
-        if T is None or T_prior_ref is None:
-            return moved
-        T = (T_prior_ref @ move @ T_prior_ref.inverse()).pose(T)
-        return replace(moved, view=replace(self.view, T_prior_camera=T))
+    def stored(self, T_local_submap: Similarity) -> ViewRow:
+        """Returns the view in the frame of its submap."""
+        back = T_local_submap.inverse()
+        return ViewRow(
+            self.view, self.K, back.pose(self.T_local_camera), self.pixels,
+            _scaled(self.depth, back), self.confidence, self.submap, self.observations,
+            self.refined, self.kept,
+        )  # fmt: skip
 
     @staticmethod
     def of(view: View, frame: LocalFrame) -> SharedView:
@@ -63,6 +76,10 @@ class SharedView:
         row, column = np.divmod(self.pixels, self.view.image.shape[1])
         ones = np.ones(len(self.pixels))
         return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
+
+
+def _scaled(depth: Array, S: Similarity) -> Array:
+    return depth if S.scale == 1.0 else S.scale * depth
 
 
 def sample(valid: Array, count: int) -> Array:

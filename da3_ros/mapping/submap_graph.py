@@ -8,7 +8,7 @@ of the two most redundant loops is forgotten. If no nodes can be merged (hundred
 without a measured edge between them) the oldest node is forgotten; its points stay in the map.
 Works on similarities and edges, not on keyframes.
 
-Positions and lengths are in the frame of odometry (``local``, see ``SubmapTable``).
+Positions and lengths are in the frame of odometry (``local``, see ``MapTable``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from scipy.sparse.csgraph import dijkstra
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Joint, Node, Problem, with_rigid_map
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.pose_graph import Edge, Metric, parts
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Array
 
 MAX_NODES = 256
@@ -53,7 +53,7 @@ class SubmapGraph:
     one body.
     """
 
-    def __init__(self, submaps: SubmapTable) -> None:
+    def __init__(self, submaps: MapTable) -> None:
         """submaps: with the poses of all nodes' first submaps."""
         self._submaps = submaps
         self.nodes: list[Node] = []

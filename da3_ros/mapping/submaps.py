@@ -19,6 +19,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.localized_path import SETTLED, LocalizedPath
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import (
@@ -31,7 +32,6 @@ from da3_ros.mapping.scene_parts import SceneParts
 from da3_ros.mapping.scene_view import SceneView
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
 from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
@@ -85,7 +85,7 @@ class SubmapStore:
         """spill: where points go that memory cannot hold; None: they are dropped."""
         self.limits = limits
         self.metres = 1.0
-        self.table = SubmapTable()
+        self.table = MapTable()
         self.trajectory = Trajectory()
         self.submaps: dict[int, Submap] = {}
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
@@ -223,18 +223,17 @@ class SubmapStore:
         return submap, T
 
     def correct_pose(
-        self, submap: int, stamp_ns: int, camera: str, T_local_camera: Array
-    ) -> Array | None:
+        self, submap: int, stamp_ns: int, camera: str, T_submap_camera: Array
+    ) -> bool:
         """Replaces the pose of one of the newest frames; the points of its submap stay.
 
-        Returns it in the frame of its submap; None for an unknown submap.
+        Returns False for an unknown submap.
         """
         held = self if self.localized is None else self.localized  # a read-only map stays
         if submap not in held.submaps:
-            return None
-        T = relative_pose(self.table.T_local_submap(submap), T_local_camera)
-        held.trajectory.correct(stamp_ns, camera, T)
-        return T
+            return False
+        held.trajectory.correct(stamp_ns, camera, T_submap_camera)
+        return True
 
     @property
     def staying(self) -> Collection[int]:

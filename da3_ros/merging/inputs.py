@@ -128,11 +128,11 @@ class InputScene:
         )
 
     def _renamed(self, keyframe: LoopKeyframe) -> LoopKeyframe:
-        view = keyframe.shared_view.view
+        view = keyframe.row.view
         view = replace(view, camera=self.camera(view.camera))
-        shared_view = replace(keyframe.shared_view, view=view)
+        row = replace(keyframe.row, view=view)
         submap = keyframe.submap + self.first_submap
-        return replace(keyframe, shared_view=shared_view, submap=submap)
+        return replace(keyframe, row=row, submap=submap)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _shots(one: InputScene) -> set[Shot]:
         stamps = poses.rows["stamp_ns"][poses.rows["camera"] == index]
         found.update((camera, stamp) for stamp in np.unique(stamps).tolist())
     known = one.saved.recognition
-    views = [] if known is None else [k.shared_view.view for k in known.keyframes]
+    views = [] if known is None else [k.row.view for k in known.keyframes]
     found.update((view.camera, view.stamp_ns) for view in views)
     for submap in one.saved.submaps:
         found.update(one.reader.shots(submap.id))

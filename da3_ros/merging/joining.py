@@ -21,10 +21,10 @@ from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, PlacedKeyframe
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.scene_parts import SceneParts
@@ -73,7 +73,7 @@ class SceneJoiner:
         compared also if they do not look similar."""
         self.parts = SceneParts(inputs)
         self.network, self._progress, self._hint = network, progress, hint
-        self._submaps = SubmapTable()
+        self._submaps = MapTable()
         self._loop_closure = LoopClosure(self._submaps)
         self._aligner = WindowAligner()
         self._window = 0  # number of the next window
@@ -329,5 +329,5 @@ def _depth(known: Recognition) -> float:
 
 def _numbered(keyframe: LoopKeyframe, number: int) -> LoopKeyframe:
     """Returns a keyframe with an id that no view of another file has."""
-    view = replace(keyframe.shared_view.view, id=-1 - number)
-    return replace(keyframe, shared_view=replace(keyframe.shared_view, view=view))
+    view = replace(keyframe.row.view, id=-1 - number)
+    return replace(keyframe, row=replace(keyframe.row, view=view))

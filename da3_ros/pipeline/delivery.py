@@ -55,7 +55,7 @@ def report_of(
         aligned=placed.accepted,
         alignment_rms=placed.rms,
         alignment_inliers=placed.inliers,
-        unit=placed.T_ref_window.scale,
+        unit=placed.T_local_window.scale,
         scale=scale,
         loop_closed=loop_closed,
         segment=segment,
@@ -178,5 +178,5 @@ def drift_of(
         lag = len(refined.views.ids) / window.new
     if not placed.accepted or placed.covariance is None:
         return None
-    camera = placed.T_ref_window.points(prediction.T_window_camera[-1, :3, 3])
+    camera = placed.T_local_window.points(prediction.T_window_camera[-1, :3, 3])
     return placed, camera, lag

@@ -45,10 +45,10 @@ def _with_moved_samples(a: SharedView, c: Calibration) -> SharedView:
     projected = points[inside] @ P.T
     x, y = np.round(projected[:, :2] / projected[:, 2:]).astype(np.int64).T
     index, pixels = _in_image(np.flatnonzero(inside), x, y, (width, height))
-    T = a.T_ref_camera.copy()
+    T = a.T_local_camera.copy()
     T[:3, :3] = T[:3, :3] @ R.T
     return replace(
-        a, T_ref_camera=T, pixels=pixels, depth=points[index, 2], confidence=a.confidence[index]
+        a, T_local_camera=T, pixels=pixels, depth=points[index, 2], confidence=a.confidence[index]
     )
 
 

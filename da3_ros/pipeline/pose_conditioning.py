@@ -143,7 +143,7 @@ class PriorPoseSubstitution:
         if T is None or self.output != "prior":
             self._T_local_prior = None
             return prediction, aligned
-        S = aligned.T_ref_window
+        S = aligned.T_local_window
         if T_local_prior is None:
             if self.knows_unit:
                 scale = S.scale / self._measure.value
@@ -153,4 +153,4 @@ class PriorPoseSubstitution:
         # prior.
         prediction = with_prior_poses(prediction, T, S.scale / T_local_prior.scale)
         placed = Similarity(S.scale, T_local_prior.R, T_local_prior.t)
-        return prediction, replace(aligned, T_ref_window=placed)
+        return prediction, replace(aligned, T_local_window=placed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -251,26 +251,25 @@ class SceneMap:
     def _forget_poses(self) -> None:
         """Forgets the poses of submaps that nothing needs, from time to time."""
         table = self.submaps.table
-        if len(table.rows) >= self._prune_at:
+        if len(table.submaps) >= self._prune_at:
             table.keep(self.submaps.all_submaps().keys() | self.loops.submaps_in_use)
-            self._prune_at = 2 * len(table.rows) + MANY_SUBMAPS
+            self._prune_at = 2 * len(table.submaps) + MANY_SUBMAPS
 
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
         known, metres = self.scale.known, self.scale.metres
         return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
 
-    def correct_poses(self, shared_views: Iterable[SharedView], moved: Collection[int]) -> None:
-        """Takes over refined poses of shared views; ``moved``: their ids.
+    def correct_poses(self, ids: Iterable[int]) -> None:
+        """Takes over refined poses of shared views into path and recording.
 
         Points stay where they are: poses of the newest frames move by millimetres.
         """
         stored = {}
-        for one in (a for a in shared_views if a.view.id in moved):
-            camera, stamp_ns = one.view.camera, one.view.stamp_ns
-            T = self.submaps.correct_pose(one.submap, stamp_ns, camera, one.T_ref_camera)
-            if T is not None:
-                stored[camera, stamp_ns] = T
+        for row in map(self.submaps.table.row, ids):
+            camera, stamp_ns = row.view.camera, row.view.stamp_ns
+            if self.submaps.correct_pose(row.submap, stamp_ns, camera, row.T_submap_camera):
+                stored[camera, stamp_ns] = row.T_submap_camera
         if self._recorder is not None:
             self._recorder.correct(stored)
 

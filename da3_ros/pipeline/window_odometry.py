@@ -1,7 +1,7 @@
 """Visual odometry over windows: selects shared views, and places each window.
 
-All poses are in the frame of odometry, ``local`` (see ``SubmapTable``): that of the first camera,
-in the unit of the first window. ``ref`` of shared views and alignments is ``local`` here.
+All poses are in the frame of odometry, ``local`` (see ``MapTable``): that of the first camera,
+in the unit of the first window.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from da3_ros.mapping.covariance import (
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.late_calibration import rectified_again
@@ -43,9 +44,11 @@ class WindowOdometry:
     """Owns the shared views, the aligner, the newest poses, refusals, unit and covariance."""
 
     def __init__(
-        self, config: PipelineConfig, motion_error: MotionError, counters: Counter[str]
-    ) -> None:
-        self.config, self.counters = config, counters
+        self, config: PipelineConfig, motion_error: MotionError, counters: Counter[str],
+        table: MapTable,
+    ) -> None:  # fmt: skip
+        """table: the map's, which has the poses of shared views."""
+        self.config, self.counters, self._table = config, counters, table
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
         self.segment = -1
@@ -60,11 +63,13 @@ class WindowOdometry:
         self.config = config
         self.shared_views.reconfigure(config.keyframe)
 
-    def start_segment(self, newest: dict[str, Array]) -> None:
+    def start_segment(self, newest: dict[str, Array], table: MapTable) -> None:
         """Begins a segment that shares no view with earlier windows.
 
         newest: last pose [4, 4] of each camera, where the segment begins; empty: at the origin.
+        table: the map's, which may be another one now.
         """
+        self._table = table
         self.prior.restart()
         self.uncertainty.start_segment(known=not newest)
         self.segment += 1
@@ -76,7 +81,9 @@ class WindowOdometry:
         self.unit = unit
 
     def _clear_shared_views(self) -> None:
-        self.shared_views = KeyframeSelector(self.config.keyframe, self.config.window.size - 1)
+        self.shared_views = KeyframeSelector(
+            self.config.keyframe, self.config.window.size - 1, self._table
+        )
         self.aligner = WindowAligner()
         self.refused = 0  # consecutive refused windows
         self._unit_guessed = False  # whether the unit of the newest refused window is a guess
@@ -118,7 +125,7 @@ class WindowOdometry:
         """Brings shared views to another image size; returns False, and changes nothing, if too
         little of the images would remain."""
         newest = self.shared_views.newest
-        if newest is not None and not cut.fits(newest):
+        if newest is not None and not cut.fits(self._table.row(newest.view.id)):
             return False
         self.shared_views.resize(cut)
         return True
@@ -133,7 +140,7 @@ class WindowOdometry:
         )
         for a in self.shared_views.newest_views:
             if a.view.camera == camera:
-                self.newest[camera] = a.T_ref_camera
+                self.newest[camera] = a.T_local_camera
         self.aligner = WindowAligner()  # how well windows fitted was learned without it
 
     def with_prior(self, window: Window, prediction: Prediction) -> Prediction:
@@ -155,7 +162,7 @@ class WindowOdometry:
         placed = self._place(window, shared, prediction, unit)
         prediction, placed = self.prior.place(window, prediction, placed)
         self._observe(window, shared, prediction, placed)
-        self.unit = placed.T_ref_window.scale
+        self.unit = placed.T_local_window.scale
         return prediction, placed
 
     def shared_view_of(self, view: View, frame: LocalFrame) -> SharedView | None:
@@ -181,19 +188,22 @@ class WindowOdometry:
         self.shared_views.add(shared_view, keyframe, descriptor)
         self.uncertainty.enter_submap(shared_view.submap, shared_view.view.id)
 
-    def apply_refinement(self, refined: RefinedWindow) -> None:
-        """Takes over the poses of a refined window; it fits, even if alignment refused it."""
+    def apply_refinement(self, refined: RefinedWindow) -> set[int]:
+        """Takes over the poses of a refined window; it fits, even if alignment refused it.
+
+        Returns the ids of the shared views that have moved.
+        """
         self.refused = self._unfit = 0
         self._suspects = set()
         # Alignment and tracks both contradict the depth: the pose is known all the same.
         self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
-        self.unit = refined.T_ref_window.scale
+        self.unit = refined.T_local_window.scale
         self.shared_views.adjust(
             {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
         )
         for shared_view in self.shared_views.newest_views:
-            self.newest[shared_view.view.camera] = shared_view.T_ref_camera
+            self.newest[shared_view.view.camera] = shared_view.T_local_camera
         views = refined.views
         if views.errors is not None:
             errors = views.errors
@@ -201,6 +211,7 @@ class WindowOdometry:
                 views.ids, views.held, views.poses, views.depth,
                 errors.covariance, errors.by_held, errors.by_network, refined.guessed_focal,
             ))  # fmt: skip
+        return self.shared_views.ids & refined.moved.keys()
 
     def report_refusal(self, window: Window) -> None:
         """Logs and counts a window that does not fit the scene, if the newest one does not."""
@@ -208,21 +219,26 @@ class WindowOdometry:
             log.warning("window %d does not fit the scene: %s", window.id, self.refusal)
             self.counters["windows_refused"] += 1
 
-    def apply_correction(self, correction: Correction, metres: float) -> dict[int, Similarity]:
-        """Moves the shared views, and updates their covariance, after a loop closure or a
-        correction of another SLAM.
+    def apply_correction(self, correction: Correction, metres: float) -> None:
+        """Updates what the prior says of shared views, and their covariance, after a correction
+        of the map.
 
-        metres: per unit of odometry; NaN: unknown. Returns the moves of views, by id.
+        metres: per unit of odometry; NaN: unknown.
         """
-        by_submap = correction.moves
-        moves = {
-            a.view.id: by_submap[a.submap]
-            for a in self.shared_views.all()
-            if a.submap in by_submap
-        }
-        self.shared_views.move(by_submap, self._place_in_prior(by_submap, metres))
+        T_prior_local = self._place_in_prior(correction.moves, metres)
+        if T_prior_local is not None:
+            self._correct_prior(correction.moves, T_prior_local)
         self._move_uncertainty(correction)
-        return moves
+
+    def _correct_prior(self, moves: Mapping[int, Similarity], T_prior_local: Similarity) -> None:
+        """Moves the prior's poses of the views of submaps that have moved in odometry."""
+        for id in self.shared_views.ids:
+            row = self._table.row(id)
+            T = row.view.T_prior_camera
+            if T is not None and row.submap in moves:
+                move = T_prior_local @ moves[row.submap] @ T_prior_local.inverse()
+                view = replace(row.view, T_prior_camera=move.pose(T))
+                self._table.set_row(replace(row, view=view))
 
     def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
         """Returns the frame of odometry in the prior's world, by the newest view that stays; None
@@ -230,7 +246,7 @@ class WindowOdometry:
         for a in reversed(self.shared_views.newest_views):
             T = a.view.T_prior_camera
             if T is not None and a.submap not in moves and metres > 0:
-                return Similarity.between(T, a.T_ref_camera, metres)
+                return Similarity.between(T, a.T_local_camera, metres)
         return None
 
     def _move_uncertainty(self, correction: Correction) -> None:
@@ -242,7 +258,7 @@ class WindowOdometry:
             correction.covariance,
             newest.view.id,
             [old for old, _ in correction.loops],
-            {id: shared_view.T_ref_camera[:3, 3] for id, shared_view in views.items()},
+            {id: shared_view.T_local_camera[:3, 3] for id, shared_view in views.items()},
             [id for id, shared_view in views.items() if shared_view.submap in correction.moves],
         )
 
@@ -279,7 +295,7 @@ class WindowOdometry:
         measured = self.prior.unit or unit
         self._unit_guessed = measured is None
         held = Similarity.between(
-            shared[-1].T_ref_camera, newest, self.unit if measured is None else measured[0]
+            shared[-1].T_local_camera, newest, self.unit if measured is None else measured[0]
         )
         reason = "the shared views have no depth" if fit is None else fit.reason
         self.refusal = reason
@@ -322,7 +338,7 @@ class WindowOdometry:
         """
         if self.refused or (placed.gains is None and shared) or self.prior.replaces_poses:
             return
-        T_local_window = placed.T_ref_window
+        T_local_window = placed.T_local_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
         known = prediction.depth[np.isfinite(prediction.depth)]
         unit = T_local_window.scale

@@ -6,16 +6,15 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.keyframe import NO_TRACKS as NO_STORED_TRACKS
 from da3_ros.keyframe_store.keyframe import Tracks as StoredTracks
 from da3_ros.mapping.alignment import Alignment
-from da3_ros.mapping.keyframes import KeyframeSelector
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
@@ -59,6 +58,7 @@ class WindowRefinement:
         prediction: Prediction,
         placed: Alignment,
         odometry: WindowOdometry,
+        table: MapTable,
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         """Returns prediction and alignment of a placed window, refined if tracks support it.
 
@@ -75,7 +75,7 @@ class WindowRefinement:
             return prediction, placed, None
         start = time.perf_counter()
         try:
-            return self._refine(window, new, prediction, placed, odometry)
+            return self._refine(window, new, prediction, placed, odometry, table)
         finally:
             self.seconds = time.perf_counter() - start
             self._limit.add(self.seconds)
@@ -87,10 +87,13 @@ class WindowRefinement:
         prediction: Prediction,
         placed: Alignment,
         odometry: WindowOdometry,
+        table: MapTable,
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
+        at = {id: (table.T_local_camera(id), table.unit_of(id)) for id in table.views}
+        self.refiner.graph.place(at, table.corrections)
         try:
-            refined = self.refiner.refine(window, images, prediction, placed.T_ref_window)
+            refined = self.refiner.refine(window, images, prediction, placed.T_local_window)
         except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.
             self._report_failure(f"window {window.id} is not refined", error)
@@ -105,8 +108,7 @@ class WindowRefinement:
         self.counters["windows_refined"] += 1
         if odometry.refusal:
             placed = dataclasses.replace(placed, accepted=True, reason="")
-        placed = dataclasses.replace(placed, T_ref_window=refined.T_ref_window)
-        odometry.apply_refinement(refined)
+        placed = dataclasses.replace(placed, T_local_window=refined.T_local_window)
         return refined.prediction, placed, refined
 
     def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
@@ -185,13 +187,9 @@ class WindowRefinement:
         """Begins a new segment."""
         self.refiner.restart()
 
-    def keep(self, shared_views: KeyframeSelector) -> None:
-        """Forgets views that no later window can share."""
-        self.refiner.keep({a.view.id for a in shared_views.all()})
-
-    def move(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves tracked views, by id, as a loop closure moved the shared views."""
-        self.refiner.move(moves)
+    def keep(self, table: MapTable) -> None:
+        """Forgets views that no later window can share, and where the others are."""
+        self.refiner.end_window({id: table.unit_of(id) for id in table.views})
 
 
 def chosen_effort(config: PipelineConfig) -> Effort:

@@ -58,10 +58,10 @@ class WindowSteps:
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
-        error = inference.session.motion_error or UNMEASURED
-        self.odometry = WindowOdometry(config, error, counters)
-        self.refinement = WindowRefinement(config, counters, effort)
         self.scene_map = SceneMap(config)
+        error = inference.session.motion_error or UNMEASURED
+        self.odometry = WindowOdometry(config, error, counters, self.scene_map.submaps.table)
+        self.refinement = WindowRefinement(config, counters, effort)
         self.place_search = PlaceSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
 
@@ -131,15 +131,15 @@ class WindowSteps:
         prediction, placed = self.odometry.place(window, shared, prediction, unit)
         network = prediction
         prediction, placed, refined = self.refinement.run(
-            window, new, prediction, placed, self.odometry
+            window, new, prediction, placed, self.odometry, self.scene_map.submaps.table
         )
         if refined is not None:
             network_depth = refined.scaled(network_depth)
             prediction = in_refined_unit(window, network, prediction, refined, self.config.scale)
             if refined.change != NO_CHANGE:  # what was measured has the error that was found
                 prediction = dataclasses.replace(prediction, measure=None)
-            self.scene_map.adopt(refined)
-            self.scene_map.correct_poses(self.odometry.shared_views.all(), refined.moved)
+            self.scene_map.adopt(refined)  # the unit, in which its poses are
+            self.scene_map.correct_poses(sorted(self.odometry.apply_refinement(refined)))
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.shared_views.forget_newest()
@@ -147,7 +147,7 @@ class WindowSteps:
         # The prior's own poses are a witness only where the network's motion agrees with them.
         own = prediction.measure is not None or not self.odometry.prior.leads_poses(window)
         scale = self.scene_map.update_scale(
-            window, prediction, placed.T_ref_window if fits else None, own_motion=own
+            window, prediction, placed.T_local_window if fits else None, own_motion=own
         )
         self.scene_map.add_drift(window, prediction, placed, refined)
         report = report_of(
@@ -158,7 +158,7 @@ class WindowSteps:
         prediction = dataclasses.replace(prediction, depth=network_depth)
         for index, prepared in enumerate(new, len(shared)):
             frame = local_frame(
-                prepared, index, prediction, placed.T_ref_window, report, self.config.depth
+                prepared, index, prediction, placed.T_local_window, report, self.config.depth
             )
             yield self._deliver(prepared, frame, index, prediction)
         self.blind.sight.note_window(refined=refined is not None)
@@ -168,7 +168,7 @@ class WindowSteps:
         """Forgets what no later window needs; begins a new segment if the camera is lost, else
         looks for a loop."""
         self.odometry.finish_window()
-        self.refinement.keep(self.odometry.shared_views)
+        self.refinement.keep(self.scene_map.submaps.table)
         if self.odometry.is_lost:
             log.warning(
                 "%d windows in a row do not fit: a new segment begins", self.odometry.refused
@@ -246,7 +246,7 @@ class WindowSteps:
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
             frame = local_frame(
-                prepared, index, prediction, UNPLACED.T_ref_window, report, self.config.depth
+                prepared, index, prediction, UNPLACED.T_local_window, report, self.config.depth
             )
             self.counters["processed"] += 1
             out = tracked_frame(frame, frame.depth, frame.T_local_camera, np.eye(4))
@@ -269,12 +269,11 @@ class WindowSteps:
         self._correct(follow(self.scene_map, views))
 
     def _correct(self, correction: Correction | None) -> bool:
-        """Moves the shared and the tracked views as submaps were moved; returns whether."""
+        """Notes in odometry that submaps were moved; returns whether."""
         if correction is None:
             return False
         metres = self.scene_map.scale.scale.value
-        moves = self.odometry.apply_correction(correction, metres)
-        self.refinement.move(moves)
+        self.odometry.apply_correction(correction, metres)
         return True
 
     def start_at_origin(self) -> None:
@@ -294,7 +293,7 @@ class WindowSteps:
         newest: as in ``WindowOdometry.start_segment``.
         """
         self.scene_map.start_segment(newest)
-        self.odometry.start_segment(newest)
+        self.odometry.start_segment(newest, self.scene_map.submaps.table)
         self.refinement.restart()
         self.blind.sight.start_segment()
 

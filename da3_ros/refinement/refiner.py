@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from da3_ros.refinement.guessed_focal import GuessedFocal
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
-from da3_ros.refinement.sliding_graph import RefinedViews, SlidingGraph
+from da3_ros.refinement.sliding_graph import RefinedViews, SavedGraph, SlidingGraph
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
@@ -44,7 +44,7 @@ class RefinedWindow:
     """A refined window, in the window's own world and unit, as the network's prediction was."""
 
     prediction: Prediction
-    T_ref_window: Similarity
+    T_local_window: Similarity
     views: RefinedViews
     # Of views of earlier windows: pose before and after [4, 4] in ref, and factor on their depth.
     moved: dict[int, tuple[Array, Array, float]]
@@ -82,7 +82,9 @@ class WindowRefiner:
         self.calibration = SelfCalibration()
         self.guessed = GuessedFocal()
         self.tracks = NO_TRACKS  # of the newest window
-        self._save()
+        self._before: tuple[SavedGraph, dict[str, tuple[Array, tuple[int, int]]]] | None = (
+            None  # of the window
+        )
 
     def restart(self) -> None:
         """Begins a new segment."""
@@ -101,25 +103,19 @@ class WindowRefiner:
 
     def undo(self) -> None:
         """Returns to what was known before the newest window."""
-        graph, known = self._saved  # before the newest window
+        assert self._before is not None
+        graph, self.calibration.known = self._before
         self.graph.restore(graph)
-        self.calibration.known = known
         self.tracks = NO_TRACKS
 
-    def _save(self) -> None:
-        self._saved = self.graph.saved(), dict(self.calibration.known)
+    def end_window(self, units: Mapping[int, float]) -> None:
+        """Forgets what no later window needs; see ``SlidingGraph.end_window``."""
+        self.graph.end_window(units)
+        self._before = None
 
     def skip(self) -> None:
         """Notes that a window passes as it is; its new views carry no tracks."""
         self.tracks = NO_TRACKS
-
-    def keep(self, ids: Collection[int]) -> None:
-        """Forgets views that no later window can share."""
-        self.graph.keep(ids)
-
-    def move(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves views by id, as a loop closure did."""
-        self.graph.move(moves)
 
     def trails(self, id: int) -> Trails:
         """Returns the trails of a view of the newest window. Raises KeyError if it has none."""
@@ -133,7 +129,7 @@ class WindowRefiner:
 
         images: of the new views.
         """
-        self._save()
+        self._before = self.graph.saved(), dict(self.calibration.known)
         count = len(window.views) - window.new
         ids = [view.id for view in window.views]
         # Rounding of single precision must not multiply from window to window.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import (
     PLACE,
     ROTATION,
@@ -30,7 +29,7 @@ from da3_ros.refinement.matching import Matches, extend_tracks, match
 from da3_ros.refinement.relative_poses import PosePriors
 from da3_ros.refinement.starts import start_pose
 from da3_ros.refinement.track_noise import TrackNoise
-from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+from da3_ros.refinement.tracked_view import UNPLACED, TrackedView, TrackPoints
 from da3_ros.types import Array
 
 FREE, HELD = 4, 8  # most views that are adjusted, and most older ones that hold them
@@ -97,6 +96,7 @@ class SlidingGraph:
         self.views: dict[int, TrackedView] = {}  # oldest first
         self.points = TrackPoints()
         self.noise = TrackNoise()
+        self._corrections = 0
 
     def saved(self) -> SavedGraph:
         """Returns the graph as it is, for ``restore``."""
@@ -123,14 +123,27 @@ class SlidingGraph:
         self.views = {i: v for i, v in self.views.items() if i in ids}
         self.points.keep(self.views.values())
 
-    def move(self, moves: Mapping[int, Similarity]) -> None:
-        """Moves views in ref from outside. The points of tracks are found again from the views."""
-        for id, move in moves.items():
-            if id in self.views:
-                view = self.views[id]
-                view.T_ref_camera = move.pose(view.T_ref_camera)
-                view.log_depth = view.log_depth + np.log(move.scale)
-        self.points = self.points.without_positions()
+    def end_window(self, units: Mapping[int, float]) -> None:
+        """Forgets all views but these, and their poses. units: length in ref of the unit of each
+        view's submap, by id."""
+        self.keep(units)
+        for id, view in self.views.items():
+            if view.is_placed:
+                view.unit, view.T_ref_camera = units[id], UNPLACED
+
+    def place(self, at: Mapping[int, tuple[Array, float]], corrections: int) -> None:
+        """Places the views for one window, and forgets all but these.
+
+        at: pose [4, 4] in ref, and unit as in ``end_window``, by id. corrections: number of those
+        so far; if it has changed, the points of tracks are found again from the views.
+        """
+        self.views = {i: v for i, v in self.views.items() if i in at}
+        for id, view in self.views.items():
+            T, unit = at[id]
+            view.log_depth = view.log_depth + math.log(unit / view.unit)
+            view.T_ref_camera, view.unit = T, unit
+        if corrections != self._corrections:
+            self._corrections, self.points = corrections, self.points.without_positions()
 
     def set_guessed_K(self, view: TrackedView) -> None:
         """Gives earlier views of a camera without calibration the K of its newest one."""

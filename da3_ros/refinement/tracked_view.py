@@ -23,26 +23,34 @@ class MeasuredPose:
     instant: int = -1  # equal for views that were taken at one instant
 
 
+UNPLACED = np.full((4, 4), np.nan)
 NOTHING_MEASURED = MeasuredPose()
 
 
 @dataclass(eq=False)
 class TrackedView:
-    """A view in the sliding graph. Pose, scale, K and tracks change with later windows."""
+    """A view in the sliding graph. Scale, K and tracks change with later windows; it has a pose
+    for the time of one window."""
 
     id: int
     camera: str
     features: Features
     K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
-    T_ref_camera: Array  # [4, 4]
+    T_ref_camera: Array  # [4, 4]; ``UNPLACED`` between windows
     log_depth: Array  # [M] logarithm of the predicted depth at the features; NaN: unknown
     own_K: bool = False  # whether K is the network's, not a calibration
     measured: MeasuredPose = NOTHING_MEASURED
     log_scale: float = 0.0  # of true over predicted depth
+    unit: float = 1.0  # lengths in ref, when it was placed, per unit of its submap
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
 
     def __post_init__(self) -> None:
         self.track = np.full(len(self.features), -1)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has a pose."""
+        return not np.isnan(self.T_ref_camera[0, 0])
 
     def rays(self, index: Array) -> Array:
         """Returns the rays [P, 3] of features, z = 1, camera axes."""

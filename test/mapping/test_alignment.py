@@ -35,9 +35,9 @@ def predicted(frames, noise=None, seed=0) -> Prediction:
     return TruthSession(frames, seed=seed, noise=noise).infer(window_of(frames))
 
 
-def shared_views_of(prediction, frames, T_ref_window=None):
-    """Shared views of the frames with depth of ``prediction``, placed by ``T_ref_window``."""
-    at = T_ref_window or Similarity(1.0, np.eye(3), np.zeros(3))
+def shared_views_of(prediction, frames, T_local_window=None):
+    """Shared views of the frames with depth of ``prediction``, placed by ``T_local_window``."""
+    at = T_local_window or Similarity(1.0, np.eye(3), np.zeros(3))
     return [
         SharedView.of(
             view,
@@ -78,7 +78,7 @@ def test_exact_windows_are_placed_exactly_whatever_the_motion(frames, count):
     found = WindowAligner().align(known(some), predicted(some), range(count))
     assert found.accepted
     assert found.inliers == 1
-    error = off(found.T_ref_window, true_place(some, None, 0), found.pivot)
+    error = off(found.T_local_window, true_place(some, None, 0), found.pivot)
     assert np.abs(error).max() < 2e-5
 
 
@@ -99,7 +99,7 @@ def test_noise_outliers_and_lies_move_a_window_little(frames, noise, scale, degr
         if noise.independent and not noise.smooth:
             found = WindowAligner().align(known(frames), predicted(frames, noise, seed), range(4))
         assert found.accepted
-        error = np.abs(off(found.T_ref_window, true_place(frames, None, seed), found.pivot))
+        error = np.abs(off(found.T_local_window, true_place(frames, None, seed), found.pivot))
         assert error[0] < scale
         assert np.degrees(error[1:4]).max() < degrees
         assert error[4:].max() < metres
@@ -110,7 +110,7 @@ def test_a_known_scale_is_kept_and_leaves_a_rigid_fit(frames):
     found = WindowAligner().align(
         known(frames, FULL), predicted(frames, FULL), range(4), (true.scale, 0)
     )
-    assert found.T_ref_window.scale == pytest.approx(true.scale, rel=1e-5)
+    assert found.T_local_window.scale == pytest.approx(true.scale, rel=1e-5)
 
 
 def test_frames_without_depth_still_give_their_poses(frames):
@@ -119,7 +119,7 @@ def test_frames_without_depth_still_give_their_poses(frames):
     depth[1:] = np.nan
     blind = dataclasses.replace(prediction, depth=depth)
     found = WindowAligner().align(known(frames), blind, range(4))
-    assert np.abs(off(found.T_ref_window, true_place(frames, None, 0), found.pivot)).max() < 1e-4
+    assert np.abs(off(found.T_local_window, true_place(frames, None, 0), found.pivot)).max() < 1e-4
 
 
 def test_no_depth_in_common_is_no_fit(frames):
@@ -156,7 +156,7 @@ def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
     found = aligner.align(
         shared_views, dataclasses.replace(prediction, T_window_camera=poses), range(4)
     )
-    error = off(found.T_ref_window, true_place(frames, None, 20), found.pivot)
+    error = off(found.T_local_window, true_place(frames, None, 20), found.pivot)
     assert np.degrees(np.abs(error[1:4])).max() < 0.5
 
 
@@ -173,7 +173,7 @@ def test_covariance_is_consistent_under_correlated_noise(frames, noise):
         found = aligner.align(
             known(frames, noise, 1000 + seed), predicted(frames, noise, seed), range(4)
         )
-        error = off(found.T_ref_window, true_place(frames, None, seed), found.pivot)
+        error = off(found.T_local_window, true_place(frames, None, seed), found.pivot)
         nees.append(error @ np.linalg.solve(found.covariance, error) / 7)
     assert 0.5 < np.mean(nees[20:]) < 2
 

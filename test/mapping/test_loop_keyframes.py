@@ -10,7 +10,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
 from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.types import View
 
 
@@ -18,7 +18,7 @@ def keyframe(number):
     rng = np.random.default_rng(number)
     view = View(number, number, rng.integers(0, 255, (8, 10, 3), np.uint8), frame_id="")
     pixels = np.arange(80)
-    shared = SharedView(view, np.eye(3), np.eye(4), pixels, rng.random(80), rng.random(80))
+    shared = ViewRow(view, np.eye(3), np.eye(4), pixels, rng.random(80), rng.random(80))
     depth = float(np.median(shared.depth))
     return LoopKeyframe(shared, rng.random(4).astype(np.float32), number, np.zeros(3), depth)
 
@@ -57,18 +57,18 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
 
 def test_a_correction_writes_nothing(kept, spill):
     move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
-    before, size = [k.shared_view.depth.copy() for k in kept], spill.size
+    before, size = [k.row.depth.copy() for k in kept], spill.size
     submaps = table_of([IDENTITY] * 8)
     for _ in range(2):
-        submaps.set_poses({id: move @ s.T_map_submap for id, s in submaps.rows.items()})
+        submaps.set_poses({id: move @ s.T_map_submap for id, s in submaps.submaps.items()})
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     assert spill.size == size
     for k, depth in zip(kept, before, strict=True):
         placed = k.placed(submaps)
         np.testing.assert_array_equal(placed.view.depth, 4 * depth)
         assert placed.depth == pytest.approx(4 * np.median(depth))
-        np.testing.assert_allclose(placed.view.T_ref_camera[:3, 3], [3, 6, 9])
-        np.testing.assert_array_equal(placed.T_local_camera, placed.view.T_ref_camera)
+        np.testing.assert_allclose(placed.view.T_local_camera[:3, 3], [3, 6, 9])
+        np.testing.assert_array_equal(placed.T_local_camera, placed.view.T_local_camera)
 
 
 @pytest.fixture

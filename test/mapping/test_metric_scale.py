@@ -7,6 +7,7 @@ import pytest
 
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.similarity import Similarity
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.metric_scale import (
     MapScale,
     MeasurementFilter,
@@ -14,7 +15,6 @@ from da3_ros.mapping.metric_scale import (
     OdomFrame,
     ScaleFilter,
 )
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.types import Prediction, Scale, ScaleMeasurement, View, Window
 
 DEPTH = 3.0
@@ -185,7 +185,7 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
 
 def test_a_new_unit_leaves_the_beginning_of_the_segment_where_it_was():
     """In the map, and in the published odometry."""
-    submaps, scale = SubmapTable(), MapScale(ScaleConfig())
+    submaps, scale = MapTable(), MapScale(ScaleConfig())
     scale.forget(submaps)
     scale.restart(at(10.0))
     for unit in (5.0, 2.0):

@@ -193,7 +193,7 @@ def test_a_hundred_loops_leave_rotations_rotations():
         bent = [Similarity(1.0, turn, np.zeros(3)) @ now[i] for i in range(12)]
         graph.add_loop(0, 11, bent[11] @ now[11].inverse(), LOOP)
         submaps.correct(solve(graph.problem(metric=False)))
-    poses = [s.T_map_submap for s in submaps.rows.values()]
+    poses = [s.T_map_submap for s in submaps.submaps.values()]
     for R in (T.R for T in (submaps.T_map_local, *poses)):
         np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-9)
 
@@ -380,10 +380,10 @@ def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
     closer._unconfirmed = [Loop(old, new, IDENTITY, LOOP)]
     along(closer, 40)
     (loop,) = closer._unconfirmed
-    places = {p.shared_view.view.id: p for p in closer._keyframes}
+    places = {p.row.view.id: p for p in closer._keyframes}
     assert (loop.old.own + loop.new.own > old.own + new.own).all()
     for now in (loop.old, loop.new):
-        np.testing.assert_array_equal(now.own, places[now.shared_view.view.id].own)
+        np.testing.assert_array_equal(now.own, places[now.row.view.id].own)
 
 
 def test_a_camera_that_stands_still_takes_no_memory():
@@ -421,7 +421,7 @@ def test_submaps_of_loops_that_wait_are_kept():
         closer._keyframes.remove(index)
     closer._graph.restore([], [])
     closer._submaps.keep(closer.submaps_in_use)
-    assert {old.submap, new.submap} <= closer._submaps.rows.keys()
+    assert {old.submap, new.submap} <= closer._submaps.submaps.keys()
 
 
 @pytest.mark.parametrize("unit", [5.0, 0.2])
@@ -454,7 +454,7 @@ def test_a_correction_that_comes_late_moves_the_map_as_it_was_solved(now):
     moved = correction.at(now)
     late.correct(moved)
     for id in range(12):
-        a, b = submaps.rows[id].T_map_submap, late.rows[id].T_map_submap
+        a, b = submaps.submaps[id].T_map_submap, late.submaps[id].T_map_submap
         np.testing.assert_allclose(b.t, a.t, atol=1e-9)
         np.testing.assert_allclose(b.R, a.R, atol=1e-9)
         assert b.scale == pytest.approx(a.scale)

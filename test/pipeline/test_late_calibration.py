@@ -119,7 +119,7 @@ def test_a_rectified_sample_is_the_same_point(bent):
         [[np.cos(angle), 0, np.sin(angle)], [0, 1, 0], [-np.sin(angle), 0, np.cos(angle)]]
     )
     turned = rectified_again(known, dataclasses.replace(camera.calibration, R=R), rectified=False)
-    T = turned.T_ref_camera
+    T = turned.T_local_camera
     world = turned.depth[:, None] * turned.rays() @ T[:3, :3].T
     ahead = world[:, :2] / world[:, 2:]
     seen = ahead @ frame.K[:2, :2] + frame.K[:2, 2]  # in the pinhole camera that is not turned

@@ -130,7 +130,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         assert live <= 16 * loop_closure.LIVE_SUBMAPS
         assert len(closure._keyframes.similarity()) == len(closure._keyframes)
         assert len(pipeline.map.localized.submaps) <= 4
-        assert len(pipeline.map.table.rows) <= 2 * (own + 64)
+        assert len(pipeline.map.table.submaps) <= 2 * (own + 64)
         assert len(pipeline.map.parts_of_scene._begins) <= 3
         sizes.add(pipeline.map.nbytes - pipeline.map.localized.trajectory.nbytes)
     assert pipeline.map.place_known

@@ -20,8 +20,8 @@ from da3_ros.mapping import submap_graph
 from da3_ros.mapping.graph_solution import Correction, Moves, Node, solve
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -348,9 +348,9 @@ def test_what_was_loaded_stays_where_it_is():
     move = Similarity(1.1, np.eye(3), np.array([1.0, 0, 0]))
     moves = Moves((Node(5, 5),), (move,))
     T_map_local = Similarity(1.0, np.eye(3), np.array([0.0, 2, 0]))
-    submaps = SubmapTable(Submap(id, 0, IDENTITY) for id in (2, 5, 6))
+    submaps = MapTable(Submap(id, 0, IDENTITY) for id in (2, 5, 6))
     LoopClosure(submaps).apply(Correction(moves, T_map_local, IDENTITY))
-    found = [submaps.rows[id].T_map_submap.t for id in (2, 5, 6)]
+    found = [submaps.submaps[id].T_map_submap.t for id in (2, 5, 6)]
     np.testing.assert_allclose(found[0], [0, 0, 0])  # of a loaded scene
     np.testing.assert_allclose(found[1], [1, 2, 0])
     np.testing.assert_allclose(found[2], [0, 2, 0])  # newer than the graph: with odometry

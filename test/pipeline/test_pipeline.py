@@ -391,13 +391,12 @@ def test_keyframes_that_are_near_only_by_drift_cost_one_window():
     pipeline = Pipeline(settings(), TruthSession(frames))
     for f in frames[:30]:
         list(pipeline.push(to_frame(camera, f)))
-    held = pipeline.odometry.shared_views
-    old = [k.shared_view for k in held._keyframes[:2]]
+    held, table = pipeline.odometry.shared_views, pipeline.map.table
+    old = [table.view(k.id) for k in held._keyframes[:2]]
     assert len(held._keyframes) > 4
-    drift = held.newest.T_ref_camera @ invert_pose(old[0].T_ref_camera)
-    for i, one in enumerate(old):
-        moved = dataclasses.replace(one, T_ref_camera=drift @ one.T_ref_camera)
-        held._keyframes[i] = dataclasses.replace(held._keyframes[i], shared_view=moved)
+    drift = held.newest.T_local_camera @ invert_pose(old[0].T_local_camera)
+    for one in old:
+        table.set_view(dataclasses.replace(one, T_local_camera=drift @ one.T_local_camera))
     rest = [r for f in frames[30:] for r in pipeline.push(to_frame(camera, f))]
     assert sum(not r.window.aligned for r in rest) == 1
     assert not {a.view.id for a in old} & {a.view.id for a in held.all()}

@@ -168,7 +168,7 @@ def test_a_cut_image_is_the_same_camera(new):
         view, frame.K, np.eye(4), pixels, frame.depth.reshape(-1)[pixels], np.ones(len(pixels))
     )
     cut = Cut.of(frame.image.shape, new)
-    out = cut.shared_view(shared_view)
+    out = cut.row(shared_view)
     assert out.view.image.shape == new
     assert len(np.unique(out.pixels)) == len(out.pixels) > 0.2 * min(len(pixels), new[0] * new[1])
     true = dataclasses.replace(shared_view, pixels=np.arange(frame.depth.size)).rays()

@@ -188,7 +188,7 @@ def test_windows_join_with_their_own_estimate_of_the_unit(walk, monkeypatch):
 
     def listen(self, shared_views, prediction, indices, scale=None):
         fit = align(self, shared_views, prediction, indices, scale)
-        told.append((scale, fit.T_ref_window.scale))
+        told.append((scale, fit.T_local_window.scale))
         return fit
 
     monkeypatch.setattr(WindowAligner, "align", listen)

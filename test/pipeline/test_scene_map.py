@@ -36,7 +36,7 @@ def test_a_correction_that_comes_late_leaves_a_consistent_map_as_it_is(
     monkeypatch.setattr(scene_map.loops, "collect", lambda wait: solved)
     scene_map.close_loop()
     for id, pose in enumerate(poses):
-        np.testing.assert_allclose(table.rows[id].T_map_submap.t, pose.t, atol=1e-12)
+        np.testing.assert_allclose(table.submaps[id].T_map_submap.t, pose.t, atol=1e-12)
     assert table.T_map_local.scale == (1.0 if jump else 2.0)
 
 

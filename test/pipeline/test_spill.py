@@ -302,6 +302,6 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
     assert keyframes.nbytes < 0.5 * len(keyframes) * one.nbytes
     images = {f.stamp_ns: f.image for f in camera}
     for kept in keyframes:
-        view = kept.shared_view.view
+        view = kept.row.view
         np.testing.assert_array_equal(view.image, images[view.stamp_ns])
     assert pipeline.session.verified > 0

@@ -102,6 +102,7 @@ def test_of_a_rig_the_own_newest_views_count_too():
 
 def test_undo_takes_back_a_focal_length():
     refiner = WindowRefiner(Effort.full(400))
+    refiner._before = refiner.graph.saved(), {}
     refiner.calibration.known["left"] = K, (640, 480)
     refiner.undo()
     assert refiner.calibration.source("left") == "network"

@@ -135,3 +135,42 @@ def test_a_restart_does_not_give_ids_again():
     first = graph.points.new_ids(3)
     graph.restart()
     assert not set(first) & set(graph.points.new_ids(3))
+
+
+def placed_at(*x, unit=1.0):
+    """Poses in ref of views 0, 1, ..., at these places."""
+    poses = {}
+    for id, at in enumerate(x):
+        T = np.eye(4)
+        T[0, 3] = at
+        poses[id] = T, unit
+    return poses
+
+
+def test_between_windows_a_view_has_no_pose_and_its_depth_follows_its_submap():
+    graph = SlidingGraph(300, 8)
+    graph.views = {id: view(id, [0, 1]) for id in range(3)}
+    graph.end_window({0: 1.0, 1: 2.0})
+    assert list(graph.views) == [0, 1]  # no later window shares the other
+    assert not any(v.is_placed for v in graph.views.values())
+    graph.end_window({0: 3.0, 1: 3.0})  # of a window that was not refined: nothing is known
+    poses = placed_at(5.0, 7.0, unit=4.0)
+    graph.place(poses, 0)
+    for id, by in ((0, 4.0), (1, 2.0)):  # as long as the unit of its submap became
+        np.testing.assert_array_equal(graph.views[id].T_ref_camera, poses[id][0])
+        np.testing.assert_allclose(np.exp(graph.views[id].log_depth), by)
+    graph.place(poses, 0)  # again: nothing changes
+    np.testing.assert_allclose(np.exp(graph.views[0].log_depth), 4.0)
+    graph.place({1: poses[1]}, 0)  # the other can be shared no more
+    assert list(graph.views) == [1]
+
+
+def test_points_of_tracks_are_found_anew_after_a_correction():
+    graph = SlidingGraph(300, 8)
+    graph.views = {0: view(0, [0, 1])}
+    graph.points.set(np.array([0, 1]), np.ones((2, 3)))
+    graph.place(placed_at(0.0), 0)
+    assert len(graph.points) == 2
+    graph.place(placed_at(1.0), 1)
+    assert len(graph.points) == 0
+    assert graph.points.new_ids(1).tolist() == [0]  # none was given out

@@ -15,7 +15,7 @@ from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.voxel_map import VoxelMap
 from da3_ros.network.model import Chunks
-from da3_ros.replay.object_state import StateError, load_state, save_state
+from da3_ros.replay.object_state import VERSION, StateError, load_state, save_state
 
 
 def back(tmp_path, value, there=None, services=None):
@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_named(tmp_path, value):
 def crafted(path, roots, nodes):
     """A state file with any tree."""
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 3})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": VERSION})
     journal.append({"kind": "tree"}, json.dumps({"roots": roots, "nodes": nodes}).encode())
     journal.append({"kind": "end"})
     journal.close()
@@ -220,12 +220,12 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"one": 1}, {})
     data = path.read_bytes()
-    assert b'"version":3' in data
+    assert f'"version":{VERSION}'.encode() in data
     with JournalReaderOf(path) as reader:
-        assert next(reader.records()).description["version"] == 3
+        assert next(reader.records()).description["version"] == VERSION
     path.unlink()
     journal = JournalWriter(path)
-    journal.append({"kind": "state", "format": "da3_ros state", "version": 2})
+    journal.append({"kind": "state", "format": "da3_ros state", "version": VERSION - 1})
     journal.append({"kind": "end"})
     journal.close()
     with pytest.raises(StateError, match="this version"):

@@ -2,8 +2,8 @@
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.mapping.submap_table import SubmapTable
 from da3_ros.pipeline.delivery import NO_WINDOW
 from da3_ros.types import Scale
 
@@ -18,10 +18,10 @@ def local_frame(stamp_ns, camera, image, depth, confidence, K, T, keyframe=True)
 
 def table_of(poses):
     """A table of submaps with these poses, in their order."""
-    return SubmapTable(Submap(id, 0, pose) for id, pose in enumerate(poses))
+    return MapTable(Submap(id, 0, pose) for id, pose in enumerate(poses))
 
 
 def add_submap(submaps, id, T):
     """Adds a submap at the pose ``T`` [4, 4], unless it is there."""
-    if id not in submaps.rows:
+    if id not in submaps.submaps:
         submaps.add(Submap(id, 0, Similarity.from_pose(T)))

@@ -1,0 +1,86 @@
+"""Views have their pose in their submap: corrections move them without changing them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from support.submaps import table_of
+
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView
+from da3_ros.mapping.submap_spill import Submap
+from da3_ros.types import View
+
+K = np.array([[60.0, 0, 40], [0, 60, 30], [0, 0, 1]])
+MOVE = Similarity(
+    1.5, Rotation.from_euler("z", 30, degrees=True).as_matrix(), np.array([1.0, 2, 3])
+)
+
+
+def pose(x, yaw_deg=0.0):
+    T = np.eye(4)
+    T[:3, :3] = Rotation.from_euler("y", yaw_deg, degrees=True).as_matrix()
+    T[0, 3] = x
+    return T
+
+
+def shared_view(id, submap, T):
+    view, depth = View(id, id, np.zeros((60, 80, 3), np.uint8), K), np.full(10, 2.0)
+    return SharedView(view, K, T, np.arange(10), depth, np.ones(10), submap=submap)
+
+
+@pytest.fixture
+def table():
+    """Three submaps, and a view in each, and one without."""
+    table = table_of([Similarity.from_pose(pose(n, 20 * n)) for n in range(3)])
+    for id, submap in enumerate((0, 1, 2, NO_SUBMAP)):
+        table.set_view(shared_view(id, submap, pose(10 * id, 5)))
+    return table
+
+
+def test_a_view_is_where_it_was_put(table):
+    for id in range(4):
+        np.testing.assert_allclose(table.view(id).T_local_camera, pose(10 * id, 5), atol=1e-14)
+        np.testing.assert_array_equal(table.T_local_camera(id), table.view(id).T_local_camera)
+        np.testing.assert_array_equal(table.view(id).depth, 2.0)
+    with pytest.raises(KeyError):
+        table.view(4)
+
+
+def test_a_correction_moves_the_views_of_its_submaps_and_changes_none(table):
+    before = {id: table.row(id) for id in range(4)}
+    moves = Moves((Node(0, 1), Node(2, 2)), (MOVE, IDENTITY))
+    table.correct(Correction(moves, Similarity(2.0, np.eye(3), np.array([7.0, 0, 0])), IDENTITY))
+    assert all(table.row(id) is row for id, row in before.items())
+    for id in (0, 1):
+        expected = MOVE.pose(pose(10 * id, 5))
+        np.testing.assert_allclose(table.view(id).T_local_camera, expected, atol=1e-12)
+        np.testing.assert_allclose(table.view(id).depth, 3.0)
+        assert table.unit_of(id) == pytest.approx(1.5)
+    for id in (2, 3):  # of the newest submap, and of none
+        np.testing.assert_allclose(table.view(id).T_local_camera, pose(10 * id, 5), atol=1e-12)
+        np.testing.assert_allclose(table.view(id).depth, 2.0)
+    assert table.corrections == 1
+
+
+def test_the_submaps_of_views_are_kept(table):
+    table.keep(())
+    assert list(table.submaps) == [0, 1, 2]
+    table.keep_views({1, 3})
+    table.keep({2})
+    assert list(table.submaps) == [1, 2]
+    assert list(table.views) == [1, 3]
+
+
+def test_a_view_of_a_standing_robot_does_not_creep():
+    """Its pose goes to its submap and back with each window; the network's poses are rotations
+    but for single precision."""
+    table, begin = table_of([]), pose(3.0, 40).astype(np.float32).astype(float)
+    begin[:3, :3] *= 1 + 1e-7
+    table.add(Submap(0, 0, table.T_map_camera(begin)))
+    table.set_view(shared_view(0, 0, pose(8.0)))
+    for _ in range(20_000):
+        table.set_view(dataclasses.replace(table.view(0), observations=2.0))
+    np.testing.assert_allclose(table.view(0).T_local_camera, pose(8.0), atol=1e-9)

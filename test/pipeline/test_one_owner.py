@@ -1,0 +1,115 @@
+"""A keyframe's pose has one owner: no other object keeps a copy of it between two windows."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from support.ring import DescribedTruth, walked
+
+from da3_ros.config import config_from_parameters
+from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.synthetic import SyntheticCamera
+from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Calibration, Frame
+
+# Objects that may hold the pose of a shared view, by the classes on the way to it.
+OWNER = "MapTable"
+# What is left to be joined: the path's rows, keyframes of loops, and where a camera was last.
+OTHERS = {
+    "Trajectory",
+    "LoopKeyframe",
+    "WindowOdometry.newest",
+    "OdomFrame",
+    "SeenCamera.last",
+    "PoseUncertainty._learned_at",
+}
+
+
+def poses_in(root):
+    """Yields the way to each pose [3 or 4, 4] below an object of ours, and the pose."""
+    seen, todo = set(), deque([("", root)])
+    while todo:
+        way, one = todo.popleft()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, np.ndarray):
+            if one.dtype.names and "T" in one.dtype.names:
+                yield from ((way, T) for T in one["T"])
+            elif one.shape[-2:] in ((3, 4), (4, 4)):
+                yield from ((way, T) for T in one.reshape(-1, *one.shape[-2:]))
+        elif isinstance(one, dict):
+            todo.extend((way, value) for value in one.values())
+        elif isinstance(one, list | tuple | set | frozenset | deque):
+            todo.extend((way, value) for value in one)
+        elif type(one).__module__.startswith("da3_ros."):
+            name = type(one).__name__
+            for attribute, value in vars(one).items():
+                todo.append((f"{way}/{name}.{attribute}", value))
+
+
+def copies(pipeline, root):
+    """Returns the ways to copies of poses of shared views, in their submap, odometry or map."""
+    table, found = pipeline.map.table, set()
+    known = []
+    for key in table.views:
+        T = table.T_local_camera(key)
+        known += [table.row(key).T_submap_camera, T, table.T_map_local.pose(T)]
+    # The first view of a submap is its frame: the identity is no copy of anything.
+    known = np.array([T[:3] for T in known if np.abs(T - np.eye(4)).max() > 1e-6])
+    for way, T in poses_in(root):
+        if len(known) and np.abs(known - T[:3]).max(axis=(1, 2)).min() < 1e-9:
+            found.add(way)
+    return found
+
+
+def others(ways):
+    return {
+        way for way in ways
+        if OWNER not in way and not any(name in way for name in OTHERS)
+    }  # fmt: skip
+
+
+def after_a_loop():
+    walk = walked(140)
+    settings = {
+        "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2,
+        "refinement.enabled": False, "hold_when_blind": False,  # images are black
+    }  # fmt: skip
+    pipeline = Pipeline(config_from_parameters(settings), DescribedTruth(walk))
+    K = walk[0].K.copy()
+    K[:2, 2] -= 0.5
+    size = walk[0].depth.shape
+    black, lens = np.zeros((*size, 3), np.uint8), Calibration(size[1], size[0], K)
+    for f in walk:
+        list(pipeline.push(Frame(f.stamp_ns, black, calibration=lens)))
+    assert pipeline.loops.closed
+    return pipeline
+
+
+def after_refined_windows():
+    camera = SyntheticCamera(seed=3, size=(224, 168), walk="loop", frames=30)
+    pipeline = Pipeline(
+        config_from_parameters({"process_res": 224, "window.size": 6}),
+        TruthSession(list(camera)),
+    )
+    for f in camera:
+        list(pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)))
+    assert pipeline.counters["windows_refined"] > 20
+    assert len(pipeline._steps.refinement.refiner.graph.views) > 5
+    return pipeline
+
+
+@pytest.mark.parametrize("made", [after_a_loop, after_refined_windows])
+def test_no_other_object_keeps_the_pose_of_a_shared_view(made):
+    pipeline = made()
+    ways = copies(pipeline, pipeline)
+    assert any(OWNER in way for way in ways)
+    assert others(ways) == set()
+
+
+def test_a_copy_would_be_found():
+    pipeline = after_a_loop()
+    key = next(iter(pipeline.map.table.views))
+    pipeline.odometry.prior.copy = [{1: pipeline.map.table.view(key)}]
+    assert others(copies(pipeline, pipeline)) != set()
