@@ -12,6 +12,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement import effort, self_calibration
 from da3_ros.synthetic import SyntheticCamera
@@ -257,6 +258,41 @@ def test_metres_and_odometry_go_on_when_a_focal_length_is_found(monkeypatch):
     assert np.array(sizes[at + 4 :]) == pytest.approx(1.0, abs=0.03)
     held = [r.scale.sigma for r in results[at : at + 2]]
     assert min(held) > abs(np.log(sizes[at]))  # and says so until then
+
+
+def test_refined_poses_are_stored_in_the_unit_that_a_new_focal_length_gives(monkeypatch):
+    """Where their submaps are in odometry depends on its unit."""
+    camera = SyntheticCamera(42, SIZE, walk="loop", frames=20, rate_hz=5)
+    true, newest, off, changes = list(camera), [], [], []
+    values = {"process_res": max(SIZE), "window.size": 5, "map.enabled": False,
+              "scale.source": "metric_model"}  # fmt: skip
+    pipeline = Pipeline(
+        config_from_parameters(values), LongFocal(true, noise=NOISE), ExactMetres(true)
+    )
+    apply, end = WindowOdometry.apply_refinement, WindowOdometry.finish_window
+
+    def applied(self, refined):
+        newest.append(refined)
+        return apply(self, refined)
+
+    def ended(self):
+        refined, table = newest[-1] if newest else None, pipeline.map.table
+        for id, (_, T, _) in (refined.moved if refined else {}).items():
+            if id in table.views:
+                off.append(np.abs(table.T_local_camera(id) - T).max())
+        end(self)
+
+    unit = MapScale.change_unit
+    monkeypatch.setattr(WindowOdometry, "apply_refinement", applied)
+    monkeypatch.setattr(WindowOdometry, "finish_window", ended)
+    monkeypatch.setattr(
+        MapScale, "change_unit", lambda s, **by: (changes.append(by["depth"]), unit(s, **by))
+    )
+    for f in true:
+        list(pipeline.push(to_frame(camera, f, calibration=None)))
+    assert max(abs(depth - 1) for depth in changes) > 1e-4  # there was a new unit
+    assert len(off) > 20
+    assert max(off) < 1e-9
 
 
 class ExactMetres:
