@@ -42,7 +42,7 @@ MIN_PLAIN_CORRELATION = 0.35  # as MIN_CORRELATION, of images too small for cell
 # cells; a glow in a corner is beyond): lit walls, floors and horizons without texture have less.
 NOISE_OF_MEAN, MIN_NOISE, USUAL = 0.07, 0.25, (10, 90)
 WHOLE = 0.99  # share of a cell's pixels that count, from which the cell does
-MIN_CELLS = 48  # of those that are judged; with fewer, nothing is noise
+MIN_SHARE = 0.12  # of cells that are judged; with fewer, nothing is noise
 PART = (1024, 768)  # pixels (columns, rows) in the middle whose correlation counts
 PAST = 300  # earlier images of a camera that its images are compared with
 LASTING = 150  # images in a row that are worse than those, after which they are the usual ones
@@ -254,7 +254,9 @@ def _is_noise(image: Image, valid: Mask | None) -> bool:
         rest = _counted(grey - _mean(grey, valid), valid)
         is_strong = _deviation(rest, valid) > NOISE_OF_MEAN * _mean(grey, valid).item()
         return is_strong and _near_correlation(rest) < MIN_PLAIN_CORRELATION
-    if _structure(values, valid) >= MIN_STRUCTURE:
+    structure, share = _structure(values, valid)
+    # The fewer cells there are, the more likely a scene has as little structure as noise.
+    if share < MIN_SHARE or structure >= 1 + (MIN_STRUCTURE - 1) * share:
         return False
     top, left = max(0, (h - PART[1]) // 2), max(0, (w - PART[0]) // 2)
     part = slice(top, top + PART[1]), slice(left, left + PART[0])
@@ -268,7 +270,7 @@ def _is_noise(image: Image, valid: Mask | None) -> bool:
         cells = _inner(whole)
         inner, usual = _resized(cells, grey.shape), shading[cells]
         rest = _counted(_without_bands(rest, _resized(whole, grey.shape)), inner)
-    if len(usual) < MIN_CELLS:
+    if not len(usual):
         return False
     low, high = np.percentile(usual, USUAL)
     least = max(NOISE_OF_MEAN * float(usual.mean()), MIN_NOISE * float(high - low))
@@ -280,9 +282,10 @@ def _deviation(rest: Array, valid: Mask | None) -> float:
     return float(_mean(rest**2, valid).item() ** 0.5)
 
 
-def _structure(values: Array, valid: Mask | None) -> float:
+def _structure(values: Array, valid: Mask | None) -> tuple[float, float]:
     """Returns how much more the cells of grey values [H, W] differ from those around them than
     noise would: the variance of CELLS over that of cells of a quarter of their area, times four.
+    Also the share of the cells of which that is known.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
     correlated, as by demosaicing. valid: [H, W] pixels that count; None: all. Of cells beside
@@ -292,8 +295,9 @@ def _structure(values: Array, valid: Mask | None) -> float:
     whole = None if valid is None else _whole_cells(valid)
     counts = np.ones(CELLS[::-1], np.bool_) if whole is None else _inner(whole)
     counts[[0, -1]] = counts[:, [0, -1]] = False
-    if counts.sum() < MIN_CELLS:
-        return np.inf
+    share = float(counts[1:-1, 1:-1].mean())
+    if share == 0.0:
+        return np.inf, 0.0
     counts_fine = _resized(counts, size[::-1])
     while values.shape[1] >= 8 * size[0] and values.shape[0] >= 8 * size[1]:  # halving is fast
         values = cv2.resize(values, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
@@ -303,7 +307,7 @@ def _structure(values: Array, valid: Mask | None) -> float:
     shading = cv2.blur(cells, (LOCAL, LOCAL), borderType=cv2.BORDER_REFLECT)
     inner = (cells - shading)[counts]
     inner_fine = (fine - cv2.resize(shading, size))[counts_fine]
-    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9))
+    return float(4.0 * (inner**2).mean() / ((inner_fine**2).mean() + 1e-9)), share
 
 
 def _whole_cells(valid: Mask) -> Mask:

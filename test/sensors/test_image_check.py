@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from da3_ros.inference.preprocess import resize_for_network
-from da3_ros.sensors.image_check import LASTING, ImageCheck, covered_pixels
+from da3_ros.sensors.image_check import LASTING, ImageCheck, _is_noise, covered_pixels
 from da3_ros.synthetic import SyntheticCamera
 
 SIZE = (320, 240)
@@ -188,6 +188,24 @@ def test_a_scene_in_an_opening_is_not_blind(images, size, kind):
         small, _ = resize_for_network(dim, None, 504)
         valid = cv2.resize(seen.astype(np.float32), small.shape[1::-1]) > 0.99
         assert ImageCheck()("", small, dim, valid, None).blind != "noise"
+
+
+@pytest.mark.parametrize("size", [(224, 168), SIZE, (640, 480)])
+@pytest.mark.parametrize(("width", "height"), [(0.5, 0.5), (0.44, 1.0), (1.0, 0.35)])
+def test_a_window_of_few_cells_shows_a_scene(size, width, height):
+    """Of little more contrast than noise: few cells may differ as little as those of noise."""
+    rng = np.random.default_rng(0)
+    x, y = np.meshgrid(np.linspace(0, 1, size[0]), np.linspace(0, 1, size[1]))
+    for room in (1, 3, 5, 7):
+        image = next(iter(SyntheticCamera(room, (640, 480), walk="loop", frames=3))).image
+        image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+        grey = 0.3 * cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).astype(np.float32)
+        for left in (0.3, 0.5, 0.7):
+            seen = (np.abs(x - left) < width / 2) & (np.abs(y - 0.7) < height / 2)
+            noisy = grey + rng.normal(0, grey[seen].std() / 1.25, grey.shape)
+            noisy = noisy.clip(0, 255).astype(np.uint8)
+            noisy[~seen] = 0
+            assert not _is_noise(np.dstack([noisy] * 3), seen)
 
 
 def test_weak_noise_of_a_large_image_is_blind():
