@@ -289,7 +289,7 @@ def _structure(values: Array, valid: Mask | None) -> tuple[float, float]:
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
     correlated, as by demosaicing. valid: [H, W] pixels that count; None: all. Of cells beside
-    others nothing is judged; infinite if too few remain.
+    others nothing is judged; infinite if none remains.
     """
     size = 2 * CELLS[0], 2 * CELLS[1]
     whole = None if valid is None else _whole_cells(valid)
