@@ -180,7 +180,9 @@ def add_keyframe(
     if n % KEYFRAMES == 0:
         submaps.keep(closure.submaps_in_use)
         submaps.add(Submap(n // KEYFRAMES, 0, Similarity.from_pose(T)))
-    closure.add_keyframe(shared_view, rng.normal(size=dimensions).astype(np.float32))
+    submaps.set_view(shared_view)
+    submaps.share([n])
+    closure.add_keyframe(n, rng.normal(size=dimensions).astype(np.float32))
 
 
 def filled_rows(options: argparse.Namespace) -> list[dict]:

@@ -45,7 +45,6 @@ from da3_ros.inference import open_networks
 from da3_ros.mapping import loop_window
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
@@ -260,9 +259,11 @@ def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, l
         submap = count // 16 + 1 + k // 16
         if submap not in submaps.submaps:
             submaps.add(Submap(submap, 0, IDENTITY))
-        view, descriptor = replace(view_of(count + k), submap=submap), descriptor_of(count + k)
+        descriptor = descriptor_of(count + k)
+        submaps.set_view(replace(view_of(count + k), submap=submap))
+        submaps.share([count + k])
         steps: dict[str, Callable[[], Any]] = {
-            "add": functools.partial(closure.add_keyframe, view, descriptor),
+            "add": functools.partial(closure.add_keyframe, count + k, descriptor),
             "candidate": functools.partial(closure._candidates.next, None),
             "window": lambda: loop_window.loop_window(keyframes, graph, old, keyframes[-1], 0, 3),
         }
@@ -305,7 +306,13 @@ def loaded(count: int, file: Path) -> tuple[LoopClosure, MapTable]:
         for a, b in itertools.pairwise(nodes)
     ]
     keyframes = (
-        LoopKeyframe(view_of(i), descriptor_of(i), i // 16, np.zeros(3), 2.0) for i in range(count)
+        replace(
+            view_of(i).stored(IDENTITY),
+            descriptor=descriptor_of(i),
+            submap=i // 16,
+            typical_depth=2.0,
+        )
+        for i in range(count)
     )
     save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses), file)
     submaps = MapTable()

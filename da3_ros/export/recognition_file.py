@@ -27,10 +27,9 @@ from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
 from da3_ros.mapping.graph_solution import Node
-from da3_ros.mapping.loop_keyframes import SAMPLES, LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import ViewRow
+from da3_ros.mapping.shared_view import FEW_SAMPLES, ViewRow
 from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ class RecognitionFile:
             self._places[key] = _place(row)
         return self._places[key]
 
-    def _keyframe(self, record: Record) -> LoopKeyframe | None:
+    def _keyframe(self, record: Record) -> ViewRow | None:
         """Returns a keyframe without its arrays, placed in the map as if that were its submap;
         None for a damaged record."""
         description = record.description
@@ -157,7 +156,7 @@ class RecognitionFile:
         check(0 < len(descriptor) <= MAX_DESCRIPTOR and is_near(descriptor), "a descriptor")
         width, height = (int(n) for n in row["size"])
         check(0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE, "a size")
-        check(0 < int(description["samples"]) <= SAMPLES, "samples")
+        check(0 < int(description["samples"]) <= FEW_SAMPLES, "samples")
         camera = description["camera"]
         check(isinstance(camera, str) and CAMERA.fullmatch(camera) is not None, "a camera")
         T = np.eye(4)
@@ -171,10 +170,10 @@ class RecognitionFile:
         image = np.broadcast_to(np.uint8(0), (height, width, 3))
         view = View(-1 - index, int(row["stamp_ns"]), image, row["K"], camera=camera)
         none = np.zeros(0)
-        stored = ViewRow(view, row["K"], T, none.astype(np.int64), none, none)
-        return LoopKeyframe(
-            stored, descriptor, int(row["submap"]), row["own"], float(row["depth"]),
-            self._place(row), self, index,
+        return ViewRow(
+            view, row["K"], T, none.astype(np.int64), none, none, int(row["submap"]),
+            descriptor=descriptor, own=row["own"], typical_depth=float(row["depth"]),
+            T_submap_ref=self._place(row), file=self, index=index,
         )  # fmt: skip
 
 
@@ -197,7 +196,7 @@ def save_recognition(saved: Recognition, path: Path, progress: Progress = silent
                 log.warning("a keyframe of the loaded scene is not saved again: %s", error)
                 continue
             described = {
-                "kind": "keyframe", "camera": keyframe.row.view.camera,
+                "kind": "keyframe", "camera": keyframe.view.camera,
                 "head": len(head), "samples": samples, "mask": mask,
             }  # fmt: skip
             journal.append(described, head + data)
@@ -215,10 +214,10 @@ def load_recognition(path: Path, submaps: Mapping[int, Similarity]) -> Recogniti
         raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _head(keyframe: LoopKeyframe, T_map_submap: Similarity) -> bytes:
+def _head(keyframe: ViewRow, T_map_submap: Similarity) -> bytes:
     """Returns the description of a keyframe: its pose and where that is given, its variance in
     the map."""
-    a, own = keyframe.row, keyframe.own * [1, 1, T_map_submap.scale**2]
+    a, own = keyframe, keyframe.own * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
     T = keyframe.T_submap_ref
     row = (
@@ -228,13 +227,13 @@ def _head(keyframe: LoopKeyframe, T_map_submap: Similarity) -> bytes:
     return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
 
 
-def _data(keyframe: LoopKeyframe) -> tuple[int, int, bytes]:
+def _data(keyframe: ViewRow) -> tuple[int, int, bytes]:
     """Returns the number of samples, the bytes of the mask, and samples, mask and image. Raises
     OSError, JournalError."""
     if isinstance(keyframe.file, RecognitionFile):
         file, index = keyframe.file, keyframe.index
         return file.count(index, "samples"), file.count(index, "mask"), file.data(index)
-    a = keyframe.row
+    a = keyframe
     samples = np.zeros(len(a.pixels), SAMPLE)
     samples["pixel"], samples["depth"], samples["confidence"] = a.pixels, a.depth, a.confidence
     valid = a.view.valid
@@ -264,7 +263,7 @@ def _moved(edge: Edge, to_own: Mapping[int, Similarity]) -> Edge:
     return replace(edge, measured=first @ edge.measured @ second.inverse(), sigma=sigma)
 
 
-def _in_submap(saved: LoopKeyframe, T_map_submap: Similarity) -> LoopKeyframe:
+def _in_submap(saved: ViewRow, T_map_submap: Similarity) -> ViewRow:
     """Returns a keyframe that is placed in the map, in the frame of its submap."""
     assert saved.T_submap_ref is not None
     return replace(

@@ -56,7 +56,7 @@ class KeyframeSelector:
         self._newest: deque[int] = deque(maxlen=newest)  # ids
         self._keyframes: list[_Keyframe] = []
         self._sharpness: dict[str, deque[float]] = {}  # of each camera
-        table.keep_views(())
+        table.share(())
 
     def reconfigure(self, limits: KeyframeConfig) -> None:
         """Sets the limits for later views."""
@@ -139,7 +139,7 @@ class KeyframeSelector:
         self._drop_others()
 
     def _drop_others(self) -> None:
-        self._table.keep_views(self.ids)
+        self._table.share(self.ids)
 
     def observe(self, shared: list[SharedView], prediction: Prediction, placed: Alignment) -> None:
         """Averages the observations of an accepted window into the views that it shared."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
-from da3_ros.mapping.loop_verification import Loop, within_sigmas
+from da3_ros.mapping.loop_verification import Loop, placed_ends, within_sigmas
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.types import Array
@@ -52,6 +52,6 @@ class LoopAgreement:
 
     def _placed(self, loop: Loop) -> tuple[PlacedKeyframe, PlacedKeyframe, Similarity, Array]:
         """Returns both keyframes, the drift and its variance [3], in the frame of odometry."""
-        old, new = (k.placed(self._submaps) for k in (loop.old, loop.new))
+        old, new = placed_ends(loop, self._submaps)
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
         return old, new, drift, loop.variance * [1, 1, new.T_local_submap.scale**2]

@@ -9,11 +9,12 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.mapping.loop_agreement import drift_between
-from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
+from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.mapping.submap_graph import SubmapGraph
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
@@ -60,13 +61,13 @@ class LoopCandidates:
         return any(k.id == view_id for k in self._keyframes)
 
     @property
-    def new(self) -> LoopKeyframe:
+    def new(self) -> ViewRow:
         """The keyframe that is compared: the newest one, unless ``look_from`` named another."""
         if self._from is None:
             return self._keyframes[-1]
         return next(k for k in self._keyframes if k.id == self._from[0])
 
-    def next(self, hint: PlaceHint | None) -> LoopKeyframe | None:
+    def next(self, hint: PlaceHint | None) -> ViewRow | None:
         """Returns the keyframe to compare the new one with; None if there is none.
 
         hint: where the camera may be, in ``local``: keyframes there need not look similar.
@@ -74,7 +75,7 @@ class LoopCandidates:
         if not self._active:
             return None
         new, seen = self.new, 0
-        similarity = self._keyframes.similarity(self._keyframes.index(new))
+        similarity = self._keyframes.similarity(self._keyframes.index(new.id))
         least = MIN_SIMILARITY if hint is None and self._from is None else 0.0
         similar = np.flatnonzero(similarity > least)
         allowed = self._allowed(new, hint)
@@ -91,14 +92,12 @@ class LoopCandidates:
         self._active = False  # until there is a new keyframe
         return None
 
-    def _allowed(
-        self, new: LoopKeyframe, hint: PlaceHint | None
-    ) -> Callable[[LoopKeyframe], bool]:
+    def _allowed(self, new: ViewRow, hint: PlaceHint | None) -> Callable[[ViewRow], bool]:
         """Returns what tells whether a keyframe may be compared, however similar it is."""
         graph, newest = self._graph, self._graph.index(new.submap)
         tied = graph.loop_partners(new.submap) if self._from is None else set()
 
-        def allowed(old: LoopKeyframe) -> bool:
+        def allowed(old: ViewRow) -> bool:
             if self.searched is not None and old.submap not in self.searched:
                 return False
             if self._from is not None and not self._from[1](old.submap):
@@ -107,16 +106,16 @@ class LoopCandidates:
             near = newest - at < MIN_SUBMAPS_APART
             if at in tied or (near and graph.in_one_segment(old.submap, new.submap)):
                 return False
-            there = old.placed(self._submaps)
+            there = PlacedKeyframe.of(old, self._submaps)
             return hint is None or hint.allows(there.centre, MAX_DISTANCE * there.depth)
 
         return allowed
 
-    def _can_overlap(self, old: LoopKeyframe, new: LoopKeyframe) -> bool:
+    def _can_overlap(self, old: ViewRow, new: ViewRow) -> bool:
         """True if two keyframes can see the same surface, given the possible drift."""
         if cut_to(old, new) is None:
             return False
-        there, here = old.placed(self._submaps), new.placed(self._submaps)
+        there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
         drift = np.sqrt(drift_between(self._graph, there, here))
         away = float(np.linalg.norm(there.centre - here.centre))
         R = there.T_local_camera[:3, :3].T @ here.T_local_camera[:3, :3]

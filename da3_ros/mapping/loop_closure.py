@@ -33,19 +33,18 @@ from da3_ros.mapping.graph_solution import Correction, Joint, solve
 from da3_ros.mapping.loop_agreement import LoopAgreement
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_keyframes import (
-    KeyframeFile,
-    LoopKeyframe,
     LoopKeyframes,
+    PlacedKeyframe,
     merged_keyframe,
-    with_fewer_pixels,
+    numbered,
 )
-from da3_ros.mapping.loop_verification import Loop, measured_loop
+from da3_ros.mapping.loop_verification import Loop, measured_loop, placed_ends
 from da3_ros.mapping.loop_window import loop_window
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.shared_view import KeyframeFile, ViewRow
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array, Prediction, Window
@@ -89,7 +88,7 @@ class LoopClosure:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._keyframes = LoopKeyframes(self._spill)
+        self._keyframes = LoopKeyframes(self._submaps, self._spill)
         self._graph = SubmapGraph(self._submaps)
         self._agreement = LoopAgreement(self._graph, self._submaps)
         self._candidates = LoopCandidates(self._keyframes, self._graph, self._submaps)
@@ -126,8 +125,7 @@ class LoopClosure:
     @property
     def submaps_in_use(self) -> set[int]:
         """The submaps whose poses it needs."""
-        waiting = {one.submap for w in self._unconfirmed for one in (w.old, w.new)}
-        return self._graph.submaps_of_nodes() | waiting | {k.submap for k in self._keyframes}
+        return self._graph.submaps_of_nodes() | {k.submap for k in self._keyframes}
 
     # Adding windows and keyframes
 
@@ -159,33 +157,29 @@ class LoopClosure:
         if not lost or self._drift_model is None or not self._keyframes:
             self._drift_model = None
             return
-        last = self._keyframes[-1].placed(self._submaps)
+        last = PlacedKeyframe.of(self._keyframes[-1], self._submaps)
         self._drift_model.add(LOST_VARIANCE * [1, 1, last.depth**2], last.centre)
         self._guessed = True
 
-    def add_keyframe(self, shared_view: SharedView, descriptor: Array | None) -> None:
-        """Adds a keyframe in the frame of odometry, with its submap."""
+    def add_keyframe(self, id: int, descriptor: Array | None) -> None:
+        """Adds a keyframe: a view of the map's table, by its id."""
         if not self.enabled:
             return
-        submap = shared_view.submap
+        row = self._submaps.row(id)
+        submap = row.submap
         if self._is_localized:
             self._forget_keyframes(self._graph.first_live, submap - LIVE_SUBMAPS)
         if not self._graph.nodes or self._graph.nodes[-1].last != submap:
             self._start_submap(submap)
-        if descriptor is None or len(shared_view.depth) == 0:
+        if descriptor is None or len(row.depth) == 0:
             return
         assert self._drift_model is not None
-        T = self._submaps.T_local_submap(submap)
-        own = self._drift_model.variance_at(shared_view.T_local_camera[:3, 3])
-        self._keyframes.add(
-            LoopKeyframe(
-                with_fewer_pixels(shared_view.stored(T)), np.array(descriptor), submap,
-                own / [1, 1, T.scale**2],
-                float(np.median(shared_view.depth)) / T.scale,
-            ),
-            self._max_bytes,
-            keep_all=self._is_localized,
+        own = self._drift_model.variance_at(self._submaps.T_local_camera(id)[:3, 3])
+        keyframe = replace(
+            row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
+            own=own / [1, 1, self._submaps.unit_of(id) ** 2],
         )  # fmt: skip
+        self._keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
         self._candidates.restart()
 
     def _start_submap(self, id: int) -> None:
@@ -200,23 +194,15 @@ class LoopClosure:
         """Updates keyframes and loops of a node that was merged into another one, or forgotten."""
         if absorbed.variance is None:
             here = [absorbed.first <= p.submap <= absorbed.last for p in self._keyframes]
-            self._unconfirmed = [
-                w for w in self._unconfirmed
-                if not any(absorbed.first <= p.submap <= absorbed.last for p in (w.old, w.new))
-            ]  # fmt: skip
             for i in reversed([i for i, inside in enumerate(here) if inside]):
                 self._keyframes.remove(i)
             if not len(self._keyframes):
                 self._candidates.wait()
             return
 
-        def merged(keyframe: LoopKeyframe) -> LoopKeyframe:
-            return merged_keyframe(keyframe.placed(self._submaps), absorbed)
-
-        self._keyframes.change(merged)
-        self._unconfirmed = [
-            replace(w, old=merged(w.old), new=merged(w.new)) for w in self._unconfirmed
-        ]
+        self._keyframes.change(
+            lambda k: merged_keyframe(PlacedKeyframe.of(k, self._submaps), absorbed)
+        )
 
     # Read-only maps
 
@@ -290,14 +276,14 @@ class LoopClosure:
             if id not in self._submaps.submaps:  # without points and poses
                 self._submaps.add(Submap(id, 0, T_map_submap))
         self._graph.restore(saved.nodes, saved.edges)
-        self._keyframes.restore(saved.keyframes)
+        self._keyframes.restore(numbered(saved.keyframes))
         for absorbed in self._graph.enforce_limits():  # of several scenes together
             self._absorb(absorbed)
 
     def recognition(self, scale: float = 1.0) -> Recognition:
         """Returns what recognises the places of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
-        keyframes = tuple(self._keyframes)
+        keyframes = tuple(k.with_fewer_pixels() for k in self._keyframes)
         if self._is_localized:
             keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}
@@ -360,7 +346,7 @@ class LoopClosure:
             )
         except OSError as error:  # the file of a loaded scene
             log.warning("a keyframe of the loaded scene cannot be read: %s", error)
-            self._keyframes.remove(self._keyframes.index(old))
+            self._keyframes.remove(self._keyframes.index(old.id))
             return
         prediction = infer(window)
         if prediction is None:
@@ -371,7 +357,7 @@ class LoopClosure:
             self.solve(metric)
 
     def _verify(
-        self, old: LoopKeyframe, keyframes: Sequence[LoopKeyframe],
+        self, old: ViewRow, keyframes: Sequence[ViewRow],
         prediction: Prediction | None, aligner: WindowAligner,
     ) -> bool:  # fmt: skip
         """Verifies a candidate by the prediction of its window of ``keyframes``; None: refused.
@@ -382,8 +368,8 @@ class LoopClosure:
         new, loop = self._candidates.new, None
         if prediction is not None:
             split = [k.id for k in keyframes].index(new.id)
-            views = [k.placed(self._submaps).view for k in keyframes]
-            there, here = old.placed(self._submaps), new.placed(self._submaps)
+            views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
+            there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
             loop = measured_loop(there, here, views, split, prediction, aligner)
         if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
@@ -392,8 +378,9 @@ class LoopClosure:
         if self._graph.index(old.submap) in self._graph.loop_partners(new.submap):
             self._add_to_graph(loop)  # two have agreed before, and it agrees with these
             return False
+        self._unconfirmed = self._waiting()
         for other in self._unconfirmed:
-            if other.new is not new and self._agreement.agree(other, loop):
+            if other.new != new.id and self._agreement.agree(other, loop):
                 self._join(loop)
                 for one in (other, loop):
                     self._add_to_graph(one)
@@ -402,9 +389,14 @@ class LoopClosure:
         self._unconfirmed = [*self._unconfirmed[1 - MAX_UNCONFIRMED :], loop]
         return False
 
+    def _waiting(self) -> list[Loop]:
+        """Returns the loops that wait for another one, and whose keyframes are still there."""
+        there = self._keyframes
+        return [w for w in self._unconfirmed if w.old in there and w.new in there]
+
     def _join(self, loop: Loop) -> None:
         """Notes what a confirmed loop joins."""
-        old, new = loop.old.placed(self._submaps), loop.new.placed(self._submaps)
+        old, new = placed_ends(loop, self._submaps)
         self._keeps_unit |= not self._graph.connected(old.submap, new.submap)
         nodes = self._graph.unmeasured(old.submap, new.submap)
         drift = loop.drift(old.T_local_submap, new.T_local_submap)
@@ -412,7 +404,7 @@ class LoopClosure:
 
     def _add_to_graph(self, loop: Loop) -> None:
         """Adds a loop to the graph, between the submaps of its keyframes."""
-        old, new = loop.old.placed(self._submaps), loop.new.placed(self._submaps)
+        old, new = placed_ends(loop, self._submaps)
         begin = self._graph.pose(self._graph.node(new.submap)).t
         arm = float(np.linalg.norm(new.centre - begin))
         own = loop.variance * [1, 1, new.T_local_submap.scale**2]

@@ -15,7 +15,8 @@ from da3_ros.geometry.projection import backproject, project
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
-from da3_ros.mapping.loop_keyframes import LoopKeyframe, PlacedKeyframe
+from da3_ros.mapping.loop_keyframes import PlacedKeyframe
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, FloatImage, Prediction
 
@@ -28,11 +29,11 @@ SIGMAS = 4.0
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """An old and a new keyframe that one window has seen together: a measurement of the new one's
-    submap in the frame and unit of the old one's."""
+    """An old and a new keyframe, by the ids of their views, that one window has seen together: a
+    measurement of the new one's submap in the frame and unit of the old one's."""
 
-    old: LoopKeyframe
-    new: LoopKeyframe
+    old: int
+    new: int
     T_old_new: Similarity
     variance: Array  # [3] of log scale, rotation and position of the new camera, in its submap
 
@@ -40,6 +41,13 @@ class Loop:
         """Returns what maps, in the frame of odometry, the surroundings of the new keyframe to
         where the old one measures them; given the poses of both submaps."""
         return T_local_old @ self.T_old_new @ T_local_new.inverse()
+
+
+def placed_ends(loop: Loop, table: MapTable) -> tuple[PlacedKeyframe, PlacedKeyframe]:
+    """Returns both keyframes of a loop where they are now. Raises KeyError."""
+    return PlacedKeyframe.of(table.row(loop.old), table), PlacedKeyframe.of(
+        table.row(loop.new), table
+    )
 
 
 def measured_loop(
@@ -69,8 +77,8 @@ def measured_loop(
     drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
     variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
-    unit = new.T_local_submap.scale
-    return Loop(old.keyframe, new.keyframe, T_old_new, np.asarray(variance) / [1, 1, unit**2])
+    variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
+    return Loop(old.keyframe.id, new.keyframe.id, T_old_new, variance)
 
 
 def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:

@@ -1,4 +1,4 @@
-"""The map's table: submaps, and the views that windows share, each with its pose in its submap."""
+"""The map's table: submaps, and views, each with its pose in its submap."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from da3_ros.types import Array
 
 
 class MapTable:
-    """Submaps and shared views by id, and the frame of odometry.
+    """Submaps and views by id, and the frame of odometry.
 
     ``local`` is the frame in which odometry places windows. Corrections never move the newest
     submap in it, so that odometry goes on; ``T_map_local`` says where it is in the map, and how
     long its unit is there. A view has its pose in its submap, so that no correction changes it. A
-    view without a submap is in ``local``. Not thread-safe.
+    view without a submap is in ``local``. It stays while windows may share it, or loops may be
+    found to it. Not thread-safe.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
-        self.views: dict[int, ViewRow] = {}  # changed by the methods only
+        self._views: dict[int, ViewRow] = {}
+        self.shared: frozenset[int] = frozenset()  # ids of views that windows may share
+        self._kept: set[int] = set()  # ids of views that are kept for loops
         self.corrections = 0  # number of those that were applied
         self._T_map_local, self._is_map = IDENTITY, True
         self._T_local_submap: dict[int, Similarity] = {}  # derived; empty after each change
@@ -40,40 +43,58 @@ class MapTable:
         self.submaps[submap.id] = submap
 
     def keep(self, ids: Collection[int]) -> None:
-        """Removes all submaps but these, and those of views."""
-        used = {*ids, *(row.submap for row in self.views.values())}
+        """Removes all submaps but these, and those of shared views."""
+        used = {*ids, *(self._views[id].submap for id in self.shared)}
         self.submaps = {id: s for id, s in self.submaps.items() if id in used}
         self._T_local_submap.clear()
 
     def set_view(self, view: SharedView) -> None:
-        """Adds or replaces a view."""
-        self.views[view.view.id] = view.stored(self.T_local_submap(view.submap))
+        """Adds or replaces a view that windows share."""
+        T = self.T_local_submap(view.submap)
+        self._views[view.view.id] = view.stored(T, self._views.get(view.view.id))
+        self.shared |= {view.view.id}
+
+    def share(self, ids: Collection[int]) -> None:
+        """Sets which views windows may share; removes those that nothing needs."""
+        before, self.shared = self.shared, frozenset(ids)
+        for id in before - self.shared:
+            if id in self._kept:
+                self._views[id] = self._views[id].with_fewer_pixels()
+            else:
+                del self._views[id]
+
+    def keep_view(self, row: ViewRow) -> None:
+        """Adds or replaces a view that is kept for loops."""
+        self._views[row.id] = row
+        self._kept.add(row.id)
+
+    def forget_view(self, id: int) -> None:
+        """Keeps a view for loops no longer."""
+        self._kept.remove(id)
+        if id not in self.shared:
+            del self._views[id]
 
     def view(self, id: int) -> SharedView:
         """Returns a view where its submap is in the frame of odometry. Raises KeyError."""
-        row = self.views[id]
+        row = self._views[id]
         return row.placed(self.T_local_submap(row.submap))
 
     def T_local_camera(self, id: int) -> Array:
         """Returns the pose [4, 4] of a view in the frame of odometry. Raises KeyError."""
-        row = self.views[id]
+        row = self._views[id]
         return self.T_local_submap(row.submap).pose(row.T_submap_camera)
 
     def unit_of(self, id: int) -> float:
         """Returns the unit of a view's submap in odometry. Raises KeyError."""
-        return self.T_local_submap(self.views[id].submap).scale
+        return self.T_local_submap(self._views[id].submap).scale
 
     def set_row(self, row: ViewRow) -> None:
         """Replaces a view in the frame of its submap."""
-        self.views[row.view.id] = row
+        self._views[row.id] = row
 
     def row(self, id: int) -> ViewRow:
         """Returns a view in the frame of its submap. Raises KeyError."""
-        return self.views[id]
-
-    def keep_views(self, ids: Collection[int]) -> None:
-        """Removes all views but these."""
-        self.views = {id: row for id, row in self.views.items() if id in ids}
+        return self._views[id]
 
     def T_local_submap(self, id: int) -> Similarity:
         """Returns the pose of a submap in the frame of odometry; the identity for ``NO_SUBMAP``.

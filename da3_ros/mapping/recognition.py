@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Node
-from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.pose_graph import Edge
+from da3_ros.mapping.shared_view import ViewRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Recognition:
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]  # between nodes, by their first submaps
-    keyframes: tuple[LoopKeyframe, ...]
+    keyframes: tuple[ViewRow, ...]
     # Poses of the nodes' first submaps and of the keyframes' submaps: metres if the map is metric.
     T_map_submap: Mapping[int, Similarity]
     model: str = ""  # whose descriptors these are

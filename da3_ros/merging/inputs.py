@@ -23,9 +23,9 @@ from da3_ros.export.scene_file import (
 )
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
-from da3_ros.mapping.loop_keyframes import LoopKeyframe
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses
@@ -127,12 +127,9 @@ class InputScene:
             T_map_submap={id + by: T for id, T in known.T_map_submap.items()},
         )
 
-    def _renamed(self, keyframe: LoopKeyframe) -> LoopKeyframe:
-        view = keyframe.row.view
-        view = replace(view, camera=self.camera(view.camera))
-        row = replace(keyframe.row, view=view)
-        submap = keyframe.submap + self.first_submap
-        return replace(keyframe, row=row, submap=submap)
+    def _renamed(self, keyframe: ViewRow) -> ViewRow:
+        view = replace(keyframe.view, camera=self.camera(keyframe.view.camera))
+        return replace(keyframe, view=view, submap=keyframe.submap + self.first_submap)
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,7 @@ def _shots(one: InputScene) -> set[Shot]:
         stamps = poses.rows["stamp_ns"][poses.rows["camera"] == index]
         found.update((camera, stamp) for stamp in np.unique(stamps).tolist())
     known = one.saved.recognition
-    views = [] if known is None else [k.row.view for k in known.keyframes]
+    views = [] if known is None else [k.view for k in known.keyframes]
     found.update((view.camera, view.stamp_ns) for view in views)
     for submap in one.saved.submaps:
         found.update(one.reader.shots(submap.id))

@@ -20,11 +20,12 @@ from da3_ros.inference.interfaces import Session
 from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.loop_keyframes import MAX_STORED, LoopKeyframe, PlacedKeyframe
+from da3_ros.mapping.loop_keyframes import MAX_STORED, PlacedKeyframe, numbered
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
+from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.scene_parts import SceneParts
@@ -246,7 +247,7 @@ class SceneJoiner:
     def _placed_keyframes(self) -> dict[int, PlacedKeyframe]:
         """Returns all keyframes where they are now, by the ids of their views."""
         keyframes = self._loop_closure.recognition().keyframes
-        return {k.id: k.placed(self._submaps) for k in keyframes}
+        return {k.id: PlacedKeyframe.of(k, self._submaps) for k in keyframes}
 
     def _groups(self) -> list[Group]:
         """Returns the parts that loops connect, those with the oldest part first."""
@@ -307,7 +308,7 @@ def _together(known: Sequence[Recognition], metric: Sequence[bool]) -> Recogniti
     """
     nodes: list[Node] = []
     edges: list[Edge] = []
-    keyframes: list[LoopKeyframe] = []
+    keyframes: list[ViewRow] = []
     poses: dict[int, Similarity] = {}
     for one, is_metric in zip(known, metric, strict=True):
         factor = 1.0 if is_metric or not keyframes else _depth(known[0]) / _depth(one)
@@ -317,17 +318,10 @@ def _together(known: Sequence[Recognition], metric: Sequence[bool]) -> Recogniti
         keyframes += one.keyframes
     count = min(len(keyframes), MAX_STORED)
     even = [keyframes[i * len(keyframes) // count] for i in range(count)]
-    numbered = tuple(map(_numbered, even, range(count)))
-    return Recognition(tuple(nodes), tuple(edges), numbered, poses)
+    return Recognition(tuple(nodes), tuple(edges), tuple(numbered(even)), poses)
 
 
 def _depth(known: Recognition) -> float:
     return float(
         np.median([PlacedKeyframe(k, known.T_map_submap[k.submap]).depth for k in known.keyframes])
     )
-
-
-def _numbered(keyframe: LoopKeyframe, number: int) -> LoopKeyframe:
-    """Returns a keyframe with an id that no view of another file has."""
-    view = replace(keyframe.row.view, id=-1 - number)
-    return replace(keyframe, row=replace(keyframe.row, view=view))

@@ -26,7 +26,7 @@ from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.shared_view import NO_SUBMAP
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import drift_of, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
@@ -34,7 +34,7 @@ from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.map_mode import set_read_only
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, Window
+from da3_ros.types import Array, Prediction, Scale, TrackedFrame, Window
 
 log = logging.getLogger(__name__)
 
@@ -221,24 +221,19 @@ class SceneMap:
         recording, self.recording = self.recording, None
         return recording.finish(self._map_state(), timeout_s)
 
-    def add(
-        self, frame: LocalFrame, shared_view: SharedView | None,
-        descriptor: FloatImage | None, seen: Seen | None = None,
-    ) -> int:  # fmt: skip
+    def add(self, frame: LocalFrame, seen: Seen | None = None) -> int:
         """Adds a frame to the map.
 
-        shared_view: the frame as a shared view. seen: of a keyframe to be stored. Returns the id
-        of the frame's submap, or -1 if the frame has no place in the map yet.
+        seen: of a keyframe to be stored. Returns the id of the frame's submap, or ``NO_SUBMAP`` if
+        the frame has no place in the map yet.
         """
         if not self.scale.has_place(frame.scale):
-            return -1
+            return NO_SUBMAP
         submap, T_submap_camera = self.submaps.add(self._without_smears(frame))
         if self._recorder is not None:
             self._unit = frame.window.unit
             unit, state = self.submaps.table.T_local_submap(submap.id).scale, self._map_state()
             self._recorder.add(frame, seen, submap, T_submap_camera, unit, state)
-        if shared_view is not None and frame.keyframe:
-            self.loops.add_keyframe(dataclasses.replace(shared_view, submap=submap.id), descriptor)
         self._forget_poses()
         return submap.id
 

@@ -90,7 +90,7 @@ class WindowRefinement:
         table: MapTable,
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
-        at = {id: (table.T_local_camera(id), table.unit_of(id)) for id in table.views}
+        at = {id: (table.T_local_camera(id), table.unit_of(id)) for id in sorted(table.shared)}
         self.refiner.graph.place(at, table.corrections)
         try:
             refined = self.refiner.refine(window, images, prediction, placed.T_local_window)
@@ -189,7 +189,7 @@ class WindowRefinement:
 
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""
-        self.refiner.end_window({id: table.unit_of(id) for id in table.views})
+        self.refiner.end_window({id: table.unit_of(id) for id in sorted(table.shared)})
 
 
 def chosen_effort(config: PipelineConfig) -> Effort:

@@ -18,6 +18,7 @@ from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
+from da3_ros.mapping.shared_view import NO_SUBMAP
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import (
     UNPLACED,
@@ -204,13 +205,15 @@ class WindowSteps:
                 splats = keep_visible(values, depth)
                 self._note_splats(splats, depth)
             seen = Seen(prepared.full, depth, descriptor, tracks, splats)
-        submap = self.scene_map.add(frame, shared_view, descriptor, seen)
+        submap = self.scene_map.add(frame, seen)
         if shared_view is not None:
             self.odometry.share(
                 dataclasses.replace(shared_view, submap=submap),
                 keyframe=frame.keyframe,
                 descriptor=descriptor,
             )
+            if frame.keyframe and submap != NO_SUBMAP:
+                self.scene_map.loops.add_keyframe(frame.id, descriptor)
         self.counters["processed"] += 1
         self.place_search.add(frame.stamp_ns, known=self.scene_map.submaps.place_known)
         out = self.scene_map.published(frame, self.odometry.uncertainty)

@@ -1,5 +1,6 @@
 """Keyframes kept for loops: the oldest on the disk, in order, whatever happens to them."""
 
+import dataclasses
 from concurrent.futures import Future
 
 import numpy as np
@@ -9,7 +10,8 @@ from support.submaps import table_of
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
-from da3_ros.mapping.loop_keyframes import LoopKeyframe, LoopKeyframes
+from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.types import View
 
@@ -18,9 +20,9 @@ def keyframe(number):
     rng = np.random.default_rng(number)
     view = View(number, number, rng.integers(0, 255, (8, 10, 3), np.uint8), frame_id="")
     pixels = np.arange(80)
-    shared = ViewRow(view, np.eye(3), np.eye(4), pixels, rng.random(80), rng.random(80))
-    depth = float(np.median(shared.depth))
-    return LoopKeyframe(shared, rng.random(4).astype(np.float32), number, np.zeros(3), depth)
+    row = ViewRow(view, np.eye(3), np.eye(4), pixels, rng.random(80), rng.random(80), number)
+    look, depth = rng.random(4).astype(np.float32), float(np.median(row.depth))
+    return dataclasses.replace(row, descriptor=look, typical_depth=depth)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def spill(tmp_path):
 @pytest.fixture
 def kept(spill, monkeypatch):
     monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 3)
-    kept = LoopKeyframes(spill)
+    kept = LoopKeyframes(table_of([IDENTITY] * 8), spill)
     for number in range(8):
         kept.add(keyframe(number), 0)
     return kept
@@ -52,19 +54,20 @@ def test_a_removed_keyframe_moves_the_border(kept, spill):
     assert on_disk(kept, spill) == [0, 1, 3, 4, 5]
     count = len(on_disk(kept, spill))
     one = kept[0].descriptor.nbytes + loop_keyframes.OVERHEAD
-    assert kept.nbytes == 3 * kept[-1].nbytes + count * one
+    arrays = sum(a.nbytes for a in kept[-1].arrays)
+    assert kept.nbytes == 3 * (arrays + one) + count * one
 
 
 def test_a_correction_writes_nothing(kept, spill):
     move = Similarity(2.0, np.eye(3), np.array([1.0, 2, 3]))
-    before, size = [k.row.depth.copy() for k in kept], spill.size
-    submaps = table_of([IDENTITY] * 8)
+    before, size = [k.depth.copy() for k in kept], spill.size
+    submaps = kept._table
     for _ in range(2):
         submaps.set_poses({id: move @ s.T_map_submap for id, s in submaps.submaps.items()})
     assert on_disk(kept, spill) == [0, 1, 2, 3, 4]
     assert spill.size == size
     for k, depth in zip(kept, before, strict=True):
-        placed = k.placed(submaps)
+        placed = PlacedKeyframe.of(k, submaps)
         np.testing.assert_array_equal(placed.view.depth, 4 * depth)
         assert placed.depth == pytest.approx(4 * np.median(depth))
         np.testing.assert_allclose(placed.view.T_local_camera[:3, 3], [3, 6, 9])
@@ -100,7 +103,7 @@ def late(tmp_path, monkeypatch):
 
 
 def test_keyframes_on_their_way_to_the_disk_count_as_there(late):
-    kept = LoopKeyframes(late)
+    kept = LoopKeyframes(MapTable(), late)
     for number in range(6):
         kept.add(keyframe(number), 0)
     assert len(late.answers) == 3

@@ -68,10 +68,12 @@ def test_a_correction_moves_the_views_of_its_submaps_and_changes_none(table):
 def test_the_submaps_of_views_are_kept(table):
     table.keep(())
     assert list(table.submaps) == [0, 1, 2]
-    table.keep_views({1, 3})
+    table.share({1, 3})
     table.keep({2})
     assert list(table.submaps) == [1, 2]
-    assert list(table.views) == [1, 3]
+    assert table.shared == {1, 3}
+    with pytest.raises(KeyError):
+        table.row(0)
 
 
 def test_a_view_of_a_standing_robot_does_not_creep():

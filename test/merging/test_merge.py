@@ -317,7 +317,7 @@ def test_equal_stamps_of_two_robots_are_kept_apart(folders, ring, tmp_path):
     images = scene.scene().images
     assert len(images) == sum(len(s.images) for s in scene.submaps)
     assert {camera for camera, _ in images} == {"", "sameday"}
-    views = [k.row.view for k in scene.recognition.keyframes]
+    views = [k.view for k in scene.recognition.keyframes]
     assert {view.camera for view in views} == {"", "sameday"}
     assert trajectory_error(scene, ring)[0] < 0.3
 

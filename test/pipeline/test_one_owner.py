@@ -14,10 +14,9 @@ from da3_ros.types import Calibration, Frame
 
 # Objects that may hold the pose of a shared view, by the classes on the way to it.
 OWNER = "MapTable"
-# What is left to be joined: the path's rows, keyframes of loops, and where a camera was last.
+# What is left to be joined: the path's rows, and where a camera was last.
 OTHERS = {
     "Trajectory",
-    "LoopKeyframe",
     "WindowOdometry.newest",
     "OdomFrame",
     "SeenCamera.last",
@@ -52,7 +51,7 @@ def copies(pipeline, root):
     """Returns the ways to copies of poses of shared views, in their submap, odometry or map."""
     table, found = pipeline.map.table, set()
     known = []
-    for key in table.views:
+    for key in table.shared:
         T = table.T_local_camera(key)
         known += [table.row(key).T_submap_camera, T, table.T_map_local.pose(T)]
     # The first view of a submap is its frame: the identity is no copy of anything.
@@ -110,6 +109,6 @@ def test_no_other_object_keeps_the_pose_of_a_shared_view(made):
 
 def test_a_copy_would_be_found():
     pipeline = after_a_loop()
-    key = next(iter(pipeline.map.table.views))
+    key = next(iter(pipeline.map.table.shared))
     pipeline.odometry.prior.copy = [{1: pipeline.map.table.view(key)}]
     assert others(copies(pipeline, pipeline)) != set()

@@ -138,7 +138,7 @@ def test_a_found_scene_is_saved_with_what_was_loaded(metric_folder, ring, tmp_pa
     new = load_scene(folder)
     assert len(new.recognition.keyframes) > len(old.recognition.keyframes)
     for a, b in zip(old.recognition.keyframes, new.recognition.keyframes):  # noqa: B905
-        assert a.row.view.stamp_ns == b.row.view.stamp_ns
+        assert a.view.stamp_ns == b.view.stamp_ns
         for x, y in zip(a.loaded().arrays, b.loaded().arrays, strict=True):
             np.testing.assert_array_equal(x, y)
     # Third session, where only the second one was.
@@ -315,7 +315,7 @@ def test_a_hint_restricts_the_search(metric_folder, ring, monkeypatch, near):
     true = {f.stamp_ns: f.T_world_camera[:3, 3] for f in ring}
     there = ring[35 if near else 0].T_world_camera[:3, 3]
     sight = 2 * np.nanmedian(ring[0].depth)
-    away = [np.linalg.norm(true[k.row.view.stamp_ns] - there) for k in looks if k.submap < own]
+    away = [np.linalg.norm(true[k.view.stamp_ns] - there) for k in looks if k.submap < own]
     assert all(distance < 4 * 0.25 + sight for distance in away)
     assert (len(away) > 1) == near  # what is there looks different
     assert pipeline.map.place_known == near

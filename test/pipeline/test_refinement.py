@@ -278,7 +278,7 @@ def test_refined_poses_are_stored_in_the_unit_that_a_new_focal_length_gives(monk
     def ended(self):
         refined, table = newest[-1] if newest else None, pipeline.map.table
         for id, (_, T, _) in (refined.moved if refined else {}).items():
-            if id in table.views:
+            if id in table.shared:
                 off.append(np.abs(table.T_local_camera(id) - T).max())
         end(self)
 

@@ -21,6 +21,14 @@ def table_of(poses):
     return MapTable(Submap(id, 0, pose) for id, pose in enumerate(poses))
 
 
+def add_keyframe(closure, shared_view, descriptor):
+    """Adds a keyframe that windows share, and no other view."""
+    table, id = closure._submaps, shared_view.view.id
+    table.set_view(shared_view)
+    table.share([id])
+    closure.add_keyframe(id, descriptor)
+
+
 def add_submap(submaps, id, T):
     """Adds a submap at the pose ``T`` [4, 4], unless it is there."""
     if id not in submaps.submaps:
