@@ -1,10 +1,12 @@
-"""Makes frames and window reports from predictions. Functions only."""
+"""Windows that have a place in odometry, and what is published of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.config import DepthConfig
 from da3_ros.geometry.similarity import IDENTITY, Similarity
@@ -34,10 +36,76 @@ NO_WINDOW = WindowReport(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedWindow:
+    """A window with its place in odometry."""
+
+    window: Window
+    # Poses, depth without masked pixels, and scale as they count: by prior and tracks, if any.
+    prediction: Prediction
+    alignment: Alignment
+    # [N, h, w] to be published, network units: also that of masked pixels, which ``filter_depth``
+    # removes; without it, their border would be an edge.
+    depth: FloatImage
+    refined: RefinedWindow | None = None  # None: not by tracks
+
+    @property
+    def T_local_window(self) -> Similarity:
+        """The window's world and unit in odometry."""
+        return self.alignment.T_local_window
+
+    def unfiltered_depth(self, prepared: PreparedView, index: int) -> FloatImage:
+        """Returns the depth [h, w] of view ``index`` in units of odometry, without confidence
+        filter: NaN where nothing is known or the robot is seen, +Inf sky."""
+        depth = self.depth[index] * np.float32(self.T_local_window.scale)
+        everything = np.full_like(depth, 1e30)
+        config = DepthConfig(edge_filter=False)
+        return filter_depth(depth, everything, config, prepared.view.valid, self._sky(index))
+
+    def _sky(self, index: int) -> NDArray[np.bool_] | None:
+        sky = self.prediction.sky
+        return None if sky is None else sky_mask(sky[index])
+
+    def frame(
+        self, prepared: PreparedView, index: int, report: WindowReport, config: DepthConfig
+    ) -> LocalFrame:
+        """Returns the frame of view ``index``, with filtered depth."""
+        view, confidence = prepared.view, self.prediction.confidence[index]
+        depth = self.depth[index] * np.float32(self.T_local_window.scale)
+        # A single-image network gives no confidence: none of its depth is filtered by it.
+        trusted = confidence if self.prediction.posed else np.full_like(confidence, 1e30)
+        return LocalFrame(
+            id=view.id,
+            stamp_ns=view.stamp_ns,
+            frame_id=view.frame_id,
+            camera=view.camera,
+            image=view.image,
+            depth=filter_depth(depth, trusted, config, view.valid, self._sky(index)),
+            confidence=confidence,
+            K=self.prediction.K[index] if view.K is None else view.K,
+            T_local_camera=self.T_local_window.pose(self.prediction.T_window_camera[index]),
+            scale=report.scale,
+            window=report,
+            leads=prepared.leads,
+        )
+
+    def drift(self) -> tuple[Alignment, Array, float] | None:
+        """Returns the alignment, the centre [3] of the newest camera, and the mean age of the
+        shared views, in windows; None if the window adds no known drift."""
+        new, ids = self.window.new, [view.id for view in self.window.views]
+        alignment, lag = self.alignment, (ids[-new] - float(np.mean(ids[:-new] or ids))) / new
+        if self.refined is not None:  # relative to the held views
+            covariance = self.refined.views.newest_covariance
+            alignment = dataclasses.replace(alignment, covariance=covariance)
+            lag = len(self.refined.views.ids) / new
+        if not alignment.accepted or alignment.covariance is None:
+            return None
+        camera = self.prediction.T_window_camera[-1, :3, 3]
+        return alignment, self.T_local_window.points(camera), lag
+
+
 def report_of(
-    window: Window,
-    prediction: Prediction,
-    placed: Alignment,
+    placed: PlacedWindow,
     scale: Scale,
     *,
     segment: int,
@@ -47,14 +115,15 @@ def report_of(
     refinement_s: float = 0.0,
 ) -> WindowReport:
     """Returns the report of a window."""
+    window, prediction, alignment = placed.window, placed.prediction, placed.alignment
     return WindowReport(
         id=window.id,
         stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
         view_ids=tuple(view.id for view in window.views),
         new_frames=window.new,
-        aligned=placed.accepted,
-        alignment_rms=placed.rms,
-        alignment_inliers=placed.inliers,
+        aligned=alignment.accepted,
+        alignment_rms=alignment.rms,
+        alignment_inliers=alignment.inliers,
         unit=placed.T_local_window.scale,
         scale=scale,
         loop_closed=loop_closed,
@@ -66,51 +135,6 @@ def report_of(
         refinement_s=refinement_s,
         inference_s=prediction.inference_s,
         total_s=total_s,
-    )
-
-
-def local_frame(
-    prepared: PreparedView,
-    index: int,
-    prediction: Prediction,
-    T_local_window: Similarity,
-    report: WindowReport,
-    config: DepthConfig,
-) -> LocalFrame:
-    """Returns the frame of view ``index`` in the frame of odometry, with filtered depth."""
-    view, confidence = prepared.view, prediction.confidence[index]
-    depth = prediction.depth[index] * np.float32(T_local_window.scale)
-    sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
-    # A single-image network gives no confidence: none of its depth is filtered by it.
-    trusted = confidence if prediction.posed else np.full_like(confidence, 1e30)
-    return LocalFrame(
-        id=view.id,
-        stamp_ns=view.stamp_ns,
-        frame_id=view.frame_id,
-        camera=view.camera,
-        image=view.image,
-        depth=filter_depth(depth, trusted, config, view.valid, sky),
-        confidence=confidence,
-        K=prediction.K[index] if view.K is None else view.K,
-        T_local_camera=T_local_window.pose(prediction.T_window_camera[index]),
-        scale=report.scale,
-        window=report,
-        leads=prepared.leads,
-    )
-
-
-def unfiltered_depth(
-    prepared: PreparedView, prediction: Prediction, index: int, unit: float
-) -> FloatImage:
-    """Returns the depth [h, w] of view ``index`` in units of odometry, without confidence filter.
-
-    NaN where nothing is known or the robot is seen, +Inf sky. unit: of odometry, per network unit.
-    """
-    depth = prediction.depth[index] * np.float32(unit)
-    sky = None if prediction.sky is None else sky_mask(prediction.sky[index])
-    everything = np.full_like(depth, 1e30)
-    return filter_depth(
-        depth, everything, DepthConfig(edge_filter=False), prepared.view.valid, sky
     )
 
 
@@ -164,19 +188,3 @@ def with_covariance(
         in_map = rotated_covariance(in_map, R_map_local)
         in_map = in_metres(in_map, unit, sigma, T[:3, 3])
     return dataclasses.replace(frame, covariance_odom=in_odom, covariance_map=in_map)
-
-
-def drift_of(
-    window: Window, prediction: Prediction, placed: Alignment, refined: RefinedWindow | None
-) -> tuple[Alignment, Array, float] | None:
-    """Returns a window's alignment, the centre [3] of its newest camera, and the mean age of its
-    shared views, in windows; None if it adds no known drift."""
-    ids = [view.id for view in window.views]
-    lag = (ids[-window.new] - float(np.mean(ids[: -window.new] or ids))) / window.new
-    if refined is not None:  # relative to the held views
-        placed = dataclasses.replace(placed, covariance=refined.views.newest_covariance)
-        lag = len(refined.views.ids) / window.new
-    if not placed.accepted or placed.covariance is None:
-        return None
-    camera = placed.T_local_window.points(prediction.T_window_camera[-1, :3, 3])
-    return placed, camera, lag

@@ -10,6 +10,7 @@ import numpy as np
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import spread
 from da3_ros.refinement.refiner import RefinedWindow
+from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.types import Prediction, ScaleMeasurement, Window
 
 LEAST_MOTION = 0.02  # spread of a camera's positions over depth, below which it shows no unit
@@ -23,7 +24,8 @@ def in_refined_unit(
     result: RefinedWindow,
     config: ScaleConfig,
 ) -> Prediction:
-    """Returns a refined prediction with the network's scale measurement in its new unit.
+    """Returns a refined prediction with the network's scale measurement in its new unit; without
+    one if a focal length was found, because what was measured has its error.
 
     network: the prediction before. Rig and odometry measure the unit of the network's poses, which
     tracks may bring to another one. Refined poses themselves are no measurement: those of earlier
@@ -32,6 +34,8 @@ def in_refined_unit(
     measure = network.measure
     if measure is None:
         return refined
+    if result.change != NO_CHANGE:
+        return dataclasses.replace(refined, measure=None)
     if config.source in ("rig", "odometry"):
         measure = _by_positions(window, network, refined, measure)
     else:  # by depth: a model's

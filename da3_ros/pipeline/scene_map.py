@@ -18,7 +18,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.recorder import Flush
 from da3_ros.keyframe_store.store import MapState
-from da3_ros.mapping.alignment import Alignment, WindowAligner
+from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.covariance import PoseUncertainty
 from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import LocalFrame
@@ -28,7 +28,7 @@ from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scal
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.shared_view import NO_SUBMAP
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
-from da3_ros.pipeline.delivery import drift_of, tracked_frame, with_covariance
+from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.map_mode import set_read_only
@@ -183,12 +183,9 @@ class SceneMap:
         if self.scale.unit != before:
             self.loops.change_unit(before / self.scale.unit, self.scale.begin)
 
-    def add_drift(
-        self, window: Window, prediction: Prediction, placed: Alignment,
-        refined: RefinedWindow | None,
-    ) -> None:  # fmt: skip
+    def add_drift(self, placed: PlacedWindow) -> None:
         """Adds the covariance of an accepted window to the drift of odometry."""
-        if drift := drift_of(window, prediction, placed, refined):
+        if drift := placed.drift():
             self.loops.add_window(*drift)
 
     @property

@@ -15,18 +15,11 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.mapping.covariance import UNMEASURED
-from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import NO_SUBMAP
+from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView
 from da3_ros.pipeline.blind_frames import BlindFrames
-from da3_ros.pipeline.delivery import (
-    UNPLACED,
-    local_frame,
-    report_of,
-    tracked_frame,
-    unfiltered_depth,
-)
+from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.place_search import PlaceSearch
@@ -38,9 +31,17 @@ from da3_ros.pipeline.window_inference import WindowInference, without_invalid_d
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.effort import Effort
-from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.splats.relative import RelativeSplats, keep_visible
-from da3_ros.types import Array, FloatImage, Prediction, Scale, TrackedFrame, View, Window
+from da3_ros.types import (
+    Array,
+    FloatImage,
+    Prediction,
+    Scale,
+    TrackedFrame,
+    View,
+    Window,
+    WindowReport,
+)
 
 log = logging.getLogger(__name__)
 
@@ -118,52 +119,60 @@ class WindowSteps:
         prediction = self.refinement.calibrated(window, prediction)
         prediction, cause = self.blind.judge(window, shared, new, prediction)
         if cause:
-            for prepared in new:
-                yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
-            if self.blind.gives_up(cause, prediction):
-                self.start_segment(self.odometry.newest)
+            yield from self._deliver_untrusted(new, prediction, cause)
             return
-        network_depth = prediction.depth
-        prediction = without_invalid_depth(window, prediction)
+        placed = self._place(window, shared, new, prediction)
+        scale = self._take_over(placed)
+        report = report_of(
+            placed, scale, segment=self.odometry.segment, loop_closed=closed,
+            total_s=time.perf_counter() - start, tracks=self.refinement.tracks,
+            refinement_s=self.refinement.seconds,
+        )  # fmt: skip
+        for index, prepared in enumerate(new, len(shared)):
+            yield self._deliver(prepared, index, placed, report)
+        self.blind.sight.note_window(refined=placed.refined is not None)
+        self._finish_window(window)
+
+    def _place(
+        self, window: Window, shared: list[SharedView], new: list[PreparedView],
+        network: Prediction,
+    ) -> PlacedWindow:  # fmt: skip
+        """Returns a window with its place by its shared views, by a prior and by tracks, and with
+        its scale."""
+        prediction = without_invalid_depth(window, network)
         due = self.scene_map.scale.wants_measurement(window.id)
         prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
         prediction = self.odometry.with_prior(window, prediction)
         unit = self.scene_map.scale.unit_of(prediction)
-        prediction, placed = self.odometry.place(window, shared, prediction, unit)
-        network = prediction
-        prediction, placed, refined = self.refinement.run(
-            window, new, prediction, placed, self.odometry, self.scene_map.submaps.table
+        prediction, alignment = self.odometry.place(window, shared, prediction, unit)
+        by_tracks, alignment, refined = self.refinement.run(
+            window, new, prediction, alignment, self.odometry, self.scene_map.submaps.table
         )
-        if refined is not None:
-            network_depth = refined.scaled(network_depth)
-            prediction = in_refined_unit(window, network, prediction, refined, self.config.scale)
-            if refined.change != NO_CHANGE:  # what was measured has the error that was found
-                prediction = dataclasses.replace(prediction, measure=None)
-            self.scene_map.adopt(refined)  # the unit, in which its poses are
-            self.scene_map.correct_poses(sorted(self.odometry.apply_refinement(refined)))
+        if refined is None:
+            return PlacedWindow(window, prediction, alignment, network.depth)
+        measured = in_refined_unit(window, prediction, by_tracks, refined, self.config.scale)
+        return PlacedWindow(window, measured, alignment, refined.scaled(network.depth), refined)
+
+    def _take_over(self, placed: PlacedWindow) -> Scale:
+        """Takes over into odometry and map what a window says of earlier views, of its unit and of
+        the scale; returns the scale."""
+        window = placed.window
+        if placed.refined is not None:
+            self.scene_map.adopt(placed.refined)  # the unit, in which its poses are
+            moved = self.odometry.apply_refinement(placed.refined)
+            self.scene_map.correct_poses(sorted(moved))
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.shared_views.forget_newest()
-        fits = placed.accepted or not shared
-        # The prior's own poses are a witness only where the network's motion agrees with them.
-        own = prediction.measure is not None or not self.odometry.prior.leads_poses(window)
+        fits = placed.alignment.accepted or window.new == len(window.views)
+        measured = placed.prediction.measure is not None
         scale = self.scene_map.update_scale(
-            window, prediction, placed.T_local_window if fits else None, own_motion=own
-        )
-        self.scene_map.add_drift(window, prediction, placed, refined)
-        report = report_of(
-            window, prediction, placed, scale, segment=self.odometry.segment,
-            loop_closed=closed, total_s=time.perf_counter() - start,
-            tracks=self.refinement.tracks, refinement_s=self.refinement.seconds,
+            window, placed.prediction, placed.T_local_window if fits else None,
+            # The prior's own poses are a witness only where the network's motion agrees with them.
+            own_motion=measured or not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
-        prediction = dataclasses.replace(prediction, depth=network_depth)
-        for index, prepared in enumerate(new, len(shared)):
-            frame = local_frame(
-                prepared, index, prediction, placed.T_local_window, report, self.config.depth
-            )
-            yield self._deliver(prepared, frame, index, prediction)
-        self.blind.sight.note_window(refined=refined is not None)
-        self._finish_window(window)
+        self.scene_map.add_drift(placed)
+        return scale
 
     def _finish_window(self, window: Window) -> None:
         """Forgets what no later window needs; begins a new segment if the camera is lost, else
@@ -186,25 +195,20 @@ class WindowSteps:
             )
 
     def _deliver(
-        self, prepared: PreparedView, frame: LocalFrame, index: int, prediction: Prediction
+        self, prepared: PreparedView, index: int, placed: PlacedWindow, report: WindowReport
     ) -> TrackedFrame:
         """Adds the frame of view ``index`` to shared views and map; returns it in world
         coordinates."""
+        frame = placed.frame(prepared, index, report, self.config.depth)
         self.blind.keep_odometry(frame)
         shared_view = self.odometry.shared_view_of(prepared.view, frame)
         if shared_view is not None:
             frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(shared_view))
-        descriptor = None if prediction.descriptor is None else prediction.descriptor[index]
+        descriptors = placed.prediction.descriptor
+        descriptor = None if descriptors is None else descriptors[index]
         seen = None
         if frame.keyframe and self.scene_map.records:
-            depth = unfiltered_depth(prepared, prediction, index, frame.window.unit)
-            tracks = self.refinement.tracks_of(frame.id, prepared.full.shape)
-            splats = None
-            if prediction.splats is not None:  # of the last views
-                values = prediction.splats[index - len(prediction.depth)]
-                splats = keep_visible(values, depth)
-                self._note_splats(splats, depth)
-            seen = Seen(prepared.full, depth, descriptor, tracks, splats)
+            seen = self._seen(prepared, index, placed, descriptor)
         submap = self.scene_map.add(frame, seen)
         if shared_view is not None:
             self.odometry.share(
@@ -222,6 +226,28 @@ class WindowSteps:
             out = dataclasses.replace(out, depth_m=np.full_like(out.depth_m, np.nan))
         self.blind.sight.see(out, prepared.view.instant, frame.T_local_camera)
         return self._at_published_size(out, prepared)
+
+    def _seen(
+        self, prepared: PreparedView, index: int, placed: PlacedWindow, descriptor: Array | None
+    ) -> Seen:
+        """Returns what is stored of a keyframe, view ``index`` of its window."""
+        depth = placed.unfiltered_depth(prepared, index)
+        tracks = self.refinement.tracks_of(prepared.view.id, prepared.full.shape)
+        splats = None
+        if placed.prediction.splats is not None:  # of the last views
+            values = placed.prediction.splats[index - len(placed.depth)]
+            splats = keep_visible(values, depth)
+            self._note_splats(splats, depth)
+        return Seen(prepared.full, depth, descriptor, tracks, splats)
+
+    def _deliver_untrusted(
+        self, new: list[PreparedView], prediction: Prediction, cause: str
+    ) -> Iterator[TrackedFrame]:
+        """Yields the frames of a window that cannot be trusted, as blind ones."""
+        for prepared in new:
+            yield self._deliver_blind(dataclasses.replace(prepared, blind=cause))
+        if self.blind.gives_up(cause, prediction):
+            self.start_segment(self.odometry.newest)
 
     def _deliver_blind(self, prepared: PreparedView) -> TrackedFrame:
         return self._at_published_size(self.blind.frame(prepared), prepared)
@@ -243,14 +269,13 @@ class WindowSteps:
         """Yields the frames of a single-image network: depth without a pose in the map."""
         scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
         self.scene_map.scale.set_unplaced(scale)
+        placed = PlacedWindow(window, prediction, UNPLACED, prediction.depth)
         report = report_of(
-            window, prediction, UNPLACED, scale, segment=self.odometry.segment,
-            loop_closed=False, total_s=time.perf_counter() - start,
+            placed, scale, segment=self.odometry.segment, loop_closed=False,
+            total_s=time.perf_counter() - start,
         )  # fmt: skip
         for index, prepared in enumerate(new, len(window.views) - len(new)):
-            frame = local_frame(
-                prepared, index, prediction, UNPLACED.T_local_window, report, self.config.depth
-            )
+            frame = placed.frame(prepared, index, report, self.config.depth)
             self.counters["processed"] += 1
             out = tracked_frame(frame, frame.depth, frame.T_local_camera, np.eye(4))
             yield self._at_published_size(out, prepared)
