@@ -243,26 +243,23 @@ class KeyframeSelector:
         best = sorted(found[1:], key=lambda i: -float(overlap[i]))[: max(0, most - 1)]
         return [self._keyframes[i].id for i in sorted([*found[:1], *best])[:most]]
 
-    def _poses(self) -> Array:
-        """Returns the poses [N, 4, 4] of the keyframes."""
-        return np.array([self._table.T_local_camera(k.id) for k in self._keyframes])
-
-    def _depths(self) -> Array:
-        """Returns the median depths [N] of the keyframes."""
-        return np.array([k.depth * self._table.unit_of(k.id) for k in self._keyframes])
+    def _poses(self) -> tuple[Array, Array]:
+        """Returns the poses [N, 4, 4] and the median depths [N] of the keyframes."""
+        T, unit = self._table.poses([k.id for k in self._keyframes])
+        return T, unit * [k.depth for k in self._keyframes]
 
     def _motion_to(self, T_local_camera: Array) -> tuple[Array, Array]:
         """Returns for each keyframe the rotation (degrees) [N] to a pose, and the distance over
         the keyframe's depth [N]."""
-        T = self._poses()
-        return _rotation_deg(T, T_local_camera), _distance(T, T_local_camera) / self._depths()
+        T, depth = self._poses()
+        return _rotation_deg(T, T_local_camera), _distance(T, T_local_camera) / depth
 
     def _overlap(self, newest: SharedView) -> Array:
         """Returns the share [N] of the points of ``newest`` that project into each keyframe."""
         step = max(1, len(newest.depth) // OVERLAP_POINTS)
         T = newest.T_local_camera
         points = newest.depth[::step, None] * newest.rays()[::step] @ T[:3, :3].T + T[:3, 3]
-        back = np.array([invert_pose(T) for T in self._poses()])
+        back = np.array([invert_pose(T) for T in self._poses()[0]])
         inside = np.einsum("nij,mj->nmi", back[:, :3, :3], points) + back[:, None, :3, 3]
         K = np.array([self._table.row(k.id).K for k in self._keyframes])
         pixel = np.einsum("nij,nmj->nmi", K, inside)
@@ -283,7 +280,7 @@ class KeyframeSelector:
 
     def _most_redundant(self) -> int:
         """Returns the index of the later one of the two keyframes that are closest in pose."""
-        T, depth = self._poses(), self._depths()
+        T, depth = self._poses()
         rotation = np.stack([_rotation_deg(T, one) for one in T]) / max(
             self.limits.rotation_deg, 1e-9
         )

@@ -174,10 +174,11 @@ class LoopClosure:
         if descriptor is None or len(row.depth) == 0:
             return
         assert self._drift_model is not None
-        own = self._drift_model.variance_at(self._submaps.T_local_camera(id)[:3, 3])
+        T, unit = self._submaps.poses([id])
+        own = self._drift_model.variance_at(T[0, :3, 3])
         keyframe = replace(
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
-            own=own / [1, 1, self._submaps.unit_of(id) ** 2],
+            own=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
         self._keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
         self._candidates.restart()

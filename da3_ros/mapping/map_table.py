@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -79,14 +79,19 @@ class MapTable:
         row = self._views[id]
         return row.placed(self.T_local_submap(row.submap))
 
-    def T_local_camera(self, id: int) -> Array:
-        """Returns the pose [4, 4] of a view in the frame of odometry. Raises KeyError."""
-        row = self._views[id]
-        return self.T_local_submap(row.submap).pose(row.T_submap_camera)
-
-    def unit_of(self, id: int) -> float:
-        """Returns the unit of a view's submap in odometry. Raises KeyError."""
-        return self.T_local_submap(self._views[id].submap).scale
+    def poses(self, ids: Sequence[int]) -> tuple[Array, Array]:
+        """Returns the poses [N, 4, 4] of views in the frame of odometry, and the units [N] of
+        their submaps there. Raises KeyError."""
+        rows = [self._views[id] for id in ids]
+        at = {submap: self.T_local_submap(submap) for submap in {row.submap for row in rows}}
+        T, unit = np.zeros((len(ids), 4, 4)), np.array([at[row.submap].scale for row in rows])
+        if rows:
+            S, own = [at[row.submap] for row in rows], np.array([r.T_submap_camera for r in rows])
+            R = np.array([s.R for s in S])
+            T[:, :3, :3] = R @ own[:, :3, :3]
+            T[:, :3, 3] = unit[:, None] * (R @ own[:, :3, 3:])[..., 0] + [s.t for s in S]
+            T[:, 3, 3] = 1.0
+        return T, unit
 
     def set_row(self, row: ViewRow) -> None:
         """Replaces a view in the frame of its submap."""

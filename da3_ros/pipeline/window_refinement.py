@@ -21,7 +21,7 @@ from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop
 from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
 from da3_ros.refinement.track_trails import Trails
-from da3_ros.types import Prediction, Window
+from da3_ros.types import Array, Prediction, Window
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,7 @@ class WindowRefinement:
         table: MapTable,
     ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
-        at = {id: (table.T_local_camera(id), table.unit_of(id)) for id in sorted(table.shared)}
-        self.refiner.graph.place(at, table.corrections)
+        self.refiner.graph.place(self._poses(table), table.corrections)
         try:
             refined = self.refiner.refine(window, images, prediction, placed.T_local_window)
         except Exception as error:
@@ -189,7 +188,15 @@ class WindowRefinement:
 
     def keep(self, table: MapTable) -> None:
         """Forgets views that no later window can share, and where the others are."""
-        self.refiner.end_window({id: table.unit_of(id) for id in sorted(table.shared)})
+        units = {id: unit for id, (_, unit) in self._poses(table).items()}
+        self.refiner.end_window(units)
+
+    @staticmethod
+    def _poses(table: MapTable) -> dict[int, tuple[Array, float]]:
+        """Returns the poses of the shared views, and their units, by id."""
+        ids = sorted(table.shared)
+        T, units = table.poses(ids)
+        return dict(zip(ids, zip(T, units.tolist(), strict=True), strict=True))
 
 
 def chosen_effort(config: PipelineConfig) -> Effort:

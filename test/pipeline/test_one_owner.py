@@ -52,7 +52,7 @@ def copies(pipeline, root):
     table, found = pipeline.map.table, set()
     known = []
     for key in table.shared:
-        T = table.T_local_camera(key)
+        T = table.view(key).T_local_camera
         known += [table.row(key).T_submap_camera, T, table.T_map_local.pose(T)]
     # The first view of a submap is its frame: the identity is no copy of anything.
     known = np.array([T[:3] for T in known if np.abs(T - np.eye(4)).max() > 1e-6])

@@ -279,7 +279,7 @@ def test_refined_poses_are_stored_in_the_unit_that_a_new_focal_length_gives(monk
         refined, table = newest[-1] if newest else None, pipeline.map.table
         for id, (_, T, _) in (refined.moved if refined else {}).items():
             if id in table.shared:
-                off.append(np.abs(table.T_local_camera(id) - T).max())
+                off.append(np.abs(table.view(id).T_local_camera - T).max())
         end(self)
 
     unit = MapScale.change_unit
