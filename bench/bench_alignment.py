@@ -11,9 +11,9 @@ Methods ("ours" is WindowAligner):
 
     ours, told      the unit of each window is given with an error of 1 %
     oracle          the standard deviations of all noise and the outlier pixels are given
-    least squares   plain least squares over all points of the shared views
+    least squares   plain least squares over all points of the overlap views
     chain           the same, but each window is aligned only to the previous window
-    centres         camera centres of the shared views only
+    centres         camera centres of the overlap views only
 
 ``drift``: windows are exact (rendered depth and poses) plus noise, each in a unit and a coordinate
 frame of its own; all methods get the same windows. The true room, transformed into the scene by
@@ -23,9 +23,9 @@ position after the best Sim(3) (evo), standard deviation of the room's rotation 
 ``network``: windows of da3-tiny, the same for every method; the table gives the ATE (evo).
 ``nees``: consistency of the covariance of an alignment. ``cost``: milliseconds per alignment.
 ``gate``: half of every fifth window is wrong (depth times 1.5 in half of the image, half of the
-shared views rotated by 20 degrees, or with the depth of another place); the table gives the shares
-of wrong and of correct windows that the residual gate refuses, and the path's error with and
-without the gate.
+overlap views rotated by 20 degrees, or with the depth of another place); the table gives the
+shares of wrong and of correct windows that the residual gate refuses, and the path's error with
+and without the gate.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
-from da3_ros.mapping.shared_view import SAMPLES, SharedView, sample
+from da3_ros.mapping.overlap_view import SAMPLES, OverlapView, sample
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,
@@ -100,30 +100,30 @@ def accepted(fit: Similarity | None) -> Alignment | None:
 
 
 class CameraCentreAligner:
-    """Aligns windows by the camera centres of the shared views only."""
+    """Aligns windows by the camera centres of the overlap views only."""
 
-    def align(self, shared_views, prediction, indices, scale=None):
-        """Like ``WindowAligner.align``, which it calls for fewer than three shared views."""
-        known = np.array([a.T_local_camera for a in shared_views])
+    def align(self, overlap_views, prediction, indices, scale=None):
+        """Like ``WindowAligner.align``, which it calls for fewer than three overlap views."""
+        known = np.array([a.T_local_camera for a in overlap_views])
         poses = prediction.T_window_camera[list(indices)]
         if len(known) < 3:
-            return WindowAligner().align(shared_views, prediction, indices)
+            return WindowAligner().align(overlap_views, prediction, indices)
         ones = np.ones(len(known))
         return accepted(fit_points(poses[:, :3, 3], known[:, :3, 3], ones))
 
 
 class LeastSquaresAligner:
-    """Aligns windows by plain least squares over all points of the shared views."""
+    """Aligns windows by plain least squares over all points of the overlap views."""
 
-    def align(self, shared_views, prediction, indices, scale=None):
+    def align(self, overlap_views, prediction, indices, scale=None):
         """Like ``WindowAligner.align``."""
         source, target = [], []
-        for shared_view, i in zip(shared_views, indices, strict=True):
-            ours = prediction.depth[i].reshape(-1)[shared_view.pixels].astype(np.float64)
-            good = np.isfinite(ours) & np.isfinite(shared_view.depth)
-            rays = shared_view.rays()[good]
-            T, S = shared_view.T_local_camera, prediction.T_window_camera[i]
-            target.append(shared_view.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
+        for overlap_view, i in zip(overlap_views, indices, strict=True):
+            ours = prediction.depth[i].reshape(-1)[overlap_view.pixels].astype(np.float64)
+            good = np.isfinite(ours) & np.isfinite(overlap_view.depth)
+            rays = overlap_view.rays()[good]
+            T, S = overlap_view.T_local_camera, prediction.T_window_camera[i]
+            target.append(overlap_view.depth[good, None] * rays @ T[:3, :3].T + T[:3, 3])
             source.append(ours[good, None] * rays @ S[:3, :3].T + S[:3, 3])
         points = np.concatenate(source)
         return accepted(fit_points(points, np.concatenate(target), np.ones(len(points))))
@@ -135,12 +135,12 @@ class ChainAligner(LeastSquaresAligner):
     def __init__(self) -> None:
         self._last: dict[int, tuple[Array, Array]] = {}
 
-    def align(self, shared_views, prediction, indices, scale=None):
+    def align(self, overlap_views, prediction, indices, scale=None):
         """Like ``WindowAligner.align``, with depth and poses of the previous window only."""
         # A view with one observation was new in the previous window: only that window placed it.
         pairs = [
             (self._as_last(a), i)
-            for a, i in zip(shared_views, indices, strict=True)
+            for a, i in zip(overlap_views, indices, strict=True)
             if a.view.id in self._last or a.observations == 1
         ]
         found = super().align([a for a, _ in pairs], prediction, [i for _, i in pairs])
@@ -150,15 +150,15 @@ class ChainAligner(LeastSquaresAligner):
                     found.T_local_window.scale * prediction.depth[i].reshape(-1)[a.pixels],
                     found.T_local_window.pose(prediction.T_window_camera[i]),
                 )
-                for a, i in zip(shared_views, indices, strict=True)
+                for a, i in zip(overlap_views, indices, strict=True)
             }
         return found
 
-    def _as_last(self, shared_view):
-        if shared_view.view.id not in self._last:
-            return shared_view
-        depth, T = self._last[shared_view.view.id]
-        return dataclasses.replace(shared_view, depth=depth.astype(np.float64), T_local_camera=T)
+    def _as_last(self, overlap_view):
+        if overlap_view.view.id not in self._last:
+            return overlap_view
+        depth, T = self._last[overlap_view.view.id]
+        return dataclasses.replace(overlap_view, depth=depth.astype(np.float64), T_local_camera=T)
 
 
 class OracleAligner(WindowAligner):
@@ -171,16 +171,16 @@ class OracleAligner(WindowAligner):
         sigma = np.array([per_frame, np.radians(noise.rotation_deg), noise.translation])
         self.noise_model = FixedNoiseModel(np.maximum(sigma, [1e-5, 1e-6, 1e-6]) ** 2)
 
-    def align(self, shared_views, prediction, indices, scale=None):
+    def align(self, overlap_views, prediction, indices, scale=None):
         """Like ``WindowAligner.align``."""
         depth = prediction.depth.copy()
         kept = []
-        for shared_view, i in zip(shared_views, indices, strict=True):
-            true = self._true[shared_view.view.stamp_ns]
+        for overlap_view, i in zip(overlap_views, indices, strict=True):
+            true = self._true[overlap_view.view.stamp_ns]
             depth[i] = np.where(inlier_mask(depth[i] / true), depth[i], np.nan)
-            good = inlier_mask(shared_view.depth / true.reshape(-1)[shared_view.pixels])
-            cut = {n: getattr(shared_view, n)[good] for n in ("pixels", "depth", "confidence")}
-            kept.append(dataclasses.replace(shared_view, **cut))
+            good = inlier_mask(overlap_view.depth / true.reshape(-1)[overlap_view.pixels])
+            cut = {n: getattr(overlap_view, n)[good] for n in ("pixels", "depth", "confidence")}
+            kept.append(dataclasses.replace(overlap_view, **cut))
         return super().align(kept, dataclasses.replace(prediction, depth=depth), indices)
 
 
@@ -195,13 +195,13 @@ class KnownUnitAligner(WindowAligner):
         self._rng = np.random.default_rng(0)
         self._scene: float | None = None  # scene units per metre
 
-    def align(self, shared_views, prediction, indices, scale=None):
+    def align(self, overlap_views, prediction, indices, scale=None):
         """Like ``WindowAligner.align``."""
         error = float(np.exp(self.SIGMA * self._rng.standard_normal()))
         known = None
         if self._scene is not None:
             known = (self._scene / self.session.unit * error, self.SIGMA)
-        found = super().align(shared_views, prediction, indices, known)
+        found = super().align(overlap_views, prediction, indices, known)
         if self._scene is None and found is not None:
             self._scene = found.T_local_window.scale * self.session.unit
         return found
@@ -452,21 +452,21 @@ def nees_rows(options: argparse.Namespace) -> list[dict]:
 
 
 def one_nees(truth: list[Truth], seed: int, noise: Noise) -> tuple:
-    """Returns shared views in metres with noise, a prediction with noise, and the true fit."""
+    """Returns overlap views in metres with noise, a prediction with noise, and the true fit."""
     black = np.zeros((*truth[0].depth.shape, 3), np.uint8)
     views = tuple(View(i, f.stamp_ns, black, f.K) for i, f in enumerate(truth))
     known = TruthSession(truth, seed=seed + 10_000, noise=noise)
     stored = known.infer(Window(0, views, 1))
     fit = true_fit(known)
-    shared_views = []
+    overlap_views = []
     for i, view in enumerate(views):
         pixels = sample(np.isfinite(stored.depth[i]), SAMPLES)
         depth = fit.scale * stored.depth[i].reshape(-1)[pixels]
         T = fit.pose(stored.T_window_camera[i])
-        shared_views.append(SharedView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
+        overlap_views.append(OverlapView(view, view.K, T, pixels, depth, np.ones(len(pixels))))
     session = TruthSession(truth, seed=seed, noise=noise)
     prediction = session.infer(Window(0, views, 1))
-    return shared_views, prediction, true_fit(session)
+    return overlap_views, prediction, true_fit(session)
 
 
 def true_fit(session: TruthSession) -> Similarity:
@@ -475,9 +475,9 @@ def true_fit(session: TruthSession) -> Similarity:
     return Similarity(1 / session.unit, T[:3, :3].T, -T[:3, :3].T @ T[:3, 3])
 
 
-def nees(aligner: WindowAligner, shared_views, prediction, truth: Similarity) -> float:
+def nees(aligner: WindowAligner, overlap_views, prediction, truth: Similarity) -> float:
     """Returns the NEES of one alignment over its seven degrees of freedom."""
-    found = aligner.align(shared_views, prediction, range(len(shared_views)))
+    found = aligner.align(overlap_views, prediction, range(len(overlap_views)))
     fit, about = found.T_local_window, found.pivot
     turn = Rotation.from_matrix(fit.R @ truth.R.T).as_rotvec()
     place = fit.points(about) - truth.points(about)
@@ -489,7 +489,7 @@ class CorruptedSession(TruthSession):
     """TruthSession whose every fifth window is wrong by half, from the eleventh window on.
 
     kind: "half the image" (depth times 1.5 in its left half), "half the views" (half of the shared
-    views rotated by 20 degrees), "glued" (half of the shared views have the depth of another
+    views rotated by 20 degrees), "glued" (half of the overlap views have the depth of another
     place) or "none".
     """
 

@@ -34,7 +34,7 @@ from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.pipeline.pipeline import Pipeline
@@ -176,11 +176,11 @@ def add_keyframe(
     view = View(n, n, np.zeros((SIDE, SIDE, 3), np.uint8), K)
     pixels = np.arange(SIDE * SIDE)
     depth = np.full(len(pixels), 2.0)
-    shared_view = SharedView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
+    overlap_view = OverlapView(view, K, T, pixels, depth, depth, submap=n // KEYFRAMES)
     if n % KEYFRAMES == 0:
         submaps.keep(closure.submaps_in_use)
         submaps.add(Submap(n // KEYFRAMES, 0, Similarity.from_pose(T)))
-    submaps.set_view(shared_view)
+    submaps.set_view(overlap_view)
     submaps.share([n])
     closure.add_keyframe(n, rng.normal(size=dimensions).astype(np.float32))
 

@@ -41,7 +41,7 @@ from da3_ros.network.precision import channels_last, convert, drop_rays  # noqa:
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8,
 }  # fmt: skip
-HEADS = 3  # views the head runs on in a sliding window: one new view and two shared views
+HEADS = 3  # views the head runs on in a sliding window: one new view and two overlap views
 
 
 @dataclass(frozen=True)

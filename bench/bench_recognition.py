@@ -46,10 +46,10 @@ from da3_ros.mapping import loop_window
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.calibration import pinhole_calibration
@@ -282,7 +282,7 @@ def descriptor_of(number: int) -> Array:
     return (np.cos(phase) @ basis + noise).astype(np.float32)
 
 
-def view_of(number: int) -> SharedView:
+def view_of(number: int) -> OverlapView:
     """A keyframe's view."""
     rng = np.random.default_rng(number)
     image = cv2.resize(rng.integers(0, 255, (42, 56, 3), np.uint8), (224, 168))
@@ -290,7 +290,7 @@ def view_of(number: int) -> SharedView:
     T[0, 3] = 0.3 * number
     view = View(number, number * STEP_NS, np.asarray(image), np.eye(3))
     pixels = np.arange(1024)
-    return SharedView(view, np.eye(3), T, pixels, rng.uniform(1, 3, 1024), np.ones(1024))
+    return OverlapView(view, np.eye(3), T, pixels, rng.uniform(1, 3, 1024), np.ones(1024))
 
 
 def loaded(count: int, file: Path) -> tuple[LoopClosure, MapTable]:

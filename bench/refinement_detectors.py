@@ -22,9 +22,9 @@ from refinement_runs import (
 )
 
 from da3_ros.geometry.projection import corner_K
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import CONTRAST, CORNER, FeatureDetector, Features
 from da3_ros.refinement.matching import RATIO, match
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.types import Array, Frame, Image
 
 GAPS = (1, 3)  # frames between the images of a pair
@@ -70,7 +70,9 @@ def detectors(most: int) -> dict[str, Detector]:
     }
     root = by_norm[cv2.NORM_L2] | {"ours": match}
     found = {
-        "SIFT, spread (ours)": Detector(FeatureDetector(most, Effort.full(most).pixels), root),
+        "SIFT, spread (ours)": Detector(
+            FeatureDetector(most, SolverLimits.full(most).pixels), root
+        ),
         "SIFT": Detector(
             plain(cv2.SIFT.create(most, contrastThreshold=CONTRAST), CORNER), {"ours": match}
         ),

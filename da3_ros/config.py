@@ -93,7 +93,7 @@ class WindowConfig:
     )
     keyframes: int = option(
         2,
-        "most shared views that are older keyframes; the others are the newest frames",
+        "most overlap views that are older keyframes; the others are the newest frames",
         low=0,
         high=510,
     )
@@ -419,7 +419,7 @@ def _check_cameras(config: PipelineConfig) -> None:
     if window.mode == "joint" and len(names) > 1 and window.size < needed:
         raise ConfigError(
             f"window.size is {window.size}, but {len(names)} cameras need at least {needed}: "
-            f"window.new ({window.new}) and one shared view each; or set window.mode to "
+            f"window.new ({window.new}) and one overlap view each; or set window.mode to "
             "independent"
         )
     if poses and len(poses) != POSE_NUMBERS * len(names):

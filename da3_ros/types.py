@@ -56,7 +56,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class PreparedImage:
     """A frame's image, prepared for the network."""
 
     process_res: int  # value of the parameter for which it was prepared
@@ -104,7 +104,7 @@ class Frame:
     # world, as the robot states them; None: unknown
     prior_variance: Array | None = None
     T_rig_camera: Array | None = None  # [4, 4] pose on the rig, metres; None: unknown
-    ready: Ready | None = None  # the prepared image; None: not prepared yet
+    ready: PreparedImage | None = None  # the prepared image; None: not prepared yet
     slam: SlamPose | None = None  # of another SLAM that the map follows; None: unknown
 
 
@@ -122,7 +122,7 @@ class View:
     T_prior_camera: Array | None = None  # [4, 4] as in Frame
     T_rig_camera: Array | None = None  # [4, 4] as in Frame
     instant: int = -1  # equal for views that several cameras took at one instant
-    valid: NDArray[np.bool_] | None = None  # [h, w] as in Ready
+    valid: NDArray[np.bool_] | None = None  # [h, w] as in PreparedImage
     prior_variance: Array | None = None  # [6] as in Frame
     slam: SlamPose | None = None  # as in Frame
 
@@ -137,7 +137,7 @@ class ScaleMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Views that pass the network together: shared views first, new views last.
+    """Views that pass the network together: overlap views first, new views last.
 
     The first view is the reference view of the network.
     """

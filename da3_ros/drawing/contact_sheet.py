@@ -7,7 +7,7 @@ import numpy as np
 
 from da3_ros.config import DepthConfig
 from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
-from da3_ros.drawing.even_choice import EvenChoice
+from da3_ros.drawing.uniform_sampler import UniformSampler
 from da3_ros.types import FloatImage, Image
 
 ROWS = 6
@@ -21,7 +21,7 @@ class ContactSheet:
     def __init__(self, config: DepthConfig, metric: bool) -> None:
         self.config = config
         self.metric = metric
-        self._rows: EvenChoice[Image] = EvenChoice(ROWS)
+        self._rows: UniformSampler[Image] = UniformSampler(ROWS)
 
     def add(self, image: Image, depth: FloatImage, confidence: FloatImage) -> None:
         """Add the stream's next frame: RGB [h, w, 3], depth and confidence [h, w]."""

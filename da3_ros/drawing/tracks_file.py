@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.drawing.even_choice import EvenChoice
+from da3_ros.drawing.uniform_sampler import UniformSampler
 from da3_ros.export.scene_file import SceneFileError
 from da3_ros.mapping.submap_points import jpeg
 from da3_ros.refinement.track_trails import LENGTH, Trails
@@ -60,7 +60,7 @@ class TrackFilm:
     def __init__(self, trails: Callable[[int], Trails]) -> None:
         """trails: returns those of a frame by its id; called for frames that are kept only."""
         self._trails = trails
-        self._frames: EvenChoice[FrameTracks] = EvenChoice(MOST_FRAMES)
+        self._frames: UniformSampler[FrameTracks] = UniformSampler(MOST_FRAMES)
 
     def add(self, frame: TrackedFrame) -> None:
         """Add the stream's next frame, right after it is delivered."""

@@ -27,9 +27,9 @@ from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
 from da3_ros.mapping.graph_solution import Node
+from da3_ros.mapping.overlap_view import FEW_SAMPLES, ViewRow
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import FEW_SAMPLES, ViewRow
 from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)
@@ -172,8 +172,9 @@ class RecognitionFile:
         none = np.zeros(0)
         return ViewRow(
             view, row["K"], T, none.astype(np.int64), none, none, int(row["submap"]),
-            descriptor=descriptor, own=row["own"], typical_depth=float(row["depth"]),
-            T_submap_ref=self._place(row), file=self, index=index,
+            descriptor=descriptor, variance_in_submap=row["own"],
+            typical_depth=float(row["depth"]), T_submap_ref=self._place(row), file=self,
+            index=index,
         )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def load_recognition(path: Path, submaps: Mapping[int, Similarity]) -> Recogniti
 def _head(keyframe: ViewRow, T_map_submap: Similarity) -> bytes:
     """Returns the description of a keyframe: its pose and where that is given, its variance in
     the map."""
-    a, own = keyframe, keyframe.own * [1, 1, T_map_submap.scale**2]
+    a, own = keyframe, keyframe.variance_in_submap * [1, 1, T_map_submap.scale**2]
     height, width = a.view.image.shape[:2]
     T = keyframe.T_submap_ref
     row = (
@@ -269,7 +270,7 @@ def _in_submap(saved: ViewRow, T_map_submap: Similarity) -> ViewRow:
     return replace(
         saved,
         T_submap_ref=T_map_submap.inverse() @ saved.T_submap_ref,
-        own=saved.own / [1, 1, T_map_submap.scale**2],
+        variance_in_submap=saved.variance_in_submap / [1, 1, T_map_submap.scale**2],
     )
 
 

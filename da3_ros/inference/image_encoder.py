@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from da3_ros.inference.feature_cache import CachePolicy, FeatureCache, Prefix
 from da3_ros.inference.loaded_network import LoadedNetwork
-from da3_ros.inference.prefix_cache import CachePolicy, Prefix, PrefixCache
 from da3_ros.inference.preprocess import normalize, resize_to
 from da3_ros.types import Image
 
@@ -17,7 +17,7 @@ from da3_ros.types import Image
 class ImageEncoder:
     """Computes prefixes of images [h, w, 3]. Owns nothing: ``cache`` holds the prefixes."""
 
-    def __init__(self, network: LoadedNetwork, cache: PrefixCache) -> None:
+    def __init__(self, network: LoadedNetwork, cache: FeatureCache) -> None:
         self._network, self._cache = network, cache
 
     def begin(self, image: Image, policy: CachePolicy) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from da3_ros.inference.devices import Device, DeviceError
+from da3_ros.inference.feature_cache import CachePolicy, FeatureCache
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.oom_fallback import FallbackLevel
 from da3_ros.inference.peak_meter import PeakMeter
@@ -26,7 +27,6 @@ from da3_ros.inference.planner import (
     needs_lower_precision,
     network_size,
 )
-from da3_ros.inference.prefix_cache import CachePolicy, PrefixCache
 from da3_ros.inference.requested_plans import RequestedPlans
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class MemoryGovernor:
     def __init__(
         self,
         network: LoadedNetwork,
-        kept: PrefixCache,
+        kept: FeatureCache,
         base_request: Request,
         memory_budget_gb: float,
         free: int,
@@ -53,7 +53,7 @@ class MemoryGovernor:
 
         ``free``: bytes that were free on the device before the session was opened.
         """
-        self._network, self._prefix_cache, self._base_request = network, kept, base_request
+        self._network, self._feature_cache, self._base_request = network, kept, base_request
         self._hardware, self._free_at_start = network.hardware, free
         self.budget = _budget_bytes(
             memory_budget_gb, self._hardware, self._free_at_start, warn=True
@@ -164,7 +164,7 @@ class MemoryGovernor:
         """
         if plan.dtype != self._network.precision:
             valid = self._network.change_precision(plan.dtype)
-            self._prefix_cache.clear()
+            self._feature_cache.clear()
             if not valid:
                 return self._adopt_without_lower_precision(plan)
         before, self.plan = self.plan, plan
@@ -172,7 +172,7 @@ class MemoryGovernor:
             for text in plan.reduced:
                 log.warning("reduced to fit the memory budget: %s", text)
         if before is None or (before.width, before.height) != (plan.width, plan.height):
-            self._prefix_cache.clear()
+            self._feature_cache.clear()
         if before is not None and before.repeatable() != plan.repeatable():
             self._network.compiler.release()
         self.over_budget = ""
@@ -271,7 +271,7 @@ class MemoryGovernor:
         plan = self.plan
         planned = plan.weights + plan.fixed if plan else 0
         keeps = self._network.backend.keeps_memory
-        taken = self.meter.window_peak(planned + self._prefix_cache.nbytes, keeps=keeps)
+        taken = self.meter.window_peak(planned + self._feature_cache.nbytes, keeps=keeps)
         if plan is None or self._pinned or self.fallback.level or views < plan.window:
             return
         over = taken > plan.budget
@@ -288,7 +288,7 @@ class MemoryGovernor:
 
         Raises WindowTooLargeError if there is no further fallback.
         """
-        self._prefix_cache.clear()
+        self._feature_cache.clear()
         self._network.release()
         self.meter.forget_kept()
         self._hardware.release()
@@ -299,7 +299,7 @@ class MemoryGovernor:
     def note_success(self) -> None:
         """Count a successful window; after many of them one fallback is undone."""
         if self.fallback.undo_when_stable():
-            self._prefix_cache.clear()
+            self._feature_cache.clear()
             self._set_chunks()
             log.info("memory is sufficient again: %s", self.fallback.current.text)
 
@@ -313,7 +313,7 @@ class MemoryGovernor:
             self._rehearsing = False
             self.fallback.restart(level)  # memory short at start-up may be free during the stream
             self._set_chunks()
-            self._prefix_cache.clear()
+            self._feature_cache.clear()
             self.requests.note_guess()
 
     def _replan(self, plan: Plan, taken: int) -> None:

@@ -45,7 +45,7 @@ def random_windows(
 
 
 def usual_window(plan: Plan, *, poses: bool) -> Window:
-    """A typical window of a stream with random images; all shared views show the same image.
+    """A typical window of a stream with random images; all overlap views show the same image.
 
     poses: whether the window has known poses.
     """

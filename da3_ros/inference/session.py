@@ -18,6 +18,7 @@ from da3_ros.backends.compiled import CHECKS
 from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import open_device
 from da3_ros.inference.download import Download
+from da3_ros.inference.feature_cache import FeatureCache
 from da3_ros.inference.image_encoder import ImageEncoder
 from da3_ros.inference.interfaces import Running, Session, SessionStatus
 from da3_ros.inference.loaded_network import LoadedNetwork
@@ -25,7 +26,6 @@ from da3_ros.inference.loading import int8_weight_bits
 from da3_ros.inference.memory_governor import MemoryGovernor
 from da3_ros.inference.planner import GIB, CompanionModel, Plan, Request
 from da3_ros.inference.prediction import to_prediction
-from da3_ros.inference.prefix_cache import PrefixCache
 from da3_ros.inference.preprocess import scaled_size
 from da3_ros.inference.random_windows import usual_window
 from da3_ros.inference.window_decoder import WindowDecoder
@@ -40,7 +40,7 @@ GUESS = (4, 3)  # width and height of a camera's images before the first
 class InferenceSession(Session):
     """Runs windows through one loaded network. Not thread-safe: one worker owns it.
 
-    ``loaded`` owns the network, ``memory`` the budget and the plan, ``prefix_cache`` the image
+    ``loaded`` owns the network, ``memory`` the budget and the plan, ``feature_cache`` the image
     features that later windows use again.
     Raises CheckpointError, DeviceError or ValueError at construction, each with one line.
     """
@@ -84,12 +84,12 @@ class InferenceSession(Session):
         the network stays loaded."""
         self.loaded.begin_stream()
         self.on_window_running = None
-        self.prefix_cache = PrefixCache()
+        self.feature_cache = FeatureCache()
         self.memory = MemoryGovernor(
-            self.loaded, self.prefix_cache, self._base_request, self.config.memory_budget_gb,
+            self.loaded, self.feature_cache, self._base_request, self.config.memory_budget_gb,
             self._free_at_start,
         )  # fmt: skip
-        self._encoder = ImageEncoder(self.loaded, self.prefix_cache)
+        self._encoder = ImageEncoder(self.loaded, self.feature_cache)
         self._decoder = WindowDecoder(self.loaded, poses=self._poses)
         self._waited_s: deque[float] = deque(maxlen=5)  # waits for the newest windows' results
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Shared views whose depth is computed for alignment; of the others only the pose is used.
+# Overlap views whose depth is computed for alignment; of the others only the pose is used.
 ALIGNING = 3
 
 
 def wanted_views(keyframes: Sequence[bool], cameras: Sequence[str], new: int) -> tuple[int, ...]:
     """Ascending indices of the views whose depth a window needs, as in ``Window.wanted``.
 
-    ``keyframes`` (is it a keyframe) and ``cameras`` (its camera) describe the shared views,
-    oldest first; ``new`` new views follow. Order of preference among shared views: keyframes,
+    ``keyframes`` (is it a keyframe) and ``cameras`` (its camera) describe the overlap views,
+    oldest first; ``new`` new views follow. Order of preference among overlap views: keyframes,
     the newest view, the newest view of each other camera, the first view, the middle one.
     """
     count, last = len(keyframes), len(keyframes) - 1

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from da3_ros.inference.feature_cache import Prefix
 from da3_ros.inference.loaded_network import LoadedNetwork
 from da3_ros.inference.prediction import appearance, focal_px, known_K
-from da3_ros.inference.prefix_cache import Prefix
 from da3_ros.inference.preprocess import normalize
 from da3_ros.network import metric
 from da3_ros.network.conditioning import normalize_poses

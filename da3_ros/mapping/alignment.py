@@ -1,9 +1,9 @@
-"""Aligns a window to views that are known already: a Sim(3) fitted to the shared views.
+"""Aligns a window to views that are known already: a Sim(3) fitted to the overlap views.
 
-``ref`` is the coordinate frame of the shared views: ``local``, or a submap (see ``shared_view``).
+All poses and lengths of overlap views are in the frame of odometry, ``local``.
 
-An earlier window predicted depth and pose for the same pixels of a shared view, so both
-predictions are compared without a search for correspondences. Each shared view gives three
+An earlier window predicted depth and pose for the same pixels of an overlap view, so both
+predictions are compared without a search for correspondences. Each overlap view gives three
 measurements:
 
 * the ratio of the two depths, robust over thousands of pixels, gives the scale;
@@ -26,7 +26,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.shared_view import SharedView, sample
+from da3_ros.mapping.overlap_view import OverlapView, sample
 from da3_ros.types import Array, Prediction
 
 MIN_POINTS = 50  # known pixels that a view needs to measure the scale
@@ -51,7 +51,7 @@ CONVERGED = 1e-5  # step, relative or in radians, that ends the iteration
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The similarity that places a window in ``ref``, and how well it fits the shared views."""
+    """The similarity that places a window in ``ref``, and how well it fits the overlap views."""
 
     T_local_window: Similarity
     accepted: bool
@@ -60,16 +60,16 @@ class Alignment:
     # [7, 7] of (log scale; rotation in ref, rad; position of ``pivot`` in ref, units of ref)
     covariance: Array | None = None
     pivot: Array | None = None  # [3] in the window: weighted mean of the shared camera centres
-    # [N, 7, 7] derivative of the fit by the measurement of shared view n, units as above
+    # [N, 7, 7] derivative of the fit by the measurement of overlap view n, units as above
     gains: Array | None = None
-    residuals: Array | None = None  # [N, 7] of the shared views, units as above; 0: not measured
+    residuals: Array | None = None  # [N, 7] of the overlap views, units as above; 0: not measured
     reason: str = ""  # why the window was refused; empty if it was accepted
 
 
 class NoiseModel:
-    """Variances of shared views about the fit of their window, pooled over windows.
+    """Variances of overlap views about the fit of their window, pooled over windows.
 
-    One window has two or three shared views, too few for a variance. Older windows fade.
+    One window has two or three overlap views, too few for a variance. Older windows fade.
     Kinds: log scale; rotation, rad; camera centre, over the median depth.
     """
 
@@ -144,7 +144,7 @@ class ToleranceModel:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """Measurements of a window's similarity by N shared views."""
+    """Measurements of a window's similarity by N overlap views."""
 
     log_scale: Array  # [N], NaN where there is no depth
     R: Array  # [N, 3, 3] ref from window
@@ -168,28 +168,28 @@ class WindowAligner:
 
     def align(
         self,
-        shared_views: Sequence[SharedView],
+        overlap_views: Sequence[OverlapView],
         prediction: Prediction,
         indices: Sequence[int],
         scale: tuple[float, float] | None = None,
     ) -> Alignment | None:
-        """Aligns ``prediction`` to ``ref`` by the shared views.
+        """Aligns ``prediction`` to ``ref`` by the overlap views.
 
-        indices: index of each shared view in the window. A view whose depth is NaN there
+        indices: index of each overlap view in the window. A view whose depth is NaN there
         contributes its pose only.
         scale: units of ref per network unit and its relative standard deviation (0: exact, the fit
         is an SE(3)), where they are known; None: a free Sim(3).
 
         Returns None when neither depth nor ``scale`` determines the scale.
         """
-        measured = _measure(shared_views, prediction, indices)
+        measured = _measure(overlap_views, prediction, indices)
         if scale is None and not np.isfinite(measured.log_scale).any():
             return None
         fit, covariance, pivot, (gains, residuals), squared_sum, freedom = _solve(
             measured, self.noise_model.variance, scale
         )
-        distance, depth = _distances(fit, shared_views, prediction, indices)
-        blocks, poses = misplacements(fit, shared_views, prediction, indices, measured.unit)
+        distance, depth = _distances(fit, overlap_views, prediction, indices)
+        blocks, poses = misplacements(fit, overlap_views, prediction, indices, measured.unit)
         reason = self._rejection_reason(fit, measured, distance / depth, blocks, poses)
         if not reason:
             self.tolerances.add(blocks)
@@ -218,7 +218,7 @@ class WindowAligner:
             return f"{100 * agree:.0f} % of the shared points agree"
         apart = np.nanmax(np.abs(measured.log_scale - np.log(fit.scale)), initial=0.0)
         if apart > MAX_SCALE_DISAGREEMENT:
-            return f"shared views disagree on the scale by a factor of {np.exp(apart):.2f}"
+            return f"overlap views disagree on the scale by a factor of {np.exp(apart):.2f}"
         broken = float((blocks > tolerance).mean()) if len(blocks) else 0.0
         if broken >= MAX_BAD_BLOCKS:
             return (
@@ -270,15 +270,15 @@ def robust_mean(x: Array, weight: Array) -> float:
 
 
 def _measure(
-    shared_views: Sequence[SharedView], prediction: Prediction, indices: Sequence[int]
+    overlap_views: Sequence[OverlapView], prediction: Prediction, indices: Sequence[int]
 ) -> _Measured:
     poses = prediction.T_window_camera[list(indices)]
-    known = np.array([a.T_local_camera for a in shared_views])
-    seen = np.array([a.observations for a in shared_views], dtype=float)
-    depths = [np.median(a.depth) for a in shared_views if len(a.depth)]
+    known = np.array([a.T_local_camera for a in overlap_views])
+    seen = np.array([a.observations for a in overlap_views], dtype=float)
+    depths = [np.median(a.depth) for a in overlap_views if len(a.depth)]
     return _Measured(
         log_scale=np.array(
-            [_log_scale(a, prediction, i) for a, i in zip(shared_views, indices, strict=True)]
+            [_log_scale(a, prediction, i) for a, i in zip(overlap_views, indices, strict=True)]
         ),
         R=known[:, :3, :3] @ poses[:, :3, :3].transpose(0, 2, 1),
         ref=known[:, :3, 3],
@@ -288,15 +288,15 @@ def _measure(
     )
 
 
-def _log_scale(shared_view: SharedView, prediction: Prediction, index: int) -> float:
+def _log_scale(overlap_view: OverlapView, prediction: Prediction, index: int) -> float:
     """Returns the log of known depth over window depth; NaN if too few pixels have both."""
-    window_depth = prediction.depth[index].reshape(-1)[shared_view.pixels]
-    window_confidence = prediction.confidence[index].reshape(-1)[shared_view.pixels]
+    window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels]
+    window_confidence = prediction.confidence[index].reshape(-1)[overlap_view.pixels]
     good = np.isfinite(window_depth) & (window_depth > 0) & np.isfinite(window_confidence)
     if good.sum() < MIN_POINTS:
         return float("nan")
-    ratio = np.log(shared_view.depth[good] / window_depth[good])
-    return robust_mean(ratio, np.minimum(window_confidence, shared_view.confidence)[good])
+    ratio = np.log(overlap_view.depth[good] / window_depth[good])
+    return robust_mean(ratio, np.minimum(window_confidence, overlap_view.confidence)[good])
 
 
 def _solve(
@@ -407,44 +407,44 @@ def _disagreement(
 
 def misplacements(
     fit: Similarity,
-    shared_views: Sequence[SharedView],
+    overlap_views: Sequence[OverlapView],
     prediction: Prediction,
     indices: Sequence[int],
     unit: float,
 ) -> tuple[Array, Array]:
-    """Returns the misplacements of the shared views after the fit, relative to depth.
+    """Returns the misplacements of the overlap views after the fit, relative to depth.
 
     For image blocks [B], by depth and pose together, and for each view with depth [N], by its pose
     alone. Dimensionless.
 
     A block's depths are compared by the median of their log ratios, which ignores single pixels
     but not a block that is wrong as a whole. The pose's part is relative to ``unit``, the median
-    depth of all shared views: position errors of a network scale with the whole scene, also for a
+    depth of all overlap views: position errors of a network scale with the whole scene, also for a
     camera that sees a near object.
     """
     blocks, poses = [np.zeros(0)], []
-    for shared_view, index in zip(shared_views, indices, strict=True):
-        if not len(shared_view.depth):
+    for overlap_view, index in zip(overlap_views, indices, strict=True):
+        if not len(overlap_view.depth):
             continue
-        poses.append(_pose_residual(fit, shared_view, prediction.T_window_camera[index], unit))
-        window_depth = prediction.depth[index].reshape(-1)[shared_view.pixels]
+        poses.append(_pose_residual(fit, overlap_view, prediction.T_window_camera[index], unit))
+        window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels]
         good = np.isfinite(window_depth) & (window_depth > 0)
         ratio = np.log(
-            shared_view.depth[good] / (fit.scale * window_depth[good].astype(np.float64))
+            overlap_view.depth[good] / (fit.scale * window_depth[good].astype(np.float64))
         )
-        medians = block_medians(shared_view.pixels[good], shared_view.view.image.shape, ratio)
+        medians = block_medians(overlap_view.pixels[good], overlap_view.view.image.shape, ratio)
         blocks.append(np.hypot(medians, poses[-1]))
     return np.concatenate(blocks), np.array(poses)
 
 
 def _pose_residual(
-    fit: Similarity, shared_view: SharedView, T_window_camera: Array, unit: float
+    fit: Similarity, overlap_view: OverlapView, T_window_camera: Array, unit: float
 ) -> float:
     """Returns the median displacement over ``unit``, by a shared camera's pose, of points at that
     depth."""
-    some = sample(np.ones(len(shared_view.depth), bool), BLOCKS**3)
-    x = shared_view.rays()[some]
-    T, S = fit.pose(T_window_camera), shared_view.T_local_camera
+    some = sample(np.ones(len(overlap_view.depth), bool), BLOCKS**3)
+    x = overlap_view.rays()[some]
+    T, S = fit.pose(T_window_camera), overlap_view.T_local_camera
     moved = x @ (T[:3, :3] - S[:3, :3]).T + (T[:3, 3] - S[:3, 3]) / unit
     return float(np.median(np.linalg.norm(moved, axis=1)))
 
@@ -464,22 +464,22 @@ def block_medians(pixels: Array, shape: tuple[int, ...], values: Array) -> Array
 
 def _distances(
     fit: Similarity,
-    shared_views: Sequence[SharedView],
+    overlap_views: Sequence[OverlapView],
     prediction: Prediction,
     indices: Sequence[int],
 ) -> tuple[Array, Array]:
     """Returns for all shared points the distance [M] of both predictions after the fit, and
     depth [M]."""
     distance, depth = [np.zeros(0)], [np.zeros(0)]
-    for shared_view, index in zip(shared_views, indices, strict=True):
-        window_depth = prediction.depth[index].reshape(-1)[shared_view.pixels].astype(np.float64)
+    for overlap_view, index in zip(overlap_views, indices, strict=True):
+        window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels].astype(np.float64)
         good = np.isfinite(window_depth) & (window_depth > 0)
         if not good.any():
             continue
-        rays = shared_view.rays()[good]
+        rays = overlap_view.rays()[good]
         moved = fit.pose(prediction.T_window_camera[index])
         here = fit.scale * window_depth[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]
-        there = shared_view.depth[good, None] * rays @ shared_view.T_local_camera[:3, :3].T
-        distance.append(np.linalg.norm(here - there - shared_view.T_local_camera[:3, 3], axis=1))
-        depth.append(shared_view.depth[good])
+        there = overlap_view.depth[good, None] * rays @ overlap_view.T_local_camera[:3, :3].T
+        distance.append(np.linalg.norm(here - there - overlap_view.T_local_camera[:3, 3], axis=1))
+        depth.append(overlap_view.depth[good])
     return np.concatenate(distance), np.concatenate(depth)

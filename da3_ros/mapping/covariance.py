@@ -1,8 +1,8 @@
 """Covariances of published poses, propagated through the alignment of every window.
 
 The estimator is linear in small errors: a window's similarity is a weighted mean of the
-measurements of its shared views (``Alignment.gains``), a new view takes the pose that its window
-gives it, and a shared view moves towards each new observation. So the joint covariance of the
+measurements of its overlap views (``Alignment.gains``), a new view takes the pose that its window
+gives it, and an overlap view moves towards each new observation. So the joint covariance of the
 errors of all views that windows may share follows exactly from the noise of one window. Views with
 a common past have correlated errors, which a chain of independent steps would miss. The noise is
 learned from the disagreement of the views of a window (``window_noise``).
@@ -50,15 +50,15 @@ GUESSED_FOCAL = MotionError(rotation=0.2, distance=0.3)
 
 @dataclass(frozen=True, eq=False)
 class WindowObservation:
-    """A placed window; shared views come first."""
+    """A placed window; overlap views come first."""
 
     ids: Sequence[int]  # [N] of the views
     poses: Array  # [N, 4, 4] in ``local``
     depth: float  # typical depth, units of odometry; position errors are proportional to it
     pivot: Array  # [3] Alignment.pivot, in ``local``
-    gains: Array  # [S, 7, 7] of the shared views (Alignment.gains)
-    residuals: Array  # [S, 7] of the shared views (Alignment.residuals)
-    update_weights: Array  # [S, 7] share by which each shared view moves towards this observation
+    gains: Array  # [S, 7, 7] of the overlap views (Alignment.gains)
+    residuals: Array  # [S, 7] of the overlap views (Alignment.residuals)
+    update_weights: Array  # [S, 7] share by which each overlap view moves towards this observation
 
     @property
     def centres(self) -> Array:
@@ -141,9 +141,9 @@ class JointCovariance:
         self._write(window.ids, np.zeros((len(B), 0)), [], B @ window_covariances @ B.T)
 
     def add_window(self, window: WindowObservation, noise: WindowNoise | None = None) -> None:
-        """Adds a window that was aligned by its shared views; ``noise`` learns from it.
+        """Adds a window that was aligned by its overlap views; ``noise`` learns from it.
 
-        Does nothing if the error of a shared view is unknown: then those of new views are too.
+        Does nothing if the error of an overlap view is unknown: then those of new views are too.
         """
         ids, shared = window.ids[: len(window.gains)], SIZE * len(window.gains)
         self._assign_newest_error(ids, window.centres)
@@ -229,7 +229,7 @@ class JointCovariance:
         return out
 
     def _assign_newest_error(self, ids: Sequence[int], centres: Array) -> None:
-        """Gives shared views whose error was forgotten the error of the newest known view."""
+        """Gives overlap views whose error was forgotten the error of the newest known view."""
         unknown = [i for i, id in enumerate(ids) if id in self._unknown]
         held = [i for i, id in enumerate(ids) if id in self._slots]
         if not unknown or not held:
@@ -276,7 +276,7 @@ class JointCovariance:
 class SystematicError:
     """Standard deviations of the errors that all windows have in common.
 
-    The error of a view is that of the shared view with the least error, and that of the motion
+    The error of a view is that of the overlap view with the least error, and that of the motion
     since. Errors of motions add up as if they all had one direction; the least error of each
     motion adds up as independent noise.
     """
@@ -381,7 +381,7 @@ class PoseUncertainty:
             systematic.add(window, index, [reference])
 
     def add_window(self, window: WindowObservation) -> None:
-        """Adds a window that was aligned by its shared views."""
+        """Adds a window that was aligned by its overlap views."""
         shared = range(len(window.gains))
         learns = self._moved(window)
         for joint, systematic in self._trackers():

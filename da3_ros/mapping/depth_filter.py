@@ -27,7 +27,7 @@ def filter_depth(
 ) -> FloatImage:
     """Returns a copy of ``depth`` [h, w], NaN where it is unknown, uncertain or on a depth edge.
 
-    ``valid`` [h, w]: as in Ready: not the border of rectification, not the robot itself.
+    ``valid`` [h, w]: as in PreparedImage: not the border of rectification, not the robot itself.
     ``sky`` [h, w]: pixels that become +Inf or NaN, by ``config.sky``; depth and confidence are
     meaningless there.
     """

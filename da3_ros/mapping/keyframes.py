@@ -21,8 +21,8 @@ from da3_ros.config import KeyframeConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.types import Array, Image, Prediction, View
 
 MAX_KEYFRAMES = 64  # keyframes held, each an image and some thousand numbers
@@ -71,11 +71,11 @@ class KeyframeSelector:
         return {*self._newest, *(k.id for k in self._keyframes)}
 
     @property
-    def newest(self) -> SharedView | None:
+    def newest(self) -> OverlapView | None:
         """The view added last; None before the first."""
         return self._table.view(self._newest[-1]) if self._newest else None
 
-    def choose(self, views: int, keyframes: int) -> list[SharedView]:
+    def choose(self, views: int, keyframes: int) -> list[OverlapView]:
         """Returns at most ``views`` views to share.
 
         First up to ``keyframes`` keyframes that see the same surface, oldest first; then the
@@ -89,19 +89,19 @@ class KeyframeSelector:
         rest = self._newest_ids(views - len(old), last, old)
         return self._as_keyframes(old) + [self._table.view(id) for id in rest]
 
-    def is_new(self, shared_view: SharedView) -> bool:
+    def is_new(self, overlap_view: OverlapView) -> bool:
         """True if a view is far enough from all keyframes, and sharp enough, to become one."""
-        blurred = self._is_blurred(shared_view.view)
+        blurred = self._is_blurred(overlap_view.view)
         if not self._keyframes:
             return True
-        rotation_deg, parallax = self._motion_to(shared_view.T_local_camera)
+        rotation_deg, parallax = self._motion_to(overlap_view.T_local_camera)
         wait = BLUR_FACTOR if blurred else 1.0
         near = (rotation_deg <= wait * self.limits.rotation_deg) & (
             parallax <= wait * self.limits.parallax
         )
         return not near.any()
 
-    def choose_like(self, views: int, descriptor: Array | None) -> list[SharedView]:
+    def choose_like(self, views: int, descriptor: Array | None) -> list[OverlapView]:
         """Returns at most ``views`` keyframes, oldest first, that look most similar to a view.
 
         descriptor: [D] of that view. Without descriptors, keyframes of all places.
@@ -116,7 +116,7 @@ class KeyframeSelector:
             chosen = np.argsort(-(all_of[:-1] @ all_of[-1]), kind="stable")[:views]
         return self._as_keyframes([self._keyframes[i].id for i in sorted(chosen)])
 
-    def _as_keyframes(self, ids: Sequence[int]) -> list[SharedView]:
+    def _as_keyframes(self, ids: Sequence[int]) -> list[OverlapView]:
         return [replace(self._table.view(id), keyframe=True) for id in ids]
 
     def forget_newest(self) -> None:
@@ -125,15 +125,15 @@ class KeyframeSelector:
         self._drop_others()
 
     def add(
-        self, shared_view: SharedView, keyframe: bool, descriptor: Array | None = None
+        self, overlap_view: OverlapView, keyframe: bool, descriptor: Array | None = None
     ) -> None:
         """Adds a view to the newest ones, and to the keyframes if it is one."""
-        self._table.set_view(shared_view)
-        self._newest.append(shared_view.view.id)
+        self._table.set_view(overlap_view)
+        self._newest.append(overlap_view.view.id)
         if keyframe:
-            depth = self._table.row(shared_view.view.id).depth
+            depth = self._table.row(overlap_view.view.id).depth
             typical = float(np.median(depth)) if len(depth) else float("inf")
-            self._keyframes.append(_Keyframe(shared_view.view.id, typical, descriptor))
+            self._keyframes.append(_Keyframe(overlap_view.view.id, typical, descriptor))
             if len(self._keyframes) > self.most:
                 del self._keyframes[self._most_redundant()]
         self._drop_others()
@@ -141,7 +141,9 @@ class KeyframeSelector:
     def _drop_others(self) -> None:
         self._table.share(self.ids)
 
-    def observe(self, shared: list[SharedView], prediction: Prediction, placed: Alignment) -> None:
+    def observe(
+        self, shared: list[OverlapView], prediction: Prediction, placed: Alignment
+    ) -> None:
         """Averages the observations of an accepted window into the views that it shared."""
         held = self.ids
         for i, a in enumerate(shared):
@@ -162,11 +164,11 @@ class KeyframeSelector:
             )
 
     @property
-    def newest_views(self) -> list[SharedView]:
+    def newest_views(self) -> list[OverlapView]:
         """The newest views, oldest first."""
         return [self._table.view(id) for id in self._newest]
 
-    def all(self) -> list[SharedView]:
+    def all(self) -> list[OverlapView]:
         """Returns every held view once."""
         held = dict.fromkeys([*(k.id for k in self._keyframes), *self._newest])
         return [self._table.view(id) for id in held]
@@ -184,7 +186,7 @@ class KeyframeSelector:
         self._sharpness.clear()  # it depends on the size
         self._drop_others()
 
-    def only_newest(self, camera: str, changed: Callable[[SharedView], SharedView]) -> None:
+    def only_newest(self, camera: str, changed: Callable[[OverlapView], OverlapView]) -> None:
         """Drops the views of a camera but its newest one, which ``changed`` replaces."""
         last = {self._camera(id): id for id in self._newest}.get(camera)
         if last is not None:
@@ -231,9 +233,9 @@ class KeyframeSelector:
             return []
         excluded = np.array([k.id in recent for k in self._keyframes])
         near, overlap = np.zeros(len(excluded), bool), np.zeros(len(excluded))
-        for shared_view in now:
-            rotation_deg, parallax = self._motion_to(shared_view.T_local_camera)
-            seen = self._overlap(shared_view)
+        for overlap_view in now:
+            rotation_deg, parallax = self._motion_to(overlap_view.T_local_camera)
+            seen = self._overlap(overlap_view)
             here = (
                 (rotation_deg < NEARBY_DEG) & (parallax < NEARBY) & (seen >= OVERLAP) & ~excluded
             )
@@ -254,7 +256,7 @@ class KeyframeSelector:
         T, depth = self._poses()
         return _rotation_deg(T, T_local_camera), _distance(T, T_local_camera) / depth
 
-    def _overlap(self, newest: SharedView) -> Array:
+    def _overlap(self, newest: OverlapView) -> Array:
         """Returns the share [N] of the points of ``newest`` that project into each keyframe."""
         step = max(1, len(newest.depth) // OVERLAP_POINTS)
         T = newest.T_local_camera
@@ -309,9 +311,9 @@ def sharpness(image: Image) -> float:
     return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
 
 
-def update_weights(shared: Sequence[SharedView], prediction: Prediction) -> Array:
+def update_weights(shared: Sequence[OverlapView], prediction: Prediction) -> Array:
     """Returns the weights [S, 7] of a new observation in ``updated_view``: scale, rotation,
-    position of each shared view."""
+    position of each overlap view."""
     share = np.array([1 / (min(a.observations, MAX_OBSERVATIONS) + 1) for a in shared])
     seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
     out = np.tile(share.reshape(-1, 1), (1, 7))
@@ -321,30 +323,30 @@ def update_weights(shared: Sequence[SharedView], prediction: Prediction) -> Arra
 
 
 def updated_view(
-    shared_view: SharedView, prediction: Prediction, index: int, placed: Alignment
-) -> SharedView:
+    overlap_view: OverlapView, prediction: Prediction, index: int, placed: Alignment
+) -> OverlapView:
     """Returns the view with one more window's pose, and depth if there is any, averaged in.
 
     The pose of a refined view stays: tracks have determined it better than a network does.
     """
-    count = min(shared_view.observations, MAX_OBSERVATIONS)
+    count = min(overlap_view.observations, MAX_OBSERVATIONS)
     weight = 1 / (count + 1)
     there = placed.T_local_window.pose(prediction.T_window_camera[index])
-    T = shared_view.T_local_camera.copy()
-    if not shared_view.refined:
+    T = overlap_view.T_local_camera.copy()
+    if not overlap_view.refined:
         rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
         T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
-    depth = _mean_depth(shared_view, prediction.depth[index], placed.T_local_window.scale, weight)
+    depth = _mean_depth(overlap_view, prediction.depth[index], placed.T_local_window.scale, weight)
     return replace(
-        shared_view, T_local_camera=T, depth=depth, observations=count + 1, keyframe=False
+        overlap_view, T_local_camera=T, depth=depth, observations=count + 1, keyframe=False
     )
 
 
-def _mean_depth(shared_view: SharedView, depth: Array, scale: float, weight: float) -> Array:
+def _mean_depth(overlap_view: OverlapView, depth: Array, scale: float, weight: float) -> Array:
     """Returns the depth [M] moved towards a new one by ``weight``, where both are of one
     surface."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.log(scale * depth.reshape(-1)[shared_view.pixels] / shared_view.depth)
+        ratio = np.log(scale * depth.reshape(-1)[overlap_view.pixels] / overlap_view.depth)
         same = np.abs(ratio) < SAME_SURFACE
-    return np.asarray(shared_view.depth * np.exp(np.where(same, weight * ratio, 0.0)))
+    return np.asarray(overlap_view.depth * np.exp(np.where(same, weight * ratio, 0.0)))

@@ -13,8 +13,8 @@ from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
 from da3_ros.mapping.loop_verification import SIGMAS
 from da3_ros.mapping.loop_window import cut_to
 from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.mapping.submap_graph import SubmapGraph
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows

@@ -41,10 +41,10 @@ from da3_ros.mapping.loop_keyframes import (
 from da3_ros.mapping.loop_verification import Loop, measured_loop, placed_ends
 from da3_ros.mapping.loop_window import loop_window
 from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.overlap_view import KeyframeFile, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
-from da3_ros.mapping.shared_view import KeyframeFile, ViewRow
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array, Prediction, Window
@@ -134,7 +134,7 @@ class LoopClosure:
 
         A refused window must not be added: the next window is aligned to the views before it.
 
-        lag: mean age of the shared views, in windows. A window that is aligned to views ``lag``
+        lag: mean age of the overlap views, in windows. A window that is aligned to views ``lag``
         windows back adds its error to one in ``lag`` windows: a sum of N moving averages of mean
         lag m grows as N / m^2 steps do.
         """
@@ -178,7 +178,7 @@ class LoopClosure:
         own = self._drift_model.variance_at(T[0, :3, 3])
         keyframe = replace(
             row, descriptor=np.array(descriptor), typical_depth=float(np.median(row.depth)),
-            own=own / [1, 1, unit[0] ** 2],
+            variance_in_submap=own / [1, 1, unit[0] ** 2],
         )  # fmt: skip
         self._keyframes.add(keyframe, self._max_bytes, keep_all=self._is_localized)
         self._candidates.restart()

@@ -17,7 +17,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
 from da3_ros.mapping.descriptor_index import DescriptorIndex
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.shared_view import SharedView, ViewRow
+from da3_ros.mapping.overlap_view import OverlapView, ViewRow
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
 from da3_ros.types import Array
 
@@ -49,8 +49,8 @@ class PlacedKeyframe:
         return self.T_local_submap if T is None else self.T_local_submap @ T
 
     @property
-    def view(self) -> SharedView:
-        """The keyframe as a shared view in the frame of odometry, with few pixels."""
+    def view(self) -> OverlapView:
+        """The keyframe as an overlap view in the frame of odometry, with few pixels."""
         return self.keyframe.with_fewer_pixels().placed(self._T_local_ref)
 
     @property
@@ -71,7 +71,7 @@ class PlacedKeyframe:
     @property
     def variance(self) -> Array:
         """Variance [3] since its submap's first keyframe: log scale, rotation, position."""
-        return self.keyframe.own * [1, 1, self.T_local_submap.scale**2]
+        return self.keyframe.variance_in_submap * [1, 1, self.T_local_submap.scale**2]
 
 
 class LoopKeyframes:
@@ -212,4 +212,4 @@ def merged_keyframe(placed: PlacedKeyframe, absorbed: Absorbed) -> ViewRow:
         return placed.keyframe
     arm = float(np.linalg.norm(absorbed.at - placed.centre))
     more = with_lever_arm(absorbed.variance, arm) / [1, 1, placed.T_local_submap.scale**2]
-    return replace(placed.keyframe, own=placed.keyframe.own + more)
+    return replace(placed.keyframe, variance_in_submap=placed.keyframe.variance_in_submap + more)

@@ -17,7 +17,7 @@ from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.types import Array, FloatImage, Prediction
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
@@ -53,7 +53,7 @@ def placed_ends(loop: Loop, table: MapTable) -> tuple[PlacedKeyframe, PlacedKeyf
 def measured_loop(
     old: PlacedKeyframe,
     new: PlacedKeyframe,
-    views: Sequence[SharedView],
+    views: Sequence[OverlapView],
     split: int,
     prediction: Prediction,
     aligner: WindowAligner,

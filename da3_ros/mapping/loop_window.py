@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from da3_ros.mapping.loop_keyframes import LoopKeyframes
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.types import Window
 

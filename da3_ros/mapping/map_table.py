@@ -9,7 +9,7 @@ import numpy as np
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction
-from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView, ViewRow
+from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView, ViewRow
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import Array
 
@@ -43,12 +43,12 @@ class MapTable:
         self.submaps[submap.id] = submap
 
     def keep(self, ids: Collection[int]) -> None:
-        """Removes all submaps but these, and those of shared views."""
+        """Removes all submaps but these, and those of overlap views."""
         used = {*ids, *(self._views[id].submap for id in self.shared)}
         self.submaps = {id: s for id, s in self.submaps.items() if id in used}
         self._T_local_submap.clear()
 
-    def set_view(self, view: SharedView) -> None:
+    def set_view(self, view: OverlapView) -> None:
         """Adds or replaces a view that windows share."""
         T = self.T_local_submap(view.submap)
         self._views[view.view.id] = view.stored(T, self._views.get(view.view.id))
@@ -74,7 +74,7 @@ class MapTable:
         if id not in self.shared:
             del self._views[id]
 
-    def view(self, id: int) -> SharedView:
+    def view(self, id: int) -> OverlapView:
         """Returns a view where its submap is in the frame of odometry. Raises KeyError."""
         row = self._views[id]
         return row.placed(self.T_local_submap(row.submap))

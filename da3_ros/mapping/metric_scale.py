@@ -335,8 +335,8 @@ class MapScale:
         """Returns units of odometry per network unit, by a window's own measurement, and the
         relative standard deviation; None without a measurement.
 
-        The measurement and the segment's scale are both uncertain. Together with the shared views,
-        this estimate keeps the unit of a long segment from drifting.
+        The measurement and the segment's scale are both uncertain. Together with the overlap
+        views, this estimate keeps the unit of a long segment from drifting.
         """
         estimates, known = prediction.measure, self.scale
         if estimates is None or not known.metric or not self.learns:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Node
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.mapping.pose_graph import Edge
-from da3_ros.mapping.shared_view import ViewRow
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Brings shared views to another image size, so that a scene continues when the size changes.
+"""Brings overlap views to another image size, so that a scene continues when the size changes.
 
 An image is cut to the new aspect about its middle and resized. Intrinsics and depth samples
 follow; the pose stays.
@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.mapping.shared_view import ViewRow
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.types import Array, Image, View
 
 MIN_KEPT = 0.6  # share of an image that must remain: less sees too little of the scene
@@ -51,7 +51,7 @@ class Cut:
         return self.size[0] * self.size[1] / (self.old[0] * self.old[1])
 
     def fits(self, row: ViewRow) -> bool:
-        """True if a shared view has the old size, and enough of its image would remain."""
+        """True if an overlap view has the old size, and enough of its image would remain."""
         same = row.view.image.shape[1::-1] == self.old
         return same and row.kept * self.share >= MIN_KEPT
 
@@ -88,7 +88,7 @@ class Cut:
         return replace(view, image=self.image(view.image), K=K, valid=valid)
 
     def row(self, row: ViewRow) -> ViewRow:
-        """Returns the shared view with the new image; of samples in one new pixel the first
+        """Returns the overlap view with the new image; of samples in one new pixel the first
         stays."""
         y, x = np.divmod(row.pixels, row.view.image.shape[1])
         x = np.floor((x + 0.5 - self.left) * self.new[0] / self.size[0]).astype(np.int64)

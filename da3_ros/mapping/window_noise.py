@@ -1,4 +1,4 @@
-"""The noise of a window, learned from the residuals of its shared views after the fit.
+"""The noise of a window, learned from the residuals of its overlap views after the fit.
 
 Kinds of noise: independent noise of each view (log scale, rotation, position), and errors of
 rotation and position that grow along the window, as when its poses bend. Residuals are linear in
@@ -37,7 +37,7 @@ class WindowNoise:
         self._found = np.zeros(KINDS)
 
     def add(self, residuals: Array, fitted: Array, covariance: Array, depth: float) -> None:
-        """Learns from the residuals of a window's shared views; of many, from an even choice.
+        """Learns from the residuals of a window's overlap views; of many, from an even choice.
 
         residuals: [S, 7], 0 where nothing was measured. fitted: [7 S, 7 S] derivative of the
         fitted values by the errors of scene and window. covariance: [5, 7 S, 7 S] of those errors,

@@ -23,9 +23,9 @@ from da3_ros.export.scene_file import (
 )
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
-from da3_ros.mapping.shared_view import ViewRow
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.mapping.trajectory import Poses

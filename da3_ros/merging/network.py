@@ -13,7 +13,7 @@ from da3_ros.merging.inputs import InputScene, MergeError
 from da3_ros.merging.joining import LoopNetwork
 from da3_ros.pipeline.saved_places import weights_name
 from da3_ros.pipeline.window_refinement import WindowRefinement
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 
 
 def check_weights(inputs: Sequence[InputScene], config: PipelineConfig) -> bool:
@@ -52,7 +52,7 @@ def open_loop_network(config: PipelineConfig, session: Session | None = None) ->
             config, scale=dataclasses.replace(config.scale, source="none")
         )
         session, _ = open_networks(unscaled)
-    # No frame waits: the effort must not depend on the machine's speed.
-    effort = Effort.full(config.refinement.max_features)
-    refinement = WindowRefinement(config, Counter(), effort)
+    # No frame waits: the limits must not depend on the machine's speed.
+    limits = SolverLimits.full(config.refinement.max_features)
+    refinement = WindowRefinement(config, Counter(), limits)
     return LoopNetwork(config, session, refinement.loop if config.refinement.enabled else None)

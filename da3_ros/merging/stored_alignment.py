@@ -19,8 +19,8 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.merging.alignment import MeasuredCamera
 from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.stored_views import StoredViews
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.refinement.view_among_others import place_among
 from da3_ros.types import Array
@@ -60,8 +60,8 @@ class StoredAlignment:
     ) -> None:  # fmt: skip
         """depth: typical one, in the unit of the places. Raises JournalError."""
         self.inputs, self.places, self._depth = inputs, places, depth
-        self._effort = dataclasses.replace(Effort.full(max_features), tracks=TRACKS)
-        detector = FeatureDetector(self._effort.features, self._effort.pixels)
+        self._limits = dataclasses.replace(SolverLimits.full(max_features), tracks=TRACKS)
+        detector = FeatureDetector(self._limits.features, self._limits.pixels)
         self._progress = progress
         self._views: dict[int, StoredViews] = {}
         for number, one in enumerate(inputs):
@@ -161,7 +161,7 @@ class StoredAlignment:
         own = asked.view(number, len(views), start.pose(T), start.scale)
         if own is None or len(views) < FEWEST_OTHERS:
             return None
-        found = place_among(own, views, self._effort)
+        found = place_among(own, views, self._limits)
         if found is None:
             return None
         moved_by = np.linalg.norm(found.T_ref_camera[:3, 3] - start.pose(T)[:3, 3])

@@ -16,7 +16,7 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.loop_verification import see_same_surface
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.pipeline.delivery import NO_WINDOW, tracked_frame
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.sight import Sight
@@ -47,15 +47,15 @@ class BlindFrames:
         """Sets the parameters that may change between windows."""
         self.config = config
 
-    def choose(self, room: int, new: Sequence[PreparedView]) -> list[SharedView]:
+    def choose(self, room: int, new: Sequence[PreparedView]) -> list[OverlapView]:
         """Returns at most ``room`` views that the next window shares: those of odometry, or
         keyframes that look like a view that was not found."""
         if self.sight.attempts:
-            return self._odometry.shared_views.choose_like(room, self.sight.descriptor)
+            return self._odometry.overlap_views.choose_like(room, self.sight.descriptor)
         return self._odometry.choose(room, new)
 
     def judge(
-        self, window: Window, shared: list[SharedView], new: Sequence[PreparedView],
+        self, window: Window, shared: list[OverlapView], new: Sequence[PreparedView],
         prediction: Prediction,
     ) -> tuple[Prediction, str]:  # fmt: skip
         """Returns the prediction, and why the new views of a window cannot be trusted, or an
@@ -85,7 +85,7 @@ class BlindFrames:
             return prediction, cause
         return prediction, ""
 
-    def is_unrelated(self, window: Window, shared: Sequence[SharedView]) -> bool:
+    def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
         """Whether a window after a gap shares no view, so that a new segment must begin."""
         if shared or not self.sight.has_placed or not self.config.hold_when_blind:
             return False
@@ -115,7 +115,7 @@ class BlindFrames:
         return self._refinement.joined(window, sides, prediction)
 
     def _agrees(
-        self, window: Window, shared: list[SharedView], suspects: Sequence[int],
+        self, window: Window, shared: list[OverlapView], suspects: Sequence[int],
         prediction: Prediction, *, gap: bool,
     ) -> bool:  # fmt: skip
         """Whether the network itself trusts its views, and sees a known surface after a gap."""

@@ -91,7 +91,7 @@ class PlacedWindow:
 
     def drift(self) -> tuple[Alignment, Array, float] | None:
         """Returns the alignment, the centre [3] of the newest camera, and the mean age of the
-        shared views, in windows; None if the window adds no known drift."""
+        overlap views, in windows; None if the window adds no known drift."""
         new, ids = self.window.new, [view.id for view in self.window.views]
         alignment, lag = self.alignment, (ids[-new] - float(np.mean(ids[:-new] or ids))) / new
         if self.refined is not None:  # relative to the held views

@@ -18,7 +18,7 @@ from da3_ros.inference.preprocess import resize_for_network
 from da3_ros.sensors.calibration import calibration_key
 from da3_ros.sensors.ego_mask import EgoMask
 from da3_ros.sensors.rectifier import Rectifier
-from da3_ros.types import Frame, Ready
+from da3_ros.types import Frame, PreparedImage
 
 Mask = NDArray[np.bool_]
 
@@ -42,7 +42,7 @@ class FramePreparation:
         self._valid: OrderedDict[tuple[object, ...], _ValidPixels] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, frame: Frame, process_res: int) -> Ready:
+    def __call__(self, frame: Frame, process_res: int) -> PreparedImage:
         """Returns the prepared images, K and masks.
 
         Raises CalibrationError or ValueError, one line, for an unusable frame.
@@ -53,9 +53,9 @@ class FramePreparation:
             full, K, hole_free = done.image, done.K, done.valid
         image, K = resize_for_network(full, K, process_res)
         if hole_free is None and self._ego_mask is None:
-            return Ready(process_res, image, full, K, None)
+            return PreparedImage(process_res, image, full, K, None)
         valid = self._valid_pixels(frame, hole_free, image.shape[:2])
-        return Ready(process_res, image, full, K, valid.small, valid.full)
+        return PreparedImage(process_res, image, full, K, valid.small, valid.full)
 
     def _valid_pixels(
         self, frame: Frame, hole_free: Mask | None, shape: tuple[int, ...]

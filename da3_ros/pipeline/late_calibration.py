@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.sensors.calibration import rectification_rotation, resized_calibration
 from da3_ros.sensors.distortion import undistort
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.types import Array, Calibration
 
 
-def rectified_again(a: SharedView, calibration: Calibration, *, rectified: bool) -> SharedView:
+def rectified_again(a: OverlapView, calibration: Calibration, *, rectified: bool) -> OverlapView:
     """Returns a view that had no calibration, with its image rectified.
 
     Each sample of depth moves to the pixel that shows its point now, so that the view aligns
@@ -33,7 +33,7 @@ def rectified_again(a: SharedView, calibration: Calibration, *, rectified: bool)
     return out if rectified else _with_moved_samples(out, c)
 
 
-def _with_moved_samples(a: SharedView, c: Calibration) -> SharedView:
+def _with_moved_samples(a: OverlapView, c: Calibration) -> OverlapView:
     """Moves pose and samples from the raw image of ``c`` to the rectified one."""
     height, width = a.view.image.shape[:2]
     row, column = np.divmod(a.pixels, width)

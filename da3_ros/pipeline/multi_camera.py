@@ -8,8 +8,8 @@ from da3_ros.config import PipelineConfig
 from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.pipeline.pipeline import Pipeline
-from da3_ros.pipeline.window_refinement import chosen_effort
-from da3_ros.refinement.effort import Effort
+from da3_ros.pipeline.window_refinement import chosen_limits
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.sensors.ego_mask import CAMERA
 
 
@@ -19,20 +19,20 @@ def open_pipelines(
     metric_model: MetricModel | None = None,
     *,
     wait_for_engine: bool = True,
-    effort: Effort | None = None,
+    limits: SolverLimits | None = None,
 ) -> dict[str, Pipeline]:
     """Returns one pipeline named "", or one per camera by name with ``window.mode: independent``.
 
     All use one network. ``session`` replaces the one that ``config`` names. ``wait_for_engine``:
-    as in ``InferenceSession``. effort: of the refinement; None: chosen by the parameters.
+    as in ``InferenceSession``. limits: of the refinement; None: chosen by the parameters.
     """
     if session is None:
         session, metric_model = open_networks(config, wait_for_engine=wait_for_engine)
     if not is_independent(config):
-        return {"": Pipeline(config, session, metric_model, effort)}
-    effort = effort or chosen_effort(config)
+        return {"": Pipeline(config, session, metric_model, limits)}
+    limits = limits or chosen_limits(config)
     return {
-        name: Pipeline(alone(config, name), session, metric_model, effort)
+        name: Pipeline(alone(config, name), session, metric_model, limits)
         for name in config.cameras
     }
 

@@ -1,6 +1,6 @@
 """Frames in, results out: the one path that the live node, bag replay and the tests share.
 
-Builds a window, selects shared views, infers, places the window, updates the map, and delivers
+Builds a window, selects overlap views, infers, places the window, updates the map, and delivers
 each new frame once. No ROS.
 """
 
@@ -23,7 +23,7 @@ from da3_ros.mapping.trajectory import Poses
 from da3_ros.pipeline.saved_places import search_note
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.types import Frame, TrackedFrame
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ class Pipeline:
         config: PipelineConfig,
         session: Session | None = None,
         metric_model: MetricModel | None = None,
-        effort: Effort | None = None,
+        limits: SolverLimits | None = None,
     ) -> None:
-        """effort: of the refinement, as an earlier run had it; None: chosen by the parameters."""
+        """limits: of the refinement, as an earlier run had it; None: chosen by the parameters."""
         if session is None:
             session, metric_model = open_networks(config)
         self.counters: Counter[str] = Counter()
         inference = WindowInference(config, session, metric_model, self.counters)
-        self._steps = WindowSteps(config, inference, self.counters, effort)
+        self._steps = WindowSteps(config, inference, self.counters, limits)
         self.inference, self.builder = inference, self._steps.builder
         self.odometry, self.scene_map = self._steps.odometry, self._steps.scene_map
         self.refinement, self.place_search = self._steps.refinement, self._steps.place_search

@@ -48,9 +48,9 @@ def window_prior(views: Sequence[View]) -> WindowPrior:
 def views_with_poses(
     shared: list[Item], view_of: Callable[[Item], View], new: Sequence[View]
 ) -> list[Item]:
-    """Returns the shared views with a prior pose, if all new ones have one and half remain.
+    """Returns the overlap views with a prior pose, if all new ones have one and half remain.
 
-    Otherwise returns all. The network gets no poses for a window with a shared view that has none.
+    Otherwise returns all. A window of which an overlap view has none gets no poses.
     """
     known = [item for item in shared if view_of(item).T_prior_camera is not None]
     whole = all(view.T_prior_camera is not None for view in new)

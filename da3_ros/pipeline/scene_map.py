@@ -25,8 +25,8 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
+from da3_ros.mapping.overlap_view import NO_SUBMAP
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.mapping.shared_view import NO_SUBMAP
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
@@ -253,7 +253,7 @@ class SceneMap:
         return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
 
     def correct_poses(self, ids: Iterable[int]) -> None:
-        """Takes over refined poses of shared views into path and recording.
+        """Takes over refined poses of overlap views into path and recording.
 
         Points stay where they are: poses of the newest frames move by millimetres.
         """

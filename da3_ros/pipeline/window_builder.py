@@ -28,7 +28,7 @@ class PreparedView:
 
     view: View
     full: Image  # the rectified image at camera resolution
-    full_valid: NDArray[np.bool_] | None = None  # [H, W] as in Ready
+    full_valid: NDArray[np.bool_] | None = None  # [H, W] as in PreparedImage
     leads: bool = True  # whether it is the first view of its instant that shows something
     blind: str = ""  # why it shows nothing (image_check.CAUSES), or was not placed; empty: it does
     suspect: str = ""  # why it may show too little; empty: it shows enough

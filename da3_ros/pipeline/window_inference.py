@@ -13,8 +13,8 @@ from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.inference.wanted_views import wanted_views
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.rig_scale import RigScaleEstimator
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window
@@ -67,12 +67,12 @@ class WindowInference:
         return window.size, window.new * cameras
 
     def run(
-        self, shared: list[SharedView], new: Sequence[PreparedView]
-    ) -> tuple[Window, list[SharedView], Prediction] | None:
-        """Runs a window; returns it with its shared views and prediction.
+        self, shared: list[OverlapView], new: Sequence[PreparedView]
+    ) -> tuple[Window, list[OverlapView], Prediction] | None:
+        """Runs a window; returns it with its overlap views and prediction.
 
         None, counted and logged, if the output is unusable. If memory runs out, the window runs
-        again with half of its shared views. At least the newest one stays: without it the window
+        again with half of its overlap views. At least the newest one stays: without it the window
         could not be aligned to the scene.
         """
         done = self._run(shared, new)
@@ -111,12 +111,14 @@ class WindowInference:
         return prediction
 
     def _run(
-        self, shared: list[SharedView], new: Sequence[PreparedView]
-    ) -> tuple[Window, list[SharedView], Prediction] | None:
+        self, shared: list[OverlapView], new: Sequence[PreparedView]
+    ) -> tuple[Window, list[OverlapView], Prediction] | None:
         window_id = self._next_window
         self._next_window += 1
         while True:
-            views = tuple(shared_view.view for shared_view in shared) + tuple(p.view for p in new)
+            views = tuple(overlap_view.view for overlap_view in shared) + tuple(
+                p.view for p in new
+            )
             wanted = wanted_views(
                 [one.keyframe for one in shared], [v.camera for v in views[: len(shared)]],
                 len(new),
@@ -132,7 +134,7 @@ class WindowInference:
                     log.error("window %d dropped: %s", window_id, error)
                     return None
             shared = shared[-(len(shared) // 2) :]
-            log.warning("window %d runs again with %d shared views", window_id, len(shared))
+            log.warning("window %d runs again with %d overlap views", window_id, len(shared))
 
     def _window_prior(self, views: tuple[View, ...]) -> WindowPrior:
         """Returns the robot's own poses for the network, if usable; logs changes."""
@@ -150,7 +152,7 @@ class WindowInference:
 
 
 def without_invalid_depth(window: Window, prediction: Prediction) -> Prediction:
-    """Returns the prediction with NaN for the depth of pixels that are not valid (see Ready).
+    """Returns the prediction with NaN for the depth of pixels that are not valid (see ``View``).
 
     For estimates: depth that moves with the camera would distort scale and alignment. Published
     depth is filtered from the network's whole depth, because to the filter of depth edges the

@@ -1,4 +1,4 @@
-"""Visual odometry over windows: selects shared views, and places each window.
+"""Visual odometry over windows: selects overlap views, and places each window.
 
 All poses are in the frame of odometry, ``local`` (see ``MapTable``): that of the first camera,
 in the unit of the first window.
@@ -27,8 +27,8 @@ from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.keyframes import KeyframeSelector, update_weights
 from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.late_calibration import rectified_again
 from da3_ros.pipeline.pose_conditioning import PriorPoseSubstitution, views_with_poses
 from da3_ros.pipeline.window_builder import PreparedView
@@ -41,13 +41,13 @@ REFUSALS = 5  # consecutive refused windows after which a new segment begins
 
 
 class WindowOdometry:
-    """Owns the shared views, the aligner, the newest poses, refusals, unit and covariance."""
+    """Owns the overlap views, the aligner, the newest poses, refusals, unit and covariance."""
 
     def __init__(
         self, config: PipelineConfig, motion_error: MotionError, counters: Counter[str],
         table: MapTable,
     ) -> None:  # fmt: skip
-        """table: the map's, which has the poses of shared views."""
+        """table: the map's, which has the poses of overlap views."""
         self.config, self.counters, self._table = config, counters, table
         self.prior = PriorPoseSubstitution(config.pose_prior.output)
         self.uncertainty = PoseUncertainty(motion_error)
@@ -56,12 +56,12 @@ class WindowOdometry:
         self._depth_doubtful = False  # whether its depth contradicts scene and tracks
         self.refusal = ""  # why the newest window does not fit
         self.unit = 1.0  # units of odometry per network unit of the newest window
-        self._clear_shared_views()
+        self._clear_overlap_views()
 
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         self.config = config
-        self.shared_views.reconfigure(config.keyframe)
+        self.overlap_views.reconfigure(config.keyframe)
 
     def start_segment(self, newest: dict[str, Array], table: MapTable) -> None:
         """Begins a segment that shares no view with earlier windows.
@@ -73,15 +73,15 @@ class WindowOdometry:
         self.prior.restart()
         self.uncertainty.start_segment(known=not newest)
         self.segment += 1
-        self._clear_shared_views()
+        self._clear_overlap_views()
         self.newest = newest
 
     def expect_unit(self, unit: float) -> None:
         """Sets the assumed unit of the next window: of odometry, per network unit."""
         self.unit = unit
 
-    def _clear_shared_views(self) -> None:
-        self.shared_views = KeyframeSelector(
+    def _clear_overlap_views(self) -> None:
+        self.overlap_views = KeyframeSelector(
             self.config.keyframe, self.config.window.size - 1, self._table
         )
         self.aligner = WindowAligner()
@@ -105,16 +105,16 @@ class WindowOdometry:
         """Whether the newest window's unit is from its alignment, or measured."""
         return self.fits or not self._unit_guessed
 
-    def choose(self, room: int, new: Sequence[PreparedView]) -> list[SharedView]:
+    def choose(self, room: int, new: Sequence[PreparedView]) -> list[OverlapView]:
         """Returns the views that the next window shares, at most ``room``."""
         # A keyframe may be near only by drift: then windows fit without it.
         keyframes = 0 if self.refused else self.config.window.keyframes
-        shared = self.shared_views.choose(room, keyframes)
+        shared = self.overlap_views.choose(room, keyframes)
         if self.config.pose_prior.source == "none":
             return shared
         return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
 
-    def would_fit(self, shared: list[SharedView], prediction: Prediction) -> bool:
+    def would_fit(self, shared: list[OverlapView], prediction: Prediction) -> bool:
         """Whether a window that shares these views fits the scene; nothing learns from it."""
         aligner = copy.deepcopy(self.aligner)
         aligner.forget_unit()
@@ -122,12 +122,12 @@ class WindowOdometry:
         return fit is not None and fit.accepted
 
     def resize(self, cut: Cut) -> bool:
-        """Brings shared views to another image size; returns False, and changes nothing, if too
+        """Brings overlap views to another image size; returns False, and changes nothing, if too
         little of the images would remain."""
-        newest = self.shared_views.newest
+        newest = self.overlap_views.newest
         if newest is not None and not cut.fits(self._table.row(newest.view.id)):
             return False
-        self.shared_views.resize(cut)
+        self.overlap_views.resize(cut)
         return True
 
     def rectify_again(self, late: PreparedView) -> None:
@@ -135,10 +135,10 @@ class WindowOdometry:
         drops its others: windows of rectified images continue the segment from there."""
         camera, calibration = late.view.camera, late.calibration
         assert calibration is not None
-        self.shared_views.only_newest(
+        self.overlap_views.only_newest(
             camera, lambda a: rectified_again(a, calibration, rectified=late.rectified)
         )
-        for a in self.shared_views.newest_views:
+        for a in self.overlap_views.newest_views:
             if a.view.camera == camera:
                 self.newest[camera] = a.T_local_camera
         self.aligner = WindowAligner()  # how well windows fitted was learned without it
@@ -150,7 +150,7 @@ class WindowOdometry:
     def place(
         self,
         window: Window,
-        shared: list[SharedView],
+        shared: list[OverlapView],
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> tuple[Prediction, Alignment]:
@@ -165,33 +165,33 @@ class WindowOdometry:
         self.unit = placed.T_local_window.scale
         return prediction, placed
 
-    def shared_view_of(self, view: View, frame: LocalFrame) -> SharedView | None:
-        """Notes a frame's pose; returns the shared view that later windows may use.
+    def overlap_view_of(self, view: View, frame: LocalFrame) -> OverlapView | None:
+        """Notes a frame's pose; returns the overlap view that later windows may use.
 
         None for a frame of a refused window: its depth is wrong, even if a prior gives its pose.
         """
         self.newest[view.camera] = frame.T_local_camera
         if not self.fits:
             return None
-        shared_view = SharedView.of(view, frame)
-        return replace(shared_view, refined=self._refined)
+        overlap_view = OverlapView.of(view, frame)
+        return replace(overlap_view, refined=self._refined)
 
-    def is_keyframe(self, shared_view: SharedView) -> bool:
+    def is_keyframe(self, overlap_view: OverlapView) -> bool:
         """True if a view is far enough from all keyframes to become one; doubtful depth must not
         enter the map."""
-        return not self._depth_doubtful and self.shared_views.is_new(shared_view)
+        return not self._depth_doubtful and self.overlap_views.is_new(overlap_view)
 
     def share(
-        self, shared_view: SharedView, *, keyframe: bool, descriptor: Array | None = None
+        self, overlap_view: OverlapView, *, keyframe: bool, descriptor: Array | None = None
     ) -> None:
         """Makes a view available to later windows. descriptor: [D] as in ``Prediction``."""
-        self.shared_views.add(shared_view, keyframe, descriptor)
-        self.uncertainty.enter_submap(shared_view.submap, shared_view.view.id)
+        self.overlap_views.add(overlap_view, keyframe, descriptor)
+        self.uncertainty.enter_submap(overlap_view.submap, overlap_view.view.id)
 
     def apply_refinement(self, refined: RefinedWindow) -> set[int]:
         """Takes over the poses of a refined window; it fits, even if alignment refused it.
 
-        Returns the ids of the shared views that have moved.
+        Returns the ids of the overlap views that have moved.
         """
         self.refused = self._unfit = 0
         self._suspects = set()
@@ -199,11 +199,11 @@ class WindowOdometry:
         self._depth_doubtful = bool(self.refusal) and not refined.depth_agrees
         self._refined, self._unit_guessed, self.refusal = True, False, ""
         self.unit = refined.T_local_window.scale
-        self.shared_views.adjust(
+        self.overlap_views.adjust(
             {id: (after, factor) for id, (_, after, factor) in refined.moved.items()}
         )
-        for shared_view in self.shared_views.newest_views:
-            self.newest[shared_view.view.camera] = shared_view.T_local_camera
+        for overlap_view in self.overlap_views.newest_views:
+            self.newest[overlap_view.view.camera] = overlap_view.T_local_camera
         views = refined.views
         if views.errors is not None:
             errors = views.errors
@@ -211,7 +211,7 @@ class WindowOdometry:
                 views.ids, views.held, views.poses, views.depth,
                 errors.covariance, errors.by_held, errors.by_network, refined.guessed_focal,
             ))  # fmt: skip
-        return self.shared_views.ids & refined.moved.keys()
+        return self.overlap_views.ids & refined.moved.keys()
 
     def report_refusal(self, window: Window) -> None:
         """Logs and counts a window that does not fit the scene, if the newest one does not."""
@@ -220,7 +220,7 @@ class WindowOdometry:
             self.counters["windows_refused"] += 1
 
     def apply_correction(self, correction: Correction, metres: float) -> None:
-        """Updates what the prior says of shared views, and their covariance, after a correction
+        """Updates what the prior says of overlap views, and their covariance, after a correction
         of the map.
 
         metres: per unit of odometry; NaN: unknown.
@@ -232,7 +232,7 @@ class WindowOdometry:
 
     def _correct_prior(self, moves: Mapping[int, Similarity], T_prior_local: Similarity) -> None:
         """Moves the prior's poses of the views of submaps that have moved in odometry."""
-        for id in self.shared_views.ids:
+        for id in self.overlap_views.ids:
             row = self._table.row(id)
             T = row.view.T_prior_camera
             if T is not None and row.submap in moves:
@@ -243,39 +243,39 @@ class WindowOdometry:
     def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
         """Returns the frame of odometry in the prior's world, by the newest view that stays; None
         if it is unknown."""
-        for a in reversed(self.shared_views.newest_views):
+        for a in reversed(self.overlap_views.newest_views):
             T = a.view.T_prior_camera
             if T is not None and a.submap not in moves and metres > 0:
                 return Similarity.between(T, a.T_local_camera, metres)
         return None
 
     def _move_uncertainty(self, correction: Correction) -> None:
-        newest = self.shared_views.newest
+        newest = self.overlap_views.newest
         if correction.covariance is None or newest is None:
             return
-        views = {a.view.id: a for a in self.shared_views.all()}
+        views = {a.view.id: a for a in self.overlap_views.all()}
         self.uncertainty.close_loop(
             correction.covariance,
             newest.view.id,
             [old for old, _ in correction.loops],
-            {id: shared_view.T_local_camera[:3, 3] for id, shared_view in views.items()},
-            [id for id, shared_view in views.items() if shared_view.submap in correction.moves],
+            {id: overlap_view.T_local_camera[:3, 3] for id, overlap_view in views.items()},
+            [id for id, overlap_view in views.items() if overlap_view.submap in correction.moves],
         )
 
     def finish_window(self) -> None:
         """Forgets the covariance of views that no later window can share."""
-        self.uncertainty.keep({shared_view.view.id for shared_view in self.shared_views.all()})
+        self.uncertainty.keep({overlap_view.view.id for overlap_view in self.overlap_views.all()})
 
     def _place(
         self,
         window: Window,
-        shared: list[SharedView],
+        shared: list[OverlapView],
         prediction: Prediction,
         unit: tuple[float, float] | None,
     ) -> Alignment:
-        """Aligns the window to the shared views.
+        """Aligns the window to the overlap views.
 
-        A refused window is placed by its own motion from the newest shared view.
+        A refused window is placed by its own motion from the newest overlap view.
         """
         if not shared:
             index = self._reference_index(window)
@@ -285,9 +285,9 @@ class WindowOdometry:
         fit = self._fit(shared, prediction, unit)
         if fit is not None and fit.accepted:
             self.refused = self._unfit = 0
-            self.shared_views.forget(self._suspects)
+            self.overlap_views.forget(self._suspects)
             self._suspects = set()
-            self.shared_views.observe(shared, prediction, fit)
+            self.overlap_views.observe(shared, prediction, fit)
             return fit
         self._suspects |= {a.view.id for a in shared if a.keyframe}
         inliers = fit.inliers if fit is not None else 0.0
@@ -297,17 +297,17 @@ class WindowOdometry:
         held = Similarity.between(
             shared[-1].T_local_camera, newest, self.unit if measured is None else measured[0]
         )
-        reason = "the shared views have no depth" if fit is None else fit.reason
+        reason = "the overlap views have no depth" if fit is None else fit.reason
         self.refusal = reason
         if self.prior.leads(window):  # the pose is known even if the depth is wrong
             self.refused = 0
             self._unfit += 1
             if self._unfit > REFUSALS and self.prior.knows_unit:
                 log.warning(
-                    "%d windows in a row do not fit: the shared views are dropped, "
+                    "%d windows in a row do not fit: the overlap views are dropped, "
                     "poses come from the prior alone", self._unfit
                 )  # fmt: skip
-                self._clear_shared_views()  # new ones come from this window
+                self._clear_overlap_views()  # new ones come from this window
             return Alignment(held, True, float("nan"), inliers)
         self.refused += 1
         return Alignment(held, False, float("nan"), inliers)
@@ -319,7 +319,7 @@ class WindowOdometry:
         return known[0] if known else 0
 
     def _fit(
-        self, shared: list[SharedView], prediction: Prediction, unit: tuple[float, float] | None
+        self, shared: list[OverlapView], prediction: Prediction, unit: tuple[float, float] | None
     ) -> Alignment | None:
         """Aligns a window with the measured unit, or without it if that is refused."""
         indices = range(len(shared))
@@ -330,7 +330,7 @@ class WindowOdometry:
         return self.aligner.align(shared, prediction, indices)
 
     def _observe(
-        self, window: Window, shared: list[SharedView], prediction: Prediction, placed: Alignment
+        self, window: Window, shared: list[OverlapView], prediction: Prediction, placed: Alignment
     ) -> None:
         """Propagates the covariance of poses through a window; not of a refused one.
 

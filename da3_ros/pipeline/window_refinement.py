@@ -17,9 +17,9 @@ from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
-from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop
 from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
+from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.track_trails import Trails
 from da3_ros.types import Array, Prediction, Window
 
@@ -32,12 +32,12 @@ class WindowRefinement:
     """Owns the refiner; applies its results to odometry."""
 
     def __init__(
-        self, config: PipelineConfig, counters: Counter[str], effort: Effort | None = None
+        self, config: PipelineConfig, counters: Counter[str], limits: SolverLimits | None = None
     ) -> None:
-        """effort: None: chosen for ``refinement.max_ms``, by measurement."""
+        """limits: None: chosen for ``refinement.max_ms``, by measurement."""
         self.config, self.counters = config, counters
-        self.effort = effort or chosen_effort(config)
-        self.refiner = WindowRefiner(self.effort)
+        self.limits = limits or chosen_limits(config)
+        self.refiner = WindowRefiner(self.limits)
         self._limit = TimeLimit(0.0)
         self.seconds = 0.0  # that the newest window's refinement has taken
         self._calibrated: dict[str, bool] = {}  # by camera: whether it has a camera_info
@@ -155,7 +155,7 @@ class WindowRefinement:
         """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
         prediction = self.refiner.calibrated(window, prediction)
         try:
-            return refined_loop(window, split, prediction, self.effort)
+            return refined_loop(window, split, prediction, self.limits)
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
             return None
@@ -168,7 +168,7 @@ class WindowRefinement:
         both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth has
         nothing to do with them."""
         try:
-            joined = joined_by_tracks(window, sides, prediction, self.effort)
+            joined = joined_by_tracks(window, sides, prediction, self.limits)
             if joined is None or not joined.depth_means_something:
                 return None
             return joined.prediction
@@ -193,13 +193,13 @@ class WindowRefinement:
 
     @staticmethod
     def _poses(table: MapTable) -> dict[int, tuple[Array, float]]:
-        """Returns the poses of the shared views, and their units, by id."""
+        """Returns the poses of the overlap views, and their units, by id."""
         ids = sorted(table.shared)
         T, units = table.poses(ids)
         return dict(zip(ids, zip(T, units.tolist(), strict=True), strict=True))
 
 
-def chosen_effort(config: PipelineConfig) -> Effort:
-    """Returns the effort that the parameters admit; measures if they limit time."""
+def chosen_limits(config: PipelineConfig) -> SolverLimits:
+    """Returns the limits that the parameters admit; measures if they limit time."""
     refinement = config.refinement
-    return choose_effort(refinement.max_features, refinement.max_ms * refinement.enabled)
+    return choose_limits(refinement.max_features, refinement.max_ms * refinement.enabled)

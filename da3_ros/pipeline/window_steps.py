@@ -16,8 +16,8 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
 from da3_ros.pipeline.depth_upsampling import at_size_of
@@ -30,7 +30,7 @@ from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBui
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.splats.relative import RelativeSplats, keep_visible
 from da3_ros.types import (
     Array,
@@ -54,16 +54,16 @@ class WindowSteps:
         config: PipelineConfig,
         inference: WindowInference,
         counters: Counter[str],
-        effort: Effort | None = None,
+        limits: SolverLimits | None = None,
     ) -> None:
-        """effort: of the refinement; None: chosen by the parameters."""
+        """limits: of the refinement; None: chosen by the parameters."""
         self.config, self.counters = config, counters
         self.builder = WindowBuilder(config, counters)
         self.inference = inference
         self.scene_map = SceneMap(config)
         error = inference.session.motion_error or UNMEASURED
         self.odometry = WindowOdometry(config, error, counters, self.scene_map.submaps.table)
-        self.refinement = WindowRefinement(config, counters, effort)
+        self.refinement = WindowRefinement(config, counters, limits)
         self.place_search = PlaceSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
 
@@ -134,10 +134,10 @@ class WindowSteps:
         self._finish_window(window)
 
     def _place(
-        self, window: Window, shared: list[SharedView], new: list[PreparedView],
+        self, window: Window, shared: list[OverlapView], new: list[PreparedView],
         network: Prediction,
     ) -> PlacedWindow:  # fmt: skip
-        """Returns a window with its place by its shared views, by a prior and by tracks, and with
+        """Returns a window with its place by its overlap views, by a prior and by tracks, and with
         its scale."""
         prediction = without_invalid_depth(window, network)
         due = self.scene_map.scale.wants_measurement(window.id)
@@ -163,7 +163,7 @@ class WindowSteps:
             self.scene_map.correct_poses(sorted(moved))
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
-            self.odometry.shared_views.forget_newest()
+            self.odometry.overlap_views.forget_newest()
         fits = placed.alignment.accepted or window.new == len(window.views)
         measured = placed.prediction.measure is not None
         scale = self.scene_map.update_scale(
@@ -197,22 +197,22 @@ class WindowSteps:
     def _deliver(
         self, prepared: PreparedView, index: int, placed: PlacedWindow, report: WindowReport
     ) -> TrackedFrame:
-        """Adds the frame of view ``index`` to shared views and map; returns it in world
+        """Adds the frame of view ``index`` to overlap views and map; returns it in world
         coordinates."""
         frame = placed.frame(prepared, index, report, self.config.depth)
         self.blind.keep_odometry(frame)
-        shared_view = self.odometry.shared_view_of(prepared.view, frame)
-        if shared_view is not None:
-            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(shared_view))
+        overlap_view = self.odometry.overlap_view_of(prepared.view, frame)
+        if overlap_view is not None:
+            frame = dataclasses.replace(frame, keyframe=self.odometry.is_keyframe(overlap_view))
         descriptors = placed.prediction.descriptor
         descriptor = None if descriptors is None else descriptors[index]
         seen = None
         if frame.keyframe and self.scene_map.records:
             seen = self._seen(prepared, index, placed, descriptor)
         submap = self.scene_map.add(frame, seen)
-        if shared_view is not None:
+        if overlap_view is not None:
             self.odometry.share(
-                dataclasses.replace(shared_view, submap=submap),
+                dataclasses.replace(overlap_view, submap=submap),
                 keyframe=frame.keyframe,
                 descriptor=descriptor,
             )
@@ -305,7 +305,7 @@ class WindowSteps:
         return True
 
     def start_at_origin(self) -> None:
-        """Begins a new segment at the scene's origin, without shared views; any stamp may
+        """Begins a new segment at the scene's origin, without overlap views; any stamp may
         follow."""
         self.builder.restart()
         self.blind.sight.restart()
@@ -316,7 +316,7 @@ class WindowSteps:
         )
 
     def start_segment(self, newest: dict[str, Array]) -> None:
-        """Begins a segment in scene and odometry, without shared views.
+        """Begins a segment in scene and odometry, without overlap views.
 
         newest: as in ``WindowOdometry.start_segment``.
         """
@@ -364,7 +364,7 @@ class WindowSteps:
 
     def hold_pose(self) -> None:
         """Begins a new segment at the last poses of the cameras; motion since is unknown."""
-        log.warning("shared views cannot be brought to the new image size: the pose is held")
+        log.warning("overlap views cannot be brought to the new image size: the pose is held")
         self.counters["poses_held"] += 1
         self.builder.forget_format()
         self.refinement.forget_calibration()

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.types import Prediction, Window
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
 
 
 def refined_loop(
-    window: Window, split: int, prediction: Prediction, effort: Effort
+    window: Window, split: int, prediction: Prediction, limits: SolverLimits
 ) -> Prediction | None:
     """Returns the prediction of a window of two visits with poses that tracks determine.
 
@@ -24,19 +24,19 @@ def refined_loop(
     visits: then the network's word is not enough.
     """
     views = range(len(window.views))
-    joined = joined_by_tracks(window, [(views[:split], views[split:])], prediction, effort)
+    joined = joined_by_tracks(window, [(views[:split], views[split:])], prediction, limits)
     return None if joined is None else joined.prediction
 
 
 def joined_by_tracks(
     window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], prediction: Prediction,
-    effort: Effort,
+    limits: SolverLimits,
 ) -> RefinedWindow | None:  # fmt: skip
     """Returns a window, all of whose views are new, with poses that tracks determine.
 
     sides: pairs of sets of views, by index. None if too few tracks connect both sets of a pair.
     """
-    refiner = WindowRefiner(effort)
+    refiner = WindowRefiner(limits)
     images = [CameraImage(view.image, view.valid) for view in window.views]
     refined = refiner.refine(replace(window, new=len(images)), images, prediction, IDENTITY)
     if refined is None:

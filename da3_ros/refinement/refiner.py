@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.depth_correction import TrackResiduals, correction
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.guessed_focal import GuessedFocal
 from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
 from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SavedGraph, SlidingGraph
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
@@ -76,9 +76,9 @@ NO_TRACKS = Tracks(0, False, float("nan"))
 class WindowRefiner:
     """Refines windows; owns the sliding graph of the current segment."""
 
-    def __init__(self, effort: Effort) -> None:
-        self.detector = FeatureDetector(effort.features, effort.pixels)
-        self.graph = SlidingGraph(effort.tracks, effort.steps)
+    def __init__(self, limits: SolverLimits) -> None:
+        self.detector = FeatureDetector(limits.features, limits.pixels)
+        self.graph = SlidingGraph(limits.tracks, limits.steps)
         self.calibration = SelfCalibration()
         self.guessed = GuessedFocal()
         self.tracks = NO_TRACKS  # of the newest window

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from da3_ros.refinement.bundle import SIZE
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.relative_poses import PosePriors
 from da3_ros.refinement.sliding_graph import SlidingGraph, ViewErrors
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array
 
@@ -30,14 +30,14 @@ class PlacedView:
 
 
 def place_among(
-    view: TrackedView, others: Sequence[TrackedView], effort: Effort
+    view: TrackedView, others: Sequence[TrackedView], limits: SolverLimits
 ) -> PlacedView | None:
     """Returns the place of a view among others, whose poses in ref are held; None: its tracks do
     not determine it.
 
     The view's own pose is the start; poses and tracks of all these views change.
     """
-    graph = SlidingGraph(effort.tracks, effort.steps, free=1)
+    graph = SlidingGraph(limits.tracks, limits.steps, free=1)
     for other in others:
         T = other.T_ref_camera
         graph.add(other, list(graph.views))

@@ -24,7 +24,7 @@ from da3_ros.network.checkpoint import shipped_folder
 from da3_ros.network.hub import CONFIG, WEIGHTS
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings import Recording
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.replay.object_state import StateError, load_state, save_state
 from da3_ros.replay.result_bag import BagState
 from da3_ros.replay.results import ReplayOptions, WrittenScene
@@ -51,7 +51,7 @@ class Beginning:
 
     run: dict[str, Any]  # what the results depend on, as ``describe_run``
     plan: Plan | None
-    effort: Effort
+    limits: SolverLimits
     written: Written
     wall_s: float  # that the replay has taken
 

@@ -45,7 +45,7 @@ from da3_ros.recordings.recorded_poses import (
     prior_of_recording,
     transforms_of,
 )
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.replay.checkpoint import (
     Beginning,
     Checkpoints,
@@ -149,23 +149,23 @@ def _open_pipelines(
     done: Beginning | None,
 ) -> dict[str, Pipeline]:
     """Returns the pipelines by camera, with the plan of the interrupted replay ``done``."""
-    effort = None
+    limits = None
     if done is not None:
-        effort = done.effort
+        limits = done.limits
         if done.plan is not None:
             session.use_plan(done.plan)
     elif options.plan is not None:
-        effort = _use_plan(session, options.plan, config.refinement.max_ms > 0)
-    pipelines = open_pipelines(config, session, metric_model, effort=effort)
+        limits = _use_plan(session, options.plan, config.refinement.max_ms > 0)
+    pipelines = open_pipelines(config, session, metric_model, limits=limits)
     if options.resume is not None:
         _resume(pipelines, find_scene(options.resume))
     return pipelines
 
 
-def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, Effort]:
+def _plan(pipelines: dict[str, Pipeline]) -> tuple[Plan | None, SolverLimits]:
     """Returns the plans of memory and of the refinement."""
     first = next(iter(pipelines.values()))
-    return first.session.plan, first.refinement.effort
+    return first.session.plan, first.refinement.limits
 
 
 def _annotator(
@@ -179,10 +179,10 @@ def _annotator(
     return FrameAnnotator(settings.pipeline, transforms, prior, WarnOnce(), slam)
 
 
-def _use_plan(session: Session, path: Path, limited: bool) -> Effort | None:
+def _use_plan(session: Session, path: Path, limited: bool) -> SolverLimits | None:
     """Use the plan in ``path``: report.json of an earlier replay, or a plan file.
 
-    Returns its effort of the refinement, if it has one. limited: whether the parameters limit it.
+    Returns its limits of the refinement, if it has one. limited: whether the parameters limit it.
     """
     try:
         values = json.loads(path.read_text())
@@ -190,11 +190,11 @@ def _use_plan(session: Session, path: Path, limited: bool) -> Effort | None:
         raise ReplayError(f"--plan {path}: {error}") from error
     plan = values.get("plan", values) if isinstance(values, dict) else values
     try:
-        effort = plan.pop("refinement", None) if isinstance(plan, dict) else None
-        if effort is None and limited:
-            log.warning("--plan %s: no effort of the refinement, which is measured anew", path)
+        limits = plan.pop("refinement", None) if isinstance(plan, dict) else None
+        if limits is None and limited:
+            log.warning("--plan %s: no limits of the refinement, which is measured anew", path)
         session.use_plan(Plan.from_json(json.dumps(plan)))
-        return None if effort is None else Effort.from_values(effort)
+        return None if limits is None else SolverLimits.from_values(limits)
     except (ValueError, TypeError) as error:
         raise ReplayError(f"--plan {path}: {error}") from error
 

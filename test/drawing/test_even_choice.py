@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from da3_ros.drawing.even_choice import EvenChoice
+from da3_ros.drawing.uniform_sampler import UniformSampler
 
 
 @pytest.mark.parametrize("length", [0, 1, 11, 12, 13, 24, 25, 26, 200, 3001])
 def test_few_items_evenly_from_the_whole_stream(length):
-    choice, made, held = EvenChoice(12), [], []
+    choice, made, held = UniformSampler(12), [], []
     for n in range(length):
         choice.add(lambda n=n: made.append(n) or n)
         held.append(len(choice._items))

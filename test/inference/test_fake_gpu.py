@@ -154,7 +154,7 @@ def gpu(monkeypatch):
         )  # fmt: skip
     monkeypatch.setattr(module, "Download", FakeDownload)
     monkeypatch.setattr(module, "to_prediction", with_values(module.to_prediction))
-    monkeypatch.setattr("da3_ros.inference.prefix_cache.Download", HostDownload)
+    monkeypatch.setattr("da3_ros.inference.feature_cache.Download", HostDownload)
     seen.clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield

@@ -72,7 +72,7 @@ def test_prefixes_are_computed_once_and_change_nothing(monkeypatch):
         found = session.infer(sliding)
         close(found, make_session().infer(sliding))
     assert encoded == [4, 1, 1]
-    assert len(session.prefix_cache) == 5  # a window's, and room for what comes next
+    assert len(session.feature_cache) == 5  # a window's, and room for what comes next
 
 
 def test_a_view_that_waits_is_begun_with(monkeypatch):
@@ -102,11 +102,11 @@ def test_beginning_early_never_fails_for_memory(monkeypatch):
 def test_a_gone_view_leaves_no_prefix_to_its_address(monkeypatch):
     session, some = make_session(), views(2)
     session.infer(window(some))
-    assert session.prefix_cache.get(some[0].image) is not None
+    assert session.feature_cache.get(some[0].image) is not None
     other = views(1, first=9)[0]
-    entries = session.prefix_cache._entries
+    entries = session.feature_cache._entries
     entries[id(other.image)] = entries[id(some[0].image)]  # as if the address was used again
-    assert session.prefix_cache.get(other.image) is None
+    assert session.feature_cache.get(other.image) is None
 
 
 def test_unwanted_maps_are_nan_and_the_rest_is_the_same():
@@ -123,7 +123,7 @@ def test_unwanted_maps_are_nan_and_the_rest_is_the_same():
 def test_out_of_memory_anywhere_runs_the_same_window_again(monkeypatch, caplog, stage, times):
     session, some = make_session(), views(4)
     expected = session.infer(window(some))
-    session.prefix_cache.clear()
+    session.feature_cache.clear()
     owner, name = {
         "encode": (session.network, "encode"),
         "fuse": (session.network.backbone.pretrained, "fuse"),
@@ -914,7 +914,7 @@ def test_a_warm_up_leaves_no_trace(poses):
     assert answer.depth.shape == (4, 84, 112)
     assert len(given.views) == session.plan.window
     assert (
-        len(session.prefix_cache)
+        len(session.feature_cache)
         == session.memory.meter.peak
         == session.memory.fallback.level
         == 0

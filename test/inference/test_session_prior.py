@@ -79,4 +79,4 @@ def test_cameras_in_turns_keep_each_others_prefixes(case):
     shared.fit((84, 56), 2, 1)
     for pair in (views[:2], views[2:]):
         shared.infer(Window(0, pair, 1))
-    assert all(shared.prefix_cache.get(view.image) is not None for view in views)
+    assert all(shared.feature_cache.get(view.image) is not None for view in views)

@@ -10,7 +10,7 @@ from support.cases import long_after
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import WindowAligner, block_medians, half_sample_mode, robust_mean
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession
@@ -35,11 +35,11 @@ def predicted(frames, noise=None, seed=0) -> Prediction:
     return TruthSession(frames, seed=seed, noise=noise).infer(window_of(frames))
 
 
-def shared_views_of(prediction, frames, T_local_window=None):
-    """Shared views of the frames with depth of ``prediction``, placed by ``T_local_window``."""
+def overlap_views_of(prediction, frames, T_local_window=None):
+    """Overlap views of the frames with depth of ``prediction``, placed by ``T_local_window``."""
     at = T_local_window or Similarity(1.0, np.eye(3), np.zeros(3))
     return [
-        SharedView.of(
+        OverlapView.of(
             view,
             LocalFrame(
                 view.id, view.stamp_ns, "", "", view.image,
@@ -52,9 +52,9 @@ def shared_views_of(prediction, frames, T_local_window=None):
 
 
 def known(frames, noise=None, seed=100):
-    """Shared views in the room's own world and metres, with noise."""
+    """Overlap views in the room's own world and metres, with noise."""
     prediction = predicted(frames, noise, seed)
-    return shared_views_of(prediction, frames, true_place(frames, noise, seed))
+    return overlap_views_of(prediction, frames, true_place(frames, noise, seed))
 
 
 def true_place(frames, noise, seed) -> Similarity:
@@ -147,14 +147,14 @@ def test_windows_that_contradict_the_scene_are_refused(frames, kind):
 
 
 def test_one_frame_with_a_wrong_pose_does_not_move_the_others(frames):
-    aligner, shared_views = WindowAligner(), known(frames, FULL)
+    aligner, overlap_views = WindowAligner(), known(frames, FULL)
     for seed in range(10):
-        aligner.align(shared_views, predicted(frames, FULL, seed), range(4))
+        aligner.align(overlap_views, predicted(frames, FULL, seed), range(4))
     prediction = predicted(frames, FULL, 20)
     poses = prediction.T_window_camera.copy()
     poses[2, :3, :3] = poses[2, :3, :3] @ Rotation.from_rotvec([0, 0.1, 0]).as_matrix()
     found = aligner.align(
-        shared_views, dataclasses.replace(prediction, T_window_camera=poses), range(4)
+        overlap_views, dataclasses.replace(prediction, T_window_camera=poses), range(4)
     )
     error = off(found.T_local_window, true_place(frames, None, 20), found.pivot)
     assert np.degrees(np.abs(error[1:4])).max() < 0.5
@@ -316,15 +316,15 @@ def joined(aligner, frames, noise, seed, change=None):
         fits.append((session.infer(window_of_truth(frames)), session))
     (scene, session), (window, _) = fits
     back = np.linalg.inv(session.T_window_world)
-    shared_views = []
+    overlap_views = []
     for i, view in enumerate(window_of_truth(frames).views):
         pixels = np.arange(ROWS * COLUMNS)
         depth = scene.depth[i].reshape(-1).astype(float) / session.unit
         T = scene.T_window_camera[i].copy()
         T[:3, 3] /= session.unit
         sure = scene.confidence[i].reshape(-1)
-        shared_views.append(SharedView(view, LENS, back @ T, pixels, depth, sure))
-    return aligner.align(shared_views, change(window) if change else window, range(len(frames)))
+        overlap_views.append(OverlapView(view, LENS, back @ T, pixels, depth, sure))
+    return aligner.align(overlap_views, change(window) if change else window, range(len(frames)))
 
 
 def mixed(near, far, each):

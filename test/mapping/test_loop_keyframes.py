@@ -12,7 +12,7 @@ from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
 from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.shared_view import ViewRow
+from da3_ros.mapping.overlap_view import ViewRow
 from da3_ros.types import View
 
 

@@ -9,7 +9,7 @@ from support.submaps import table_of
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
-from da3_ros.mapping.shared_view import NO_SUBMAP, SharedView
+from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import View
 
@@ -26,9 +26,9 @@ def pose(x, yaw_deg=0.0):
     return T
 
 
-def shared_view(id, submap, T):
+def overlap_view(id, submap, T):
     view, depth = View(id, id, np.zeros((60, 80, 3), np.uint8), K), np.full(10, 2.0)
-    return SharedView(view, K, T, np.arange(10), depth, np.ones(10), submap=submap)
+    return OverlapView(view, K, T, np.arange(10), depth, np.ones(10), submap=submap)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def table():
     """Three submaps, and a view in each, and one without."""
     table = table_of([Similarity.from_pose(pose(n, 20 * n)) for n in range(3)])
     for id, submap in enumerate((0, 1, 2, NO_SUBMAP)):
-        table.set_view(shared_view(id, submap, pose(10 * id, 5)))
+        table.set_view(overlap_view(id, submap, pose(10 * id, 5)))
     return table
 
 
@@ -84,7 +84,7 @@ def test_a_view_of_a_standing_robot_does_not_creep():
     table, begin = table_of([]), pose(3.0, 40).astype(np.float32).astype(float)
     begin[:3, :3] *= 1 + 1e-7
     table.add(Submap(0, 0, table.T_map_camera(begin)))
-    table.set_view(shared_view(0, 0, pose(8.0)))
+    table.set_view(overlap_view(0, 0, pose(8.0)))
     for _ in range(20_000):
         table.set_view(dataclasses.replace(table.view(0), observations=2.0))
     np.testing.assert_allclose(table.view(0).T_local_camera, pose(8.0), atol=1e-9)

@@ -17,8 +17,8 @@ from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, solve
 from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.loop_verification import placed_ends
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.pose_graph import Edge
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import View
@@ -335,7 +335,7 @@ def keyframe(stage, n, x=None):
     depth = np.full(784, 2.0)
     look = np.random.default_rng(n).normal(size=64)
     add_submap(stage._submaps, n // 16, T)
-    one = SharedView(view, K, T, pixels, depth, depth, submap=n // 16)
+    one = OverlapView(view, K, T, pixels, depth, depth, submap=n // 16)
     add_keyframe(stage, one, look)
 
 
@@ -352,7 +352,7 @@ def along(closer, count):
         depth = np.full(784, 2.0)
         look = np.random.default_rng(n).normal(size=64)
         add_submap(closer._submaps, n // 4, T)
-        shared = SharedView(view, K, T, np.arange(784), depth, depth, submap=n // 4)
+        shared = OverlapView(view, K, T, np.arange(784), depth, depth, submap=n // 4)
         add_keyframe(closer, shared, look)
 
 
@@ -366,11 +366,11 @@ def test_places_of_merged_submaps_grow_less_sure(monkeypatch):
     for before, now in zip(whole._keyframes, closer._keyframes, strict=True):
         way = graph.node(now.submap).first, now.submap
         merged += way[0] < way[1]
-        wanted = before.own + whole._graph.drift_variance(
+        wanted = before.variance_in_submap + whole._graph.drift_variance(
             *way, PlacedKeyframe.of(before, whole._submaps).centre
         )
-        np.testing.assert_allclose(now.own[:2], wanted[:2], rtol=1e-2)
-        assert now.own[2] > before.own[2] or way[0] == way[1]
+        np.testing.assert_allclose(now.variance_in_submap[:2], wanted[:2], rtol=1e-2)
+        assert now.variance_in_submap[2] > before.variance_in_submap[2] or way[0] == way[1]
     assert merged > 50
 
 
@@ -384,7 +384,10 @@ def test_loops_that_wait_grow_less_sure_with_their_places(monkeypatch):
     along(closer, 40)
     (loop,) = closer._unconfirmed
     now = [end.keyframe for end in placed_ends(loop, closer._submaps)]
-    assert (now[0].own + now[1].own > old.own + new.own).all()
+    assert (
+        now[0].variance_in_submap + now[1].variance_in_submap
+        > old.variance_in_submap + new.variance_in_submap
+    ).all()
 
 
 def test_a_camera_that_stands_still_takes_no_memory():

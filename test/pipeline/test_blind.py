@@ -167,7 +167,7 @@ def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
     pipeline, results, shared = Pipeline(config(refine), session), [], []
     for f in faulty:
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration))
-        shared.append([a.view.id for a in pipeline.odometry.shared_views.newest_views])
+        shared.append([a.view.id for a in pipeline.odometry.overlap_views.newest_views])
     assert [r.blind for r in results[dark.stop : dark.stop + 3]] == ["lost", "", ""]
     assert len(pipeline.map.parts) == 1
     assert min(shared[dark.stop + 1]) > dark.stop  # of what was seen before, keyframes only
@@ -338,10 +338,10 @@ def test_a_gap_without_any_view_before_begins_a_new_part():
     results = []
     for i, f in enumerate(faulty):
         if i == START + 4:
-            pipeline.odometry.shared_views.forget(
-                {a.view.id for a in pipeline.odometry.shared_views.all()}
+            pipeline.odometry.overlap_views.forget(
+                {a.view.id for a in pipeline.odometry.overlap_views.all()}
             )
-            pipeline.odometry.shared_views.forget_newest()
+            pipeline.odometry.overlap_views.forget_newest()
         results += pipeline.push(Frame(f.stamp_ns, f.image, calibration=walk()[0].calibration))
     assert not pipeline.map.place_known
     assert len(pipeline.map.parts) == 2

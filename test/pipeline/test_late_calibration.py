@@ -7,7 +7,7 @@ import pytest
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.pipeline.late_calibration import rectified_again
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
@@ -105,7 +105,7 @@ def test_a_rectified_sample_is_the_same_point(bent):
     camera, raw, pinhole = bent
     frame = raw[0]
     pixels = np.flatnonzero(np.isfinite(frame.depth))[::3]
-    known = SharedView(
+    known = OverlapView(
         View(0, 0, frame.image), frame.K, np.eye(4), pixels,
         frame.depth.reshape(-1)[pixels], np.ones(len(pixels)),
     )  # fmt: skip
@@ -133,7 +133,7 @@ def test_the_mask_is_rectified_with_its_image(bent):
     camera, raw, _ = bent
     valid = np.ones((SIZE[1], SIZE[0]), bool)
     valid[:, :20] = False
-    known = SharedView(
+    known = OverlapView(
         View(0, 0, raw[0].image, valid=valid), raw[0].K, np.eye(4),
         np.arange(100), np.ones(100), np.ones(100),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_one_camera_of_a_rig_is_calibrated_late(bent):
     assert pipeline.counters["late_calibrations"] == 1
     assert pipeline.counters["processed"] == 12
     assert pipeline.counters["windows_refused"] == 0
-    shared = [a.view for a in pipeline.odometry.shared_views.all()]
+    shared = [a.view for a in pipeline.odometry.overlap_views.all()]
     assert all(v.K is not None for v in shared)
     assert {v.camera for v in shared} == {"front", "left"}
 

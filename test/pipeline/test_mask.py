@@ -83,8 +83,8 @@ def test_the_robot_gets_no_depth_and_no_point_in_the_map(walk, mask, tmp_path):
         np.testing.assert_array_equal(
             np.isnan(result.depth_m[:BONNET]), np.isnan(whole.depth_m[:BONNET])
         )
-    for shared_view in after.odometry.shared_views.all():
-        assert (shared_view.pixels < BONNET * SIZE[0]).all()
+    for overlap_view in after.odometry.overlap_views.all():
+        assert (overlap_view.pixels < BONNET * SIZE[0]).all()
 
 
 def test_depth_at_the_cameras_size_keeps_the_masks_border(tmp_path):

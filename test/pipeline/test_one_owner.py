@@ -13,7 +13,7 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Calibration, Frame
 
-# Objects that may hold the pose of a shared view, by the classes on the way to it.
+# Objects that may hold the pose of an overlap view, by the classes on the way to it.
 OWNER = "MapTable"
 # What is left to be joined: the path's rows, and where a camera was last.
 OTHERS = {
@@ -49,7 +49,7 @@ def poses_in(root):
 
 
 def copies(pipeline, root):
-    """Returns the ways to copies of poses of shared views, in their submap, odometry or map."""
+    """Returns the ways to copies of poses of overlap views, in their submap, odometry or map."""
     table, found = pipeline.map.table, set()
     known = []
     for key in table.shared:

@@ -177,7 +177,7 @@ def test_a_long_stream_holds_a_bounded_number_of_frames(short):
         f = dataclasses.replace(frames[step % 2], stamp_ns=10**9 * (step + 1))
         session.add(f)
         list(pipeline.push(to_frame(camera, f)))
-    assert len(pipeline.odometry.shared_views._newest) == 4
+    assert len(pipeline.odometry.overlap_views._newest) == 4
     assert len(pipeline.builder._pending) == 0
 
 
@@ -280,7 +280,7 @@ def test_without_memory_a_window_has_fewer_shared_views(short, caplog):
     results = [r for f in frames for r in pipeline.push(to_frame(camera, f))]
     assert [r.stamp_ns for r in results] == [f.stamp_ns for f in frames]
     assert session.tried[3:5] == [4, 2]  # three shared and one new; then the newest shared only
-    assert "again with 1 shared views" in caplog.text
+    assert "again with 1 overlap views" in caplog.text
     assert all(r.window.aligned for r in results)
 
 
@@ -391,7 +391,7 @@ def test_keyframes_that_are_near_only_by_drift_cost_one_window():
     pipeline = Pipeline(settings(), TruthSession(frames))
     for f in frames[:30]:
         list(pipeline.push(to_frame(camera, f)))
-    held, table = pipeline.odometry.shared_views, pipeline.map.table
+    held, table = pipeline.odometry.overlap_views, pipeline.map.table
     old = [table.view(k.id) for k in held._keyframes[:2]]
     assert len(held._keyframes) > 4
     drift = held.newest.T_local_camera @ invert_pose(old[0].T_local_camera)

@@ -14,7 +14,7 @@ from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
-from da3_ros.refinement import effort, self_calibration
+from da3_ros.refinement import self_calibration, solver_limits
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.evaluation import trajectory_error
 from da3_ros.synthetic.truth import Noise, TruthSession
@@ -153,7 +153,7 @@ def test_wrong_depth_is_not_accepted_for_its_tracks(walk):
 
 
 def test_live_windows_pass_as_they_are_while_time_is_short(walk, monkeypatch):
-    monkeypatch.setattr(effort, "measured_ms", lambda _: 50.0)
+    monkeypatch.setattr(solver_limits, "measured_ms", lambda _: 50.0)
     late = {"refinement.max_ms": 0.01}  # no machine keeps that
     pipeline, results = run(walk, live=True, **late)
     assert len(results) == FRAMES

@@ -8,8 +8,8 @@ import pytest
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.mapping.resizing import Cut
-from da3_ros.mapping.shared_view import SharedView
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import ImageFormat
 from da3_ros.synthetic import SyntheticCamera, distance_to_surface
@@ -104,11 +104,11 @@ def test_cuts_that_add_up_to_too_much_are_refused(walk):
     pipeline = Pipeline(settings(), TruthSession(walk[1]))
     for f in walk[1][:6]:
         list(pipeline.push(to_frame(walk[0], f)))
-    height, width = pipeline.odometry.shared_views.newest.view.image.shape[:2]
+    height, width = pipeline.odometry.overlap_views.newest.view.image.shape[:2]
     less = int(0.75 * height)
     assert pipeline._steps.resize(ImageFormat("", (less, width, 3), 140))
     assert not pipeline._steps.resize(ImageFormat("", (less, int(0.7 * width), 3), 140))
-    assert pipeline.odometry.shared_views.newest.view.image.shape[:2] == (less, width)
+    assert pipeline.odometry.overlap_views.newest.view.image.shape[:2] == (less, width)
 
 
 @pytest.mark.slow
@@ -164,14 +164,14 @@ def test_a_cut_image_is_the_same_camera(new):
     frame = next(iter(camera))
     view = View(0, frame.stamp_ns, frame.image, frame.K)
     pixels = np.flatnonzero(np.isfinite(frame.depth))[::3]
-    shared_view = SharedView(
+    overlap_view = OverlapView(
         view, frame.K, np.eye(4), pixels, frame.depth.reshape(-1)[pixels], np.ones(len(pixels))
     )
     cut = Cut.of(frame.image.shape, new)
-    out = cut.row(shared_view)
+    out = cut.row(overlap_view)
     assert out.view.image.shape == new
     assert len(np.unique(out.pixels)) == len(out.pixels) > 0.2 * min(len(pixels), new[0] * new[1])
-    true = dataclasses.replace(shared_view, pixels=np.arange(frame.depth.size)).rays()
+    true = dataclasses.replace(overlap_view, pixels=np.arange(frame.depth.size)).rays()
     directions = out.rays()
     column, row = ((directions @ frame.K.T)[:, :2]).T
     seen = frame.depth[row.astype(int), column.astype(int)]
@@ -226,9 +226,9 @@ def test_a_change_before_the_first_window_keeps_the_segment(walk, wide):
 @pytest.mark.slow
 def test_sizes_in_turn_do_not_zoom_what_is_shared(walk, wide):
     pipeline, results, _ = alternating(walk, wide, 3)
-    for shared_view in pipeline.odometry.shared_views.all():
-        assert shared_view.kept >= 0.6
-        assert shared_view.K[0, 0] < 2 * walk[1][0].K[0, 0]
+    for overlap_view in pipeline.odometry.overlap_views.all():
+        assert overlap_view.kept >= 0.6
+        assert overlap_view.K[0, 0] < 2 * walk[1][0].K[0, 0]
     assert {r.window.segment for r in results} == {0}
 
 

@@ -186,8 +186,8 @@ def test_windows_join_with_their_own_estimate_of_the_unit(walk, monkeypatch):
     told = []
     align = WindowAligner.align
 
-    def listen(self, shared_views, prediction, indices, scale=None):
-        fit = align(self, shared_views, prediction, indices, scale)
+    def listen(self, overlap_views, prediction, indices, scale=None):
+        fit = align(self, overlap_views, prediction, indices, scale)
         told.append((scale, fit.T_local_window.scale))
         return fit
 

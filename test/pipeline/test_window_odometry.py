@@ -12,7 +12,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
-from da3_ros.mapping.shared_view import SharedView
+from da3_ros.mapping.overlap_view import OverlapView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.types import View
 
@@ -34,7 +34,7 @@ def odometry():
     for n in range(2):
         view = View(n, n, np.zeros((60, 80, 3), np.uint8), K, T_prior_camera=pose(METRES * n + 5))
         depth = np.full(10, 2.0)
-        one = SharedView(view, K, pose(n), np.arange(10), depth, np.ones(10), submap=n)
+        one = OverlapView(view, K, pose(n), np.arange(10), depth, np.ones(10), submap=n)
         odometry.share(one, keyframe=True)
     return odometry
 
@@ -50,7 +50,7 @@ def correct(odometry, metres):
 def test_the_priors_poses_move_as_the_views_do(odometry):
     """Else the next window would have the motion that the correction took out."""
     correct(odometry, METRES)
-    old, new = odometry.shared_views.all()
+    old, new = odometry.overlap_views.all()
     assert new.view.T_prior_camera[0, 3] == METRES + 5
     ours = invert_pose(new.T_local_camera) @ old.T_local_camera
     theirs = invert_pose(new.view.T_prior_camera) @ old.view.T_prior_camera
@@ -61,7 +61,7 @@ def test_the_priors_poses_move_as_the_views_do(odometry):
 @pytest.mark.parametrize("metres", [np.nan, 0.0])
 def test_where_the_unit_is_unknown_they_stay(odometry, metres):
     correct(odometry, metres)
-    old, _ = odometry.shared_views.all()
+    old, _ = odometry.overlap_views.all()
     assert old.view.T_prior_camera[0, 3] == 5
     assert old.T_local_camera[0, 3] == pytest.approx(-1.0)
 
@@ -73,4 +73,4 @@ def test_without_a_prior_there_is_nothing_to_move(odometry):
         view = dataclasses.replace(row.view, T_prior_camera=None)
         table.set_row(dataclasses.replace(row, view=view))
     correct(odometry, METRES)
-    assert all(a.view.T_prior_camera is None for a in odometry.shared_views.all())
+    assert all(a.view.T_prior_camera is None for a in odometry.overlap_views.all())

@@ -35,7 +35,7 @@ TOPIC = {
     "Value": TEXT,
     "Depth": NUMBER,
     "History Policy": {"System Default", "Keep Last", "Keep All"},
-    "Reliability Policy": {"System Default", "Reliable", "Best Effort"},
+    "Reliability Policy": {"System Default", "Reliable", "Best SolverLimits"},
     "Durability Policy": {"System Default", "Transient Local", "Volatile"},
 }
 # Of displays that wait for transforms in a message filter. From Jazzy on point clouds have none:

@@ -7,15 +7,15 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.loop_check import refined_loop
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, TruthSession
 from da3_ros.types import View, Window
 
 SIZE = (224, 168)
 NOISE = Noise(smooth=0.05, rotation_deg=1.0, translation=0.02)
-EFFORT = Effort.full(400)
+EFFORT = SolverLimits.full(400)
 
 
 def frames(room, **walk):

@@ -9,11 +9,11 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import sliding_graph
 from da3_ros.refinement.bundle import Adjusted
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import WindowRefiner
 from da3_ros.refinement.relative_poses import NETWORK, PosePriors
 from da3_ros.refinement.sliding_graph import SlidingGraph
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView
 
 K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
@@ -101,7 +101,7 @@ def test_of_a_rig_the_own_newest_views_count_too():
 
 
 def test_undo_takes_back_a_focal_length():
-    refiner = WindowRefiner(Effort.full(400))
+    refiner = WindowRefiner(SolverLimits.full(400))
     refiner._before = refiner.graph.saved(), {}
     refiner.calibration.known["left"] = K, (640, 480)
     refiner.undo()
@@ -109,7 +109,7 @@ def test_undo_takes_back_a_focal_length():
 
 
 def test_images_of_another_size_forget_the_focal_length():
-    refiner = WindowRefiner(Effort.full(400))
+    refiner = WindowRefiner(SolverLimits.full(400))
     refiner.calibration.known["left"] = K, (640, 480)
     refiner.forget_calibration()
     assert refiner.calibration.source("left") == "network"

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.refinement.effort import Effort
 from da3_ros.refinement.features import Features
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.refinement.view_among_others import place_among
 
 K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
-EFFORT = Effort.full(400)
+EFFORT = SolverLimits.full(400)
 
 
 def pose(x, y=0.0, turn=0.0):

@@ -23,7 +23,7 @@ from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.refinement.effort import Effort
+from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.replay.results import ReplayError, ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
@@ -189,13 +189,13 @@ def test_a_plan_is_run_again_whatever_memory_there_is(bag, tmp_path):
     assert refused.returncode == 1
     assert "raise memory_budget_gb" in refused.stderr
     plan = ("--plan", first / "report.json")
-    fast = ("-p", "refinement.max_ms:=1.0")  # would choose the least effort
+    fast = ("-p", "refinement.max_ms:=1.0")  # would choose the least limits
     done = run_cli("replay", bag, "--output", again, *QUICK, *small, *fast, *plan)
     assert done.returncode == 0, done.stderr
     same_bytes(first, again, {"measured.json", "report.json"})
     plans = [json.loads((x / "report.json").read_text())["plan"] for x in (first, again)]
     assert plans[0] == plans[1]
-    assert plans[0]["refinement"] == dataclasses.asdict(Effort.full(400))
+    assert plans[0]["refinement"] == dataclasses.asdict(SolverLimits.full(400))
     assert plans[0]["refinement"] == {
         "features": 400, "pixels": 800_000, "tracks": 300, "steps": 8
     }  # fmt: skip

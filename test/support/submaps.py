@@ -21,10 +21,10 @@ def table_of(poses):
     return MapTable(Submap(id, 0, pose) for id, pose in enumerate(poses))
 
 
-def add_keyframe(closure, shared_view, descriptor):
+def add_keyframe(closure, overlap_view, descriptor):
     """Adds a keyframe that windows share, and no other view."""
-    table, id = closure._submaps, shared_view.view.id
-    table.set_view(shared_view)
+    table, id = closure._submaps, overlap_view.view.id
+    table.set_view(overlap_view)
     table.share([id])
     closure.add_keyframe(id, descriptor)
 

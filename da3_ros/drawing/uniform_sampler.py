@@ -10,7 +10,7 @@ import numpy as np
 T = TypeVar("T")
 
 
-class EvenChoice(Generic[T]):
+class UniformSampler(Generic[T]):
     """Chooses at most ``most`` items, evenly spaced; holds at most twice as many."""
 
     def __init__(self, most: int) -> None:

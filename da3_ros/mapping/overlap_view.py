@@ -46,7 +46,7 @@ class ViewRow:
     # Of keyframes of loops:
     descriptor: Array = field(default_factory=lambda: np.zeros(0))  # [D]
     # [3] variance since its submap's first keyframe: log scale, rotation, position
-    own: Array = field(default_factory=lambda: np.zeros(3))
+    variance_in_submap: Array = field(default_factory=lambda: np.zeros(3))
     typical_depth: float = float("nan")  # median
     # Of keyframes of a loaded scene: the file that holds the arrays, and its number there. Until
     # it is ``loaded``, the image is black and there are no samples.
@@ -90,9 +90,9 @@ class ViewRow:
         out = self.with_arrays(arrays)
         return replace(out, view=replace(out.view, valid=valid))
 
-    def placed(self, T_local_ref: Similarity) -> SharedView:
+    def placed(self, T_local_ref: Similarity) -> OverlapView:
         """Returns the view in the frame of odometry."""
-        return SharedView(
+        return OverlapView(
             self.view, self.K, T_local_ref.pose(self.T_submap_camera), self.pixels,
             _scaled(self.depth, T_local_ref), self.confidence, self.observations,
             submap=self.submap, refined=self.refined, kept=self.kept,
@@ -100,8 +100,8 @@ class ViewRow:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedView:
-    """A shared view in the frame and unit of odometry, for the time of one window."""
+class OverlapView:
+    """An overlap view in the frame and unit of odometry, for the time of one window."""
 
     view: View
     K: Array  # [3, 3] corner rule; the same in every window
@@ -129,12 +129,12 @@ class SharedView:
         )  # fmt: skip
 
     @staticmethod
-    def of(view: View, frame: LocalFrame) -> SharedView:
-        """Returns the shared view of a frame; without pixels of unknown depth."""
+    def of(view: View, frame: LocalFrame) -> OverlapView:
+        """Returns the overlap view of a frame; without pixels of unknown depth."""
         pixels = sample(np.isfinite(frame.depth), SAMPLES)
         depth = frame.depth.reshape(-1)[pixels].astype(np.float64)
         confidence = frame.confidence.reshape(-1)[pixels].astype(np.float64)
-        return SharedView(view, frame.K, frame.T_local_camera, pixels, depth, confidence)
+        return OverlapView(view, frame.K, frame.T_local_camera, pixels, depth, confidence)
 
     def rays(self) -> Array:
         """Returns the rays [M, 3] of the pixels, z = 1, camera axes."""

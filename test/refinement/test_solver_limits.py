@@ -6,35 +6,37 @@ import logging
 import numpy as np
 import pytest
 
-from da3_ros.refinement import effort
-from da3_ros.refinement.effort import Effort, TimeLimit, choose_effort
+from da3_ros.refinement import solver_limits
 from da3_ros.refinement.features import FeatureDetector
+from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 
 GOOD = {"features": 100, "pixels": 100_000, "tracks": 50, "steps": 3}
 
 
 def test_without_a_limit_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(effort, "measured_ms", lambda _: pytest.fail("measured"))
-    assert choose_effort(400, 0.0) == Effort(400, 800_000, 300, 8)
+    monkeypatch.setattr(solver_limits, "measured_ms", lambda _: pytest.fail("measured"))
+    assert choose_limits(400, 0.0) == SolverLimits(400, 800_000, 300, 8)
 
 
-def test_the_largest_effort_in_time_is_chosen(monkeypatch):
-    monkeypatch.setattr(effort, "measured_ms", lambda e: e.pixels / 4000)  # 200, 100, 50, 25
-    assert choose_effort(400, 200.0) == Effort.full(400)
-    assert choose_effort(400, 99.0) == Effort(200, 200_000, 150, 5)
-    assert choose_effort(60, 30.0) == Effort(50, 100_000, 105, 4)
+def test_the_highest_limits_in_time_are_chosen(monkeypatch):
+    monkeypatch.setattr(
+        solver_limits, "measured_ms", lambda e: e.pixels / 4000
+    )  # 200, 100, 50, 25
+    assert choose_limits(400, 200.0) == SolverLimits.full(400)
+    assert choose_limits(400, 99.0) == SolverLimits(200, 200_000, 150, 5)
+    assert choose_limits(60, 30.0) == SolverLimits(50, 100_000, 105, 4)
 
 
 def test_too_little_time_is_said(monkeypatch, caplog):
-    monkeypatch.setattr(effort, "measured_ms", lambda e: e.pixels / 4000)
+    monkeypatch.setattr(solver_limits, "measured_ms", lambda e: e.pixels / 4000)
     with caplog.at_level(logging.WARNING):
-        assert choose_effort(400, 5.0) == Effort.full(400).levels()[-1]
-    assert "refinement.max_ms 5: the least effort takes about 25 ms" in caplog.text
+        assert choose_limits(400, 5.0) == SolverLimits.full(400).levels()[-1]
+    assert "refinement.max_ms 5: the lowest limits take about 25 ms" in caplog.text
 
 
-def test_less_effort_takes_less_time():
-    most, *_, least = Effort.full(400).levels()
-    assert 0 < effort.measured_ms(least) < effort.measured_ms(most)
+def test_lower_limits_take_less_time():
+    most, *_, least = SolverLimits.full(400).levels()
+    assert 0 < solver_limits.measured_ms(least) < solver_limits.measured_ms(most)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +44,13 @@ def test_less_effort_takes_less_time():
     [[1], {}, {"features": 5}, "x", None, GOOD | {"steps": 0}, GOOD | {"features": 1.5},
      GOOD | {"features": 10**10}, GOOD | {"pixels": 1}],
 )  # fmt: skip
-def test_values_that_are_no_effort_are_refused(values):
+def test_values_that_are_no_limits_are_refused(values):
     with pytest.raises(ValueError, match="refinement needs"):
-        Effort.from_values(values)
+        SolverLimits.from_values(values)
 
 
-def test_an_effort_is_read_back():
-    assert dataclasses.asdict(Effort.from_values(GOOD)) == GOOD
+def test_limits_are_read_back():
+    assert dataclasses.asdict(SolverLimits.from_values(GOOD)) == GOOD
 
 
 def test_work_is_skipped_until_the_mean_is_within_the_limit():
@@ -75,7 +77,7 @@ def test_one_interruption_costs_few_windows():
     skipped = 0
     while limit.skips():
         skipped += 1
-    assert skipped == effort.MOST
+    assert skipped == solver_limits.MOST
 
 
 def test_no_limit_skips_nothing():

@@ -30,7 +30,7 @@ class CachePolicy:
     on_host: bool
 
 
-class PrefixCache:
+class FeatureCache:
     """Least-recently-used cache of prefixes. The key is the identity of the image array."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ UNMEASURED = 1.3  # factor for start poses, depth and what else is not measured
 
 
 @dataclass(frozen=True)
-class Effort:
+class SolverLimits:
     """Limits of the work per window. Results depend on them, not on the time that work takes."""
 
     features: int  # most features per image
@@ -33,26 +33,26 @@ class Effort:
     steps: int  # most steps of a solution
 
     @staticmethod
-    def full(max_features: int) -> Effort:
-        """Returns the effort without a limit of time."""
-        return Effort(max_features, 800_000, 300, 8)
+    def full(max_features: int) -> SolverLimits:
+        """Returns the limits where time is not limited."""
+        return SolverLimits(max_features, 800_000, 300, 8)
 
     @staticmethod
-    def from_values(values: Any) -> Effort:
-        """Returns the effort of a report. Raises ValueError if it is none."""
-        names = [f.name for f in dataclasses.fields(Effort)]
+    def from_values(values: Any) -> SolverLimits:
+        """Returns the limits of a report. Raises ValueError for anything else."""
+        names = [f.name for f in dataclasses.fields(SolverLimits)]
         if not isinstance(values, dict) or sorted(values) != sorted(names):
             raise ValueError(f"refinement needs {', '.join(names)}")
         for name, (low, high) in LIMITS.items():
             if type(values[name]) is not int or not low <= values[name] <= high:
                 raise ValueError(f"refinement needs {name} from {low} to {high}")
-        return Effort(**values)
+        return SolverLimits(**values)
 
-    def levels(self) -> list[Effort]:
-        """Returns this effort and smaller ones."""
+    def levels(self) -> list[SolverLimits]:
+        """Returns these limits and smaller ones."""
         shares = ((1.0, 1.0, 8), (0.75, 0.5, 6), (0.5, 0.25, 5), (0.35, 0.125, 4))
         return [
-            Effort(
+            SolverLimits(
                 max(MIN_FEATURES, int(self.features * share)),
                 int(self.pixels * pixels),
                 int(self.tracks * share),
@@ -69,12 +69,12 @@ LIMITS = {
 }  # fmt: skip
 
 
-def choose_effort(max_features: int, max_ms: float) -> Effort:
-    """Returns the largest effort that takes at most ``max_ms`` per window on this machine.
+def choose_limits(max_features: int, max_ms: float) -> SolverLimits:
+    """Returns the largest limits with which a window takes at most ``max_ms`` on this machine.
 
-    max_ms: 0: no limit. The smallest effort if all take longer.
+    max_ms: 0: any time. The smallest limits if all take longer.
     """
-    levels = Effort.full(max_features).levels()
+    levels = SolverLimits.full(max_features).levels()
     if max_ms <= 0:
         return levels[0]
     for level in levels:
@@ -83,25 +83,25 @@ def choose_effort(max_features: int, max_ms: float) -> Effort:
             log.info("refinement: %s takes about %.0f ms per window here", level, took)
             return level
     log.warning(
-        "refinement.max_ms %g: the least effort takes about %.0f ms per window here", max_ms, took
+        "refinement.max_ms %g: the lowest limits take about %.0f ms per window here", max_ms, took
     )
     return levels[-1]
 
 
-def measured_ms(effort: Effort) -> float:
+def measured_ms(limits: SolverLimits) -> float:
     """Returns the processor time of features, matching and solving for a window with one new view
-    at this effort, milliseconds, by made-up data of a camera of 640x480."""
+    with these limits, milliseconds, by made-up data of a camera of 640x480."""
     rng = np.random.default_rng(0)
-    width = 4 * int((min(effort.pixels, USUAL_PIXELS) / 12) ** 0.5)
+    width = 4 * int((min(limits.pixels, USUAL_PIXELS) / 12) ** 0.5)
     image = rng.integers(0, 256, (3 * width // 4, width, 3), np.uint8)
-    detector = FeatureDetector(effort.features, effort.pixels)
+    detector = FeatureDetector(limits.features, limits.pixels)
     features = detector(image)
-    bundle = _made_up_bundle(effort.tracks, rng)
+    bundle = _made_up_bundle(limits.tracks, rng)
     two_steps = _time_ms(lambda: adjust(bundle, 2))  # more steps would converge here
     return UNMEASURED * (
         _time_ms(lambda: detector(image))
         + MATCHED * _time_ms(lambda: match(features, features))
-        + effort.steps * two_steps  # a window is solved twice, the second time without outliers
+        + limits.steps * two_steps  # a window is solved twice, the second time without outliers
     )
 
 
