@@ -64,6 +64,14 @@ class Correction:
     covariance: Array | None = None
     followed: bool = False  # another SLAM asks for it: its poses replace what edges measured
 
+    def local_move(self, submap: int) -> Similarity | None:
+        """Returns how a submap moves in the frame of odometry; None: it stays there. Submaps older
+        than those of the correction stay in the map."""
+        if submap in self.moves:
+            return self.moves[submap]
+        is_older = 0 <= submap < next(iter(self.moves), 0)
+        return self.T_map_local.inverse() @ self.before if is_older else None
+
     def at(self, T_map_local: Similarity) -> Correction:
         """Returns the correction for a frame of odometry that has changed since it was solved: by
         another unit, or by a new beginning. It moves submaps in the map by the same."""

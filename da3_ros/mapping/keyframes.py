@@ -190,7 +190,7 @@ class KeyframeSelector:
         """Drops the views of a camera but its newest one, which ``changed`` replaces."""
         last = {self._camera(id): id for id in self._newest}.get(camera)
         if last is not None:
-            self._table.set_view(changed(self._table.view(last)))
+            self._table.set_view(changed(self._table.view(last)), same_image=False)
         self._newest = deque(
             (id for id in self._newest if id == last or self._camera(id) != camera),
             self._newest.maxlen,

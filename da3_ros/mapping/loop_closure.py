@@ -284,7 +284,7 @@ class LoopClosure:
     def recognition(self, scale: float = 1.0) -> Recognition:
         """Returns what recognises the places of this map, with lengths times ``scale``."""
         nodes, edges = self._graph.of_map()
-        keyframes = tuple(k.with_fewer_pixels() for k in self._keyframes)
+        keyframes = tuple(self._keyframes)
         if self._is_localized:
             keyframes = tuple(k for k in keyframes if k.submap < self._graph.first_live)
         ids = {n.first for n in nodes} | {k.submap for k in keyframes}

@@ -50,8 +50,8 @@ class PlacedKeyframe:
 
     @property
     def view(self) -> OverlapView:
-        """The keyframe as an overlap view in the frame of odometry, with few pixels."""
-        return self.keyframe.with_fewer_pixels().placed(self._T_local_ref)
+        """The keyframe as an overlap view."""
+        return self.keyframe.placed(self.T_local_camera, self._T_local_ref.scale)
 
     @property
     def T_local_camera(self) -> Array:
@@ -78,9 +78,12 @@ class LoopKeyframes:
     """The keyframes that are kept for loops, oldest first: ids of rows of the map's table."""
 
     def __init__(self, table: MapTable, spill: ArraySpill | None = None) -> None:
-        """spill: where keyframes go that memory cannot hold; None: they are forgotten."""
+        """table: its keyframes are dropped. spill: where keyframes go that memory cannot hold;
+        None: they are forgotten."""
         self._table, self._spill = table, spill
+        table.keyframes.clear()
         self._ids: list[int] = []
+        self._size = 0, 0  # bytes of the newest one, and without the arrays
         self._on_disk = 0  # number of the first keyframes, whose arrays lie there, or will soon
         self._moves: deque[tuple[ViewRow, Future[Arrays]]] = deque()  # not complete
         self._descriptors = DescriptorIndex()
@@ -93,9 +96,11 @@ class LoopKeyframes:
         """Takes over the keyframes of a loaded scene, whose arrays are on the disk; this has none
         yet."""
         for one in keyframes[-MAX_STORED:]:
-            self._table.keep_view(one)
+            self._table.keyframes[one.id] = one
             self._ids.append(one.id)
         self._on_disk = len(self._ids)
+        if self._ids:
+            self._note_size(self[-1])
         self._descriptors.restore(self._all_descriptors())
 
     def _all_descriptors(self) -> list[Array]:
@@ -105,13 +110,13 @@ class LoopKeyframes:
         return len(self._ids)
 
     def __iter__(self) -> Iterator[ViewRow]:
-        return map(self._table.row, self._ids)
+        return iter([self._table.keyframes[id] for id in self._ids])
 
     def __getitem__(self, number: int) -> ViewRow:
-        return self._table.row(self._ids[number])
+        return self._table.keyframes[self._ids[number]]
 
     def __contains__(self, id: int) -> bool:
-        return id in self._ids
+        return id in self._table.keyframes
 
     def index(self, id: int) -> int:
         """Returns the number of a keyframe, by the id of its view. Raises ValueError."""
@@ -120,11 +125,7 @@ class LoopKeyframes:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes, by the newest keyframe: all take about the same."""
-        if not self._ids:
-            return 0
-        newest = self[-1].with_fewer_pixels()
-        each = newest.descriptor.nbytes + OVERHEAD
-        in_memory = each + sum(part.nbytes for part in newest.arrays)
+        in_memory, each = self._size
         return (len(self) - self._on_disk) * in_memory + self._on_disk * each
 
     def add(self, keyframe: ViewRow, max_bytes: int, *, keep_all: bool = False) -> None:
@@ -134,8 +135,10 @@ class LoopKeyframes:
         keep_all: the others are kept as they are; the caller removes those that it has added.
         """
         self._finish_moves()
-        self._table.keep_view(keyframe)
+        keyframe = keyframe.with_fewer_pixels()
+        self._table.keyframes[keyframe.id] = keyframe
         self._ids.append(keyframe.id)
+        self._note_size(keyframe)
         self._descriptors.add(keyframe.descriptor, self._all_descriptors, fixed=keep_all)
         if keep_all:
             return
@@ -151,16 +154,20 @@ class LoopKeyframes:
         if len(self) > MAX_STORED:
             self._forget_most_similar()
 
+    def _note_size(self, keyframe: ViewRow) -> None:
+        each = keyframe.descriptor.nbytes + OVERHEAD
+        self._size = each + sum(part.nbytes for part in keyframe.arrays), each
+
     def remove(self, number: int) -> None:
         """Forgets a keyframe."""
-        self._table.forget_view(self._ids.pop(number))
+        del self._table.keyframes[self._ids.pop(number)]
         self._on_disk -= number < self._on_disk
         self._descriptors.remove(number)
 
     def change(self, changed: Callable[[ViewRow], ViewRow]) -> None:
         """Replaces each keyframe by what ``changed`` returns, with equal arrays."""
         for one in list(self):
-            self._table.set_row(changed(one))
+            self._table.keyframes[one.id] = changed(one)
 
     def similarity(self, number: int = -1) -> Array:
         """Returns the cosines [M] of each descriptor with that of keyframe ``number``."""
@@ -177,12 +184,11 @@ class LoopKeyframes:
         ones stay. Raises SpillBusyError."""
         if self._spill is None or self._on_disk + 2 >= len(self):
             return False
-        one = self[self._on_disk].with_fewer_pixels()
+        one = self[self._on_disk]
         try:
             arrays = self._spill.offer(one.arrays)
         except OSError:  # points go there too: they warn
             return False
-        self._table.set_row(one)
         self._moves.append((one, arrays))
         self._on_disk += 1
         self._finish_moves()
@@ -192,13 +198,13 @@ class LoopKeyframes:
         """Replaces the arrays that are written; keyframes that could not be are forgotten."""
         while self._moves and self._moves[0][1].done():
             moved, arrays = self._moves.popleft()
-            if moved.id not in self._ids[: self._on_disk]:  # it was forgotten
+            now = self._table.keyframes.get(moved.id)
+            if now is None:  # it was forgotten
                 continue
-            now = self._table.row(moved.id)
             if arrays.exception() is not None:
                 self.remove(self.index(moved.id))
-            elif all(a is b for a, b in zip(now.arrays, moved.arrays, strict=True)):
-                self._table.set_row(now.with_arrays(arrays.result()))  # else a window changed it
+            else:
+                self._table.keyframes[now.id] = now.with_arrays(arrays.result())
 
 
 def numbered(keyframes: Sequence[ViewRow]) -> list[ViewRow]:

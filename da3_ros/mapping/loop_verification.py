@@ -45,9 +45,8 @@ class Loop:
 
 def placed_ends(loop: Loop, table: MapTable) -> tuple[PlacedKeyframe, PlacedKeyframe]:
     """Returns both keyframes of a loop where they are now. Raises KeyError."""
-    return PlacedKeyframe.of(table.row(loop.old), table), PlacedKeyframe.of(
-        table.row(loop.new), table
-    )
+    old, new = (PlacedKeyframe.of(table.keyframes[id], table) for id in (loop.old, loop.new))
+    return old, new
 
 
 def measured_loop(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,18 +21,22 @@ class MapTable:
     ``local`` is the frame in which odometry places windows. Corrections never move the newest
     submap in it, so that odometry goes on; ``T_map_local`` says where it is in the map, and how
     long its unit is there. A view has its pose in its submap, so that no correction changes it. A
-    view without a submap is in ``local``. It stays while windows may share it, or loops may be
-    found to it. Not thread-safe.
+    view without a submap is in ``local``. Not thread-safe.
+
+    A view is in the table while windows may share it, and as a keyframe while loops may be found
+    to it: with few samples and the image that it had then, but with the pose that is known now.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
-        self._views: dict[int, ViewRow] = {}
-        self.shared: frozenset[int] = frozenset()  # ids of views that windows may share
-        self._kept: set[int] = set()  # ids of views that are kept for loops
+        self.keyframes: dict[int, ViewRow] = {}  # of loops
+        self._shared: dict[int, ViewRow] = {}  # views that windows may share
+        self._apart: set[int] = set()  # ids of those whose keyframe has another image
         self.corrections = 0  # number of those that were applied
         self._T_map_local, self._is_map = IDENTITY, True
-        self._T_local_submap: dict[int, Similarity] = {}  # derived; empty after each change
+        # Derived; empty after each change.
+        self._T_local_submap: dict[int, Similarity] = {}
+        self._T_local_view: dict[int, Array] = {}
 
     @property
     def T_map_local(self) -> Similarity:
@@ -43,63 +48,62 @@ class MapTable:
         self.submaps[submap.id] = submap
 
     def keep(self, ids: Collection[int]) -> None:
-        """Removes all submaps but these, and those of overlap views."""
-        used = {*ids, *(self._views[id].submap for id in self.shared)}
+        """Removes all submaps but these, and those of shared views."""
+        used = {*ids, *(row.submap for row in self._shared.values())}
         self.submaps = {id: s for id, s in self.submaps.items() if id in used}
-        self._T_local_submap.clear()
+        self._forget_derived()
 
-    def set_view(self, view: OverlapView) -> None:
-        """Adds or replaces a view that windows share."""
-        T = self.T_local_submap(view.submap)
-        self._views[view.view.id] = view.stored(T, self._views.get(view.view.id))
-        self.shared |= {view.view.id}
+    @property
+    def shared(self) -> KeysView[int]:
+        """The ids of the views that windows may share."""
+        return self._shared.keys()
 
     def share(self, ids: Collection[int]) -> None:
-        """Sets which views windows may share; removes those that nothing needs."""
-        before, self.shared = self.shared, frozenset(ids)
-        for id in before - self.shared:
-            if id in self._kept:
-                self._views[id] = self._views[id].with_fewer_pixels()
-            else:
-                del self._views[id]
+        """Removes all views that windows may share but these."""
+        self._shared = {id: row for id, row in self._shared.items() if id in ids}
+        self._apart &= self._shared.keys()
 
-    def keep_view(self, row: ViewRow) -> None:
-        """Adds or replaces a view that is kept for loops."""
-        self._views[row.id] = row
-        self._kept.add(row.id)
-
-    def forget_view(self, id: int) -> None:
-        """Keeps a view for loops no longer."""
-        self._kept.remove(id)
-        if id not in self.shared:
-            del self._views[id]
-
-    def view(self, id: int) -> OverlapView:
-        """Returns a view where its submap is in the frame of odometry. Raises KeyError."""
-        row = self._views[id]
-        return row.placed(self.T_local_submap(row.submap))
-
-    def poses(self, ids: Sequence[int]) -> tuple[Array, Array]:
-        """Returns the poses [N, 4, 4] of views in the frame of odometry, and the units [N] of
-        their submaps there. Raises KeyError."""
-        rows = [self._views[id] for id in ids]
-        at = {submap: self.T_local_submap(submap) for submap in {row.submap for row in rows}}
-        T, unit = np.zeros((len(ids), 4, 4)), np.array([at[row.submap].scale for row in rows])
-        if rows:
-            S, own = [at[row.submap] for row in rows], np.array([r.T_submap_camera for r in rows])
-            R = np.array([s.R for s in S])
-            T[:, :3, :3] = R @ own[:, :3, :3]
-            T[:, :3, 3] = unit[:, None] * (R @ own[:, :3, 3:])[..., 0] + [s.t for s in S]
-            T[:, 3, 3] = 1.0
-        return T, unit
+    def set_view(self, view: OverlapView, *, same_image: bool = True) -> None:
+        """Adds or replaces a view that windows may share; moves its keyframe too, unless the view
+        has had another image (``same_image`` False) since then."""
+        id, row = view.view.id, view.stored(self.T_local_submap(view.submap))
+        self.set_row(row)
+        if not same_image:
+            self._apart.add(id)
+        if id in self.keyframes and id not in self._apart:
+            keyframe = self.keyframes[id]
+            self.keyframes[id] = replace(keyframe, T_submap_camera=row.T_submap_camera)
 
     def set_row(self, row: ViewRow) -> None:
-        """Replaces a view in the frame of its submap."""
-        self._views[row.id] = row
+        """Adds or replaces a view that windows may share, in the frame of its submap."""
+        self._shared[row.id] = row
+        self._T_local_view.pop(row.id, None)
 
     def row(self, id: int) -> ViewRow:
-        """Returns a view in the frame of its submap. Raises KeyError."""
-        return self._views[id]
+        """Returns a shared view in the frame of its submap. Raises KeyError."""
+        return self._shared[id]
+
+    def view(self, id: int) -> OverlapView:
+        """Returns a shared view where its submap is in the frame of odometry. Raises KeyError."""
+        row = self._shared[id]
+        return row.placed(self._T_local_camera(id), self.T_local_submap(row.submap).scale)
+
+    def poses(self, ids: Sequence[int]) -> tuple[Array, Array]:
+        """Returns the poses [N, 4, 4] of shared views in the frame of odometry, and the units [N]
+        of their submaps there. Raises KeyError."""
+        T = np.array([self._T_local_camera(id) for id in ids]).reshape(-1, 4, 4)
+        return T, np.array([self.T_local_submap(self._shared[id].submap).scale for id in ids])
+
+    def _T_local_camera(self, id: int) -> Array:
+        T = self._T_local_view.get(id)
+        if T is None:
+            row = self._shared[id]
+            T = self._T_local_view[id] = self.T_local_submap(row.submap).pose(row.T_submap_camera)
+        return T
+
+    def _forget_derived(self) -> None:
+        self._T_local_submap.clear()
+        self._T_local_view.clear()
 
     def T_local_submap(self, id: int) -> Similarity:
         """Returns the pose of a submap in the frame of odometry; the identity for ``NO_SUBMAP``.
@@ -128,7 +132,7 @@ class MapTable:
         if T_map_local is not None:
             self._T_map_local = T_map_local
             self._is_map = T_map_local.is_same(IDENTITY)
-        self._T_local_submap.clear()
+        self._forget_derived()
 
     def correct(self, correction: Correction, stays: Collection[int] = ()) -> float:
         """Applies a correction, also to the frame of odometry, so that the newest submap stays in

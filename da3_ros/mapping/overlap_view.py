@@ -90,12 +90,13 @@ class ViewRow:
         out = self.with_arrays(arrays)
         return replace(out, view=replace(out.view, valid=valid))
 
-    def placed(self, T_local_ref: Similarity) -> OverlapView:
-        """Returns the view in the frame of odometry."""
+    def placed(self, T_local_camera: Array, unit: float) -> OverlapView:
+        """Returns the view at a pose [4, 4] in the frame of odometry, with lengths ``unit`` times
+        as long."""
+        depth = self.depth if unit == 1.0 else unit * self.depth
         return OverlapView(
-            self.view, self.K, T_local_ref.pose(self.T_submap_camera), self.pixels,
-            _scaled(self.depth, T_local_ref), self.confidence, self.observations,
-            submap=self.submap, refined=self.refined, kept=self.kept,
+            self.view, self.K, T_local_camera, self.pixels, depth, self.confidence,
+            self.observations, submap=self.submap, refined=self.refined, kept=self.kept,
         )  # fmt: skip
 
 
@@ -115,17 +116,13 @@ class OverlapView:
     refined: bool = False  # whether feature tracks determine its pose
     kept: float = 1.0  # share of the camera's image that remains after cuts to other sizes
 
-    def stored(self, T_local_submap: Similarity, before: ViewRow | None = None) -> ViewRow:
-        """Returns the view in the frame of its submap. before: its row, whose other values stay;
-        None: it has none yet."""
+    def stored(self, T_local_submap: Similarity) -> ViewRow:
+        """Returns the view in the frame of its submap."""
         back = T_local_submap.inverse()
-        T, depth = back.pose(self.T_local_camera), _scaled(self.depth, back)
-        if before is None:
-            before = ViewRow(self.view, self.K, T, self.pixels, depth, self.confidence)
-        return replace(
-            before, view=self.view, K=self.K, T_submap_camera=T, pixels=self.pixels, depth=depth,
-            confidence=self.confidence, submap=self.submap, observations=self.observations,
-            refined=self.refined, kept=self.kept,
+        depth = self.depth if back.scale == 1.0 else back.scale * self.depth
+        return ViewRow(
+            self.view, self.K, back.pose(self.T_local_camera), self.pixels, depth,
+            self.confidence, self.submap, self.observations, self.refined, self.kept,
         )  # fmt: skip
 
     @staticmethod
@@ -141,10 +138,6 @@ class OverlapView:
         row, column = np.divmod(self.pixels, self.view.image.shape[1])
         ones = np.ones(len(self.pixels))
         return np.stack((column + 0.5, row + 0.5, ones), axis=1) @ np.linalg.inv(self.K).T
-
-
-def _scaled(depth: Array, S: Similarity) -> Array:
-    return depth if S.scale == 1.0 else S.scale * depth
 
 
 def sample(valid: Array, count: int) -> Array:

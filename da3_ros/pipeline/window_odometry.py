@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -225,27 +225,27 @@ class WindowOdometry:
 
         metres: per unit of odometry; NaN: unknown.
         """
-        T_prior_local = self._place_in_prior(correction.moves, metres)
+        T_prior_local = self._place_in_prior(correction, metres)
         if T_prior_local is not None:
-            self._correct_prior(correction.moves, T_prior_local)
+            self._correct_prior(correction, T_prior_local)
         self._move_uncertainty(correction)
 
-    def _correct_prior(self, moves: Mapping[int, Similarity], T_prior_local: Similarity) -> None:
+    def _correct_prior(self, correction: Correction, T_prior_local: Similarity) -> None:
         """Moves the prior's poses of the views of submaps that have moved in odometry."""
         for id in self.overlap_views.ids:
             row = self._table.row(id)
-            T = row.view.T_prior_camera
-            if T is not None and row.submap in moves:
-                move = T_prior_local @ moves[row.submap] @ T_prior_local.inverse()
-                view = replace(row.view, T_prior_camera=move.pose(T))
+            T, move = row.view.T_prior_camera, correction.local_move(row.submap)
+            if T is not None and move is not None:
+                in_prior = T_prior_local @ move @ T_prior_local.inverse()
+                view = replace(row.view, T_prior_camera=in_prior.pose(T))
                 self._table.set_row(replace(row, view=view))
 
-    def _place_in_prior(self, moves: Mapping[int, Similarity], metres: float) -> Similarity | None:
+    def _place_in_prior(self, correction: Correction, metres: float) -> Similarity | None:
         """Returns the frame of odometry in the prior's world, by the newest view that stays; None
         if it is unknown."""
         for a in reversed(self.overlap_views.newest_views):
             T = a.view.T_prior_camera
-            if T is not None and a.submap not in moves and metres > 0:
+            if T is not None and correction.local_move(a.submap) is None and metres > 0:
                 return Similarity.between(T, a.T_local_camera, metres)
         return None
 
@@ -264,7 +264,7 @@ class WindowOdometry:
 
     def finish_window(self) -> None:
         """Forgets the covariance of views that no later window can share."""
-        self.uncertainty.keep({overlap_view.view.id for overlap_view in self.overlap_views.all()})
+        self.uncertainty.keep(self.overlap_views.ids)
 
     def _place(
         self,

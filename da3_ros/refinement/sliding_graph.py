@@ -137,6 +137,8 @@ class SlidingGraph:
         at: pose [4, 4] in ref, and unit as in ``end_window``, by id. corrections: number of those
         so far; if it has changed, the points of tracks are found again from the views.
         """
+        if any(view.is_placed for view in self.views.values()):
+            self.restart()  # the last window did not end: nobody knows in which units they are
         self.views = {i: v for i, v in self.views.items() if i in at}
         for id, view in self.views.items():
             T, unit = at[id]

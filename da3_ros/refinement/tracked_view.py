@@ -41,7 +41,7 @@ class TrackedView:
     own_K: bool = False  # whether K is the network's, not a calibration
     measured: MeasuredPose = NOTHING_MEASURED
     log_scale: float = 0.0  # of true over predicted depth
-    unit: float = 1.0  # lengths in ref, when it was placed, per unit of its submap
+    unit: float = 1.0  # length in ref of its submap's unit, for which ``log_depth`` holds
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
 
     def __post_init__(self) -> None:

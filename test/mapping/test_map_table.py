@@ -52,10 +52,12 @@ def test_a_view_is_where_it_was_put(table):
 
 
 def test_a_correction_moves_the_views_of_its_submaps_and_changes_none(table):
+    table.keyframes[0] = table.row(0).with_fewer_pixels()
     before = {id: table.row(id) for id in range(4)}
     moves = Moves((Node(0, 1), Node(2, 2)), (MOVE, IDENTITY))
     table.correct(Correction(moves, Similarity(2.0, np.eye(3), np.array([7.0, 0, 0])), IDENTITY))
     assert all(table.row(id) is row for id, row in before.items())
+    assert table.keyframes[0] is not None
     for id in (0, 1):
         expected = MOVE.pose(pose(10 * id, 5))
         np.testing.assert_allclose(table.view(id).T_local_camera, expected, atol=1e-12)
@@ -88,3 +90,40 @@ def test_a_view_of_a_standing_robot_does_not_creep():
     for _ in range(20_000):
         table.set_view(dataclasses.replace(table.view(0), observations=2.0))
     np.testing.assert_allclose(table.view(0).T_local_camera, pose(8.0), atol=1e-9)
+
+
+def test_a_keyframe_of_loops_has_the_pose_that_is_known_now_and_its_own_arrays(table):
+    table.keyframes[1] = kept = table.row(1).with_fewer_pixels()
+    seen = dataclasses.replace(table.view(1), T_local_camera=pose(12), depth=np.full(10, 9.0))
+    table.set_view(seen)
+    found = table.keyframes[1]
+    np.testing.assert_array_equal(found.T_submap_camera, table.row(1).T_submap_camera)
+    assert found.depth is kept.depth
+    table.set_row(dataclasses.replace(table.row(1), kept=0.5))  # cut to another image size
+    assert table.keyframes[1] is found
+    table.share(())
+    assert table.keyframes == {1: found}
+
+
+def test_a_keyframe_stays_where_its_view_gets_another_image(table):
+    """It was rectified again: its pose is that of the new image, from then on."""
+    table.keyframes[1] = kept = table.row(1)
+    table.set_view(dataclasses.replace(table.view(1), T_local_camera=pose(12)), same_image=False)
+    table.set_view(dataclasses.replace(table.view(1), T_local_camera=pose(13)))
+    assert table.keyframes[1] is kept
+    table.share(())
+    table.set_view(overlap_view(1, 1, pose(14)))  # another view
+    assert table.keyframes[1] is not kept
+
+
+def test_submaps_older_than_a_correction_stay_in_the_map(table):
+    moves = Moves((Node(1, 1), Node(2, 2)), (MOVE, IDENTITY))
+    correction = Correction(moves, Similarity(2.0, np.eye(3), np.array([7.0, 0, 0])), IDENTITY)
+    before = {n: table.T_local_submap(n) for n in (0, NO_SUBMAP)}
+    at = table.submaps[0].T_map_submap
+    table.correct(correction)
+    assert table.submaps[0].T_map_submap is at
+    moved = correction.local_move(0) @ before[0]
+    np.testing.assert_allclose(table.T_local_submap(0).t, moved.t, atol=1e-12)
+    assert table.T_local_submap(0).scale == pytest.approx(moved.scale)
+    assert correction.local_move(NO_SUBMAP) is correction.local_move(3) is None

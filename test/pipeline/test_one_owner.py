@@ -112,6 +112,7 @@ def test_no_other_object_keeps_the_pose_of_a_shared_view(made):
 def test_a_copy_would_be_found():
     pipeline = after_a_loop()
     key = next(iter(pipeline.map.table.shared))
-    pipeline.odometry.prior.copy = [{1: pipeline.map.table.view(key)}]
+    T = pipeline.map.table.view(key).T_local_camera
+    pipeline.odometry.prior.copy = [{1: T.copy()}]
     assert others(copies(pipeline, pipeline)) != set()
     del pipeline.odometry.prior.copy

@@ -159,18 +159,31 @@ def test_between_windows_a_view_has_no_pose_and_its_depth_follows_its_submap():
     for id, by in ((0, 4.0), (1, 2.0)):  # as long as the unit of its submap became
         np.testing.assert_array_equal(graph.views[id].T_ref_camera, poses[id][0])
         np.testing.assert_allclose(np.exp(graph.views[id].log_depth), by)
-    graph.place(poses, 0)  # again: nothing changes
-    np.testing.assert_allclose(np.exp(graph.views[0].log_depth), 4.0)
+    graph.end_window({0: 4.0, 1: 4.0})
     graph.place({1: poses[1]}, 0)  # the other can be shared no more
     assert list(graph.views) == [1]
+    np.testing.assert_allclose(np.exp(graph.views[1].log_depth), 2.0)
+
+
+def test_what_a_window_that_failed_has_left_is_forgotten():
+    """Its views have a depth in the unit of that window, and nobody knows their submaps' units."""
+    graph = SlidingGraph(300, 8)
+    graph.views = {0: view(0, [0, 1])}
+    graph.end_window({0: 1.0})
+    graph.place(placed_at(0.0), 0)
+    graph.views[1] = view(1, [0, 1])
+    graph.place(placed_at(0.0, 1.0, unit=0.5), 0)
+    assert not graph.views
 
 
 def test_points_of_tracks_are_found_anew_after_a_correction():
     graph = SlidingGraph(300, 8)
     graph.views = {0: view(0, [0, 1])}
     graph.points.set(np.array([0, 1]), np.ones((2, 3)))
+    graph.end_window({0: 1.0})
     graph.place(placed_at(0.0), 0)
     assert len(graph.points) == 2
+    graph.end_window({0: 1.0})
     graph.place(placed_at(1.0), 1)
     assert len(graph.points) == 0
     assert graph.points.new_ids(1).tolist() == [0]  # none was given out
