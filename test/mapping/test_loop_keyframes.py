@@ -10,9 +10,9 @@ from support.submaps import table_of
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
-from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
+from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe, numbered
 from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.overlap_view import FEW_SAMPLES, ViewRow
 from da3_ros.types import View
 
 
@@ -119,3 +119,33 @@ def test_keyframes_on_their_way_to_the_disk_count_as_there(late):
     kept.add(keyframe(7), 0)
     assert on_disk(kept, late) == [1, 3]
     np.testing.assert_array_equal(kept[1].arrays[0], keyframe(3).arrays[0])
+
+
+def test_a_keyframe_keeps_few_samples():
+    """A saved scene refuses more."""
+    kept, rng = LoopKeyframes(MapTable()), np.random.default_rng(0)
+    many = dataclasses.replace(
+        keyframe(0), pixels=np.arange(3000), depth=rng.random(3000), confidence=np.ones(3000)
+    )
+    kept.add(many, 0)
+    assert len(kept[0].pixels) == len(kept[0].depth) == len(kept[0].confidence) == FEW_SAMPLES
+    at = np.flatnonzero(np.isin(many.pixels, kept[0].pixels))
+    np.testing.assert_array_equal(kept[0].depth, many.depth[at])
+
+
+def test_keyframes_of_another_session_get_ids_of_their_own():
+    """Else a loaded keyframe and a new view could have one id."""
+    rows = numbered([keyframe(0), keyframe(5)])
+    assert [row.id for row in rows] == [-1, -2]
+    kept = LoopKeyframes(MapTable())
+    kept.restore(rows)
+    kept.add(keyframe(0), 0)
+    assert [row.id for row in kept] == [-1, -2, 0]
+    assert kept.index(-2) == 1
+
+
+def test_a_new_list_begins_without_keyframes():
+    table = MapTable()
+    LoopKeyframes(table).add(keyframe(0), 0)
+    assert len(table.keyframes) == 1
+    assert len(LoopKeyframes(table)) == len(table.keyframes) == 0

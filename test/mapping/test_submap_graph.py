@@ -468,6 +468,17 @@ def test_a_correction_that_comes_late_moves_the_map_as_it_was_solved(now):
     assert Q[0, 0] == pytest.approx(P[0, 0])
 
 
+def test_switching_off_forgets_all_keyframes():
+    closer = LoopClosure()
+    along(closer, 6)
+    assert len(closer._submaps.keyframes) == 24
+    closer.set_enabled(False)
+    assert not closer._submaps.keyframes
+    closer.set_enabled(True)
+    along(closer, 2)
+    assert len(closer._submaps.keyframes) == len(closer._keyframes) == 8
+
+
 def test_switched_off_nothing_is_remembered():
     stage = LoopClosure()
     stage.set_enabled(False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 from support.pipelines import settings, to_frame
+from support.ring import DescribedTruth, walked
 
 from da3_ros.config import MapConfig
 from da3_ros.export.scene_file import load_scene, save_scene
@@ -29,6 +30,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
+from da3_ros.types import Calibration, Frame
 
 SIZE = (140, 112)
 
@@ -305,3 +307,34 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
         view = kept.view
         np.testing.assert_array_equal(view.image, images[view.stamp_ns])
     assert pipeline.session.verified > 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_where_keyframes_lie_changes_no_pose(tmp_path, monkeypatch, background):
+    """Windows share some of those that go to the disk: their samples and images stay."""
+    there = walked(40, 0.15)
+    walk = [
+        dataclasses.replace(f, stamp_ns=10**8 * (n + 1)) for n, f in enumerate(there + there[::-1])
+    ]
+
+    def run(spill):
+        values = {
+            "process_res": 84, "hold_when_blind": False,  # images are black
+            "keyframe.parallax": 0.05, "keyframe.rotation_deg": 3.0,
+        }  # fmt: skip
+        pipeline = Pipeline(settings(**values), DescribedTruth(walk, seed=1))
+        if spill is not None:
+            pipeline.scene_map.loops.spill_to(spill)
+        black = np.zeros((*walk[0].depth.shape, 3), np.uint8)
+        K = walk[0].K.copy()
+        K[:2, 2] -= 0.5
+        lens = Calibration(*walk[0].depth.shape[::-1], K)
+        frames = [Frame(f.stamp_ns, black, calibration=lens) for f in walk]
+        out = [r.T_world_camera for frame in frames for r in pipeline.push(frame)]
+        return np.array(out), pipeline.loops._keyframes
+
+    expected, _ = run(None)
+    monkeypatch.setattr(loop_keyframes, "MAX_KEYFRAMES", 5)
+    found, keyframes = run(ArraySpill(tmp_path, background=background))
+    assert keyframes._on_disk > 10
+    np.testing.assert_array_equal(found, expected)
