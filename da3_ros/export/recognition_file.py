@@ -223,7 +223,8 @@ def _head(keyframe: ViewRow, T_map_submap: Similarity) -> bytes:
     T = keyframe.T_submap_ref
     row = (
         a.view.stamp_ns, keyframe.submap, (width, height), a.K, a.T_submap_camera[:3], own,
-        keyframe.typical_depth, *_row(T_map_submap if T is None else T_map_submap @ T),
+        keyframe.depth_factor * keyframe.typical_depth,
+        *_row(T_map_submap if T is None else T_map_submap @ T),
     )  # fmt: skip
     return np.array([row], KEYFRAME).tobytes() + keyframe.descriptor.astype("<f4").tobytes()
 
@@ -237,6 +238,7 @@ def _data(keyframe: ViewRow) -> tuple[int, int, bytes]:
     a = keyframe
     samples = np.zeros(len(a.pixels), SAMPLE)
     samples["pixel"], samples["depth"], samples["confidence"] = a.pixels, a.depth, a.confidence
+    samples["depth"] *= a.depth_factor
     valid = a.view.valid
     mask = b"" if valid is None else zlib.compress(np.packbits(valid).tobytes(), 1)
     return len(samples), len(mask), samples.tobytes() + mask + encode_image(a.view.image)

@@ -51,7 +51,8 @@ class PlacedKeyframe:
     @property
     def view(self) -> OverlapView:
         """The keyframe as an overlap view."""
-        return self.keyframe.placed(self.T_local_camera, self._T_local_ref.scale)
+        unit = self._T_local_ref.scale * self.keyframe.depth_factor
+        return self.keyframe.placed(self.T_local_camera, unit)
 
     @property
     def T_local_camera(self) -> Array:
@@ -66,7 +67,8 @@ class PlacedKeyframe:
     @property
     def depth(self) -> float:
         """Median depth."""
-        return self._T_local_ref.scale * self.keyframe.typical_depth
+        k = self.keyframe
+        return self._T_local_ref.scale * k.depth_factor * k.typical_depth
 
     @property
     def variance(self) -> Array:

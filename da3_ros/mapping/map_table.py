@@ -24,7 +24,8 @@ class MapTable:
     view without a submap is in ``local``. Not thread-safe.
 
     A view is in the table while windows may share it, and as a keyframe while loops may be found
-    to it: with few samples and the image that it had then, but with the pose that is known now.
+    to it: with few samples and the image that it had then, but with pose and scale as they are
+    known now.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
@@ -67,12 +68,15 @@ class MapTable:
         """Adds or replaces a view that windows may share; moves its keyframe too, unless the view
         has had another image (``same_image`` False) since then."""
         id, row = view.view.id, view.stored(self.T_local_submap(view.submap))
+        before = self._shared.get(id, row)
         self.set_row(row)
         if not same_image:
             self._apart.add(id)
-        if id in self.keyframes and id not in self._apart:
-            keyframe = self.keyframes[id]
-            self.keyframes[id] = replace(keyframe, T_submap_camera=row.T_submap_camera)
+        keyframe = self.keyframes.get(id)
+        if keyframe is not None and id not in self._apart:
+            factor = keyframe.depth_factor * _depth_ratio(before.depth, row.depth)
+            T = row.T_submap_camera
+            self.keyframes[id] = replace(keyframe, T_submap_camera=T, depth_factor=factor)
 
     def set_row(self, row: ViewRow) -> None:
         """Adds or replaces a view that windows may share, in the frame of its submap."""
@@ -153,3 +157,10 @@ class MapTable:
         self.set_poses(moved, correction.T_map_local)
         self.corrections += 1
         return far
+
+
+def _depth_ratio(before: Array, now: Array) -> float:
+    """Returns by what factor depth [M] has changed: the median of its pixels."""
+    if now is before or not len(now) or len(now) != len(before):
+        return 1.0
+    return float(np.median(now / before))

@@ -48,6 +48,7 @@ class ViewRow:
     # [3] variance since its submap's first keyframe: log scale, rotation, position
     variance_in_submap: Array = field(default_factory=lambda: np.zeros(3))
     typical_depth: float = float("nan")  # median
+    depth_factor: float = 1.0  # of what later windows say of the depth, over that of the samples
     # Of keyframes of a loaded scene: the file that holds the arrays, and its number there. Until
     # it is ``loaded``, the image is black and there are no samples.
     T_submap_ref: Similarity | None = None  # None: ref is the submap

@@ -9,6 +9,7 @@ from support.submaps import table_of
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import View
@@ -99,6 +100,14 @@ def test_a_keyframe_of_loops_has_the_pose_that_is_known_now_and_its_own_arrays(t
     found = table.keyframes[1]
     np.testing.assert_array_equal(found.T_submap_camera, table.row(1).T_submap_camera)
     assert found.depth is kept.depth
+    assert found.depth_factor == pytest.approx(4.5)  # 9 m now, 2 m before
+    table.set_view(dataclasses.replace(table.view(1), depth=np.full(10, 4.0)))
+    assert table.keyframes[1].depth_factor == pytest.approx(2.0)
+    placed = PlacedKeyframe.of(dataclasses.replace(table.keyframes[1], typical_depth=2.0), table)
+    np.testing.assert_allclose(placed.view.depth, 4.0)
+    np.testing.assert_allclose(placed.view.T_local_camera, pose(12), atol=1e-12)
+    assert placed.depth == pytest.approx(4.0)
+    found = table.keyframes[1]
     table.set_row(dataclasses.replace(table.row(1), kept=0.5))  # cut to another image size
     assert table.keyframes[1] is found
     table.share(())
