@@ -35,7 +35,7 @@ class MapTable:
         self._apart: set[int] = set()  # ids of those whose keyframe has another image
         self.corrections = 0  # number of those that were applied
         self._T_map_local, self._is_map = IDENTITY, True
-        # Derived; empty after each change.
+        # Derived; empty after each change. Of views: no more than are shared.
         self._T_local_submap: dict[int, Similarity] = {}
         self._T_local_view: dict[int, Array] = {}
 
@@ -49,7 +49,7 @@ class MapTable:
         self.submaps[submap.id] = submap
 
     def keep(self, ids: Collection[int]) -> None:
-        """Removes all submaps but these, and those of shared views."""
+        """Removes all submaps but these, and those of views that windows may share."""
         used = {*ids, *(row.submap for row in self._shared.values())}
         self.submaps = {id: s for id, s in self.submaps.items() if id in used}
         self._forget_derived()
@@ -61,7 +61,9 @@ class MapTable:
 
     def share(self, ids: Collection[int]) -> None:
         """Removes all views that windows may share but these."""
-        self._shared = {id: row for id, row in self._shared.items() if id in ids}
+        for id in self._shared.keys() - set(ids):
+            del self._shared[id]
+            self._T_local_view.pop(id, None)
         self._apart &= self._shared.keys()
 
     def set_view(self, view: OverlapView, *, same_image: bool = True) -> None:

@@ -288,8 +288,8 @@ def _structure(values: Array, valid: Mask | None) -> tuple[float, float]:
     Also the share of the cells of which that is known.
 
     The variance of a mean of noise is inverse to the number of pixels, also if close ones are
-    correlated, as by demosaicing. valid: [H, W] pixels that count; None: all. Of cells beside
-    others nothing is judged; infinite if none remains.
+    correlated, as by demosaicing. valid: [H, W] pixels that count; None: all. Only
+    cells whose neighbours count are judged; infinite if there are none.
     """
     size = 2 * CELLS[0], 2 * CELLS[1]
     whole = None if valid is None else _whole_cells(valid)

@@ -1,6 +1,7 @@
 """Views have their pose in their submap: corrections move them without changing them."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -136,3 +137,16 @@ def test_submaps_older_than_a_correction_stay_in_the_map(table):
     np.testing.assert_allclose(table.T_local_submap(0).t, moved.t, atol=1e-12)
     assert table.T_local_submap(0).scale == pytest.approx(moved.scale)
     assert correction.local_move(NO_SUBMAP) is correction.local_move(3) is None
+
+
+def test_nothing_is_left_of_views_that_are_shared_no_more(table):
+    """A run of days shares millions."""
+    table.share(())
+    before = len(pickle.dumps(table))
+    for id in range(100, 1100):
+        table.set_view(overlap_view(id, id % 3, pose(1.0)))
+        table.share(range(id - 3, id + 1))
+        table.view(id)
+        table.poses(sorted(table.shared))
+    table.share(())
+    assert len(pickle.dumps(table)) == before
