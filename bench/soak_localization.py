@@ -95,9 +95,9 @@ def localized(
             errors.append((known, float(np.linalg.norm(T[:3, 3] - true[:3, 3]))))
         if (number - session.frames + 1) % each == 0:
             trim()
-            path = pipeline.map.localized
+            path = pipeline.map.table.live_path
             assert path is not None
-            series["path_mb"].append(path.trajectory.nbytes / 2**20)
+            series["path_mb"].append(path.nbytes / 2**20)
             series["mb"].append(own_mb() - series["path_mb"][-1])
             series["ms"].append(1e3 * spent / each)
             series["known"].append(float(np.mean([known for known, _ in errors])))

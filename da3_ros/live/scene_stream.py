@@ -135,7 +135,7 @@ class SceneStream:
         """Publish what shows the map to its subscribers, also if it has not changed."""
         store = self.pipeline.map
         for topic, row in SCENE_TOPICS.items():
-            always_empty = not len(store.trajectory) and self._shown[topic] == store.revision
+            always_empty = not len(store.table.path) and self._shown[topic] == store.revision
             if row.on_change and not always_empty and self._is_wanted(topic):
                 self._publish_of_map(topic)
 

@@ -183,7 +183,7 @@ class Stream:
             pipeline = scene_stream.pipeline
             flush = pipeline.scene_map.flush_recording()
             if flush is not None and (scene_stream is self._first or len(pipeline.map)):
-                keyframes = int(pipeline.map.trajectory.poses().rows["keyframe"].sum())
+                keyframes = int(pipeline.map.table.path.poses().rows["keyframe"].sum())
                 out[name] = StoredSoFar(flush.folder, flush.done, keyframes)
         return out
 

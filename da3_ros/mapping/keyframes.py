@@ -157,11 +157,11 @@ class KeyframeSelector:
 
     def adjust(self, moved: Mapping[int, tuple[Array, float]]) -> None:
         """Sets refined poses [4, 4] of views by id, and multiplies their depth by a factor."""
-        for id in self.ids & moved.keys():
+        refined = []
+        for id in sorted(self.ids & moved.keys()):
             (T, factor), a = moved[id], self._table.view(id)
-            self._table.set_view(
-                replace(a, T_local_camera=T, depth=a.depth * factor, refined=True)
-            )
+            refined.append(replace(a, T_local_camera=T, depth=a.depth * factor, refined=True))
+        self._table.refine(refined)
 
     @property
     def newest_views(self) -> list[OverlapView]:

@@ -6,28 +6,27 @@ the scene that they had last; if their place was a guess, they are forgotten.
 
 from __future__ import annotations
 
-from da3_ros.mapping.frames import LocalFrame
+from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import Trajectory
-from da3_ros.types import Array
 
 MAX_SUBMAPS = 16  # newest submaps, which corrections move
 SETTLED = -1  # submap of poses that are given in the map, and stay
 
 
 class LocalizedPath:
-    """The newest submaps of a localized camera, and its poses since the map is read-only."""
+    """The newest submaps of a localized camera; owner of ``live_path``, its poses in the table."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, table: MapTable, first: int) -> None:
         """first: id of the first submap that is not the map's."""
-        self.first = first
+        self._table, self.first = table, first
         self.forget()
 
     def forget(self) -> None:
         """Begins without submaps and poses."""
         self.submaps: dict[int, Submap] = {}
-        self.trajectory = Trajectory()
+        self._table.live_path = self._path = Trajectory()
         self.newest: Submap | None = None  # None: the next frame begins one
 
     def close(self) -> None:
@@ -40,12 +39,6 @@ class LocalizedPath:
         while len(self.submaps) > MAX_SUBMAPS:
             oldest = self.submaps.pop(min(self.submaps))
             if oldest.part == REFERENCE:
-                self.trajectory.settle(oldest.id, oldest.T_map_submap, SETTLED)
+                self._path.settle(oldest.id, oldest.T_map_submap, SETTLED)
             else:
-                self.trajectory.forget(oldest.id)
-
-    def add(self, frame: LocalFrame, T_submap_camera: Array, unit: float) -> None:
-        """Adds a frame of the newest submap, with its pose [4, 4] there; unit: of odometry, per
-        unit of the submap."""
-        assert self.newest is not None
-        self.trajectory.add(frame, T_submap_camera, self.newest.id, unit)
+                self._path.forget(oldest.id)

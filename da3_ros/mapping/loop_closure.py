@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from da3_ros.config import LoopConfig
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.drift_model import DriftModel
@@ -40,7 +41,7 @@ from da3_ros.mapping.loop_keyframes import (
 )
 from da3_ros.mapping.loop_verification import Loop, measured_loop, placed_ends
 from da3_ros.mapping.loop_window import loop_window
-from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.overlap_view import KeyframeFile, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
@@ -61,7 +62,7 @@ Infer = Callable[[Window], Prediction | None]
 Refine = Callable[[Window, int, Prediction], Prediction | None]
 
 
-class LoopClosure:
+class LoopClosure(MapListener):
     """Keeps keyframes and the graph of submaps; finds, verifies and closes loops.
 
     wait_for_solver: wait for the solved graph, so that a recording always gives the same map; a
@@ -76,16 +77,21 @@ class LoopClosure:
         self._solver: ThreadPoolExecutor | None = None
         self._max_bytes = 0  # of keyframes in memory; 0: no limit
         self._spill: ArraySpill | None = None  # where the others go; None: they are forgotten
-        self.restart(submaps or MapTable())
+        self._submaps = submaps or MapTable()
+        self._submaps.listeners.append(self)
+        self.restart()
 
-    def restart(self, submaps: MapTable) -> None:
-        """Begins a new map, of these submaps."""
-        self._submaps = submaps
+    def restart(self) -> None:
+        """Begins a new map."""
         self.found = self.refused = 0
         self._solving: Future[Correction] | None = None
         self._last_try = -1  # id of the last window after which a candidate was verified
         self._looks = 0  # since the place became unknown
         self._forget_all()
+
+    def on_clear(self) -> None:
+        """Begins a new map."""
+        self.restart()
 
     def _forget_all(self) -> None:
         self._keyframes = LoopKeyframes(self._submaps, self._spill)
@@ -440,13 +446,10 @@ class LoopClosure:
             return None
         return solving.result()
 
-    def apply(self, correction: Correction, stays: Collection[int] = ()) -> float:
-        """Corrects the poses of the submaps, by a loop or by another SLAM, but not of those that
-        ``stays``. Returns the farthest move, map units."""
-        far = self._submaps.correct(correction, stays)
+    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+        """Notes that submaps have moved, by a loop or by another SLAM."""
         self.closed += not correction.followed
         if correction.followed:
             self._graph.measure_anew()
         self._unconfirmed.clear()
         self._candidates.restart()
-        return far

@@ -1,4 +1,4 @@
-"""The map's table: submaps, and views, each with its pose in its submap."""
+"""The map's table: submaps, views and frames, each with its pose in its submap, and edges."""
 
 from __future__ import annotations
 
@@ -9,14 +9,32 @@ import numpy as np
 
 from da3_ros.geometry.poses import nearest_rotation
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.graph_solution import Correction, Node
 from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView, ViewRow
+from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submap_spill import Submap
+from da3_ros.mapping.trajectory import Trajectory
 from da3_ros.types import Array
 
 
+class MapListener:
+    """Is told of each change of poses in the map, right after it."""
+
+    def on_clear(self) -> None:
+        """The map begins anew: all ids were those of another map."""
+
+    def on_correction(self, correction: Correction, before: Mapping[int, Similarity]) -> None:
+        """Submaps have moved in the map, and with them all that has its pose in them.
+
+        before: ``T_map_submap`` of all submaps before.
+        """
+
+    def on_refinement(self, rows: Sequence[ViewRow]) -> None:
+        """Views have other poses in their submaps."""
+
+
 class MapTable:
-    """Submaps and views by id, and the frame of odometry.
+    """Submaps, views and frames by id, edges between submaps, and the frame of odometry.
 
     ``local`` is the frame in which odometry places windows. Corrections never move the newest
     submap in it, so that odometry goes on; ``T_map_local`` says where it is in the map, and how
@@ -25,19 +43,34 @@ class MapTable:
 
     A view is in the table while windows may share it, and as a keyframe while loops may be found
     to it: with few samples and the image that it had then, but with pose and scale as they are
-    known now.
+    known now. All frames are rows of a path. Listeners are told of each change of poses.
     """
 
     def __init__(self, submaps: Iterable[Submap] = ()) -> None:
+        self.listeners: list[MapListener] = []  # told in this order
+        self.corrections = 0  # number of those that were applied
+        self._clear(submaps)
+
+    def _clear(self, submaps: Iterable[Submap]) -> None:
         self.submaps: dict[int, Submap] = {s.id: s for s in submaps}
+        self.path = Trajectory()  # frames of the map
+        # Frames of a camera that is localized in a read-only map; None: the map grows.
+        self.live_path: Trajectory | None = None
+        self.nodes: list[Node] = []  # submaps that move as one, in the order of their ids
+        self.edges: list[Edge] = []  # between nodes, by their first submap
         self.keyframes: dict[int, ViewRow] = {}  # of loops
         self._shared: dict[int, ViewRow] = {}  # views that windows may share
         self._apart: set[int] = set()  # ids of those whose keyframe has another image
-        self.corrections = 0  # number of those that were applied
         self._T_map_local, self._is_map = IDENTITY, True
         # Derived; empty after each change. Of views: no more than are shared.
         self._T_local_submap: dict[int, Similarity] = {}
         self._T_local_view: dict[int, Array] = {}
+
+    def clear(self) -> None:
+        """Removes all rows: the map begins anew."""
+        self._clear(())
+        for listener in self.listeners:
+            listener.on_clear()
 
     @property
     def T_map_local(self) -> Similarity:
@@ -79,6 +112,17 @@ class MapTable:
             factor = keyframe.depth_factor * _depth_ratio(before.depth, row.depth)
             T = row.T_submap_camera
             self.keyframes[id] = replace(keyframe, T_submap_camera=T, depth_factor=factor)
+
+    def refine(self, views: Iterable[OverlapView]) -> None:
+        """Replaces shared views by refined ones, and their poses in the path. Points stay where
+        they are: poses of the newest frames move by millimetres."""
+        path, rows = self.path if self.live_path is None else self.live_path, []
+        for view in views:
+            self.set_view(view)
+            rows.append(row := self._shared[view.view.id])
+            path.correct(row.view.stamp_ns, row.view.camera, row.submap, row.T_submap_camera)
+        for listener in self.listeners:
+            listener.on_refinement(rows)
 
     def set_row(self, row: ViewRow) -> None:
         """Adds or replaces a view that windows may share, in the frame of its submap."""
@@ -147,6 +191,7 @@ class MapTable:
         stays: ids of submaps that keep their pose in the map. So do submaps that are older than
         those of the correction.
         """
+        before = {id: s.T_map_submap for id, s in self.submaps.items()}
         oldest, moved, far = next(iter(correction.moves), 0), {}, 0.0
         for id, submap in self.submaps.items():
             if id < oldest or id in stays:
@@ -158,6 +203,8 @@ class MapTable:
             far = max(far, float(np.linalg.norm(moved[id].t - submap.T_map_submap.t)))
         self.set_poses(moved, correction.T_map_local)
         self.corrections += 1
+        for listener in self.listeners:
+            listener.on_correction(correction, before)
         return far
 
 

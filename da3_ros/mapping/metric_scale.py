@@ -16,7 +16,7 @@ import numpy as np
 from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.map_table import MapTable
+from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
 
 # Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
@@ -228,7 +228,7 @@ class ScaleFilter:
         self._sigma = math.hypot(target.sigma, difference - step)
 
 
-class MapScale:
+class MapScale(MapListener):
     """Relates the unit of odometry to that of the map, and the latter to metres.
 
     A segment has the unit of its first window. The first segment's unit is the map's. A later
@@ -236,14 +236,15 @@ class MapScale:
     and not in the map.
     """
 
-    def __init__(self, config: ScaleConfig) -> None:
+    def __init__(self, config: ScaleConfig, submaps: MapTable | None = None) -> None:
         self._scale_filter = ScaleFilter(config)
+        self._submaps = submaps or MapTable()
+        self._submaps.listeners.append(self)
         self._fixed = False  # whether the map is read-only: its known scale stays
-        self.forget(MapTable())
+        self.forget()
 
-    def forget(self, submaps: MapTable) -> None:
-        """Begins a new map, of these submaps; a fixed factor is for its first window."""
-        self._submaps = submaps
+    def forget(self) -> None:
+        """Begins a new map; a fixed factor is for its first window."""
         self._metres: float | None = None  # per map unit, once known
         # Metres per map unit of a loaded map, where no source measures: holds for segments that
         # are joined to it.
@@ -254,6 +255,10 @@ class MapScale:
         # leave the beginning of the segment where it is.
         self.shift = np.zeros(3)
         self.restart(np.eye(4))
+
+    def on_clear(self) -> None:
+        """Begins a new map."""
+        self.forget()
 
     def resume(self, metric: bool) -> None:
         """Begins in a saved map: in metres, or in an unknown unit.

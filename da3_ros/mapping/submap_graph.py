@@ -54,10 +54,11 @@ class SubmapGraph:
     """
 
     def __init__(self, submaps: MapTable) -> None:
-        """submaps: with the poses of all nodes' first submaps."""
+        """submaps: with the poses of all nodes' first submaps; its nodes and edges are dropped."""
         self._submaps = submaps
-        self.nodes: list[Node] = []
-        self._edges: list[Edge] = []
+        self.nodes, self._edges = submaps.nodes, submaps.edges  # changed in place
+        self.nodes.clear()
+        self._edges.clear()
         self.first_live = 0  # id of a submap; 0: the graph is no map
         # Caches that hold until the graph changes; keys are indices of nodes.
         self._predecessor_cache: dict[int, Array] = {}
@@ -117,8 +118,8 @@ class SubmapGraph:
 
     def forget_live(self) -> None:
         """Forgets the nodes that are not the map's own."""
-        self.nodes = [n for n in self.nodes if n.first < self.first_live]
-        self._edges = [e for e in self._edges if e.second < self.first_live]
+        self.nodes[:] = [n for n in self.nodes if n.first < self.first_live]
+        self._edges[:] = [e for e in self._edges if e.second < self.first_live]
         self._changed()
 
     @property
@@ -239,7 +240,7 @@ class SubmapGraph:
         a, b = self.nodes[k - 1], self.nodes[k]
         tie = next(e for e in self._edges if not e.loop and e.second == b.first)
         T_a, T_b = self.pose(a), self.pose(b)
-        self._edges = [
+        self._edges[:] = [
             reattached(e, a.first, b.first, T_a.inverse() @ T_b, tie)
             if b.first in (e.first, e.second)
             else e
@@ -252,7 +253,7 @@ class SubmapGraph:
 
     def _forget_oldest(self) -> Absorbed:
         gone = self.nodes.pop(self.map_size)
-        self._edges = [e for e in self._edges if gone.first not in (e.first, e.second)]
+        self._edges[:] = [e for e in self._edges if gone.first not in (e.first, e.second)]
         return Absorbed(gone.first, gone.last, None, self.pose(gone).t)
 
     def _forget_loop(self) -> None:
@@ -265,7 +266,7 @@ class SubmapGraph:
         apart[np.tri(len(loops), dtype=bool)] = np.inf
         i, j = np.unravel_index(int(np.argmin(apart)), apart.shape)
         gone = max((loops[i], loops[j]), key=lambda e: float(e.sigma.sum()))
-        self._edges = [e for e in self._edges if e is not gone]
+        self._edges[:] = [e for e in self._edges if e is not gone]
 
     def _segments(self) -> Array:
         """Returns the number of each node's segment: aligned windows connect its nodes."""
@@ -291,13 +292,13 @@ class SubmapGraph:
 
     def restore(self, nodes: Iterable[Node], edges: Iterable[Edge]) -> None:
         """Takes over the graph of a saved scene."""
-        self.nodes, self._edges = list(nodes), list(edges)
+        self.nodes[:], self._edges[:] = nodes, edges
         self._changed()
 
     def measure_anew(self) -> None:
         """Takes the poses of all nodes as measured by all edges; their uncertainty stays."""
         pose = {node.first: self.pose(node) for node in self.nodes}
-        self._edges = [
+        self._edges[:] = [
             dataclasses.replace(e, measured=pose[e.first].inverse() @ pose[e.second])
             for e in self._edges
         ]

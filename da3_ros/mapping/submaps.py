@@ -81,12 +81,14 @@ class SubmapStore:
     points, and are kept there.
     """
 
-    def __init__(self, limits: MapConfig, spill: ArraySpill | None = None) -> None:
-        """spill: where points go that memory cannot hold; None: they are dropped."""
+    def __init__(
+        self, limits: MapConfig, spill: ArraySpill | None = None, table: MapTable | None = None
+    ) -> None:
+        """spill: where points go that memory cannot hold; None: they are dropped. table: an empty
+        one."""
         self.limits = limits
         self.metres = 1.0
-        self.table = MapTable()
-        self.trajectory = Trajectory()
+        self.table = table or MapTable()
         self.submaps: dict[int, Submap] = {}
         self.localized: LocalizedPath | None = None  # None: new frames are mapped
         self._points = SubmapPoints(self.submaps)
@@ -112,8 +114,8 @@ class SubmapStore:
     @property
     def nbytes(self) -> int:
         """Memory held, bytes: points, poses and images."""
-        path = 0 if self.localized is None else self.localized.trajectory.nbytes
-        return self._points.nbytes + self.trajectory.nbytes + self._movers.nbytes + path
+        paths = self.table.path.nbytes + (0 if self.localized is None else self._shown_path.nbytes)
+        return self._points.nbytes + paths + self._movers.nbytes
 
     @property
     def newest(self) -> Submap | None:
@@ -128,9 +130,14 @@ class SubmapStore:
     @property
     def newest_stamp_ns(self) -> int:
         """Stamp of the newest pose; 0 if there is none."""
-        path = None if self.localized is None else self.localized.trajectory
-        newest = path if path else self.trajectory
+        newest = self._shown_path if len(self._shown_path) else self.table.path
         return newest.newest_stamp_ns if len(newest) else 0
+
+    @property
+    def _shown_path(self) -> Trajectory:
+        """The path of new frames: the map's, or that of a localized camera."""
+        live = self.table.live_path
+        return self.table.path if live is None else live
 
     def all_submaps(self) -> dict[int, Submap]:
         """Returns the submaps of the map, and those of a localized camera."""
@@ -142,7 +149,8 @@ class SubmapStore:
             return
         self._close()
         self._movers = MoverRemoval(self.submaps, self._points)
-        self.localized = LocalizedPath(self._next) if on else None
+        self.table.live_path = None
+        self.localized = LocalizedPath(self.table, self._next) if on else None
         if not on and not self.submaps:  # the map begins now
             self.parts_of_scene = SceneParts()
         self.revision = next(_REVISIONS)
@@ -162,7 +170,7 @@ class SubmapStore:
     @property
     def cameras(self) -> tuple[str, ...]:
         """The cameras that have poses, the leading one first."""
-        return self.trajectory.cameras
+        return self.table.path.cameras
 
     @property
     def place_known(self) -> bool:
@@ -203,15 +211,11 @@ class SubmapStore:
         submap = self._submap_for(frame)
         S = self.table.T_local_submap(submap.id)
         T = relative_pose(S, frame.T_local_camera)
-        if self.localized is not None:
-            submap.keyframes += frame.keyframe
-            self.localized.add(frame, T, S.scale)
-            return submap, T
-        room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
-        self.trajectory.max_poses = min(MAX_POSES, room) if room else MAX_POSES
-        self.trajectory.add(frame, T, submap.id, S.scale)
         submap.keyframes += frame.keyframe
-        if frame.keyframe and self.limits.enabled:
+        room = self.limits.memory_mb * 2**20 // (4 * ROW.itemsize)
+        self.table.path.max_poses = min(MAX_POSES, room) if room else MAX_POSES
+        self._shown_path.add(frame, T, submap.id, S.scale)
+        if frame.keyframe and self.limits.enabled and self.localized is None:
             camera = self.table.T_map_camera(frame.T_local_camera).t
             if self.limits.keep_images:
                 self._points.keep_image(submap, frame)
@@ -222,28 +226,17 @@ class SubmapStore:
             self._enforce_limits(camera)
         return submap, T
 
-    def correct_pose(
-        self, submap: int, stamp_ns: int, camera: str, T_submap_camera: Array
-    ) -> bool:
-        """Replaces the pose of one of the newest frames; the points of its submap stay.
-
-        Returns False for an unknown submap.
-        """
-        held = self if self.localized is None else self.localized  # a read-only map stays
-        if submap not in held.submaps:
-            return False
-        held.trajectory.correct(stamp_ns, camera, T_submap_camera)
-        return True
-
     @property
     def staying(self) -> Collection[int]:
         """The submaps that corrections do not move: those of a read-only map."""
         return () if self.localized is None else self.submaps.keys()
 
-    def note_correction(self) -> None:
-        """Notes that submaps have moved; their points and poses have moved with them."""
+    def note_correction(self, tied: Iterable[tuple[int, int]]) -> None:
+        """Notes that submaps have moved, their points and poses with them; merges the parts of
+        pairs of submaps that loops connect."""
         if self.localized is None:
             self.revision = next(_REVISIONS)
+        self.merge_parts(tied)
 
     def regrid(self) -> None:
         """Averages all points in voxels of the edge length by ``limits`` and ``metres``; not
@@ -267,12 +260,12 @@ class SubmapStore:
             self.parts_of_scene.note(one)
             self._points.restore(one, submap.cloud, submap.images)
             self._next = max(self._next, one.id + 1)
-        self.trajectory.extend(saved.poses)
+        self.table.path.extend(saved.poses)
         self._segment, self._is_searched = saved.segment + 1, searched
         self.parts_of_scene.begin_after(saved.submaps)
         if saved.recognition is not None and saved.recognition.nodes:  # some may have no submap
             self._next = max(self._next, saved.recognition.nodes[-1].last + 1)
-        if len(self.trajectory) and not whole:
+        if len(self.table.path) and not whole:
             self._enforce_limits(self.poses().rows["T"][-1, :, 3])
 
     def snapshot(
@@ -285,7 +278,7 @@ class SubmapStore:
             place = places[s.id]
             submaps.append(replace(s, cloud=cloud, T_map_submap=place, images=images, moved=[]))
         scale = unit * self.metres
-        poses, segment = self.trajectory.poses(), self._segment
+        poses, segment = self.table.path.poses(), self._segment
         return Snapshot(tuple(submaps), poses, segment, metric, T_map_world, scale)
 
     def scene(self, T_map_world: Array = T_MAP_WORLD) -> Scene:
@@ -306,14 +299,14 @@ class SubmapStore:
         elif newest >= 0:
             part = self.submaps[newest].part
         places, part_of = self._places(), {s.id: s.part for s in self.all_submaps().values()}
-        path = self.trajectory if self.localized is None else self.localized.trajectory
         places[SETTLED], part_of[SETTLED] = IDENTITY.scaled(self.metres), REFERENCE
         submaps = tuple(self.submaps.values())
-        return SceneView(part, submaps, self._points, path.poses(), places, part_of)
+        path = self._shown_path.poses()
+        return SceneView(part, submaps, self._points, path, places, part_of)
 
     def poses(self) -> Poses:
         """Returns the poses of all cameras in the world, in metres if the scale is known."""
-        return self.trajectory.poses().moved(self._places())
+        return self.table.path.poses().moved(self._places())
 
     def cloud(self) -> PointCloud:
         """Returns all points in the map, in map units."""
@@ -364,7 +357,7 @@ class SubmapStore:
         """Drops points and images beyond the limits, or too far from the camera [3]."""
         room = self.limits.memory_mb * 2**20
         self._points.drop_distant(camera, self._radius())
-        held = self.trajectory.nbytes + self._movers.nbytes
+        held = self.table.path.nbytes + self._movers.nbytes
         self._points.enforce_limits(self.limits.max_points, room, held)
         self._forget_empty()
 
@@ -372,7 +365,7 @@ class SubmapStore:
         """Removes submaps without points and poses; thinning removes poses over time."""
         if len(self.submaps) < self._forget_at:
             return
-        used = {int(i) for i in np.unique(self.trajectory.poses().rows["submap"])}
+        used = {int(i) for i in np.unique(self.table.path.poses().rows["submap"])}
         for submap in [s for s in self.submaps.values() if s.id not in used and not len(s.cloud)]:
             if submap is not self.newest:
                 self._points.drop_images(submap)

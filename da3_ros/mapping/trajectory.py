@@ -212,11 +212,12 @@ class Trajectory:
             row["standing_ns"] = passed
         return bool(stands)
 
-    def correct(self, stamp_ns: int, camera: str, T_submap_camera: Array) -> None:
-        """Replaces the pose of one of the newest frames; one that is not stored stays so."""
+    def correct(self, stamp_ns: int, camera: str, submap: int, T_submap_camera: Array) -> None:
+        """Replaces the pose of one of the newest frames, in the frame of its submap; one that is
+        not stored stays so."""
         rows = self._rows[max(0, self._size - NEWEST) : self._size]
         if camera in self._cameras:
-            same = rows["camera"] == self._cameras.index(camera)
+            same = (rows["camera"] == self._cameras.index(camera)) & (rows["submap"] == submap)
             rows["T"][(rows["stamp_ns"] == stamp_ns) & same] = T_submap_camera[:3]
 
     def settle(self, submap: int, place: Similarity, into: int) -> None:

@@ -196,7 +196,7 @@ class SceneJoiner:
         moves = tuple(new @ old.inverse() for new, old in zip(places, poses, strict=True))
         T = self._submaps.T_map_local
         correction = Correction(Moves(nodes, moves), T, T, self._loops)
-        self._loop_closure.apply(correction)
+        self._submaps.correct(correction)
 
     def _measured_cameras(self) -> dict[frozenset[int], list[MeasuredCamera]]:
         """Returns what stored keyframes measure, by pairs of scenes that loops connect."""
@@ -236,7 +236,7 @@ class SceneJoiner:
         """Moves all nodes as a solved graph asks for, if there is one."""
         correction = self._loop_closure.collect()
         if correction is not None:
-            self._loop_closure.apply(correction)
+            self._submaps.correct(correction)
             self._loops = correction.loops
 
     def _ids_in(self, group: Group) -> list[int]:

@@ -32,7 +32,7 @@ def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
         loops.start_segment(lost=False)
     submaps.localize(True)
     known = frozenset(s.id for s in submaps.submaps.values() if s.part == REFERENCE)
-    if not loops.localize(submaps.next_id, known) and len(submaps.trajectory):
+    if not loops.localize(submaps.next_id, known) and len(submaps.table.path):
         log.warning(
             "mode is localization, but the map has no keyframes that recognise its places: poses "
             "are those of odometry"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
+from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
-from da3_ros.mapping.overlap_view import NO_SUBMAP
+from da3_ros.mapping.overlap_view import NO_SUBMAP, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
@@ -42,15 +43,16 @@ log = logging.getLogger(__name__)
 MANY_SUBMAPS = 64  # number of submaps' poses at which those that nothing needs are removed
 
 
-class SceneMap:
-    """Owns the submaps, the loops, the map's scale and ``T_map_world``."""
+class SceneMap(MapListener):
+    """Owns the map's table, the submaps, the loops, the map's scale and ``T_map_world``."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self.config = config
-        self.scale = MapScale(config.scale)
-        self.submaps = SubmapStore(config.map)
-        self.loops = LoopClosure(self.submaps.table)
-        self.scale.forget(self.submaps.table)
+        self.table = MapTable()
+        self.scale = MapScale(config.scale, self.table)
+        self.submaps = SubmapStore(config.map, table=self.table)
+        self.loops = LoopClosure(self.table)
+        self.table.listeners.append(self)
         self.odom = OdomFrame()
         self._prune_at = MANY_SUBMAPS
         self.recording: KeyframeRecording | None = None
@@ -84,9 +86,8 @@ class SceneMap:
         """Begins with an empty map."""
         if self._spill is not None:
             self._spill.begin()
-        self.submaps = SubmapStore(self.config.map, self._spill)
-        self.loops.restart(self.submaps.table)
-        self.scale.forget(self.submaps.table)
+        self.table.clear()
+        self.submaps = SubmapStore(self.config.map, self._spill, self.table)
         self.odom, self._prune_at = OdomFrame(), MANY_SUBMAPS
         self._apply_mode()
         self.following.forget_submaps()
@@ -121,7 +122,7 @@ class SceneMap:
         unit is unknown and, unless it begins at the origin, its place too.
         """
         unplaced = self.scale.learns and not self.scale.known and not self.localizes
-        if unplaced and len(self.submaps.trajectory):
+        if unplaced and len(self.table.path):
             log.warning(
                 "no metric scale found for the old segment; its points are removed from the map"
             )
@@ -229,7 +230,7 @@ class SceneMap:
         submap, T_submap_camera = self.submaps.add(self._without_smears(frame))
         if self._recorder is not None:
             self._unit = frame.window.unit
-            unit, state = self.submaps.table.T_local_submap(submap.id).scale, self._map_state()
+            unit, state = self.table.T_local_submap(submap.id).scale, self._map_state()
             self._recorder.add(frame, seen, submap, T_submap_camera, unit, state)
         self._forget_poses()
         return submap.id
@@ -242,28 +243,22 @@ class SceneMap:
 
     def _forget_poses(self) -> None:
         """Forgets the poses of submaps that nothing needs, from time to time."""
-        table = self.submaps.table
-        if len(table.submaps) >= self._prune_at:
-            table.keep(self.submaps.all_submaps().keys() | self.loops.submaps_in_use)
-            self._prune_at = 2 * len(table.submaps) + MANY_SUBMAPS
+        if len(self.table.submaps) >= self._prune_at:
+            self.table.keep(self.submaps.all_submaps().keys() | self.loops.submaps_in_use)
+            self._prune_at = 2 * len(self.table.submaps) + MANY_SUBMAPS
 
     def _map_state(self) -> MapState:
         """Returns how the scene relates to map and metres."""
         known, metres = self.scale.known, self.scale.metres
         return MapState(known, metres, self._unit * self.scale.unit * metres, self.T_map_world)
 
-    def correct_poses(self, ids: Iterable[int]) -> None:
-        """Takes over refined poses of overlap views into path and recording.
-
-        Points stay where they are: poses of the newest frames move by millimetres.
-        """
-        stored = {}
-        for row in map(self.submaps.table.row, ids):
-            camera, stamp_ns = row.view.camera, row.view.stamp_ns
-            if self.submaps.correct_pose(row.submap, stamp_ns, camera, row.T_submap_camera):
-                stored[camera, stamp_ns] = row.T_submap_camera
+    def on_refinement(self, rows: Sequence[ViewRow]) -> None:
+        """Stores refined poses of frames that are in the map."""
         if self._recorder is not None:
-            self._recorder.correct(stored)
+            known = [row for row in rows if row.submap in self.submaps.submaps]
+            self._recorder.correct(
+                {(row.view.camera, row.view.stamp_ns): row.T_submap_camera for row in known}
+            )
 
     def adopt(self, refined: RefinedWindow) -> None:
         """Takes over what refinement has changed of earlier windows, and the unit of odometry.
@@ -290,7 +285,7 @@ class SceneMap:
         T_local_camera = self.scale.shifted(frame.T_local_camera, frame.scale)
         T_world_local = np.eye(4)
         if self.scale.has_place(frame.scale):
-            T = self.submaps.table.T_map_local
+            T = self.table.T_map_local
             T_world_local[:3, :3] = T.R
             T_world_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
             T_world_local[:3, 3] -= T.R @ (unit * self.scale.shift)
@@ -305,27 +300,31 @@ class SceneMap:
         R_map_local = T_world_local[:3, :3] if known else None
         return with_covariance(out, T_odom_local, T_local_camera, unit, R_map_local, uncertainty)
 
-    def close_loop(self, *, wait: bool = False) -> Correction | None:
-        """Corrects the submaps if a loop was found and solved; the newest submap stays.
+    def close_loop(self, *, wait: bool = False) -> bool:
+        """Corrects the submaps if a loop was found and solved; returns whether. The newest submap
+        stays in the frame of odometry.
 
         wait: until the loop that was found is solved.
         """
         correction = self.loops.collect(wait=wait)
         if correction is None:
-            return None
-        correction = correction.at(self.submaps.table.T_map_local)
-        self.correct(correction)
-        return correction
+            return False
+        self.correct(correction.at(self.table.T_map_local))
+        return True
 
     def correct(self, correction: Correction) -> None:
-        """Moves submaps, graph and keyframes, in memory and on the disk; joins parts."""
-        far = self.loops.apply(correction, self.submaps.staying)
+        """Moves submaps, and all that has its pose in them: every correction of the map comes
+        here."""
+        far = self.table.correct(correction, self.submaps.staying)
         what = "another SLAM is followed" if correction.followed else "loop closed"
         # A path may come each second.
         level = logging.DEBUG if correction.followed else logging.INFO
         log.log(level, "%s: submaps move by up to %.3g (map units)", what, far)
-        self.submaps.note_correction()
-        self.submaps.merge_parts(correction.loops)
+
+    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+        """Joins the parts that loops connect; takes the scale of a loaded map, once the camera is
+        found in it; stores where the submaps are now."""
+        self.submaps.note_correction(correction.loops)
         if self.submaps.place_known:
             self.scale.take_from_map(correction.covariance)
         if self._recorder is not None:
@@ -348,7 +347,7 @@ class SceneMap:
         if self.following.enabled and not self.following.loaded:
             return
         if hint is not None:
-            T, unit = self.submaps.table.T_map_local, self.scale.unit * self.scale.metres
+            T, unit = self.table.T_map_local, self.scale.unit * self.scale.metres
             T_world_local = Similarity(1.0, T.R, self.scale.metres * T.t).pose(np.eye(4))
             hint = hint.moved(self.T_map_world @ T_world_local, 1 / unit)
         self.loops.try_close_loop(

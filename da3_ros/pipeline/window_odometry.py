@@ -63,13 +63,11 @@ class WindowOdometry:
         self.config = config
         self.overlap_views.reconfigure(config.keyframe)
 
-    def start_segment(self, newest: dict[str, Array], table: MapTable) -> None:
+    def start_segment(self, newest: dict[str, Array]) -> None:
         """Begins a segment that shares no view with earlier windows.
 
         newest: last pose [4, 4] of each camera, where the segment begins; empty: at the origin.
-        table: the map's, which may be another one now.
         """
-        self._table = table
         self.prior.restart()
         self.uncertainty.start_segment(known=not newest)
         self.segment += 1
@@ -188,11 +186,8 @@ class WindowOdometry:
         self.overlap_views.add(overlap_view, keyframe, descriptor)
         self.uncertainty.enter_submap(overlap_view.submap, overlap_view.view.id)
 
-    def apply_refinement(self, refined: RefinedWindow) -> set[int]:
-        """Takes over the poses of a refined window; it fits, even if alignment refused it.
-
-        Returns the ids of the overlap views that have moved.
-        """
+    def apply_refinement(self, refined: RefinedWindow) -> None:
+        """Applies the poses of a refined window; it fits, even if alignment refused it."""
         self.refused = self._unfit = 0
         self._suspects = set()
         # Alignment and tracks both contradict the depth: the pose is known all the same.
@@ -211,7 +206,6 @@ class WindowOdometry:
                 views.ids, views.held, views.poses, views.depth,
                 errors.covariance, errors.by_held, errors.by_network, refined.guessed_focal,
             ))  # fmt: skip
-        return self.overlap_views.ids & refined.moved.keys()
 
     def report_refusal(self, window: Window) -> None:
         """Logs and counts a window that does not fit the scene, if the newest one does not."""

@@ -9,13 +9,15 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.graph_solution import Correction
+from da3_ros.mapping.map_table import MapListener
 from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import BlindFrames
@@ -38,7 +40,6 @@ from da3_ros.types import (
     Prediction,
     Scale,
     TrackedFrame,
-    View,
     Window,
     WindowReport,
 )
@@ -46,7 +47,7 @@ from da3_ros.types import (
 log = logging.getLogger(__name__)
 
 
-class WindowSteps:
+class WindowSteps(MapListener):
     """Runs the windows that ``builder`` has gathered. Not thread-safe."""
 
     def __init__(
@@ -62,7 +63,8 @@ class WindowSteps:
         self.inference = inference
         self.scene_map = SceneMap(config)
         error = inference.session.motion_error or UNMEASURED
-        self.odometry = WindowOdometry(config, error, counters, self.scene_map.submaps.table)
+        self.odometry = WindowOdometry(config, error, counters, self.scene_map.table)
+        self.scene_map.table.listeners.append(self)
         self.refinement = WindowRefinement(config, counters, limits)
         self.place_search = PlaceSearch()
         self.blind = BlindFrames(config, self.odometry, self.refinement, self.scene_map, counters)
@@ -87,7 +89,7 @@ class WindowSteps:
         """
         taken = self.builder.take()
         closed = self._close_loop()
-        self._follow([prepared.view for prepared in taken])
+        follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
         # In order, so that a blind view is held where the view before it is; within an instant
@@ -146,7 +148,7 @@ class WindowSteps:
         unit = self.scene_map.scale.unit_of(prediction)
         prediction, alignment = self.odometry.place(window, shared, prediction, unit)
         by_tracks, alignment, refined = self.refinement.run(
-            window, new, prediction, alignment, self.odometry, self.scene_map.submaps.table
+            window, new, prediction, alignment, self.odometry, self.scene_map.table
         )
         if refined is None:
             return PlacedWindow(window, prediction, alignment, network.depth)
@@ -159,8 +161,7 @@ class WindowSteps:
         window = placed.window
         if placed.refined is not None:
             self.scene_map.adopt(placed.refined)  # the unit, in which its poses are
-            moved = self.odometry.apply_refinement(placed.refined)
-            self.scene_map.correct_poses(sorted(moved))
+            self.odometry.apply_refinement(placed.refined)
         self.odometry.report_refusal(window)
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
@@ -178,7 +179,7 @@ class WindowSteps:
         """Forgets what no later window needs; begins a new segment if the camera is lost, else
         looks for a loop."""
         self.odometry.finish_window()
-        self.refinement.keep(self.scene_map.submaps.table)
+        self.refinement.keep(self.scene_map.table)
         if self.odometry.is_lost:
             log.warning(
                 "%d windows in a row do not fit: a new segment begins", self.odometry.refused
@@ -290,19 +291,11 @@ class WindowSteps:
 
         wait: until the loop that was found is solved.
         """
-        return self._correct(self.scene_map.close_loop(wait=wait))
+        return self.scene_map.close_loop(wait=wait)
 
-    def _follow(self, views: list[View]) -> None:
-        """Applies a correction of another SLAM to scene and odometry, if there is one."""
-        self._correct(follow(self.scene_map, views))
-
-    def _correct(self, correction: Correction | None) -> bool:
-        """Notes in odometry that submaps were moved; returns whether."""
-        if correction is None:
-            return False
-        metres = self.scene_map.scale.scale.value
-        self.odometry.apply_correction(correction, metres)
-        return True
+    def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
+        """Notes in odometry that submaps have moved."""
+        self.odometry.apply_correction(correction, self.scene_map.scale.scale.value)
 
     def start_at_origin(self) -> None:
         """Begins a new segment at the scene's origin, without overlap views; any stamp may
@@ -321,7 +314,7 @@ class WindowSteps:
         newest: as in ``WindowOdometry.start_segment``.
         """
         self.scene_map.start_segment(newest)
-        self.odometry.start_segment(newest, self.scene_map.submaps.table)
+        self.odometry.start_segment(newest)
         self.refinement.restart()
         self.blind.sight.start_segment()
 

@@ -262,7 +262,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def finish(self, pipeline: Pipeline) -> None:
         """Write the files that need the whole scene, if there is one, and the pictures."""
         pipeline.scene_map.finish_recording()
-        if len(pipeline.map.trajectory):
+        if len(pipeline.map.table.path):
             self._write_scene(pipeline)
         self.film.write(self._path(TRACKS_NAME))
         if self.sheet is not None:

@@ -185,8 +185,8 @@ def test_odometry_goes_on_smoothly_while_the_scale_is_corrected():
 
 def test_a_new_unit_leaves_the_beginning_of_the_segment_where_it_was():
     """In the map, and in the published odometry."""
-    submaps, scale = MapTable(), MapScale(ScaleConfig())
-    scale.forget(submaps)
+    submaps = MapTable()
+    scale = MapScale(ScaleConfig(), submaps)
     scale.restart(at(10.0))
     for unit in (5.0, 2.0):
         scale._set_unit(unit)

@@ -187,7 +187,7 @@ def test_the_reported_memory_is_what_is_held():
     held.start_segment()
     points = sum(s.cloud.nbytes for s in held.submaps.values())
     images = sum(len(data) for data in held.scene().images.values())
-    assert held.nbytes == points + images + held.trajectory.nbytes
+    assert held.nbytes == points + images + held.table.path.nbytes
     assert points == 19 * len(held)
 
 

@@ -47,7 +47,7 @@ def test_a_rig_that_stands_has_a_path_that_does_not_grow():
     for i in range(300):
         for camera in ("front", "left"):
             stay(held, i, 1, camera=camera, keyframe=i == 0, seed=i)
-    assert len(held.trajectory) == 2
+    assert len(held.table.path) == 2
     stay(held, 300, 1, 1.0, camera="front")
     poses = held.poses()
     assert stamps(poses.leading()) == [0, 299, 300]
@@ -73,13 +73,13 @@ def test_keyframes_turns_and_slow_ways_are_stored():
         held.add(frame(i * STEP_NS, pose(), seed=i))
     for i in range(4, 8):
         held.add(frame(i * STEP_NS, pose(turn_deg=2.0 * (i - 3)), keyframe=False))
-    assert len(held.trajectory) == 8
+    assert len(held.table.path) == 8
     for i in range(8, 208):  # a tenth of what counts as motion each: 1 m in all
         T = pose(0.005 * (i - 7), turn_deg=8.0)
         held.add(frame(i * STEP_NS, T, keyframe=False))
         last = held.poses().rows["T"][-1, 0, 3]
         assert abs(last - T[0, 3]) < 0.06
-    assert 25 <= len(held.trajectory) <= 35
+    assert 25 <= len(held.table.path) <= 35
 
 
 def test_a_gap_and_a_time_jump_are_no_standing():
@@ -95,7 +95,7 @@ def test_other_slams_poses_find_ours_while_the_camera_stood():
     held = store()
     end = stay(held, 0, 400, keyframe=True)
     stay(held, end + 200, 5)
-    own = OwnPoses.of(held.trajectory.poses().rows, {0: 1.0})
+    own = OwnPoses.of(held.table.path.poses().rows, {0: 1.0})
     asked = np.array([200, 399, 500, 602]) * STEP_NS
     found, submap, T = own.at(asked, {0: np.eye(4)}, {0: 0})
     assert found.tolist() == [0, 1, 3]
@@ -121,8 +121,9 @@ def test_refinement_corrects_the_pose_at_which_a_camera_stands():
     path = Trajectory()
     path.add(replace(frame(0, pose()), stamp_ns=0), pose(), 0)
     path.add(replace(frame(0, pose(), keyframe=False), stamp_ns=1), pose(), 0)
-    path.correct(0, "", pose(0.3))
-    path.correct(1, "", pose(9.0))  # not stored
+    path.correct(0, "", 0, pose(0.3))
+    path.correct(1, "", 0, pose(9.0))  # not stored
+    path.correct(0, "", 1, pose(9.0))  # in another submap
     assert path.poses().rows["T"][:, 0, 3].tolist() == [0.3, 0.3]
 
 

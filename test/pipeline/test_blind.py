@@ -76,7 +76,7 @@ def test_a_frame_that_shows_nothing_moves_nothing(fault):
         assert not r.keyframe
         np.testing.assert_allclose(odom(r), odom(results[START - 1]), atol=1e-12)
         np.testing.assert_allclose(r.T_world_camera, results[START - 1].T_world_camera)
-    seen = pipeline.map.trajectory.poses().rows["stamp_ns"]
+    seen = pipeline.map.table.path.poses().rows["stamp_ns"]
     assert not set(seen.tolist()) & {r.stamp_ns for r in results if r.blind}
 
 
@@ -110,7 +110,7 @@ def test_no_pose_is_invented_before_the_first_image(fault):
         assert not r.posed
         assert np.isnan(r.depth_m).all()
     np.testing.assert_allclose(results[LENGTH].T_world_camera, np.eye(4), atol=1e-9)
-    assert len(pipeline.map.trajectory) == 22 - LENGTH
+    assert len(pipeline.map.table.path) == 22 - LENGTH
 
 
 def test_results_are_the_same_without_the_blind_images(monkeypatch):

@@ -132,7 +132,7 @@ def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
         assert len(pipeline.map.localized.submaps) <= 4
         assert len(pipeline.map.table.submaps) <= 2 * (own + 64)
         assert len(pipeline.map.parts_of_scene._begins) <= 3
-        sizes.add(pipeline.map.nbytes - pipeline.map.localized.trajectory.nbytes)
+        sizes.add(pipeline.map.nbytes - pipeline.map.table.live_path.nbytes)
     assert pipeline.map.place_known
     assert len(sizes) == 1
     # The path: all poses, those of submaps that left too.

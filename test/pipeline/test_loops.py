@@ -19,7 +19,6 @@ from da3_ros.mapping import loop_closure as loop_stage
 from da3_ros.mapping import submap_graph
 from da3_ros.mapping.graph_solution import Correction, Moves, Node, solve
 from da3_ros.mapping.loop_candidates import LoopCandidates
-from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.pipeline import Pipeline
@@ -349,7 +348,7 @@ def test_what_was_loaded_stays_where_it_is():
     moves = Moves((Node(5, 5),), (move,))
     T_map_local = Similarity(1.0, np.eye(3), np.array([0.0, 2, 0]))
     submaps = MapTable(Submap(id, 0, IDENTITY) for id in (2, 5, 6))
-    LoopClosure(submaps).apply(Correction(moves, T_map_local, IDENTITY))
+    submaps.correct(Correction(moves, T_map_local, IDENTITY))
     found = [submaps.submaps[id].T_map_submap.t for id in (2, 5, 6)]
     np.testing.assert_allclose(found[0], [0, 0, 0])  # of a loaded scene
     np.testing.assert_allclose(found[1], [1, 2, 0])

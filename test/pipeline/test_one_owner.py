@@ -8,6 +8,7 @@ import pytest
 from support.ring import DescribedTruth, walked
 
 from da3_ros.config import config_from_parameters
+from da3_ros.mapping.map_table import MapListener
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
@@ -15,9 +16,8 @@ from da3_ros.types import Calibration, Frame
 
 # Objects that may hold the pose of an overlap view, by the classes on the way to it.
 OWNER = "MapTable"
-# What is left to be joined: the path's rows, and where a camera was last.
+# What says where a camera was last, and not where a keyframe is.
 OTHERS = {
-    "Trajectory",
     "WindowOdometry.newest",
     "OdomFrame",
     "SeenCamera.last",
@@ -88,12 +88,25 @@ def after_a_loop():
     return pipeline
 
 
+class Refinements(MapListener):
+    """The newest pose of each view in its submap, as it was told."""
+
+    def __init__(self, table):
+        self.poses = {}
+        table.listeners.append(self)
+
+    def on_refinement(self, rows):
+        self.poses |= {r.view.stamp_ns: (r.submap, r.T_submap_camera[:3]) for r in rows}
+
+
+@functools.cache
 def after_refined_windows():
     camera = SyntheticCamera(seed=3, size=(224, 168), walk="loop", frames=30)
     pipeline = Pipeline(
         config_from_parameters({"process_res": 224, "window.size": 6}),
         TruthSession(list(camera)),
     )
+    pipeline.told = Refinements(pipeline.map.table)
     for f in camera:
         list(pipeline.push(Frame(f.stamp_ns, f.image, calibration=camera.calibration)))
     assert pipeline.counters["windows_refined"] > 20
@@ -107,6 +120,17 @@ def test_no_other_object_keeps_the_pose_of_a_shared_view(made):
     ways = copies(pipeline, pipeline)
     assert any(OWNER in way for way in ways)
     assert others(ways) == set()
+
+
+def test_path_and_listeners_have_the_refined_poses():
+    pipeline = after_refined_windows()
+    rows = pipeline.map.table.path.poses().rows
+    path = {int(r["stamp_ns"]): (int(r["submap"]), r["T"]) for r in rows}
+    told = pipeline.told.poses
+    assert len(told) > 20
+    for stamp_ns, (submap, T) in told.items():
+        assert path[stamp_ns][0] == submap
+        np.testing.assert_array_equal(path[stamp_ns][1], T)
 
 
 def test_a_copy_would_be_found():

@@ -171,14 +171,14 @@ def test_after_a_time_jump_known_units_join_the_scene(walk):
         return out
 
     push(range(40))
-    poses, before = len(pipeline.map.trajectory), pipeline.scale.metres
+    poses, before = len(pipeline.map.table.path), pipeline.scale.metres
     again = push(range(40))
     assert not again[0].scale.metric
     assert again[-1].scale.metric
     assert np.abs(scale_errors(walk, again)).max() < 0.02
     assert pipeline.scale.metres == pytest.approx(before, rel=0.02)
     unknown = sum(not r.scale.metric for r in again)
-    assert len(pipeline.map.trajectory) == poses + len(again) - unknown
+    assert len(pipeline.map.table.path) == poses + len(again) - unknown
 
 
 @pytest.mark.slow

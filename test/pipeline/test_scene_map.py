@@ -23,7 +23,7 @@ def test_a_correction_that_comes_late_leaves_a_consistent_map_as_it_is(
     scene_map, monkeypatch, jump
 ):
     """It was solved before odometry got another unit, or began anew after a jump of time."""
-    table = scene_map.submaps.table
+    table = scene_map.table
     poses = [Similarity(1.0, np.eye(3), np.array([float(k), 0, 0])) for k in range(4)]
     for id, pose in enumerate(poses):
         table.add(Submap(id, 0, pose))
