@@ -5,8 +5,7 @@ Conventions, used everywhere in the ROS-free core
 * Poses are ``T_target_source``, float64 [4, 4], rotation orthonormal; ``T_world_camera`` maps
   camera to world. Camera axes are OpenCV optical: x right, y down, z forward.
 * A name says its coordinate frame, and docs/architecture.md what each one is: ``window``,
-  ``local``, ``submap``, ``map``, ``world``, ``odom``. ``ref`` is the one that the caller
-  works in.
+  ``local``, ``submap``, ``map``, ``world``, ``odom``.
 * Depth is z-depth along the optical axis, float32, in metres when ``Scale.metric``, else in the
   unit of the first window; NaN where unknown, +Inf for sky (REP-117, REP-118).
 * ``K`` is float64 [3, 3] under the *corner* rule: pixel ``i`` covers ``[i, i + 1)``, so the centre

@@ -51,13 +51,13 @@ CONVERGED = 1e-5  # step, relative or in radians, that ends the iteration
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The similarity that places a window in ``ref``, and how well it fits the overlap views."""
+    """The similarity that places a window in ``local``, and how well it fits the overlap views."""
 
     T_local_window: Similarity
     accepted: bool
-    rms: float  # units of ref, over the inliers
+    rms: float  # units of local, over the inliers
     inliers: float  # share 0..1
-    # [7, 7] of (log scale; rotation in ref, rad; position of ``pivot`` in ref, units of ref)
+    # [7, 7] of (log scale; rotation in local, rad; position of ``pivot`` in local, units of local)
     covariance: Array | None = None
     pivot: Array | None = None  # [3] in the window: weighted mean of the shared camera centres
     # [N, 7, 7] derivative of the fit by the measurement of overlap view n, units as above
@@ -147,11 +147,11 @@ class _Measured:
     """Measurements of a window's similarity by N overlap views."""
 
     log_scale: Array  # [N], NaN where there is no depth
-    R: Array  # [N, 3, 3] ref from window
-    ref: Array  # [N, 3] camera centres in ref
+    R: Array  # [N, 3, 3] local from window
+    local: Array  # [N, 3] camera centres in local
     window: Array  # [N, 3] camera centres in the window
     weight: Array  # [N] share of a measurement's variance that comes from the new window
-    unit: float  # median depth, units of ref: the error of camera centres is proportional to it
+    unit: float  # median depth, units of local: the error of camera centres is proportional to it
 
 
 class WindowAligner:
@@ -173,12 +173,12 @@ class WindowAligner:
         indices: Sequence[int],
         scale: tuple[float, float] | None = None,
     ) -> Alignment | None:
-        """Aligns ``prediction`` to ``ref`` by the overlap views.
+        """Aligns ``prediction`` to ``local`` by the overlap views.
 
         indices: index of each overlap view in the window. A view whose depth is NaN there
         contributes its pose only.
-        scale: units of ref per network unit and its relative standard deviation (0: exact, the fit
-        is an SE(3)), where they are known; None: a free Sim(3).
+        scale: units of local per network unit and its relative standard deviation (0: exact, the
+        fit is an SE(3)), where they are known; None: a free Sim(3).
 
         Returns None when neither depth nor ``scale`` determines the scale.
         """
@@ -281,7 +281,7 @@ def _measure(
             [_log_scale(a, prediction, i) for a, i in zip(overlap_views, indices, strict=True)]
         ),
         R=known[:, :3, :3] @ poses[:, :3, :3].transpose(0, 2, 1),
-        ref=known[:, :3, 3],
+        local=known[:, :3, 3],
         window=poses[:, :3, 3],
         weight=seen / (seen + 1),
         unit=float(np.median(depths)) if depths else 1.0,
@@ -355,7 +355,7 @@ def _start(
     log_scale = float(np.median(known)) if scale is None else float(np.log(scale[0]))
     agreement = np.einsum("iab,jab->ij", measured.R, measured.R)
     R = measured.R[int(np.argmax(np.sort(agreement, axis=1).sum(axis=1)))]
-    offset = measured.ref - np.exp(log_scale) * (measured.window - pivot) @ R.T
+    offset = measured.local - np.exp(log_scale) * (measured.window - pivot) @ R.T
     return log_scale, R, np.median(offset, axis=0)
 
 
@@ -369,7 +369,7 @@ def _linearize(
     residual = np.empty((count, 7))
     residual[:, 0] = measured.log_scale - log_scale
     residual[:, 1:4] = Rotation.from_matrix(measured.R @ R.T).as_rotvec()
-    residual[:, 4:] = (measured.ref - position) / measured.unit - arm
+    residual[:, 4:] = (measured.local - position) / measured.unit - arm
     jacobian = np.tile(np.eye(7), (count, 1, 1))
     jacobian[:, 4:, 0] = arm
     # The cross product of a small rotation with the arm, by the rotation.

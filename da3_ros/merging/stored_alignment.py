@@ -164,13 +164,13 @@ class StoredAlignment:
         found = place_among(own, views, self._limits)
         if found is None:
             return None
-        moved_by = np.linalg.norm(found.T_ref_camera[:3, 3] - start.pose(T)[:3, 3])
+        moved_by = np.linalg.norm(found.T_local_camera[:3, 3] - start.pose(T)[:3, 3])
         if moved_by * self.places.move(other).scale > MAX_MOVE * self._depth:
             return None
         back, other_back = (self.places.before[k].inverse() for k in (node, other))
         return MeasuredCamera(
             node, back @ Similarity.from_pose(T),
-            other, other_back @ Similarity.from_pose(found.T_ref_camera),
+            other, other_back @ Similarity.from_pose(found.T_local_camera),
             found.sigma * [1.0, other_back.scale], self._depth / self.places.now[node].scale,
         )  # fmt: skip
 

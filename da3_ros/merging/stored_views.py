@@ -61,17 +61,19 @@ class StoredViews:
         """Closes the file."""
         self._stored.close()
 
-    def view(self, number: int, id: int, T_ref_camera: Array, scale: float) -> TrackedView | None:
-        """Returns a keyframe at a pose in ref, without tracks; None: its images are damaged.
+    def view(
+        self, number: int, id: int, T_local_camera: Array, scale: float
+    ) -> TrackedView | None:
+        """Returns a keyframe at a pose in local, without tracks; None: its images are damaged.
 
-        scale: units of ref per unit of the scene.
+        scale: units of local per unit of the scene.
         """
         read = self._load(number)
         if read is None:
             return None
         camera = self._stored.frames[self._keys[number]].camera
         return tracked_view(
-            id, camera, read.features, self._K[number], T_ref_camera,
+            id, camera, read.features, self._K[number], T_local_camera,
             np.float32(scale) * read.depth,
         )  # fmt: skip
 

@@ -4,8 +4,8 @@ Levenberg-Marquardt in float64. Points are eliminated (Schur complement), so tha
 for the views only. Robust weights by Huber for image positions and relative poses, by Cauchy for
 depths. Works on arrays; no network, no images.
 
-``ref`` is the coordinate frame of poses and points. A view's error vector is (rotation, rad, about
-its own axes; position in ref; log scale of its depth).
+``local`` is the coordinate frame of poses and points. A view's error vector is (rotation, rad,
+about its own axes; position in local; log scale of its depth).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Observations:
     point: Array  # [O] index of the point, int
     pixel: Array  # [O, 2] column and row, corner rule
     sigma: Array  # [O] standard deviation of a position, pixels
-    log_depth: Array  # [O] logarithm of the predicted depth, units of ref; NaN: unknown
+    log_depth: Array  # [O] logarithm of the predicted depth, units of local; NaN: unknown
     depth_sigma: Array  # [O] its standard deviation
 
 
@@ -47,10 +47,10 @@ class Observations:
 class Bundle:
     """V views, N points, their observations, and priors."""
 
-    T_ref_camera: Array  # [V, 4, 4]
+    T_local_camera: Array  # [V, 4, 4]
     log_scale: Array  # [V] log of true over predicted depth
     K: Array  # [V, 3, 3] corner rule
-    points: Array  # [N, 3] in ref
+    points: Array  # [N, 3] in local
     free: Array  # [V] bool; poses and scales of other views are held
     observations: Observations
     scale_prior: Array  # [V] expected log_scale
@@ -63,7 +63,7 @@ class Bundle:
     def typical_log_depth(self) -> Array:
         """Returns the logarithms [O] of the points' depths in the views that see them."""
         o = self.observations
-        T = self.T_ref_camera[o.view]
+        T = self.T_local_camera[o.view]
         z = np.einsum("oi,oi->o", self.points[o.point] - T[:, :3, 3], T[:, :3, 2])
         return np.asarray(np.log(np.maximum(z, 1e-9)))
 
@@ -168,7 +168,7 @@ def adjust(bundle: Bundle, max_steps: int) -> Adjusted:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    R: Array  # [V, 3, 3] ref from camera
+    R: Array  # [V, 3, 3] local from camera
     c: Array  # [V, 3]
     s: Array  # [V]
     X: Array  # [N, 3]
@@ -177,7 +177,7 @@ class _State:
     @staticmethod
     def of(b: Bundle) -> _State:
         groups = 0 if b.focal is None else int(b.focal.max(initial=-1)) + 1
-        T = b.T_ref_camera
+        T = b.T_local_camera
         return _State(T[:, :3, :3], T[:, :3, 3], b.log_scale, b.points, np.zeros(groups))
 
     def moved(self, step: tuple[Array, Array, Array], solver: _Solver) -> _State:
@@ -197,7 +197,7 @@ class _Rows:
     x: Array  # [O, 3] points in the axes of the cameras
     r: Array  # [O, 3]
     Jx: Array  # [O, 3, 3] by x
-    JX: Array  # [O, 3, 3] by the point in ref
+    JX: Array  # [O, 3, 3] by the point in local
     depth_root: Array  # [O] root of the weight of the depth
     Jf: Array  # [O, 2] of column and row, by the logarithm of the focal length
 
@@ -418,7 +418,7 @@ class _Solver:
             K[:, 0, 0] *= factor
             K[:, 1, 1] *= factor
         S, *_ = self.reduced(terms, 0.0)
-        done = replace(b, T_ref_camera=T, log_scale=state.s, points=state.X, K=K)
+        done = replace(b, T_local_camera=T, log_scale=state.s, points=state.X, K=K)
         return Adjusted(
             done, terms.distance, terms.depth_residual, S, terms.cost, steps, np.exp(state.f)
         )

@@ -30,7 +30,7 @@ def units_per_metre(views: Sequence[TrackedView]) -> float:
             continue
         metres = float(np.linalg.norm(T[:3, 3]))
         if metres > SHORTEST_M:
-            units = np.linalg.norm(b.T_ref_camera[:3, 3] - a.T_ref_camera[:3, 3])
+            units = np.linalg.norm(b.T_local_camera[:3, 3] - a.T_local_camera[:3, 3])
             ratios.append(float(units) / metres)
     return float(np.median(ratios)) if len(ratios) >= FEWEST else float("nan")
 
@@ -40,8 +40,8 @@ def measured_poses(
 ) -> PosePriors:
     """Returns the relative poses of a window's views, by view id.
 
-    units: of ref per metre; NaN: unknown, so that only rotations count. noise: of the robot's
-    motion, as tracks have found it. depth: typical one, units of ref.
+    units: of local per metre; NaN: unknown, so that only rotations count. noise: of the robot's
+    motion, as tracks have found it. depth: typical one, units of local.
     """
     out = [PosePriors.none()]
     ordered = sorted(views, key=lambda v: v.id)

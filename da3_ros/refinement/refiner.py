@@ -1,6 +1,6 @@
-"""Refines the windows of a segment: features, tracks, bundle adjustment, depth correction.
+"""Refines windows: features, tracks, bundle adjustment, depth correction.
 
-``ref`` is the segment. Not thread-safe.
+Poses and lengths are those of ``local``. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RefinedWindow:
     prediction: Prediction
     T_local_window: Similarity
     views: RefinedViews
-    # Of views of earlier windows: pose before and after [4, 4] in ref, and factor on their depth.
+    # Of views of earlier windows: pose before and after [4, 4] in local, and factor on depth.
     moved: dict[int, tuple[Array, Array, float]]
     factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
-    change: LengthChange  # of lengths in ref; not 1 with a new focal length
+    change: LengthChange  # of lengths in local; not 1 with a new focal length
     guessed_focal: bool  # whether the network guesses the focal length of a camera
 
     def scaled(self, depth: FloatImage) -> FloatImage:
@@ -124,8 +124,8 @@ class WindowRefiner:
     def refine(
         self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity
     ) -> RefinedWindow | None:
-        """Refines a window that ``S`` places in ref; None: too few tracks, the window passes as it
-        is.
+        """Refines a window that ``S`` places in local; None: too few tracks, the window passes as
+        it is.
 
         images: of the new views.
         """
@@ -134,7 +134,7 @@ class WindowRefiner:
         ids = [view.id for view in window.views]
         # Rounding of single precision must not multiply from window to window.
         S = Similarity(S.scale, nearest_rotation(S.R), S.t)
-        before = {i: (v.T_ref_camera, v.log_scale) for i, v in self.graph.views.items()}
+        before = {i: (v.T_local_camera, v.log_scale) for i, v in self.graph.views.items()}
         usual, found = self.graph.noise.depth, 0
         for k, image in enumerate(images, count):
             view = self._view(window, k, image, prediction, S)
@@ -146,7 +146,7 @@ class WindowRefiner:
         if done is None:
             self.tracks = Tracks(found, False, float("nan"))
             for k, id in enumerate(ids[count:], count):  # as they are published
-                self.graph.views[id].T_ref_camera = S.pose(prediction.T_window_camera[k])
+                self.graph.views[id].T_local_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
         change = self.calibration.run(self.graph)
@@ -160,8 +160,8 @@ class WindowRefiner:
         moved = {}
         for i, (T, s) in before.items():
             known = self.graph.views.get(i)
-            if known is not None and known.T_ref_camera is not T:
-                moved[i] = T, known.T_ref_camera, float(np.exp(known.log_scale - s))
+            if known is not None and known.T_local_camera is not T:
+                moved[i] = T, known.T_local_camera, float(np.exp(known.log_scale - s))
         scale = float(np.median([self.graph.views[i].log_scale for i in ids[count:]]))
         S = Similarity(S.scale * float(np.exp(scale)), S.R, S.t)
         factors = np.stack([
@@ -236,7 +236,7 @@ class WindowRefiner:
         poses, depth = prediction.T_window_camera.copy(), prediction.depth.copy()
         for k, view in enumerate(window.views):
             if view.id in self.graph.views:
-                poses[k] = back.pose(self.graph.views[view.id].T_ref_camera)
+                poses[k] = back.pose(self.graph.views[view.id].T_local_camera)
         depth[len(depth) - len(factors) :] *= factors
         return replace(prediction, T_window_camera=poses, depth=depth)
 

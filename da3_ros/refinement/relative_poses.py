@@ -23,7 +23,7 @@ class PosePriors:
 
     first: Array  # [P] id or index of a view, int
     second: Array  # [P] the same of another view, int
-    T_first_second: Array  # [P, 4, 4], units of ref
+    T_first_second: Array  # [P, 4, 4], units of local
     root: Array  # [P, 6, 6] root of the inverse covariance of the errors; 0: unknown
     source: Array  # [P] NETWORK, ROBOT or RIG
 

@@ -56,7 +56,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LengthChange:
-    """Factors on lengths in ref by a new focal length, which changes depths and the distances
+    """Factors on lengths in local by a new focal length, which changes depths and the distances
     between cameras differently."""
 
     depth: float = 1.0
@@ -77,7 +77,8 @@ class SelfCalibration:
     def run(self, graph: SlidingGraph) -> LengthChange | None:
         """Tries to determine unknown focal lengths of a graph, every few windows.
 
-        Returns the factors on lengths in ref if K and poses of its views have changed, else None.
+        Returns the factors on lengths in local; None if no K and no pose of its views has
+        changed.
         """
         cameras = sorted({v.camera for v in graph.views.values() if v.own_K} - set(self.known))
         if not cameras:
@@ -109,7 +110,7 @@ class SelfCalibration:
 
     def _determine(self, graph: SlidingGraph, camera: str) -> LengthChange | None:
         """Sets the focal length of a camera if tracks determine it; returns the factors on lengths
-        in ref, None if they do not."""
+        in local, None if they do not."""
         mine = [v for v in graph.views.values() if v.camera == camera]
         factor = determined_factor(graph, mine)
         change = None if factor is None else _change(graph, camera, factor)
@@ -199,7 +200,7 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> LengthChange | N
     """Changes a camera's focal length in the graph, and solves its newest views for poses, depth
     scales and points anew.
 
-    Returns the factors on lengths in ref. Returns None, and changes nothing, if that fails.
+    Returns the factors on lengths in local. Returns None, and changes nothing, if that fails.
     """
     kept = list(graph.views.values())[-MOVED_VIEWS:]
     before = [v.K for v in kept]
@@ -223,8 +224,8 @@ def _change(graph: SlidingGraph, camera: str, factor: float) -> LengthChange | N
 def _by_positions(views: Sequence[TrackedView], solved: Bundle) -> float | None:
     """Returns the factor on the spread of each camera's positions; None: they have not moved."""
     names = np.array([v.camera for v in views])
-    before = spread(np.array([v.T_ref_camera[:3, 3] for v in views]), names)
-    after = spread(solved.T_ref_camera[:, :3, 3], names)
+    before = spread(np.array([v.T_local_camera[:3, 3] for v in views]), names)
+    after = spread(solved.T_local_camera[:, :3, 3], names)
     least = LEAST_MOTION * float(np.exp(np.median(solved.typical_log_depth())))
     sizes = [math.sqrt(float((x**2).sum()) / len(views)) for x in (before, after)]
     return None if min(sizes) < least else sizes[1] / sizes[0]

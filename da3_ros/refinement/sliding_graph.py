@@ -1,7 +1,7 @@
 """A sliding graph of views that share tracks: refines the newest views against older ones.
 
 Tracks live across windows. The newest views are free; older ones are held, so that the frame of
-reference and its unit stay. Lengths are in the unit of ref.
+reference and its unit stay. Lengths are in the unit of local.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONTRADICTION = 1.5  # factor on the assumed noise of depth from which on a bund
 class ViewErrors:
     """How errors come into F adjusted views that H views hold.
 
-    Errors of a view: log scale; rotation, rad, and position in the axes of ref.
+    Errors of a view: log scale; rotation, rad, and position in the axes of local.
     """
 
     covariance: Array  # [7 F, 7 F] by features, depths and priors, with the held views exact
@@ -65,8 +65,8 @@ class RefinedViews:
 
     ids: list[int]  # [F] the views that were adjusted, oldest first
     held: list[int]  # the views that held them
-    poses: dict[int, Array]  # [4, 4] in ref of all these views
-    depth: float  # typical depth, units of ref
+    poses: dict[int, Array]  # [4, 4] in local of all these views
+    depth: float  # typical depth, units of local
     errors: ViewErrors | None  # None: not determined
     tracks: int
     reprojection_px: float  # root mean square over the observations, pixels of ``Features.shape``
@@ -101,7 +101,8 @@ class SlidingGraph:
     def saved(self) -> SavedGraph:
         """Returns the graph as it is, for ``restore``."""
         views = {
-            i: (v, v.T_ref_camera, v.log_scale, v.K, v.track.copy()) for i, v in self.views.items()
+            i: (v, v.T_local_camera, v.log_scale, v.K, v.track.copy())
+            for i, v in self.views.items()
         }
         return SavedGraph(views, copy.copy(self.points), copy.deepcopy(self.noise))
 
@@ -109,7 +110,7 @@ class SlidingGraph:
         """Returns to a saved graph."""
         self.views = {}
         for i, (view, T, s, K, track) in saved.views.items():
-            view.T_ref_camera, view.log_scale, view.K, view.track = T, s, K, track
+            view.T_local_camera, view.log_scale, view.K, view.track = T, s, K, track
             self.views[i] = view
         self.points, self.noise = saved.points, saved.noise
 
@@ -124,18 +125,18 @@ class SlidingGraph:
         self.points.keep(self.views.values())
 
     def end_window(self, units: Mapping[int, float]) -> None:
-        """Forgets all views but these, and their poses. units: length in ref of the unit of each
+        """Forgets all views but these, and their poses. units: length in local of the unit of each
         view's submap, by id."""
         self.keep(units)
         for id, view in self.views.items():
             if view.is_placed:
-                view.unit, view.T_ref_camera = units[id], UNPLACED
+                view.unit, view.T_local_camera = units[id], UNPLACED
 
     def place(self, at: Mapping[int, tuple[Array, float]], corrections: int) -> None:
         """Places the views for one window, and forgets all but these.
 
-        at: pose [4, 4] in ref, and unit as in ``end_window``, by id. corrections: number of those
-        so far; if it has changed, the points of tracks are found again from the views.
+        at: pose [4, 4] in local, and unit as in ``end_window``, by id. corrections: number so far;
+        if it has changed, the points of tracks are found again from the views.
         """
         if any(view.is_placed for view in self.views.values()):
             self.restart()  # the last window did not end: nobody knows in which units they are
@@ -143,7 +144,7 @@ class SlidingGraph:
         for id, view in self.views.items():
             T, unit = at[id]
             view.log_depth = view.log_depth + math.log(unit / view.unit)
-            view.T_ref_camera, view.unit = T, unit
+            view.T_local_camera, view.unit = T, unit
         if corrections != self._corrections:
             self._corrections, self.points = corrections, self.points.without_positions()
 
@@ -205,9 +206,9 @@ class SlidingGraph:
         return RefinedViews(
             [i for i, f in zip(used, done.bundle.free, strict=True) if f],
             [i for i, f in zip(used, done.bundle.free, strict=True) if not f],
-            {i: self.views[i].T_ref_camera for i in used},
+            {i: self.views[i].T_local_camera for i in used},
             float(np.exp(np.median(done.bundle.typical_log_depth()))),
-            _errors_in_ref(done),
+            _errors_in_local(done),
             len(ids),
             float(np.sqrt(np.mean(np.minimum(done.reprojection, 10.0) ** 2))),
         )
@@ -239,7 +240,7 @@ class SlidingGraph:
         view = self.views[id]
         index = np.flatnonzero(view.track >= 0)
         points = self.points.of(view.track[index])
-        T = view.T_ref_camera
+        T = view.T_local_camera
         z = ((points - T[:3, 3]) @ T[:3, :3])[:, 2]
         with np.errstate(invalid="ignore", divide="ignore"):
             residual = np.where(z > 0, np.log(z), np.nan) - view.log_depth[index] - view.log_scale
@@ -250,7 +251,7 @@ class SlidingGraph:
 
     def _parallax(self, view: TrackedView, tracks: Array, points: Array) -> Array:
         """Returns the largest angles [M] between a view's rays to points and those of others."""
-        own = points - view.T_ref_camera[:3, 3]
+        own = points - view.T_local_camera[:3, 3]
         own /= np.linalg.norm(own, axis=1, keepdims=True)
         largest = np.zeros(len(tracks))
         if not len(tracks):
@@ -260,7 +261,7 @@ class SlidingGraph:
         at = order[np.minimum(np.searchsorted(tracks, track, sorter=order), len(tracks) - 1)]
         seen = tracks[at] == track
         at, by = at[seen], np.repeat(np.arange(len(views)), [len(v.track) for v in views])[seen]
-        ray = points[at] - np.array([v.T_ref_camera[:3, 3] for v in views])[by]
+        ray = points[at] - np.array([v.T_local_camera[:3, 3] for v in views])[by]
         ray /= np.linalg.norm(ray, axis=1, keepdims=True) + 1e-300
         np.maximum.at(largest, at, np.linalg.norm(np.cross(own[at], ray), axis=1))
         return largest
@@ -294,7 +295,7 @@ class SlidingGraph:
     ) -> Bundle:
         """Returns the bundle of views, of which ``free`` [V] may move, and of tracks ``ids`` [N]
         with their observations, without standard deviations."""
-        T = np.array([v.T_ref_camera for v in views])
+        T = np.array([v.T_local_camera for v in views])
         K = np.array([v.K for v in views])
         s = np.array([v.log_scale for v in views])
         return Bundle(
@@ -375,7 +376,10 @@ class SlidingGraph:
     def take_over(self, views: list[TrackedView], ids: Array, solved: Bundle) -> None:
         """Takes over poses, scales and points of a solved bundle of views and tracks ``ids``."""
         for k, view in enumerate(views):
-            view.T_ref_camera, view.log_scale = solved.T_ref_camera[k], float(solved.log_scale[k])
+            view.T_local_camera, view.log_scale = (
+                solved.T_local_camera[k],
+                float(solved.log_scale[k]),
+            )
         self.points.set(ids, solved.points)
 
 
@@ -401,12 +405,12 @@ def _without_loose(free: Array, o: Observations, priors: PosePriors) -> Array:
     return free
 
 
-def _errors_in_ref(done: Adjusted) -> ViewErrors | None:
+def _errors_in_local(done: Adjusted) -> ViewErrors | None:
     """Returns the errors of a solution's free views, by those of its held ones."""
     covariance = done.covariance()
     if covariance is None:
         return None
-    R, free = done.bundle.T_ref_camera[:, :3, :3], done.bundle.free
+    R, free = done.bundle.T_local_camera[:, :3, :3], done.bundle.free
     own, of_held = _axes_of_errors(R[free]), _axes_of_errors(R[~free])
     return ViewErrors(
         own @ covariance @ own.T, own @ done.by_held() @ of_held.T, own @ done.by_network() @ own.T
@@ -455,7 +459,7 @@ def _deviation(values: Array) -> float:
 
 def is_sane(bundle: Bundle) -> bool:
     """True if all poses and scales are numbers, and no camera has left its scene."""
-    T, s = bundle.T_ref_camera, bundle.log_scale
+    T, s = bundle.T_local_camera, bundle.log_scale
     if not (np.isfinite(T).all() and np.isfinite(s).all() and np.abs(s).max() < MAX_LOG_SCALE):
         return False
     reach = float(np.exp(np.median(bundle.typical_log_depth())))

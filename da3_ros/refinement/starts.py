@@ -43,7 +43,7 @@ class _Matched:
     feature: Array  # [P] of the new view
     here: Array  # [P, 2] positions in the new view
     there: Array  # [P, 2] and in the known one
-    points: Array  # [P, 3] in ref: the track's, or by the known view's depth; NaN: unknown
+    points: Array  # [P, 3] in local: the track's, or by the known view's depth; NaN: unknown
     tracked: Array  # [P] bool, whether the point is a track's
     near: Array  # [P, 3] the same points as near as they may be
     far: Array  # [P, 3] and as far
@@ -65,7 +65,7 @@ def start_pose(
     Returns the masks [P] of the matches that agree.
     """
     matched = [_matched(view, m, points, noise.depth) for m in found]
-    network = view.T_ref_camera
+    network = view.T_local_camera
     known, pixel = _best_points(view, matched)
     candidates = [
         network,
@@ -85,7 +85,7 @@ def start_pose(
         if best is None or score > best[0]:
             best = score, masks, T
     assert best is not None
-    view.T_ref_camera = best[2]
+    view.T_local_camera = best[2]
     _set_scale(view, matched, best[1])
     return best[1]
 
@@ -96,7 +96,7 @@ def _matched(view: TrackedView, m: Matches, points: TrackPoints, depth_sigma: fl
     tracked = np.isfinite(at[:, 0])
     at[~tracked] = m.known.points(index[~tracked])
     reach = np.where(tracked, TRACKED_REACH, max(LEAST_REACH, DEPTH_SIGMAS * depth_sigma))
-    centre = m.known.T_ref_camera[:3, 3]
+    centre = m.known.T_local_camera[:3, 3]
     ray = at - centre
     return _Matched(
         m.known, feature, view.features.pixel[feature], m.known.features.pixel[index], at, tracked,
@@ -129,10 +129,10 @@ def _by_points(points: Array, pixel: Array, K: Array) -> Iterator[Array]:
         points, pixel = points[other], pixel[other]
 
 
-def pose_nearby(points: Array, pixel: Array, K: Array, T_ref_camera: Array) -> Array:
-    """Returns the pose [4, 4] next to ``T_ref_camera`` that points [Q, 3] at positions [Q, 2]
+def pose_nearby(points: Array, pixel: Array, K: Array, T_local_camera: Array) -> Array:
+    """Returns the pose [4, 4] next to ``T_local_camera`` that points [Q, 3] at positions [Q, 2]
     agree on, by weights that narrow from step to step: others far away count nothing."""
-    T = T_ref_camera.copy()
+    T = T_local_camera.copy()
     for tolerance in NARROWING:
         x = (points - T[:3, 3]) @ T[:3, :3]
         z = np.where(x[:, 2] > 1e-6, x[:, 2], np.nan)
@@ -141,7 +141,7 @@ def pose_nearby(points: Array, pixel: Array, K: Array, T_ref_camera: Array) -> A
         weight = 1 / (1 + (r**2).sum(1) / tolerance**2) ** 2
         good = np.isfinite(weight)
         if good.sum() < FEWEST:
-            return T_ref_camera
+            return T_local_camera
         x, z, r, weight = x[good], z[good], r[good], weight[good]
         by_x = np.zeros((len(x), 2, 3))
         by_x[:, 0, 0], by_x[:, 1, 1] = f[0] / z, f[1] / z
@@ -152,10 +152,10 @@ def pose_nearby(points: Array, pixel: Array, K: Array, T_ref_camera: Array) -> A
         try:
             step = np.linalg.solve(A + 1e-9 * np.trace(A) * np.eye(6), -g)
         except np.linalg.LinAlgError:
-            return T_ref_camera
+            return T_local_camera
         T[:3, 3] += T[:3, :3] @ step[3:]
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(step[:3]).as_matrix()
-    return T if np.isfinite(T).all() else T_ref_camera
+    return T if np.isfinite(T).all() else T_local_camera
 
 
 def _by_matches(view: TrackedView, matched: list[_Matched]) -> Iterator[Array]:
@@ -202,9 +202,9 @@ def _distance(m: _Matched, T: Array, K: Array) -> Array:
     return np.where(np.isfinite(distance), distance, across)
 
 
-def _seen_at(points: Array, T_ref_camera: Array, K: Array) -> Array:
+def _seen_at(points: Array, T_local_camera: Array, K: Array) -> Array:
     """Returns the positions [P, 2] at which a camera sees points [P, 3]; NaN behind it."""
-    x = (points - T_ref_camera[:3, 3]) @ T_ref_camera[:3, :3] @ K.T
+    x = (points - T_local_camera[:3, 3]) @ T_local_camera[:3, :3] @ K.T
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(x[:, 2:] > 0, x[:, :2] / x[:, 2:], np.nan)
 
@@ -222,7 +222,7 @@ def _doubt(T: Array, network: Array, matched: list[_Matched], noise: TrackNoise)
 
 def _depth_in(view: TrackedView, points: Array) -> Array:
     """Returns the depths [P] of points [P, 3] in a view; NaN behind it."""
-    z = (points - view.T_ref_camera[:3, 3]) @ view.T_ref_camera[:3, 2]
+    z = (points - view.T_local_camera[:3, 3]) @ view.T_local_camera[:3, 2]
     return np.where(z > 0, z, np.nan)
 
 
@@ -240,7 +240,7 @@ def _set_scale(view: TrackedView, matched: list[_Matched], good: list[Array]) ->
 
 
 def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
-    """Returns ``T_ref_camera`` [4, 4] of a camera that sees points [P, 3] at pixels [P, 2], by
+    """Returns ``T_local_camera`` [4, 4] of a camera that sees points [P, 3] at pixels [P, 2], by
     RANSAC; None without a pose that a quarter of them and at least ``FEWEST`` agree with."""
     if len(points) < FEWEST:
         return None
@@ -264,7 +264,7 @@ def pose_by_points(points: Array, pixel: Array, K: Array) -> Array | None:
 def pose_by_epipolar_geometry(
     known: TrackedView, there: Array, depth: Array, here: Array, K: Array
 ) -> Array | None:
-    """Returns ``T_ref_camera`` [4, 4] of a new camera from positions [P, 2] ``there`` in a known
+    """Returns ``T_local_camera`` [4, 4] of a new camera from positions [P, 2] ``there`` in a known
     view, their depths [P] (NaN: unknown), and positions [P, 2] ``here`` in the new one.
 
     The essential matrix gives rotation and direction. The length of the motion is the one at
@@ -294,7 +294,7 @@ def pose_by_epipolar_geometry(
     length = float(np.median(depth[good] / at_unit[good])) if good.sum() >= FEWEST else 0.0
     T = np.eye(4)
     T[:3, :3], T[:3, 3] = R.T, -R.T @ t[:, 0] * length
-    return np.asarray(known.T_ref_camera @ T)
+    return np.asarray(known.T_local_camera @ T)
 
 
 def depth_along(first: Array, second: Array, centre: Array) -> tuple[Array, Array]:
@@ -309,12 +309,12 @@ def depth_along(first: Array, second: Array, centre: Array) -> tuple[Array, Arra
 
 
 def epipolar_distance(
-    known: TrackedView, there: Array, T_ref_camera: Array, K: Array, here: Array
+    known: TrackedView, there: Array, T_local_camera: Array, K: Array, here: Array
 ) -> Array:
     """Returns the Sampson distances [P], pixels, of matched positions [P, 2] in a known view and
-    in one with the pose ``T_ref_camera``."""
-    R = T_ref_camera[:3, :3].T @ known.T_ref_camera[:3, :3]
-    t = T_ref_camera[:3, :3].T @ (known.T_ref_camera[:3, 3] - T_ref_camera[:3, 3])
+    in one with the pose ``T_local_camera``."""
+    R = T_local_camera[:3, :3].T @ known.T_local_camera[:3, :3]
+    t = T_local_camera[:3, :3].T @ (known.T_local_camera[:3, 3] - T_local_camera[:3, 3])
     length = float(np.linalg.norm(t))
     a, b = _rays(there, known.K) @ R.T, _rays(here, K)
     focal = (K[0, 0] + known.K[0, 0]) / 2
@@ -330,10 +330,10 @@ def epipolar_distance(
     return np.asarray(focal * np.abs(top) / np.sqrt(below + 1e-300))
 
 
-def reprojection_distance(points: Array, T_ref_camera: Array, K: Array, pixel: Array) -> Array:
+def reprojection_distance(points: Array, T_local_camera: Array, K: Array, pixel: Array) -> Array:
     """Returns the distances [P], pixels, of points [P, 3] from positions [P, 2]; inf behind the
     camera, NaN for unknown points."""
-    x = (points - T_ref_camera[:3, 3]) @ T_ref_camera[:3, :3]
+    x = (points - T_local_camera[:3, 3]) @ T_local_camera[:3, :3]
     with np.errstate(all="ignore"):
         at = x @ K.T
         distance = np.linalg.norm(at[:, :2] / at[:, 2:] - pixel, axis=1)

@@ -67,7 +67,7 @@ class TrackNoise:
         some = np.array([int(i) in known for i in p.second], bool) & (p.source == source)
         if not some.any():
             return noise
-        T = b.T_ref_camera
+        T = b.T_local_camera
         first, second = p.first[some], p.second[some]
         r, *_ = pose_prior_terms(
             T[first, :3, :3], T[first, :3, 3], T[second, :3, :3], T[second, :3, 3],

@@ -56,8 +56,8 @@ def _fractions(view: TrackedView, index: Array) -> Array:
 
 
 def _errors(view: TrackedView, index: Array, points: Array) -> Array:
-    """Returns the distances [M], pixels, of features from their points [M, 3] in ref."""
-    T = view.T_ref_camera
+    """Returns the distances [M], pixels, of features from their points [M, 3] in local."""
+    T = view.T_local_camera
     x = (points - T[:3, 3]) @ T[:3, :3]
     x[~(x[:, 2] > 0)] = np.nan
     pixel = (x / x[:, 2:]) @ view.K[:2].T

@@ -36,12 +36,12 @@ class TrackedView:
     camera: str
     features: Features
     K: Array  # [3, 3] corner rule, pixels of ``Features.shape``
-    T_ref_camera: Array  # [4, 4]; ``UNPLACED`` between windows
+    T_local_camera: Array  # [4, 4]; ``UNPLACED`` between windows
     log_depth: Array  # [M] logarithm of the predicted depth at the features; NaN: unknown
     own_K: bool = False  # whether K is the network's, not a calibration
     measured: MeasuredPose = NOTHING_MEASURED
     log_scale: float = 0.0  # of true over predicted depth
-    unit: float = 1.0  # length in ref of its submap's unit, for which ``log_depth`` holds
+    unit: float = 1.0  # length in local of its submap's unit, for which ``log_depth`` holds
     track: Array = field(default_factory=lambda: np.zeros(0, int))  # [M] track id; -1: none
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class TrackedView:
     @property
     def is_placed(self) -> bool:
         """Whether it has a pose."""
-        return not np.isnan(self.T_ref_camera[0, 0])
+        return not np.isnan(self.T_local_camera[0, 0])
 
     def rays(self, index: Array) -> Array:
         """Returns the rays [P, 3] of features, z = 1, camera axes."""
@@ -58,19 +58,19 @@ class TrackedView:
         return np.column_stack((pixel, np.ones(len(pixel)))) @ np.linalg.inv(self.K).T
 
     def points(self, index: Array) -> Array:
-        """Returns the points [P, 3] in ref of features by their predicted depth; NaN: unknown."""
+        """Returns the points [P, 3] in local of features by predicted depth; NaN: unknown."""
         depth = np.exp(self.log_depth[index] + self.log_scale)
-        T = self.T_ref_camera
+        T = self.T_local_camera
         return np.asarray(depth[:, None] * self.rays(index) @ T[:3, :3].T + T[:3, 3])
 
 
 def tracked_view(
-    id: int, camera: str, features: Features, K: Array, T_ref_camera: Array, depth: FloatImage,
+    id: int, camera: str, features: Features, K: Array, T_local_camera: Array, depth: FloatImage,
     *, own_K: bool = False, measured: MeasuredPose = NOTHING_MEASURED,
 ) -> TrackedView:  # fmt: skip
     """Returns a view with its features, and its predicted depth at them.
 
-    depth: [h, w] units of ref. K: [3, 3] corner rule, pixels of the depth.
+    depth: [h, w] units of local. K: [3, 3] corner rule, pixels of the depth.
     """
     small, size = (depth.shape[1], depth.shape[0]), features.shape[::-1]
     at = (features.pixel * small / size).astype(int)
@@ -78,11 +78,11 @@ def tracked_view(
         log_depth = np.log(depth[at[:, 1], at[:, 0]].astype(np.float64))
     log_depth[~np.isfinite(log_depth)] = np.nan
     K = resize_K(K, small, size)
-    return TrackedView(id, camera, features, K, T_ref_camera, log_depth, own_K, measured)
+    return TrackedView(id, camera, features, K, T_local_camera, log_depth, own_K, measured)
 
 
 class TrackPoints:
-    """Positions of tracks in ref."""
+    """Positions of tracks in local."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, int)

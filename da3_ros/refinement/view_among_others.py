@@ -24,24 +24,26 @@ MAX_SIGMA = 0.02  # of its position over depth; more is no measurement
 class PlacedView:
     """Where a view is among others."""
 
-    T_ref_camera: Array  # [4, 4]
-    sigma: Array  # [2] mean standard deviations of an axis: rotation, rad; position, units of ref
+    T_local_camera: Array  # [4, 4]
+    sigma: (
+        Array  # [2] mean standard deviations of an axis: rotation, rad; position, units of local
+    )
     tracks: int
 
 
 def place_among(
     view: TrackedView, others: Sequence[TrackedView], limits: SolverLimits
 ) -> PlacedView | None:
-    """Returns the place of a view among others, whose poses in ref are held; None: its tracks do
+    """Returns the place of a view among others, whose poses in local are held; None: its tracks do
     not determine it.
 
     The view's own pose is the start; poses and tracks of all these views change.
     """
     graph = SlidingGraph(limits.tracks, limits.steps, free=1)
     for other in others:
-        T = other.T_ref_camera
+        T = other.T_local_camera
         graph.add(other, list(graph.views))
-        other.T_ref_camera, other.log_scale = T, 0.0
+        other.T_local_camera, other.log_scale = T, 0.0
     graph.add(view, list(graph.views))
     try:
         done = graph.refine([view.id], PosePriors.none())
@@ -55,7 +57,7 @@ def place_among(
     tracks = int(np.isin(view.track[view.track >= 0], seen).sum())
     if tracks < MIN_TRACKS or not sigma[1] < MAX_SIGMA * done.depth:
         return None
-    return PlacedView(view.T_ref_camera, sigma, tracks)
+    return PlacedView(view.T_local_camera, sigma, tracks)
 
 
 def _variance(errors: ViewErrors, held: int, depth: float) -> Array:

@@ -51,7 +51,7 @@ def made(seed=0, views=6, points=80, pixel=0.3, depth=0.1, start=0.02, **values)
         NETWORK,
     )  # fmt: skip
     fields = {
-        "T_ref_camera": moved, "log_scale": np.zeros(views), "K": np.tile(K, (views, 1, 1)),
+        "T_local_camera": moved, "log_scale": np.zeros(views), "K": np.tile(K, (views, 1, 1)),
         "points": X + rng.normal(0, start, X.shape), "free": free, "observations": observations,
         "scale_prior": np.zeros(views), "scale_sigma": np.full(views, 0.1), "poses": priors,
     }  # fmt: skip

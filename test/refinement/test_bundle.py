@@ -41,7 +41,7 @@ def test_derivatives_equal_finite_differences(made, unknown):
 def test_exact_observations_give_the_true_poses(made):
     bundle, T, X = made(pixel=0.0, depth=0.0)
     done = adjust(bundle, 30)
-    assert np.abs(done.bundle.T_ref_camera - T).max() < 1e-6
+    assert np.abs(done.bundle.T_local_camera - T).max() < 1e-6
     assert np.abs(done.bundle.points - X).max() < 1e-5
     assert done.reprojection.max() < 1e-4
 
@@ -52,8 +52,8 @@ def test_held_views_stay_to_the_bit(made):
     free[[1, 3]] = False
     done = adjust(dataclasses.replace(bundle, free=free), 10)
     for at in (0, 1, 3):
-        assert np.array_equal(done.bundle.T_ref_camera[at], bundle.T_ref_camera[at])
-    assert not np.array_equal(done.bundle.T_ref_camera[2], bundle.T_ref_camera[2])
+        assert np.array_equal(done.bundle.T_local_camera[at], bundle.T_local_camera[at])
+    assert not np.array_equal(done.bundle.T_local_camera[2], bundle.T_local_camera[2])
 
 
 def test_wrong_matches_do_not_move_the_cameras(made):
@@ -66,7 +66,7 @@ def test_wrong_matches_do_not_move_the_cameras(made):
     bad = dataclasses.replace(bundle, observations=dataclasses.replace(o, pixel=pixel))
 
     def error(done):
-        return np.abs(done.bundle.T_ref_camera[:, :3, 3] - T[:, :3, 3]).max()
+        return np.abs(done.bundle.T_local_camera[:, :3, 3] - T[:, :3, 3]).max()
 
     done = adjust(bad, 20)
     assert error(done) < 3 * error(clean) + 0.01
@@ -104,7 +104,7 @@ def test_views_without_observations_keep_their_motion(made):
     sparse = dataclasses.replace(
         bundle, points=bundle.points[ids], observations=dataclasses.replace(o, **fields)
     )
-    done = adjust(sparse, 20).bundle.T_ref_camera
+    done = adjust(sparse, 20).bundle.T_local_camera
     step = np.linalg.inv(done[2]) @ done[3]
     assert np.abs(step - np.linalg.inv(T[2]) @ T[3]).max() < 1e-3
 
@@ -120,7 +120,7 @@ def test_covariance_is_that_of_repeated_noise(made):
             bundle.observations, sigma=np.full(len(bundle.observations.view), 0.5)
         )
         done = adjust(dataclasses.replace(bundle, observations=sigma), 15)
-        found = done.bundle.T_ref_camera[3]
+        found = done.bundle.T_local_camera[3]
         turn = Rotation.from_matrix(T[3, :3, :3].T @ found[:3, :3]).as_rotvec()
         error = np.concatenate((turn, found[:3, 3] - T[3, :3, 3]))
         P = done.covariance()[14:20, 14:20]
@@ -142,12 +142,12 @@ def test_errors_of_held_views_move_the_others_as_stated(made, monkeypatch):
     for at in range(6):
         ends = []
         for sign in (1, -1):
-            T = done.bundle.T_ref_camera.copy()
+            T = done.bundle.T_local_camera.copy()
             step = np.eye(6)[at] * size * sign
             T[1, :3, :3] = T[1, :3, :3] @ Rotation.from_rotvec(step[:3]).as_matrix()
             T[1, :3, 3] += step[3:]
-            ends.append(adjust(dataclasses.replace(done.bundle, T_ref_camera=T), 60).bundle)
-        more, less = (b.T_ref_camera[2:] for b in ends)
+            ends.append(adjust(dataclasses.replace(done.bundle, T_local_camera=T), 60).bundle)
+        more, less = (b.T_local_camera[2:] for b in ends)
         turns = Rotation.from_matrix(less[:, :3, :3].transpose(0, 2, 1) @ more[:, :3, :3])
         places = more[:, :3, 3] - less[:, :3, 3]
         scales = ends[0].log_scale[2:, None] - ends[1].log_scale[2:, None]
@@ -159,7 +159,7 @@ def test_held_views_that_move_together_take_the_others_along(made):
     """Tracks know no place of their own: a turn of all held views turns the others too."""
     bundle, _, _ = made(views=5, points=80, poses=PosePriors.none())
     done = adjust(dataclasses.replace(bundle, free=np.array([0, 0, 1, 1, 1], bool)), 60)
-    T, turn = done.bundle.T_ref_camera, np.array([0.3, -0.2, 0.5])
+    T, turn = done.bundle.T_local_camera, np.array([0.3, -0.2, 0.5])
 
     def moved(poses):
         own = np.einsum("vji,j->vi", poses[:, :3, :3], turn)
@@ -198,7 +198,7 @@ def test_gtsam_finds_the_same_poses(made):
     graph, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
     camera = gtsam.Cal3_S2(500, 500, 0, 320, 240)
     noise = gtsam.noiseModel.Isotropic.Sigma(2, 1.0)
-    for v, T in enumerate(bundle.T_ref_camera):
+    for v, T in enumerate(bundle.T_local_camera):
         values.insert(gtsam.symbol("c", v), gtsam.Pose3(T))
         if not free[v]:
             graph.add(gtsam.NonlinearEqualityPose3(gtsam.symbol("c", v), gtsam.Pose3(T)))
@@ -214,4 +214,4 @@ def test_gtsam_finds_the_same_poses(made):
     done = adjust(bundle, 60)
     for v in range(len(free)):
         expected = theirs.atPose3(gtsam.symbol("c", v)).matrix()
-        assert np.abs(done.bundle.T_ref_camera[v] - expected).max() < 2e-4
+        assert np.abs(done.bundle.T_local_camera[v] - expected).max() < 2e-4

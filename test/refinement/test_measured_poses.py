@@ -74,7 +74,7 @@ def test_the_growth_of_the_variance_is_that_of_the_motion():
     rotation, place = sigmas(prior.root[0], first, second)
     np.testing.assert_allclose(rotation, [0.01, 0.02, 0.03], rtol=1e-6)
     np.testing.assert_allclose(place, [0.2, 0.4, 0.6], rtol=1e-6)  # two units a metre
-    expected = invert_pose(views[0].T_ref_camera) @ views[1].T_ref_camera
+    expected = invert_pose(views[0].T_local_camera) @ views[1].T_local_camera
     np.testing.assert_allclose(prior.T_first_second[0], expected, atol=1e-12)
 
 
@@ -138,10 +138,10 @@ def test_a_good_measurement_helps_where_tracks_are_weak(made):
             for i in range(4)
         ]
         priors = measured_poses(views, 1.0, NOISE, depth=4.0).indexed(range(4))
-        done = adjust(dataclasses.replace(bundle, poses=priors), 20).bundle.T_ref_camera
+        done = adjust(dataclasses.replace(bundle, poses=priors), 20).bundle.T_local_camera
         return np.abs(done[:, :3, 3] - T[:, :3, 3]).max()
 
-    without = adjust(bundle, 20).bundle.T_ref_camera
+    without = adjust(bundle, 20).bundle.T_local_camera
     alone = np.abs(without[:, :3, 3] - T[:, :3, 3]).max()
     assert error(1e-6) < alone / 5
     assert error(900.0) == pytest.approx(alone, rel=0.05)

@@ -55,7 +55,7 @@ def rig():
             newest = id >= 6
             view = seen_view(id, X, true[id], camera, camera == "b", wrong=5 * (id == 6))
             if newest:
-                view.T_ref_camera = posed(0.1 * k + side + 0.03, 0.02)
+                view.T_local_camera = posed(0.1 * k + side + 0.03, 0.02)
             graph.views[id] = view
     return graph, true
 
@@ -129,6 +129,6 @@ def test_depth_that_contradicts_tracks_counts_less(made, monkeypatch):
         done, _ = graph._solve(bundle)
         assert isinstance(done, Adjusted)
         sigma = np.median(done.bundle.observations.depth_sigma)
-        errors.append((sigma, np.abs(done.bundle.T_ref_camera - T).max()))
+        errors.append((sigma, np.abs(done.bundle.T_local_camera - T).max()))
     assert errors[0][0] > 5 * errors[1][0]
     assert errors[0][1] < errors[1][1]

@@ -62,12 +62,12 @@ def test_a_turning_camera_shows_its_focal_length(motion, factor):
 @pytest.mark.parametrize("motion", ["strafe", "straight"])
 def test_a_camera_that_does_not_turn_keeps_the_networks_focal_length(motion):
     graph = graph_of(motion, 1.2)
-    poses = [v.T_ref_camera for v in graph.views.values()]
+    poses = [v.T_local_camera for v in graph.views.values()]
     calibration, changed = attempt(graph)
     assert not any(changed)
     assert calibration.source("") == "network"
     assert all(v.K[0, 0] == 1.2 * FOCAL for v in graph.views.values())
-    assert [v.T_ref_camera for v in graph.views.values()] == poses  # the same objects
+    assert [v.T_local_camera for v in graph.views.values()] == poses  # the same objects
 
 
 def test_poses_follow_the_focal_length(caplog):
@@ -76,7 +76,7 @@ def test_poses_follow_the_focal_length(caplog):
     calibration, changed = attempt(graph)
     assert changed[:-1] == [None] * (self_calibration.FIRST - 1)
     assert changed[-1].depth == pytest.approx(1, abs=0.1)  # lengths keep the unit of depth
-    T = [v.T_ref_camera for v in graph.views.values()]
+    T = [v.T_local_camera for v in graph.views.values()]
     turned = Rotation.from_matrix(T[0][:3, :3].T @ T[-1][:3, :3]).magnitude()
     assert turned == pytest.approx(MOTIONS["turning"][0] * (VIEWS - 1), rel=0.02)
     assert [v.K[0, 0] for v in graph.views.values()] == pytest.approx([FOCAL] * VIEWS, rel=0.02)
@@ -88,9 +88,9 @@ def test_poses_follow_the_focal_length(caplog):
 @pytest.mark.parametrize("motion", ["turning", "arc"])
 def test_lengths_between_cameras_change_as_their_positions_do(motion):
     graph = graph_of(motion, 1.2)
-    before = np.array([v.T_ref_camera[:3, 3] for v in graph.views.values()])
+    before = np.array([v.T_local_camera[:3, 3] for v in graph.views.values()])
     change = attempt(graph)[1][-1]
-    after = np.array([v.T_ref_camera[:3, 3] for v in graph.views.values()])
+    after = np.array([v.T_local_camera[:3, 3] for v in graph.views.values()])
     if motion == "turning":  # on the spot: positions show nothing
         assert change.motion == change.depth
     else:

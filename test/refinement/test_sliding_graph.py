@@ -75,7 +75,7 @@ def test_a_restored_graph_is_what_it_was():
     graph.points.set(np.array([0, 1]), np.ones((2, 3)))
     saved = graph.saved()
     changed = graph.views[0]
-    changed.T_ref_camera, changed.log_scale, changed.K = 2 * np.eye(4), 1.0, 2 * K
+    changed.T_local_camera, changed.log_scale, changed.K = 2 * np.eye(4), 1.0, 2 * K
     changed.track[:] = 7
     graph.points.set(np.array([1, 7]), np.zeros((2, 3)))
     graph.noise.depth = 9.0
@@ -83,7 +83,7 @@ def test_a_restored_graph_is_what_it_was():
     graph.restore(saved)
     assert list(graph.views) == [0]
     again = graph.views[0]
-    np.testing.assert_array_equal(again.T_ref_camera, np.eye(4))
+    np.testing.assert_array_equal(again.T_local_camera, np.eye(4))
     np.testing.assert_array_equal(again.K, K)
     assert (again.log_scale, again.track.tolist()) == (0.0, [0, 1, -1])
     np.testing.assert_array_equal(graph.points.of(np.array([0, 1, 7]))[:, 0], [1, 1, np.nan])
@@ -138,7 +138,7 @@ def test_a_restart_does_not_give_ids_again():
 
 
 def placed_at(*x, unit=1.0):
-    """Poses in ref of views 0, 1, ..., at these places."""
+    """Poses in local of views 0, 1, ..., at these places."""
     poses = {}
     for id, at in enumerate(x):
         T = np.eye(4)
@@ -157,7 +157,7 @@ def test_between_windows_a_view_has_no_pose_and_its_depth_follows_its_submap():
     poses = placed_at(5.0, 7.0, unit=4.0)
     graph.place(poses, 0)
     for id, by in ((0, 4.0), (1, 2.0)):  # as long as the unit of its submap became
-        np.testing.assert_array_equal(graph.views[id].T_ref_camera, poses[id][0])
+        np.testing.assert_array_equal(graph.views[id].T_local_camera, poses[id][0])
         np.testing.assert_allclose(np.exp(graph.views[id].log_depth), by)
     graph.end_window({0: 4.0, 1: 4.0})
     graph.place({1: poses[1]}, 0)  # the other can be shared no more

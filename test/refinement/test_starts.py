@@ -50,10 +50,10 @@ def scene(seed=0, moving=0, move=(0.0, 0.0, 0.0)):
 
 
 def started(new, found, at, noise=None):
-    new.T_ref_camera = at
+    new.T_local_camera = at
     good = starts.start_pose(new, found, [0], TrackPoints(), noise or TrackNoise())
-    turn = Rotation.from_matrix(TRUE[:3, :3].T @ new.T_ref_camera[:3, :3]).magnitude()
-    return good[0], np.degrees(turn), np.linalg.norm(new.T_ref_camera[:3, 3] - TRUE[:3, 3])
+    turn = Rotation.from_matrix(TRUE[:3, :3].T @ new.T_local_camera[:3, :3]).magnitude()
+    return good[0], np.degrees(turn), np.linalg.norm(new.T_local_camera[:3, 3] - TRUE[:3, 3])
 
 
 @pytest.mark.parametrize("at", [pose(0.2, 2.5), pose(-0.3, -10.0), pose(0.0, 0.0)])
@@ -102,6 +102,6 @@ def test_few_matches_do_not_outvote_the_network():
     new, found = scene()
     few = Matches(found[0].known, found[0].pairs[:12])
     at = pose(0.9, 2.0)
-    new.T_ref_camera = at
+    new.T_local_camera = at
     starts.start_pose(new, [few], [0], TrackPoints(), TrackNoise())
-    np.testing.assert_array_equal(new.T_ref_camera, at)
+    np.testing.assert_array_equal(new.T_local_camera, at)

@@ -39,16 +39,16 @@ def made(count=200, wide=0.4, noise_px=0.3):
 
 def test_a_view_is_found_from_a_start_that_is_off():
     others, view = made()
-    true = view.T_ref_camera
-    before = [other.T_ref_camera.copy() for other in others]
-    view.T_ref_camera = true @ pose(0.03, -0.02, 0.01)
+    true = view.T_local_camera
+    before = [other.T_local_camera.copy() for other in others]
+    view.T_local_camera = true @ pose(0.03, -0.02, 0.01)
     found = place_among(view, others, EFFORT)
-    turn = Rotation.from_matrix(true[:3, :3].T @ found.T_ref_camera[:3, :3]).magnitude()
+    turn = Rotation.from_matrix(true[:3, :3].T @ found.T_local_camera[:3, :3]).magnitude()
     assert turn < 4 * found.sigma[0] < 0.01
-    away = np.linalg.norm(found.T_ref_camera[:3, 3] - true[:3, 3])
+    away = np.linalg.norm(found.T_local_camera[:3, 3] - true[:3, 3])
     assert away < 4 * found.sigma[1] < 0.03
     for other, T in zip(others, before, strict=True):
-        np.testing.assert_array_equal(other.T_ref_camera, T)
+        np.testing.assert_array_equal(other.T_local_camera, T)
 
 
 def test_others_near_each_other_place_a_view_less_surely():
