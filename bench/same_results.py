@@ -137,13 +137,20 @@ CASES = {
     "jump": Case("jump"),
     "other-way": Case("other-way"),
     "rig": Case("rig", ("cameras:=[front, left]",)),
+    "rig-scale": Case("rig", ("cameras:=[front, left]", "scale.source:=rig")),
     "independent": Case("rig", ("cameras:=[front, left]", "window.mode:=independent")),
     "prior": Case("there-and-back", PRIOR),
     "prior-refined": Case("there-and-back", (*PRIOR, "pose_prior.output:=refined")),
     "prior-scale": Case(
         "there-and-back", (*PRIOR, "scale.source:=odometry", "pose_prior.output:=refined")
     ),
+    "prior-metric": Case("there-and-back", (*PRIOR, "scale.source:=odometry")),
+    "fixed": Case("lost", ("scale.source:=fixed", "scale.factor:=2.5")),
     "resumed": Case("other-way", (), ("--resume", "{refined}")),
+    "resumed-metric": Case("other-way", (), ("--resume", "{prior-scale}")),
+    "resumed-prior": Case(
+        "other-way", (*PRIOR, "scale.source:=odometry"), ("--resume", "{prior-scale}")
+    ),
     "localized": Case("other-way", ("mode:=localization",), ("--resume", "{refined}")),
     "merged": Case("", (), ("{refined}", "{other-way}")),
     "red-kitchen": Case("redkitchen_24"),
