@@ -26,6 +26,7 @@ from da3_ros.parameter_schema import (
     option,
     parameters,
 )
+from da3_ros.scale_sources import scale_choices, scale_source
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class ScaleConfig:
     source: str = option(
         "none",
         "source of metres for the network's unit",
-        choices=("none", "fixed", "metric_model", "odometry", "rig"),
+        choices=scale_choices,
     )
     factor: float = option(
         1.0, "metres per unit of the first window, for source `fixed`", low=1e-6
@@ -430,10 +431,10 @@ def _check_cameras(config: PipelineConfig) -> None:
     rotations = [poses[i + 3 : i + POSE_NUMBERS] for i in range(0, len(poses), POSE_NUMBERS)]
     if not all(map(math.isfinite, poses)) or any(not any(q) for q in rotations):
         raise ConfigError("rig.poses contains a non-finite number or a zero quaternion")
-    if config.scale.source == "rig" and (len(names) < 2 or window.mode != "joint"):
-        raise ConfigError(
-            "scale.source is rig: this needs two or more `cameras` and window.mode joint"
-        )
+    source = config.scale.source
+    unsuited = scale_source(source).unsuited(len(names) if window.mode == "joint" else 1)
+    if unsuited:
+        raise ConfigError(f"scale.source is {source}: {unsuited}")
 
 
 def _check_mask(config: PipelineConfig) -> None:
@@ -469,7 +470,7 @@ def _check_corrections(prior: PosePriorConfig) -> None:
 
 def prior_source(config: PipelineConfig) -> str:
     """Source of the robot's own poses, needed by the network or for the scale; or none."""
-    if config.pose_prior.source == "none" and config.scale.source == "odometry":
+    if config.pose_prior.source == "none" and scale_source(config.scale.source).needs_prior:
         return "odometry"
     return config.pose_prior.source
 

@@ -195,7 +195,7 @@ class MotionError:
 class Scale:
     """Metres per unit of the scene, with source and uncertainty."""
 
-    source: str = "none"  # none | fixed | metric_model | odometry | rig
+    source: str = "none"  # value of scale.source; map: of a loaded map
     value: float = float("nan")  # metres per map unit; NaN if unknown
     sigma: float = float("nan")  # relative standard deviation; NaN if unknown
 

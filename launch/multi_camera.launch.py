@@ -15,6 +15,7 @@ from launch_ros.parameter_descriptions import ParameterValue
 
 from da3_ros.ros import launch_helpers
 from da3_ros.ros.launch_helpers import is_on
+from da3_ros.scale_sources import scale_choices
 from launch import LaunchDescription
 
 SHARE = get_package_share_directory("da3_ros")
@@ -65,7 +66,7 @@ ARGUMENTS = [
     DeclareLaunchArgument(
         "scale_source",
         default_value="",
-        choices=["", "none", "fixed", "metric_model", "odometry", "rig"],
+        choices=["", *scale_choices()],
         description="source of the metric scale; rig: distances between the cameras, from "
         "/tf_static or rig.poses; empty: as in params_file",
     ),

@@ -36,6 +36,7 @@ from da3_ros.inference.random_windows import random_windows
 from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
 from da3_ros.replay.log_lines import logs_above_bars
+from da3_ros.scale_sources import scale_source
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
 
 
 def _without_weights(config: PipelineConfig) -> str:
-    metric = config.scale.source == "metric_model"
+    metric = scale_source(config.scale.source).needs_metric_model
     also = " -p scale.metric_checkpoint:=random" if metric else ""
     return f"Speed does not depend on weights: -p checkpoint:=random{also} measures without them"
 

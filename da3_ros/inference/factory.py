@@ -8,8 +8,9 @@ import logging
 from da3_ros.config import InferenceConfig, PipelineConfig
 from da3_ros.inference.metric_scale_model import MetricDepthModel
 from da3_ros.inference.session import InferenceSession
-from da3_ros.network import MODELS, ModelSpec
+from da3_ros.network import MODELS, CheckpointError, ModelSpec
 from da3_ros.parameter_schema import ConfigError
+from da3_ros.scale_sources import SCALE_SOURCES, scale_source
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +25,8 @@ def open_networks(
     """
     spec = _checked_model(config)
     inference = _checked_backend(config)
-    metric_model = None
-    if config.scale.source == "metric_model" and not spec.metric:
-        # Opened first: the session then counts its memory, and a missing file fails early.
-        metric_model = MetricDepthModel(inference, config.scale.metric_checkpoint)
+    # Opened first: the session then counts its memory, and a missing file fails early.
+    metric_model = None if spec.metric else _metric_model(config, inference)
     independent = config.window.mode == "independent"
     session = InferenceSession(
         inference,
@@ -38,6 +37,17 @@ def open_networks(
         gaussians=config.splats.enabled,
     )
     return session, metric_model
+
+
+def _metric_model(config: PipelineConfig, inference: InferenceConfig) -> MetricDepthModel | None:
+    """The metric model, if the scale's source needs it. Raises CheckpointError or DeviceError."""
+    source = config.scale.source
+    if not scale_source(source).needs_metric_model:
+        return None
+    try:
+        return MetricDepthModel(inference, config.scale.metric_checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"scale.source is {source}: {error}") from error
 
 
 def _checked_backend(config: PipelineConfig) -> InferenceConfig:
@@ -54,7 +64,7 @@ def _checked_backend(config: PipelineConfig) -> InferenceConfig:
 
 def _checked_model(config: PipelineConfig) -> ModelSpec:
     """The model's spec. Raises ConfigError if the other parameters need more than it gives."""
-    name, source = config.inference.model, config.scale.source
+    name, source = config.inference.model, scale_source(config.scale.source)
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}: set model to one of {', '.join(MODELS)}")
     spec = MODELS[name]
@@ -65,18 +75,21 @@ def _checked_model(config: PipelineConfig) -> ModelSpec:
             "export COLMAP for programs that make splats"
         )
     if spec.multi_view:
-        if spec.metric and source == "none":
+        if spec.metric and not source.gives_metres:
+            users = [other for other in SCALE_SOURCES if scale_source(other).needs_metric_model]
             log.warning(
-                "%s measures metric scale: set scale.source to metric_model to use it", name
-            )
+                "%s measures metric scale: set scale.source to %s to use it",
+                name, " or ".join(users),
+            )  # fmt: skip
         return spec
     if config.pose_prior.source != "none":
         raise ConfigError(
             f"{name} is a single-image network and takes no poses: set pose_prior.source to none"
         )
-    if source not in (("none", "metric_model") if spec.metric else ("none",)):
+    if source.gives_metres and not (spec.metric and source.needs_metric_model):
         raise ConfigError(
-            f"{name} is a single-image network, so scale.source {source} cannot measure its "
-            "scale: set scale.source to none; the depth of da3metric-large is in metres anyway"
+            f"{name} is a single-image network, so scale.source {config.scale.source} cannot "
+            "measure its scale: set scale.source to none; the depth of da3metric-large is in "
+            "metres anyway"
         )
     return spec

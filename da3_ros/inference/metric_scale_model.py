@@ -21,7 +21,7 @@ from da3_ros.inference.memory_footprint import weight_bytes
 from da3_ros.inference.planner import SMALLEST, CompanionModel
 from da3_ros.inference.prediction import focal_px, to_all_views
 from da3_ros.inference.preprocess import normalize, resize_to, scaled_size
-from da3_ros.network import CheckpointError, Network, metric
+from da3_ros.network import metric
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.types import Prediction, ScaleMeasurement, Window
 
@@ -45,7 +45,7 @@ class MetricDepthModel:
         self.hardware = open_device(config.device, config.performance_mode)
         self.device = self.hardware.device
         loaded, precision = load_checked(
-            lambda: network or _load(checkpoint),
+            lambda: network or load_network(MODEL, checkpoint, meaning="metric depths"),
             self.hardware,
             self.hardware.precision(config.mixed_precision),
         )
@@ -117,10 +117,3 @@ class MetricDepthModel:
         views = zip(window.views, prediction.K, strict=True)
         guessed = replace(window, views=tuple(replace(v, K=K) for v, K in views))
         return torch.where(known.isfinite(), known, focal_px(guessed, new, size))
-
-
-def _load(checkpoint: str) -> Network:
-    try:
-        return load_network(MODEL, checkpoint, meaning="metric depths")
-    except CheckpointError as error:
-        raise CheckpointError(f"scale.source is metric_model: {error}") from error

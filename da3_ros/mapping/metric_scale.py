@@ -1,4 +1,4 @@
-"""The metric scale of the map: measurements from one declared source, filtered.
+"""The metric scale of the map: estimates of one source, followed in small steps.
 
 The map keeps one unit, that of its first window, so that it stays consistent; lengths are
 converted to metres when they are published. docs/scale.md compares the sources. Works on poses and
@@ -7,9 +7,7 @@ numbers; no network, no ROS.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import deque
 
 import numpy as np
 
@@ -17,112 +15,12 @@ from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.map_table import MapListener, MapTable
-from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, Window
+from da3_ros.scale_sources import scale_source
+from da3_ros.scale_sources.estimates import FLOOR, Estimate
+from da3_ros.scale_sources.interface import ScaleSource
+from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, View, Window
 
-# Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
-PARALLAX = 0.05
-MIN_MOTION_M = 0.01  # motion by odometry below which the robot stands still
-MIN_COSINE = 0.8  # cosine between both directions of motion, below which one of them is wrong
-MAX_STRETCHES = 40  # newest stretches that are used
-MIN_STRETCHES = 5  # fewer have no spread that detects outliers
-MAX_MEASUREMENTS = 15
-MIN_MEASUREMENTS = 3  # so that one bad measurement never decides
-OUTLIER = 3.0  # robust standard deviations
-AGREEMENT = 0.03  # relative difference that is never an outlier
-FLOOR = 0.003  # relative standard deviation that the alignment of windows adds at least
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """An estimate of the scale: metres per unit of odometry."""
-
-    log: float  # natural logarithm of the value
-    sigma: float  # its standard deviation, which is the value's relative one
-
-
-class OdometryRatio:
-    """Ratio of travelled distances: the robot's odometry over its camera in `local`, per stretch.
-
-    A stretch ends when the camera has moved by a share of the depth. So a standing robot
-    makes none, and slipping wheels make one stretch, which is an outlier among the others.
-    """
-
-    def __init__(self) -> None:
-        self._logs: deque[float] = deque(maxlen=MAX_STRETCHES)
-        self._distances: deque[tuple[float, float]] = deque(maxlen=MAX_STRETCHES)
-        self.discard_current()
-
-    def discard_current(self) -> None:
-        """Discards the current stretch; a new one starts with the next frame."""
-        self._start: tuple[Array, Array] | None = None
-
-    def add(self, T_local_camera: Array, T_prior_camera: Array | None, depth: float) -> None:
-        """Adds a frame: its poses in ``local`` and by the robot (metres), and its typical
-        depth."""
-        if T_prior_camera is None or not np.isfinite(T_prior_camera).all() or not depth > 0:
-            self.discard_current()
-            return
-        here = (T_local_camera, T_prior_camera)
-        if self._start is None:
-            self._start = here
-            return
-        own_motion, prior_motion = (_motion(a, b) for a, b in zip(self._start, here, strict=True))
-        distance, distance_m = (
-            float(np.linalg.norm(own_motion)),
-            float(np.linalg.norm(prior_motion)),
-        )
-        if distance < PARALLAX * depth:
-            return
-        self._start = here
-        if (
-            distance_m > MIN_MOTION_M
-            and own_motion @ prior_motion > MIN_COSINE * distance * distance_m
-        ):
-            self._logs.append(math.log(distance_m / distance))
-            self._distances.append((distance_m, distance))
-
-    def estimate(self) -> Estimate | None:
-        """Returns the scale from all stretches that agree; None if they are too few."""
-        if len(self._logs) < MIN_STRETCHES:
-            return None
-        logs = np.array(self._logs)
-        good = _inliers(logs)
-        count = int(good.sum())
-        if count < MIN_STRETCHES or 2 * count < len(logs):
-            return None
-        newest, sigma = _best_average(logs[good], 0.0, MIN_STRETCHES)
-        distance_m, distance = np.array(self._distances)[good][-newest:].sum(axis=0)
-        return Estimate(math.log(distance_m / distance), sigma)
-
-
-class MeasurementFilter:
-    """Averages the newest measurements of windows that agree: from a model, a rig or odometry."""
-
-    def __init__(self) -> None:
-        self._measurements: deque[Estimate] = deque(maxlen=MAX_MEASUREMENTS)
-
-    def __len__(self) -> int:
-        return len(self._measurements)
-
-    def add(self, measure: ScaleMeasurement, unit: float) -> None:
-        """Adds a window's measurement, metres per network unit.
-
-        unit: of odometry, per network unit.
-        """
-        value = measure.value / unit
-        if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
-            self._measurements.append(Estimate(math.log(value), measure.sigma))
-
-    def estimate(self) -> Estimate | None:
-        """Returns the mean of the measurements that agree; None if they are too few."""
-        if len(self) < MIN_MEASUREMENTS:
-            return None
-        logs = np.array([m.log for m in self._measurements])
-        good = logs[_inliers(logs)]
-        own = float(np.median([m.sigma for m in self._measurements]))
-        newest, sigma = _best_average(good, own, MIN_MEASUREMENTS)
-        return Estimate(float(good[-newest:].mean()), sigma)
 
 
 class ScaleFilter:
@@ -134,13 +32,13 @@ class ScaleFilter:
     """
 
     def __init__(self, config: ScaleConfig) -> None:
-        self.config = config
+        self.config, self.source = config, scale_source(config.source)
         self.restart(declared=True)
 
     def restart(self, *, declared: bool) -> None:
         """Begins a new segment, which has a unit of its own.
 
-        declared: it begins with the window that ``scale.factor`` is given for.
+        declared: it begins with the window that a declared scale is given for.
         """
         self._declared = declared
         self._forget_measurements()
@@ -149,38 +47,26 @@ class ScaleFilter:
         self._limited = True  # whether ``scale.max_step`` limits the next change
 
     @property
-    def learns(self) -> bool:
-        """Whether the scale is estimated, rather than declared."""
-        return self.config.source not in ("none", "fixed")
-
-    @property
     def declared(self) -> bool:
-        """Whether a fixed factor holds for this segment: it is given for the first window."""
-        return self.config.source == "fixed" and self._declared
+        """Whether a declared scale holds for this segment: it is given for the first window."""
+        return bool(self.source.declared_by) and self._declared
 
-    def wants_measurement(self, window_id: int) -> bool:
+    def wants_metric_model(self, window_id: int) -> bool:
         """True if the metric model should run: for the first windows, then for every nth one."""
-        if self.config.source != "metric_model":
-            return False
-        return (
-            len(self._measurement_filter) < MIN_MEASUREMENTS
-            or window_id % self.config.metric_every == 0
-        )
+        due = self._estimator.few or window_id % self.config.metric_every == 0
+        return self.source.needs_metric_model and due
 
     def add_measurement(self, measure: ScaleMeasurement, unit: float) -> None:
         """Adds a window's measurement; ``unit``: of odometry, per network unit."""
-        self._measurement_filter.add(measure, unit)
+        self._estimator.add(measure, unit)
 
-    def add_motion(
-        self, T_local_camera: Array, T_prior_camera: Array | None, depth: float
-    ) -> None:
-        """Adds a frame of an accepted window; see ``OdometryRatio.add``."""
-        self._ratio.add(T_local_camera, T_prior_camera, depth)
+    def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
+        """Adds a frame of an accepted window; see ``MeasurementFilter.add_motion``."""
+        self._estimator.add_motion(view, T_local_camera, depth)
 
-    def discard_current(self) -> None:
-        """Discards the current stretch of odometry: a window was refused, its motion is
-        unknown."""
-        self._ratio.discard_current()
+    def interrupt_motion(self) -> None:
+        """Takes over that a window was refused: its motion is unknown."""
+        self._estimator.interrupt_motion()
 
     def change_unit(self, factor: float) -> None:
         """Takes over that lengths in the segment are now ``factor`` times what they were.
@@ -196,20 +82,15 @@ class ScaleFilter:
             self._sigma = max(self._sigma, MAX_SIGMA)
 
     def _forget_measurements(self) -> None:
-        self._ratio = OdometryRatio()
-        self._measurement_filter = MeasurementFilter()
+        self._estimator = self.source.estimator()
 
     def update(self) -> Scale:
         """Returns the scale to publish with the current window. Call once per window."""
-        source = self.config.source
-        if not self.learns:
-            return Scale(source, 1.0) if self.declared else Scale()
-        # Odometry gives two estimates if the network got its poses: the more certain one counts.
-        estimates = [self._measurement_filter.estimate()]
-        if source == "odometry":
-            estimates.append(self._ratio.estimate())
-        self._follow(min(filter(None, estimates), key=lambda e: e.sigma, default=None))
-        return Scale() if self._value is None else Scale(source, self._value, self._sigma)
+        name = self.config.source
+        if not self.source.learns:
+            return Scale(name, 1.0) if self.declared else Scale()
+        self._follow(self._estimator.estimate())
+        return Scale() if self._value is None else Scale(name, self._value, self._sigma)
 
     def _follow(self, target: Estimate | None) -> None:
         if target is None:
@@ -244,7 +125,7 @@ class MapScale(MapListener):
         self.forget()
 
     def forget(self) -> None:
-        """Begins a new map; a fixed factor is for its first window."""
+        """Begins a new map; a declared scale is for its first window."""
         self._metres: float | None = None  # per map unit, once known
         # Metres per map unit of a loaded map, where no source measures: holds for segments that
         # are joined to it.
@@ -265,10 +146,10 @@ class MapScale(MapListener):
 
         Without a source the scale is known as soon as new frames are joined to a metric map.
         """
-        if metric and self._scale_filter.config.source == "none":
-            self._map_scale = 1.0
-        elif metric:
+        if metric and self.source.gives_metres:
             self._metres = 1.0
+        elif metric:
+            self._map_scale = 1.0
 
     def fix(self, fixed: bool) -> None:
         """Makes a known scale of the map stay, because it is read-only; or change again."""
@@ -296,13 +177,13 @@ class MapScale(MapListener):
         self.scale = scale
 
     @property
-    def learns(self) -> bool:
-        """Whether the scale is estimated, rather than declared."""
-        return self._scale_filter.learns
+    def source(self) -> ScaleSource:
+        """What measures or declares the scale."""
+        return self._scale_filter.source
 
     @property
     def declared(self) -> bool:
-        """Whether a fixed factor holds for the current segment."""
+        """Whether a declared scale holds for the current segment."""
         return self._scale_filter.declared
 
     @property
@@ -332,9 +213,9 @@ class MapScale(MapListener):
             return 1.0
         return self.unit * (self.metres if scale.metric else 1.0)
 
-    def wants_measurement(self, window_id: int) -> bool:
+    def wants_metric_model(self, window_id: int) -> bool:
         """True if the metric model should run for this window."""
-        return self._scale_filter.wants_measurement(window_id)
+        return self._scale_filter.wants_metric_model(window_id)
 
     def unit_of(self, prediction: Prediction) -> tuple[float, float] | None:
         """Returns units of odometry per network unit, by a window's own measurement, and the
@@ -344,7 +225,7 @@ class MapScale(MapListener):
         views, this estimate keeps the unit of a long segment from drifting.
         """
         estimates, known = prediction.measure, self.scale
-        if estimates is None or not known.metric or not self.learns:
+        if estimates is None or not known.metric or not self.source.learns:
             return None
         value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
         return (value, sigma) if value > 0 and math.isfinite(value + sigma) else None
@@ -355,8 +236,8 @@ class MapScale(MapListener):
 
         The factor of what the source measures counts. A declared scale stays.
         """
-        factor = depth if self._scale_filter.config.source == "metric_model" else motion
-        if factor == 1.0 or not (self.learns or self._map_sigma is not None):
+        factor = depth if self.source.by_depth else motion
+        if factor == 1.0 or not (self.source.learns or self._map_sigma is not None):
             return
         self._scale_filter.change_unit(factor)
         if self.scale.metric:  # what is in the map stays
@@ -365,7 +246,7 @@ class MapScale(MapListener):
     def doubt(self) -> None:
         """Holds the scale until there are new measurements: those so far had the error of a
         focal length that was only guessed."""
-        if self.learns:
+        if self.source.learns:
             self._scale_filter.change_unit(1.0)
 
     def update(
@@ -379,7 +260,7 @@ class MapScale(MapListener):
         """
         self._begun = True
         if T_local_window is None:
-            self._scale_filter.discard_current()
+            self._scale_filter.interrupt_motion()
         else:
             self._add_measurements(window, prediction, T_local_window, own_motion)
         before, self.scale = self.scale, self._scale_filter.update()
@@ -433,7 +314,7 @@ class MapScale(MapListener):
         if prediction.measure is not None:
             self._scale_filter.add_measurement(prediction.measure, unit)
         if not own_motion:
-            self._scale_filter.discard_current()
+            self._scale_filter.interrupt_motion()
             return
         fresh = range(len(window.views) - window.new, len(window.views))
         camera = window.views[fresh.start].camera  # one camera's motion is the rig's
@@ -442,9 +323,7 @@ class MapScale(MapListener):
             known = depth[np.isfinite(depth)]
             typical = float(np.median(known)) * unit if known.size else math.nan
             T_local_camera = T_local_window.pose(prediction.T_window_camera[index])
-            self._scale_filter.add_motion(
-                T_local_camera, window.views[index].T_prior_camera, typical
-            )
+            self._scale_filter.add_motion(window.views[index], T_local_camera, typical)
 
 
 class OdomFrame:
@@ -499,49 +378,3 @@ def scaled_pose(T: Array, factor: float) -> Array:
     out = np.array(T)
     out[:3, 3] *= factor
     return out
-
-
-def _motion(T_start: Array, T_end: Array) -> Array:
-    """Returns the translation [3] from start to end in the axes of the camera at the start."""
-    return np.asarray(T_start[:3, :3].T @ (T_end[:3, 3] - T_start[:3, 3]))
-
-
-def _inliers(logs: Array) -> Array:
-    """Returns the mask [M] of the logarithms near their median."""
-    difference = np.abs(logs - np.median(logs))
-    return np.asarray(
-        difference <= max(OUTLIER * 1.4826 * float(np.median(difference)), AGREEMENT)
-    )
-
-
-def _best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:
-    """Returns how many of the newest measurements [M] give the most certain mean, and its standard
-    deviation.
-
-    More measurements average the noise, but older ones suffer from drift. own: standard deviation
-    that a measurement states. Where measurements scatter less than that, the rest of the error is
-    common to all windows (same motions, same views) and does not average out.
-    """
-    count = len(logs)
-    noise, drift = _noise_and_drift(logs)
-    newest = min(max(round(math.sqrt(3 * noise / drift)), fewest), count) if drift else count
-    # Student's t: a variance estimated from few samples is uncertain.
-    few = (count - 1) / max(count - 3, 0.7)
-    by_chance = 1 + 2 / math.sqrt(count)  # factor by which the true noise may be larger
-    common = max(own**2 - noise * by_chance, 0.0)
-    variance = common + few * noise / newest + drift * newest / 3
-    return newest, math.hypot(math.sqrt(variance), FLOOR)
-
-
-def _noise_and_drift(logs: Array) -> tuple[float, float]:
-    """Returns the variance of the measurements' noise, and of the drift between neighbours.
-
-    A random walk with steps of variance d adds d / 2 to half the mean square difference of
-    neighbours, and (M + 1) / 6 d to the variance of all M.
-    """
-    spread = float(np.var(logs, ddof=1))
-    near = float(np.mean(np.square(np.diff(logs)))) / 2
-    if len(logs) < 4:
-        return max(near, spread), 0.0
-    drift = max(0.0, 6 * (spread - near) / (len(logs) - 2))
-    return max(near - drift / 2, 0.0), drift

@@ -145,10 +145,10 @@ class Pipeline:
 
     def check_unit(self, saved: Snapshot) -> None:
         """Raises SceneFileError if the saved scene's unit cannot be related to new frames."""
-        source = self.config.scale.source
-        if source != "none" and not saved.metric:
+        if self.scale.source.gives_metres and not saved.metric:
             raise SceneFileError(
-                f"the saved scene is not in metres, but scale.source is {source}: set it to none"
+                "the saved scene is not in metres, but scale.source is "
+                f"{self.config.scale.source}: set it to none"
             )
 
     def resume(self, saved: Snapshot) -> str:
@@ -158,16 +158,15 @@ class Pipeline:
         Raises SceneFileError, and changes nothing, as ``check_unit``.
         """
         self.check_unit(saved)
-        source = self.config.scale.source
         self.scene_map.restore(saved)
         self.place_search.restart()
         self._steps.start_at_origin()
-        if source != "fixed":  # scale.factor holds for the first new window
+        if not self.scale.source.declared_by:  # what is declared holds for the first new window
             self.odometry.expect_unit(saved.unit)
         self._steps.start_segment(self.map.poses().newest())
         self.odometry.uncertainty.start_segment(known=True)  # odometry begins with new frames
         where = search_note(saved, self.config)
-        if saved.metric and source == "none":
+        if saved.metric and not self.scale.source.gives_metres:
             where += "; the scene is metric, the unit of new windows is a guess: set scale.source"
         return where
 

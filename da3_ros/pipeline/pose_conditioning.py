@@ -12,9 +12,9 @@ import numpy as np
 from da3_ros.geometry.poses import is_pose
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
-from da3_ros.mapping.depth_consistency import SHORTEST_M, fit_unit
+from da3_ros.scale_sources.depth_consistency import SHORTEST_M, fit_unit
 from da3_ros.sensors.pose_prior import UNKNOWN
-from da3_ros.types import Array, Prediction, View, Window
+from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
 
 Item = TypeVar("Item")
 
@@ -64,6 +64,16 @@ def with_prior_poses(prediction: Prediction, T_prior_camera: Array, unit: float)
     return replace(prediction, T_window_camera=T)
 
 
+def unit_by_prior(window: Window, prediction: Prediction) -> ScaleMeasurement | None:
+    """Returns metres per network unit of a window by the known poses that the network got; None
+    without them, or if they carry no scale."""
+    T = window.T_prior_camera
+    if T is None or not window_prior(window.views).scale:
+        return None
+    measure = fit_unit(T, prediction)
+    return measure if math.isfinite(measure.value) else None
+
+
 class PriorPoseSubstitution:
     """Replaces the network's poses by the prior's, if ``pose_prior.output`` is ``prior``.
 
@@ -107,24 +117,19 @@ class PriorPoseSubstitution:
         """Whether the newest window's poses are the prior's."""
         return self._T_local_prior is not None
 
-    def apply(self, window: Window, prediction: Prediction, metric: bool) -> Prediction:
-        """Returns the prediction with the prior's scale, and its poses if they are published.
+    def apply(
+        self, window: Window, prediction: Prediction, measure: ScaleMeasurement | None
+    ) -> Prediction:
+        """Returns the prediction with the prior's poses, if they are published.
 
-        metric: whether odometry is the source of the scale.
+        measure: of the window's unit, as ``unit_by_prior``.
         """
         T = window.T_prior_camera
         self._measure = UNKNOWN
-        if T is None or not window_prior(window.views).scale:
+        if T is None or measure is None or self.output != "prior":
             return prediction
-        measure = fit_unit(T, prediction)
-        if not math.isfinite(measure.value):
-            return prediction
-        if metric:
-            prediction = replace(prediction, measure=measure)
-        if self.output == "prior":
-            self._measure = measure
-            prediction = with_prior_poses(prediction, T, measure.value)
-        return prediction
+        self._measure = measure
+        return with_prior_poses(prediction, T, measure.value)
 
     def pose(self, view: View) -> Array | None:
         """Returns the pose [4, 4] of a view by the prior; None: unknown, or not

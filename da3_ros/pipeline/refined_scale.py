@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from da3_ros.config import ScaleConfig
 from da3_ros.geometry.poses import spread
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.refinement.self_calibration import NO_CHANGE
@@ -22,26 +21,27 @@ def in_refined_unit(
     network: Prediction,
     refined: Prediction,
     result: RefinedWindow,
-    config: ScaleConfig,
+    *,
+    by_depth: bool,
 ) -> Prediction:
     """Returns a refined prediction with the network's scale measurement in its new unit; without
     one if a focal length was found, because what was measured has its error.
 
-    network: the prediction before. Rig and odometry measure the unit of the network's poses, which
-    tracks may bring to another one. Refined poses themselves are no measurement: those of earlier
-    windows hold them, so that they repeat one error.
+    network: the prediction before. by_depth: whether its depth was measured; else the unit of its
+    poses, which tracks may bring to another one. Refined poses themselves are no measurement:
+    those of earlier windows hold them, so that they repeat one error.
     """
     measure = network.measure
     if measure is None:
         return refined
     if result.change != NO_CHANGE:
         return dataclasses.replace(refined, measure=None)
-    if config.source in ("rig", "odometry"):
-        measure = _by_positions(window, network, refined, measure)
-    else:  # by depth: a model's
+    if by_depth:
         factor = float(np.median(result.factors))
-        measure = dataclasses.replace(measure, value=measure.value / factor)
-    return dataclasses.replace(refined, measure=measure)
+        found: ScaleMeasurement | None = dataclasses.replace(measure, value=measure.value / factor)
+    else:
+        found = _by_positions(window, network, refined, measure)
+    return dataclasses.replace(refined, measure=found)
 
 
 def _by_positions(

@@ -121,7 +121,7 @@ class SceneMap(MapListener):
         newest: ``T_local_camera`` [4, 4] of each camera; empty: at the origin. The new segment's
         unit is unknown and, unless it begins at the origin, its place too.
         """
-        unplaced = self.scale.learns and not self.scale.known and not self.localizes
+        unplaced = self.scale.source.learns and not self.scale.known and not self.localizes
         if unplaced and len(self.table.path):
             log.warning(
                 "no metric scale found for the old segment; its points are removed from the map"
@@ -129,13 +129,13 @@ class SceneMap(MapListener):
             self.forget()
             if newest:  # as if the removed segment were still in the map
                 self.submaps.parts_of_scene.begin_guessed()
-        metric = self.scale.scale.metric
+        metric, source = self.scale.scale.metric, self.scale.source
         self.scale.restart(next(iter(newest.values()), np.eye(4)))
-        if metric and self.config.scale.source == "fixed" and not self.scale.declared:
+        if metric and source.declared_by and not self.scale.declared:
             log.warning(
-                "scale.factor holds for the first segment only: lengths are not metric from now "
-                "on; call ~/reset to begin a new scene with scale.factor"
-            )
+                "%s: lengths are not metric from now on; call ~/reset to begin a new scene with "
+                "%s", source.why_unknown(self.config.scale.source), source.declared_by
+            )  # fmt: skip
         self.submaps.start_segment()
         # In a read-only map it is looked for everywhere: it may have been carried.
         self.loops.start_segment(lost=bool(newest) and not self.localizes)
@@ -174,7 +174,7 @@ class SceneMap(MapListener):
         room = self.loops.limit_memory(self.config.map.memory_mb)
         limits = dataclasses.replace(self.config.map, memory_mb=room)
         self.submaps.set_limits(limits, self.scale.metres)
-        if self.scale.known and not before and self.scale.learns:
+        if self.scale.known and not before and self.scale.source.learns:
             log.info("metric scale found (%s): %.4g metres per unit", scale.source, scale.value)
             self.submaps.regrid()
         return scale

@@ -14,7 +14,6 @@ from da3_ros.inference import WindowTooLargeError
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.inference.wanted_views import wanted_views
 from da3_ros.mapping.overlap_view import OverlapView
-from da3_ros.mapping.rig_scale import RigScaleEstimator
 from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window
@@ -37,7 +36,6 @@ class WindowInference:
         self.config, self.counters = config, counters
         self.session, self.metric_model = session, metric_model
         self.prior_fault = ""  # why the newest window has no prior poses, or no scale from them
-        self._rig = RigScaleEstimator()
         self._next_window = 0
 
     def reconfigure(self, config: PipelineConfig) -> None:
@@ -94,21 +92,11 @@ class WindowInference:
             log.warning("loop-closure check skipped (out of memory): %s", error)
             return None
 
-    def add_scale(
-        self, window: Window, prediction: Prediction, *, use_metric_model: bool
-    ) -> Prediction:
-        """Returns the prediction with a scale measurement by the metric model or the rig, if any.
-
-        use_metric_model: whether the metric model should run for this window.
-        """
-        if self.metric_model is not None and use_metric_model:
-            prediction = self.metric_model.measure(window, prediction)
-        if window.T_prior_camera is not None:
-            self.counters["windows_with_prior"] += 1
-        if self.config.scale.source == "rig":
-            measure = self._rig.measure(window, prediction)
-            prediction = dataclasses.replace(prediction, measure=measure)
-        return prediction
+    def with_metric_model(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the metric model's measurement and sky, if there is one."""
+        if self.metric_model is None:
+            return prediction
+        return self.metric_model.measure(window, prediction)
 
     def _run(
         self, shared: list[OverlapView], new: Sequence[PreparedView]

@@ -141,10 +141,6 @@ class WindowOdometry:
                 self.newest[camera] = a.T_local_camera
         self.aligner = WindowAligner()  # how well windows fitted was learned without it
 
-    def with_prior(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the prior's scale, and its poses if they are published."""
-        return self.prior.apply(window, prediction, self.config.scale.source == "odometry")
-
     def place(
         self,
         window: Window,

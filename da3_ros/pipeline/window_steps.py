@@ -25,6 +25,7 @@ from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked
 from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
 from da3_ros.pipeline.place_search import PlaceSearch
+from da3_ros.pipeline.pose_conditioning import unit_by_prior
 from da3_ros.pipeline.refined_scale import in_refined_unit
 from da3_ros.pipeline.scene_following import follow
 from da3_ros.pipeline.scene_map import SceneMap
@@ -33,6 +34,7 @@ from da3_ros.pipeline.window_inference import WindowInference, without_invalid_d
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.scale_sources.metric_model import scale_of_depth
 from da3_ros.splats.relative import RelativeSplats, keep_visible
 from da3_ros.types import (
     Array,
@@ -141,10 +143,7 @@ class WindowSteps(MapListener):
     ) -> PlacedWindow:  # fmt: skip
         """Returns a window with its place by its overlap views, by a prior and by tracks, and with
         its scale."""
-        prediction = without_invalid_depth(window, network)
-        due = self.scene_map.scale.wants_measurement(window.id)
-        prediction = self.inference.add_scale(window, prediction, use_metric_model=due)
-        prediction = self.odometry.with_prior(window, prediction)
+        prediction = self._measured(window, without_invalid_depth(window, network))
         unit = self.scene_map.scale.unit_of(prediction)
         prediction, alignment = self.odometry.place(window, shared, prediction, unit)
         by_tracks, alignment, refined = self.refinement.run(
@@ -152,8 +151,23 @@ class WindowSteps(MapListener):
         )
         if refined is None:
             return PlacedWindow(window, prediction, alignment, network.depth)
-        measured = in_refined_unit(window, prediction, by_tracks, refined, self.config.scale)
+        measured = in_refined_unit(
+            window, prediction, by_tracks, refined, by_depth=self.scene_map.scale.source.by_depth
+        )
         return PlacedWindow(window, measured, alignment, refined.scaled(network.depth), refined)
+
+    def _measured(self, window: Window, prediction: Prediction) -> Prediction:
+        """Returns the prediction with the scale source's measurement of its unit, and with the
+        prior's poses if they are published."""
+        scale = self.scene_map.scale
+        if scale.wants_metric_model(window.id):
+            prediction = self.inference.with_metric_model(window, prediction)
+        if window.T_prior_camera is not None:
+            self.counters["windows_with_prior"] += 1
+        by_prior = unit_by_prior(window, prediction)
+        measure = scale.source.measure(window, prediction, by_prior)
+        prediction = dataclasses.replace(prediction, measure=measure)
+        return self.odometry.prior.apply(window, prediction, by_prior)
 
     def _take_over(self, placed: PlacedWindow) -> Scale:
         """Takes over into odometry and map what a window says of earlier views, of its unit and of
@@ -268,7 +282,7 @@ class WindowSteps(MapListener):
         self, new: list[PreparedView], window: Window, prediction: Prediction, start: float
     ) -> Iterator[TrackedFrame]:
         """Yields the frames of a single-image network: depth without a pose in the map."""
-        scale = Scale() if prediction.measure is None else Scale("metric_model", 1.0)
+        scale = scale_of_depth(prediction.measure)
         self.scene_map.scale.set_unplaced(scale)
         placed = PlacedWindow(window, prediction, UNPLACED, prediction.depth)
         report = report_of(

@@ -194,7 +194,7 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         self.trajectory = self._path("trajectory.tum").open("a")
         self.trajectory.truncate(written)
         self.sheet = (
-            ContactSheet(config.depth, config.scale.source != "none") if pictures else None
+            ContactSheet(config.depth, scene_map.scale.source.gives_metres) if pictures else None
         )
         # Times are left out (see measured.json), so that two runs write the same bytes.
         self.output = SceneOutput(
@@ -274,8 +274,8 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
             pipeline.export(self._path(name))
         save_scene(pipeline.snapshot(), self._path("scene"))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
-        moved = pipeline.scene_map.following.enabled
-        if pipeline.scale.learns or self.resumed or len(scene.parts) > 1 or self.mixed or moved:
+        changed = pipeline.scale.source.learns or pipeline.scene_map.following.enabled
+        if changed or self.resumed or len(scene.parts) > 1 or self.mixed:
             self._write_trajectory(pipeline.map.view.path_scene(scene.T_map_world))
         part = pipeline.map.view.part
         views = SceneViews(path=pipeline.path, scene=lambda: scene.of_part(part))

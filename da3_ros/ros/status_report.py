@@ -227,11 +227,8 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         "publish_failed": stream.publish_failed,
     } | _blind(stream)  # fmt: skip
     growing = stream.growth.update(drops | failures, now)
-    source = stream.config.pipeline.scale.source
-    yet = "" if source == "none" else f" yet ({source})"
-    unknown = f"the scale is unknown{yet}: lengths are not in metres"
-    if source == "fixed":
-        unknown = "scale.factor holds for the first segment only: lengths are not in metres"
+    scale = stream.pipeline.scale
+    unknown = scale.source.why_unknown(stream.config.pipeline.scale.source)
     return Facts(
         node.state,
         enabled=node.enabled,
@@ -249,7 +246,7 @@ def _facts(node: NodeFacts, stream: Stream | None, drops: dict[str, int]) -> Fac
         unrefined="refinement_failed" in growing,
         unpublished="publish_failed" in growing,
         degraded=stream.pipeline.session.status().degraded,
-        scale="" if stream.pipeline.scale.scale.metric else unknown,
+        scale="" if scale.scale.metric else f"{unknown}: lengths are not in metres",
         map_fault=next(filter(None, map(map_fault, stream.pipelines)), ""),
         stamp_age_s=math.nan if node.images is None else node.images.stamp_age_s,
         silent=() if node.images is None else node.images.silent,

@@ -13,7 +13,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
 from da3_ros.types import Array, Prediction, ScaleMeasurement
 
-# Cosine between both directions of motion, below which one of them is wrong (as metric_scale.py).
+# Cosine between both directions of motion, below which one of them is wrong (as odometry.py).
 MIN_COSINE = 0.8
 SHORTEST_M = 0.1  # motion within a window that carries a scale (network/conditioning.py)
 POINTS = 600  # pixels of a pair of views that are compared

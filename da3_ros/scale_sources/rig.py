@@ -20,7 +20,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.mapping.depth_consistency import where_depths_agree
+from da3_ros.scale_sources.depth_consistency import where_depths_agree
+from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
 
 log = logging.getLogger(__name__)
@@ -150,14 +151,20 @@ def _fit(known: Array, seen: Array) -> ScaleMeasurement:
     return ScaleMeasurement(1 / units, math.hypot(sigma, FLOOR))
 
 
-class RigScaleEstimator:
-    """Measures the scale of windows by the rig; warns of each kind of fault once."""
+class RigBaselines(ScaleSource):
+    """Distances between the rig's cameras; warns of each kind of fault once."""
+
+    needs_rig = True
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
 
-    def measure(self, window: Window, prediction: Prediction) -> ScaleMeasurement | None:
-        """Returns the window's measurement; None if there is none."""
+    def unsuited(self, cameras: int) -> str:
+        return "" if cameras >= 2 else "this needs two or more `cameras` and window.mode joint"
+
+    def measure(
+        self, window: Window, prediction: Prediction, by_prior: ScaleMeasurement | None
+    ) -> ScaleMeasurement | None:
         measure, fault = fit_rig(window, prediction)
         kind = fault[:30]  # numbers behind it change from window to window
         if fault and kind not in self._reported:

@@ -8,6 +8,7 @@ import numpy as np
 
 from da3_ros.config import POSE_NUMBERS, PipelineConfig
 from da3_ros.geometry.poses import matrix_from_quaternion
+from da3_ros.scale_sources import scale_source
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 from da3_ros.types import Array
 
@@ -26,7 +27,7 @@ class RigGeometry:
         warn: Callable[[str], None],
     ) -> None:
         """warn: called once for each camera whose pose is needed and unknown."""
-        self._wanted = config.scale.source == "rig"
+        self._wanted = scale_source(config.scale.source).needs_rig
         self._configured = poses_of(config)
         self._transforms = transforms
         self._warn = warn

@@ -14,6 +14,7 @@ from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.messages.output_topics import FRAME_TOPICS, output_topics
 from da3_ros.parameter_schema import flatten, parameters
 from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
+from da3_ros.scale_sources import scale_choices
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "config" / "da3.yaml"
@@ -57,6 +58,12 @@ def arguments(file):
     for call in calls(file, "DeclareLaunchArgument"):
         found[call.args[0].value] = {k.arg: k.value for k in call.keywords}
     return found
+
+
+def choices_of(given):
+    """The choices of an argument that has this source."""
+    source = ast.unparse(given["choices"]) if "choices" in given else "[]"
+    return eval(source, {"scale_choices": scale_choices})
 
 
 def constant(file, name):
@@ -128,8 +135,7 @@ def test_arguments_for_several_cameras_offer_the_parameters():
             continue
         assert kind is type(known[parameter].value), name
         allowed = known[parameter].choices
-        choices = ast.literal_eval(given["choices"]) if "choices" in given else []
-        assert choices == (["", *allowed] if allowed else []), name
+        assert choices_of(given) == (["", *allowed] if allowed else []), name
     shown = {name.removeprefix("/da3/") for name, _ in constant(
         ROOT / "launch" / "da3.launch.py", "DISPLAYED")}  # fmt: skip
     assert set(constant(file, "DISPLAYED")) | {"map/points", "path"} == shown

@@ -12,15 +12,15 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "da3_ros"
 SHARED = {"config", "parameter_schema", "types"}
 # What ``config`` imports to list the choices of parameters: tables that import nothing themselves.
-TABLES = {"da3_ros.backends"}
+TABLES = {"da3_ros.backends", "da3_ros.scale_sources"}
 # Rooms that are below ``config`` for that, and may not import it.
-BELOW_CONFIG = {"backends", "network", "splats", "geometry"}
+BELOW_CONFIG = {"backends", "network", "scale_sources", "splats", "geometry"}
 # A room, and the rooms that it may import; all others than those below it may import config, and
 # all what else is shared.
 ROOMS = {
     "cli": {
         "backends", "drawing", "export", "fleet", "inference", "keyframe_store", "mapping",
-        "merging", "network", "recordings", "replay", "synthetic",
+        "merging", "network", "recordings", "replay", "scale_sources", "synthetic",
     },
     "ros": {
         "drawing", "export", "geometry", "inference", "live", "mapping", "messages", "network",
@@ -42,21 +42,22 @@ ROOMS = {
     "messages": {"drawing", "geometry", "mapping", "sensors"},
     "drawing": {"export", "mapping", "refinement"},
     "pipeline": {
-        "export", "geometry", "inference", "keyframe_store", "mapping", "refinement", "sensors",
-        "splats",
+        "export", "geometry", "inference", "keyframe_store", "mapping", "refinement",
+        "scale_sources", "sensors", "splats",
     },
     "export": {"geometry", "keyframe_store", "mapping", "splats"},
     "synthetic": {"geometry", "inference", "mapping", "sensors"},
-    "inference": {"backends", "geometry", "network"},
+    "inference": {"backends", "geometry", "network", "scale_sources"},
     "backends": {"network"},
-    "sensors": {"geometry"},
-    "mapping": {"geometry", "keyframe_store"},
+    "sensors": {"geometry", "scale_sources"},
+    "mapping": {"geometry", "keyframe_store", "scale_sources"},
+    "scale_sources": {"geometry"},
     "refinement": {"geometry"},
     "keyframe_store": {"geometry", "splats"},
     "geometry": set(),
     "network": {"splats"},
     "splats": {"geometry"},
-    "config": {"backends"},
+    "config": {"backends", "scale_sources"},
     "parameter_schema": set(),
     "types": set(),
 }  # fmt: skip

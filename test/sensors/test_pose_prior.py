@@ -9,9 +9,9 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.config import PipelineConfig
 from da3_ros.geometry.poses import extrapolate
-from da3_ros.mapping.depth_consistency import fit_unit
 from da3_ros.messages.odometry_tf import add_odometry
 from da3_ros.pipeline.pose_conditioning import window_prior, with_prior_poses
+from da3_ros.scale_sources.depth_consistency import fit_unit
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.pose_prior import PoseHistory, PosePrior, PriorError
 from da3_ros.sensors.transform_tree import TransformTree

@@ -1,0 +1,65 @@
+"""Sources of metres: what each needs and measures.
+
+The table is light, so that parameters can list it: a source is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from da3_ros.scale_sources.interface import ScaleSource
+
+
+def _none() -> ScaleSource:
+    from da3_ros.scale_sources.declared import NoScale
+
+    return NoScale()
+
+
+def _fixed() -> ScaleSource:
+    from da3_ros.scale_sources.declared import FixedFactor
+
+    return FixedFactor()
+
+
+def _metric_model() -> ScaleSource:
+    from da3_ros.scale_sources.metric_model import MetricDepth
+
+    return MetricDepth()
+
+
+def _odometry() -> ScaleSource:
+    from da3_ros.scale_sources.odometry import OdometryMotion
+
+    return OdometryMotion()
+
+
+def _rig() -> ScaleSource:
+    from da3_ros.scale_sources.rig import RigBaselines
+
+    return RigBaselines()
+
+
+# By the value of parameter `scale.source`.
+SCALE_SOURCES: dict[str, Callable[[], ScaleSource]] = {
+    "none": _none,
+    "fixed": _fixed,
+    "metric_model": _metric_model,
+    "odometry": _odometry,
+    "rig": _rig,
+}
+
+
+def scale_choices() -> tuple[str, ...]:
+    """Returns the values of parameter `scale.source`."""
+    return tuple(SCALE_SOURCES)
+
+
+def scale_source(name: str) -> ScaleSource:
+    """Returns a new source by its value of parameter `scale.source`, which must be in the table.
+
+    One that measures has what it needs to remember of a scene.
+    """
+    return SCALE_SOURCES[name]()

@@ -1,0 +1,106 @@
+"""Estimates of a segment's scale from many measurements, and how certain they are."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from da3_ros.types import Array, ScaleMeasurement, View
+
+MAX_MEASUREMENTS = 15
+MIN_MEASUREMENTS = 3  # so that one bad measurement never decides
+OUTLIER = 3.0  # robust standard deviations
+AGREEMENT = 0.03  # relative difference that is never an outlier
+FLOOR = 0.003  # relative standard deviation that the alignment of windows adds at least
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate of the scale: metres per unit of odometry."""
+
+    log: float  # natural logarithm of the value
+    sigma: float  # its standard deviation, which is the value's relative one
+
+
+class MeasurementFilter:
+    """Averages the newest measurements of windows that agree. Ignores motions."""
+
+    def __init__(self) -> None:
+        self._measurements: deque[Estimate] = deque(maxlen=MAX_MEASUREMENTS)
+
+    @property
+    def few(self) -> bool:
+        """Whether more measurements are needed for an estimate."""
+        return len(self._measurements) < MIN_MEASUREMENTS
+
+    def add(self, measure: ScaleMeasurement, unit: float) -> None:
+        """Adds a window's measurement, metres per network unit.
+
+        unit: of odometry, per network unit.
+        """
+        value = measure.value / unit
+        if math.isfinite(value) and value > 0 and math.isfinite(measure.sigma):
+            self._measurements.append(Estimate(math.log(value), measure.sigma))
+
+    def add_motion(self, view: View, T_local_camera: Array, depth: float) -> None:
+        """Adds a frame of an accepted window: its pose [4, 4] in ``local``, and its typical depth
+        in the same unit; NaN: unknown."""
+        return
+
+    def interrupt_motion(self) -> None:
+        """Takes over that the motion from the last frame to the next is unknown."""
+        return
+
+    def estimate(self) -> Estimate | None:
+        """Returns the mean of the measurements that agree; None if they are too few."""
+        if self.few:
+            return None
+        logs = np.array([m.log for m in self._measurements])
+        good = logs[inliers(logs)]
+        own = float(np.median([m.sigma for m in self._measurements]))
+        newest, sigma = best_average(good, own, MIN_MEASUREMENTS)
+        return Estimate(float(good[-newest:].mean()), sigma)
+
+
+def inliers(logs: Array) -> Array:
+    """Returns the mask [M] of the logarithms near their median."""
+    difference = np.abs(logs - np.median(logs))
+    return np.asarray(
+        difference <= max(OUTLIER * 1.4826 * float(np.median(difference)), AGREEMENT)
+    )
+
+
+def best_average(logs: Array, own: float, fewest: int) -> tuple[int, float]:
+    """Returns how many of the newest measurements [M] give the most certain mean, and its standard
+    deviation.
+
+    More measurements average the noise, but older ones suffer from drift. own: standard deviation
+    that a measurement states. Where measurements scatter less than that, the rest of the error is
+    common to all windows (same motions, same views) and does not average out.
+    """
+    count = len(logs)
+    noise, drift = _noise_and_drift(logs)
+    newest = min(max(round(math.sqrt(3 * noise / drift)), fewest), count) if drift else count
+    # Student's t: a variance estimated from few samples is uncertain.
+    few = (count - 1) / max(count - 3, 0.7)
+    by_chance = 1 + 2 / math.sqrt(count)  # factor by which the true noise may be larger
+    common = max(own**2 - noise * by_chance, 0.0)
+    variance = common + few * noise / newest + drift * newest / 3
+    return newest, math.hypot(math.sqrt(variance), FLOOR)
+
+
+def _noise_and_drift(logs: Array) -> tuple[float, float]:
+    """Returns the variance of the measurements' noise, and of the drift between neighbours.
+
+    A random walk with steps of variance d adds d / 2 to half the mean square difference of
+    neighbours, and (M + 1) / 6 d to the variance of all M.
+    """
+    spread = float(np.var(logs, ddof=1))
+    near = float(np.mean(np.square(np.diff(logs)))) / 2
+    if len(logs) < 4:
+        return max(near, spread), 0.0
+    drift = max(0.0, 6 * (spread - near) / (len(logs) - 2))
+    return max(near - drift / 2, 0.0), drift
