@@ -28,7 +28,8 @@ def toys(monkeypatch):
 
 def test_a_live_node_serves_toys_of_all_kinds(toys, tmp_path):
     camera, frames = camera_frames(4, distortion_model="fov", D=[0.9])
-    with Rig(node=TOY_NODE, backend="toy", export_dir=str(tmp_path)) as rig:
+    values = {"backend": "toy", "scale.source": "spacing", "export_dir": str(tmp_path)}
+    with Rig(node=TOY_NODE, **values) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         images = rig.listen("/da3/rgb/image", "sensor_msgs/msg/Image")
         nearest = rig.listen("/da3/nearest", FLOAT)
@@ -44,6 +45,8 @@ def test_a_live_node_serves_toys_of_all_kinds(toys, tmp_path):
         # As without the lens.
         assert np.abs(shown - straight).mean() < np.abs(frames[0].image - straight).mean() / 2
         rig.until(lambda: diagnostics and values_of(diagnostics[-1]).get("backend") == "toy")
+        assert rig.status[-1].scale_source == "spacing"
+        assert "the scale is unknown yet (spacing)" in diagnostics[-1].status[0].message
         done = rig.call(EXPORT, "/da3/export_scene", path="room.xyz")
         assert done.success, done.message
         assert done.path == str(tmp_path / "room.xyz")

@@ -1,4 +1,5 @@
-"""Newcomers from outside the package: a camera model, a format, a backend and a topic."""
+"""Newcomers from outside the package: a camera model, a format, a backend, a topic and a source of
+metres."""
 
 import numpy as np
 
@@ -6,7 +7,10 @@ from da3_ros.backends import BACKENDS
 from da3_ros.backends.interface import Backend, OneBackend, Runtime
 from da3_ros.export.formats import FORMATS, SceneFormat
 from da3_ros.messages.output_topics import FRAME_TOPICS, FrameTopic
+from da3_ros.scale_sources import SCALE_SOURCES
+from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel
+from da3_ros.types import ScaleMeasurement
 
 FLOAT = "std_msgs/msg/Float32"
 
@@ -53,6 +57,17 @@ class ToyRuntime(Runtime):
         return OneBackend(lambda: ToyBackend(opening.module))
 
 
+class Spacing(ScaleSource):
+    """The cameras of each instant are 0.3 m apart."""
+
+    def measure(self, window, prediction, by_prior):
+        instants = np.array([view.instant for view in window.views])
+        first, second = np.nonzero(np.triu(instants[:, None] == instants, 1))
+        places = prediction.T_window_camera[:, :3, 3]
+        lengths = np.linalg.norm(places[second] - places[first], axis=1)
+        return ScaleMeasurement(0.3 / float(np.median(lengths)), 0.02) if len(lengths) else None
+
+
 NEAREST = FrameTopic(
     type=FLOAT, text="the nearest depth", depth=5,
     build=lambda context, frame: context.lib.type(FLOAT)(data=float(np.nanmin(frame.depth_m))),
@@ -63,4 +78,5 @@ ROWS = (
     (FORMATS, "xyz", Xyz()),
     (BACKENDS, "toy", ToyRuntime),
     (FRAME_TOPICS, "nearest", NEAREST),
+    (SCALE_SOURCES, "spacing", Spacing),
 )

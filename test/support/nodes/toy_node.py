@@ -1,4 +1,5 @@
-"""The live node with a camera model, a format, a backend and a topic from outside."""
+"""The live node with a camera model, a format, a backend, a topic and a source of metres from
+outside."""
 
 import sys
 
