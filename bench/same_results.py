@@ -137,6 +137,7 @@ CASES = {
     "jump": Case("jump"),
     "other-way": Case("other-way"),
     "rig": Case("rig", ("cameras:=[front, left]",)),
+    # What da3-tiny sees of the rig is refused: nothing becomes metric, and that must stay so.
     "rig-scale": Case("rig", ("cameras:=[front, left]", "scale.source:=rig")),
     "independent": Case("rig", ("cameras:=[front, left]", "window.mode:=independent")),
     "prior": Case("there-and-back", PRIOR),

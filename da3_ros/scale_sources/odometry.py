@@ -105,7 +105,7 @@ class OdometryMotion(ScaleSource):
     def measure(
         self, window: Window, prediction: Prediction, by_prior: ScaleMeasurement | None
     ) -> ScaleMeasurement | None:
-        return by_prior or prediction.measure
+        return by_prior  # what a nested network measures itself is another source
 
     def estimator(self) -> MeasurementFilter:
         return MotionFilter()

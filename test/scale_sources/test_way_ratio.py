@@ -1,10 +1,13 @@
 """Metres by the robot's way over the camera's, against the truth."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from support.robot_ways import DEPTH, at, drive
 
-from da3_ros.scale_sources.odometry import OdometryRatio
+from da3_ros.scale_sources.odometry import OdometryMotion, OdometryRatio
+from da3_ros.types import ScaleMeasurement
 
 
 def estimate(pairs, metres_per_unit):
@@ -77,3 +80,11 @@ def test_a_gap_in_the_odometry_ends_the_stretch():
         jumped[0, 3] += 100.0 * (i >= 80)
         ratio.add(ours, None if gone else jumped, DEPTH / 2.0)
     assert np.exp(ratio.estimate().log) == pytest.approx(2.0, rel=0.002)
+
+
+def test_what_a_network_measures_itself_is_no_odometry():
+    """A nested network gives metres with each window; the parameter asks for the robot's."""
+    prediction, by_prior = Mock(measure=ScaleMeasurement(2.0, 0.01)), ScaleMeasurement(3.0, 0.02)
+    measure = OdometryMotion().measure
+    assert measure(Mock(), prediction, None) is None
+    assert measure(Mock(), prediction, by_prior) is by_prior
