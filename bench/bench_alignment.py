@@ -48,7 +48,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import InferenceSession, Session
 from da3_ros.mapping import alignment
 from da3_ros.mapping.alignment import Alignment, WindowAligner, robust_mean
-from da3_ros.mapping.overlap_view import SAMPLES, OverlapView, sample
+from da3_ros.mapping.map_table import SAMPLES, OverlapView, sample
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic import (
     Pace,

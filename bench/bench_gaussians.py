@@ -28,7 +28,7 @@ os.environ.setdefault("DA3_LOG_LEVEL", "ERROR")
 from support.oracle import randomize, reference_network, relative_error
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference.prediction import camera_to_world
+from da3_ros.inference.session import camera_to_world
 from da3_ros.network import MODELS
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import aliases

@@ -33,8 +33,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import MapTable, OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.submaps import KEYFRAMES
 from da3_ros.pipeline.pipeline import Pipeline

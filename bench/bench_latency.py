@@ -18,7 +18,7 @@ import results_file
 from rclpy.node import Node
 
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.messages.output_topics import FRAME_TOPICS
+from da3_ros.messages.outputs import FRAME_TOPICS
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 

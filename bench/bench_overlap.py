@@ -31,7 +31,7 @@ from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.scene_stream import RawFrame
 from da3_ros.live.stream import Stream
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions

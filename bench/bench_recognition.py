@@ -42,11 +42,10 @@ from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import open_networks
-from da3_ros.mapping import loop_window
+from da3_ros.mapping import loop_candidates
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import MapTable, OverlapView
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
@@ -265,7 +264,9 @@ def times_of(closure: LoopClosure, submaps: MapTable, count: int) -> dict[str, l
         steps: dict[str, Callable[[], Any]] = {
             "add": functools.partial(closure.add_keyframe, count + k, descriptor),
             "candidate": functools.partial(closure._candidates.next, None),
-            "window": lambda: loop_window.loop_window(keyframes, graph, old, keyframes[-1], 0, 3),
+            "window": lambda: loop_candidates.loop_window(
+                keyframes, graph, old, keyframes[-1], 0, 3
+            ),
         }
         for name, step in steps.items():
             start = time.perf_counter()
@@ -333,7 +334,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=20, help="frames of a restart")
     parser.add_argument("--others", type=int, default=4, help="rooms of each kind per scene")
     parser.add_argument(
-        "--views", type=int, default=loop_window.VIEWS_PER_SIDE,
+        "--views", type=int, default=loop_candidates.VIEWS_PER_SIDE,
         help="views of each side in the window that verifies a place",
     )  # fmt: skip
     parser.add_argument("--keyframes", type=int, nargs="+", default=[100, 1000, 10000])
@@ -341,7 +342,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("da3_ros").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    loop_window.VIEWS_PER_SIDE = options.views
+    loop_candidates.VIEWS_PER_SIDE = options.views
     bench = Bench(options)
     rows = {"restarts": restart_rows, "others": other_rows, "cost": cost_rows}[options.what](bench)
     summary = {"restarts": restart_summary, "others": other_summary}.get(options.what)

@@ -28,8 +28,7 @@ from da3_ros.inference import resize_for_network
 from da3_ros.mapping.depth_filter import filter_depth
 from da3_ros.messages import build
 from da3_ros.messages.decode import decode
-from da3_ros.messages.output_topics import FRAME_TOPICS
-from da3_ros.messages.outputs import Outputs
+from da3_ros.messages.outputs import FRAME_TOPICS, Outputs
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.sensors.rectifier import Rectifier

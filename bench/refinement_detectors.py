@@ -23,8 +23,8 @@ from refinement_runs import (
 
 from da3_ros.geometry.projection import corner_K
 from da3_ros.refinement.features import CONTRAST, CORNER, FeatureDetector, Features
-from da3_ros.refinement.matching import RATIO, match
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.tracked_view import RATIO, match
 from da3_ros.types import Array, Frame, Image
 
 GAPS = (1, 3)  # frames between the images of a pair

@@ -32,8 +32,8 @@ from growth import measure_growth
 from support.fuzz import Fuzzer, try_decoder
 
 from da3_ros.messages import build
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.decode import stamp_ns
-from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.ros.rclpy_library import RclpyLibrary
 
 PARAMETERS = (

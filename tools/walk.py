@@ -127,7 +127,7 @@ def live() -> Walk:
     from da3_ros.live.scene_stream import RawFrame
     from da3_ros.live.stream import Stream
     from da3_ros.messages import build
-    from da3_ros.messages.library import RosbagsLibrary
+    from da3_ros.messages.build import RosbagsLibrary
     from da3_ros.sensors.transform_tree import TransformTree
     from da3_ros.synthetic import SyntheticCamera
 

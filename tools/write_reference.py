@@ -15,7 +15,7 @@ from typing import Any
 
 from da3_ros.config import NodeConfig
 from da3_ros.messages.decode import DEPTH_ENCODINGS, ENCODINGS
-from da3_ros.messages.output_topics import Topic, output_topics
+from da3_ros.messages.outputs import Topic, output_topics
 from da3_ros.parameter_schema import parameters
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,7 +27,7 @@ from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
 from da3_ros.mapping.graph_solution import Node
-from da3_ros.mapping.overlap_view import FEW_SAMPLES, ViewRow
+from da3_ros.mapping.map_table import FEW_SAMPLES, ViewRow
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.types import Array, View

@@ -4,8 +4,8 @@ from da3_ros.config import InferenceConfig
 from da3_ros.inference.devices import DeviceError, open_device
 from da3_ros.inference.factory import open_networks
 from da3_ros.inference.interfaces import MetricModel, Running, Session
+from da3_ros.inference.memory_governor import WindowTooLargeError
 from da3_ros.inference.metric_scale_model import MetricDepthModel
-from da3_ros.inference.oom_fallback import WindowTooLargeError
 from da3_ros.inference.planner import BudgetError, Plan
 from da3_ros.inference.preprocess import fit_size, resize_for_network
 from da3_ros.inference.session import InferenceSession

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from da3_ros.inference.devices import Device, DeviceError
 from da3_ros.inference.feature_cache import CachePolicy, FeatureCache
 from da3_ros.inference.loaded_network import LoadedNetwork
-from da3_ros.inference.oom_fallback import FallbackLevel
-from da3_ros.inference.peak_meter import PeakMeter
 from da3_ros.inference.planner import (
     GIB,
     SMALLEST,
@@ -27,9 +25,9 @@ from da3_ros.inference.planner import (
     needs_lower_precision,
     network_size,
 )
-from da3_ros.inference.requested_plans import RequestedPlans
 
 log = logging.getLogger(__name__)
+
 
 FREE_SHARE = 0.9  # of the free memory, when no budget is given
 
@@ -342,3 +340,178 @@ def _budget_bytes(gigabytes: float, hardware: Device, free: int, *, warn: bool =
             *reversed(gib_texts(free, budget)), hardware.name(),
         )  # fmt: skip
     return budget
+
+
+# Fallbacks for a window that runs out of memory despite its plan.
+
+STABLE_WINDOWS = 100  # successful windows in a row after which the last fallback is undone
+
+
+class WindowTooLargeError(MemoryError):
+    """Memory ran out at the last fallback: only fewer views would help."""
+
+
+@dataclass(frozen=True)
+class OomFallback:
+    """Fallback applied when a window runs out of memory despite the plan."""
+
+    text: str
+    scale: float = 1.0  # factor for the image's sides in the network
+
+
+OOM_FALLBACKS = (
+    OomFallback("as planned"),
+    OomFallback("smallest chunks, no cached prefixes"),
+    OomFallback("images at 3/4 of their size in the network", 0.75),
+    OomFallback("images at 1/2 of their size in the network", 0.5),
+)
+
+
+class FallbackLevel:
+    """Owns the fallback in force and the number of successful windows since its last change.
+
+    ``level`` is its index in OOM_FALLBACKS; 0: as planned.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0
+        self._successes = 0
+
+    @property
+    def current(self) -> OomFallback:
+        """The fallback in force."""
+        return OOM_FALLBACKS[self.level]
+
+    def restart(self, level: int) -> None:
+        """Set ``level`` and count successful windows from 0."""
+        self.level, self._successes = level, 0
+
+    def apply_next(self, views: int) -> None:
+        """Apply the next fallback after a window of ``views`` views ran out of memory.
+
+        Raises WindowTooLargeError if there is no further fallback.
+        """
+        self._successes = 0
+        if self.level + 1 >= len(OOM_FALLBACKS):
+            raise WindowTooLargeError(
+                f"out of memory with {views} views at the smallest size: lower "
+                "window.size or process_res, or raise memory_budget_gb"
+            )
+        self.level += 1
+
+    def undo_when_stable(self) -> bool:
+        """Count a successful window. Returns True if one fallback was undone."""
+        self._successes += 1
+        if not self.level or self._successes < STABLE_WINDOWS:
+            return False
+        self.restart(self.level - 1)
+        return True
+
+
+# Measures the memory that windows take on a device.
+
+
+class PeakMeter:
+    """Owns the largest peak so far, and whether the next peak excludes earlier allocations.
+
+    Call ``begin`` before and ``end`` and ``window_peak`` after each window.
+    """
+
+    def __init__(self, hardware: Device) -> None:
+        self._hardware = hardware
+        self.peak = 0  # bytes, the largest measured peak
+        self._before = 0
+        self._clean = False  # whether the next peak excludes what earlier windows left allocated
+        self._kept = 0  # bytes that earlier windows left allocated, for a backend that keeps them
+
+    def release_cached(self) -> None:
+        """Free cached memory, so that the next peak excludes what earlier windows allocated."""
+        self._hardware.release()
+        self._clean = True
+
+    def begin(self) -> None:
+        """Start the measurement of a window, or restart it."""
+        if self._clean:  # other networks in this process may have allocated since
+            self._hardware.release()
+        self._before = self._hardware.in_use()
+        self._hardware.reset_peak()
+
+    def end(self) -> bool:
+        """End the measurement. True if ``release_cached`` was called before the window."""
+        clean, self._clean = self._clean, False
+        return clean
+
+    def forget_kept(self) -> None:
+        """The backend has returned the memory that windows left allocated."""
+        self._kept = 0
+
+    def window_peak(self, persistent: int, *, keeps: bool = False) -> int:
+        """Peak bytes of the window, including ``persistent`` bytes of weights and prefixes.
+
+        keeps: the memory of the window stays allocated, and the next one grows by less.
+        """
+        taken = self._hardware.window_peak(self._before, persistent + self._kept)
+        if keeps:
+            self._kept = max(self._kept, taken - persistent)
+        self.peak = max(self.peak, taken)
+        return taken
+
+
+# The planning requests of several cameras, and the plans made for them.
+
+MAX_PLANS = 16  # cached plans; cameras with different image shapes need one each
+
+
+class RequestedPlans:
+    """Owns the requests of alternating cameras, newest first, and their plans for one budget.
+
+    ``active`` is replaced, never modified in place: other threads may read it.
+    """
+
+    def __init__(self, streams: int) -> None:
+        """``streams``: number of cameras whose windows alternate."""
+        self._streams = streams
+        self.active: tuple[Request, ...] = ()
+        self._guessed = False  # whether ``active`` comes from a warm-up instead of a camera
+        self.plans: dict[Request, Plan] = {}
+
+    @property
+    def newest(self) -> Request | None:
+        """The newest request; None before the first."""
+        return self.active[0] if self.active else None
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Sizes (H, W) of the cameras' images in the network, each once, in a fixed order."""
+        return sorted({network_size(request) for request in self.active})
+
+    def note(self, request: Request) -> bool:
+        """Add a camera's request and drop earlier requests with other settings.
+
+        Returns True if an earlier request was dropped.
+        """
+        before = () if self._guessed else self.active
+        self._guessed = False
+        others = [r for r in before if r != request and replace(r, image=request.image) == request]
+        self.active = (request, *others)[: self._streams]
+        return bool(set(before) - set(self.active))
+
+    def note_guess(self) -> None:
+        """Mark the newest request as a guess: the first camera's request replaces it."""
+        self._guessed = True
+
+    def drop_lower_precision(self) -> None:
+        """Remove the lower precision from all requests: it failed the self-check."""
+        self.active = tuple(replace(r, lower_precision=None) for r in self.active)
+
+    def keep(self, plan: Plan) -> None:
+        """Cache the plan for the newest request, if there is one."""
+        if len(self.plans) >= MAX_PLANS:
+            self.plans.clear()
+        if self.newest is not None:
+            self.plans[self.newest] = plan
+
+    def keep_only(self, plan: Plan) -> None:
+        """Cache the plan for the newest request and drop all others: the budget has changed."""
+        self.plans.clear()
+        self.keep(plan)

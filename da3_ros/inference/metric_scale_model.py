@@ -19,8 +19,8 @@ from da3_ros.inference.devices import open_device
 from da3_ros.inference.loading import load_checked, load_network
 from da3_ros.inference.memory_footprint import weight_bytes
 from da3_ros.inference.planner import SMALLEST, CompanionModel
-from da3_ros.inference.prediction import focal_px, to_all_views
 from da3_ros.inference.preprocess import normalize, resize_to, scaled_size
+from da3_ros.inference.session import focal_px, to_all_views
 from da3_ros.network import metric
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
 from da3_ros.types import Prediction, ScaleMeasurement, Window

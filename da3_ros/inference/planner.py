@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from da3_ros.backends.interface import EngineMemory
 from da3_ros.inference.devices import SMALLER, Device
 from da3_ros.inference.memory_footprint import Footprint, Shape, footprint
 from da3_ros.inference.preprocess import fit_size
-from da3_ros.inference.wanted_views import usual_wanted
 from da3_ros.network import MODELS
 from da3_ros.network.model import Chunks
 from da3_ros.network.specs import PATCH
@@ -406,3 +405,31 @@ def _dtype(name: str) -> torch.dtype:
     if name not in types:
         raise ValueError(f"unknown precision {name!r}: one of {', '.join(types)}")
     return types[name]
+
+
+# Selects the views whose depth a window needs: the new ones, and shared ones for alignment.
+
+# Overlap views whose depth is computed for alignment; of the others only the pose is used.
+ALIGNING = 3
+
+
+def wanted_views(keyframes: Sequence[bool], cameras: Sequence[str], new: int) -> tuple[int, ...]:
+    """Ascending indices of the views whose depth a window needs, as in ``Window.wanted``.
+
+    ``keyframes`` (is it a keyframe) and ``cameras`` (its camera) describe the overlap views,
+    oldest first; ``new`` new views follow. Order of preference among overlap views: keyframes,
+    the newest view, the newest view of each other camera, the first view, the middle one.
+    """
+    count, last = len(keyframes), len(keyframes) - 1
+    newest = {camera: i for i, camera in enumerate(cameras)}
+    others = sorted(set(newest.values()) - {last}, reverse=True)
+    chosen = [i for i, keyframe in enumerate(keyframes) if keyframe][: ALIGNING - 1]
+    order = [*chosen, last, *others, 0, last // 2] if count else []
+    aligning = sorted(list(dict.fromkeys(order))[:ALIGNING])
+    return (*aligning, *range(count, count + new))
+
+
+def usual_wanted(views: int, new: int) -> tuple[int, ...]:
+    """``wanted_views`` for a window of ``views`` views of one camera, without keyframes."""
+    shared = views - new
+    return wanted_views([False] * shared, [""] * shared, new)

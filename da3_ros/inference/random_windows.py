@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from da3_ros.inference.interfaces import Session
-from da3_ros.inference.planner import Plan
-from da3_ros.inference.wanted_views import usual_wanted
+from da3_ros.inference.planner import Plan, usual_wanted
 from da3_ros.types import Prediction, View, Window
 
 

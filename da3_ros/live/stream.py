@@ -10,36 +10,39 @@ import dataclasses
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.scene_file import SceneFileError
-from da3_ros.inference import BudgetError, Session, WindowTooLargeError
-from da3_ros.live.frame_accounts import FrameAccounts
+from da3_ros.inference import BudgetError, Running, Session, WindowTooLargeError
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.saved_scenes import scenes_at_start
-from da3_ros.live.scene_stream import Host, RawFrame, SceneStream
+from da3_ros.live.scene_stream import Host, RawFrame, SceneStream, ThreadSafeCounter
 from da3_ros.live.stored_exports import StoredSoFar
-from da3_ros.live.window_chooser import NextWindow, WindowChooser
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot
-from da3_ros.messages.library import MessageLibrary
+from da3_ros.messages.build import MessageLibrary
+from da3_ros.messages.decode import ImageError, decode
 from da3_ros.messages.odometry_tf import open_corrections, open_prior
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.sensors.pose_prior import PosePrior
+from da3_ros.sensors.rig_sync import Instant
 from da3_ros.sensors.slam_corrections import SlamCorrections
 from da3_ros.sensors.transform_tree import TransformTree
-from da3_ros.types import TrackedFrame, WindowReport
+from da3_ros.types import Frame, TrackedFrame, WindowReport
+
+log = logging.getLogger(__name__)
+
 
 __all__ = ["Host", "RawFrame", "Stream"]
 
-log = logging.getLogger(__name__)
 
 LATENCIES = 100  # newest frames whose latency is kept
 DRAIN_S = 10.0  # longest wait of a service for frames that are being published
@@ -355,3 +358,174 @@ def _open_live(config: PipelineConfig, session: Session | None) -> dict[str, Pip
         pipeline.refinement.skip_when_late()
     next(iter(pipelines.values())).inference.plan_ahead()  # they share one network
     return pipelines
+
+
+# Counts of a stream's images: received, processed, waiting, or lost by cause. No middleware.
+
+
+class FrameAccounts:
+    """Counts the images of all scenes from arrival to result or loss.
+
+    Callbacks call ``receive`` and ``discard``; all other changes are the worker's. Any thread may
+    read.
+    """
+
+    def __init__(self, scene_streams: Mapping[str, SceneStream]) -> None:
+        self._scene_streams = scene_streams
+        self.received = 0
+        self._lost = ThreadSafeCounter()
+        self._taken = self._finished = 0  # images taken from the queues; of these, finished
+
+    @property
+    def processed(self) -> int:
+        """Number of processed images of all cameras."""
+        return sum(pipeline.counters["processed"] for pipeline in self._pipelines())
+
+    @property
+    def waiting(self) -> int:
+        """Number of images in the pipelines that wait for a full window."""
+        return sum(pipeline.builder.waiting for pipeline in self._pipelines())
+
+    def in_processing(self, chosen: int) -> int:
+        """Returns the images taken from the queues that are not delivered, lost or waiting.
+
+        chosen: images chosen for the next window that are not in a pipeline yet.
+        """
+        dropped = sum(sum(_drops(pipeline).values()) for pipeline in self._pipelines())
+        return self._taken - self._finished - dropped - self.waiting - chosen
+
+    def receive(self) -> None:
+        """Count a received image."""
+        self.received += 1
+
+    def discard(self, cause: str, images: int) -> None:
+        """Count images that were received and are not used."""
+        self.received += images
+        self._lost.add(cause, images)
+
+    def take(self, images: int) -> None:
+        """Count images that were taken from a queue."""
+        self._taken += images
+
+    def deliver(self) -> None:
+        """Count a delivered image; the publisher counts failures from here on."""
+        self._finished += 1
+
+    def lose(self, cause: str, images: int = 1) -> None:
+        """Count taken images that are lost because of ``cause``."""
+        if images > 0:
+            self._lost.add(cause, images)
+            self._finished += images
+
+    def drop_counts(self) -> dict[str, int]:
+        """Returns the number of lost images by cause."""
+        counts = self._lost.now()
+        for scene_stream in self._scene_streams.values():
+            counts.update(scene_stream.queue.counts.now())
+            counts["stray"] += scene_stream.sync.strays
+            counts.update(_drops(scene_stream.pipeline))
+        return {name: count for name, count in sorted(counts.items()) if count}
+
+    def _pipelines(self) -> list[Pipeline]:
+        return [scene_stream.pipeline for scene_stream in self._scene_streams.values()]
+
+
+def _drops(pipeline: Pipeline) -> Counter[str]:
+    """Returns the images that a pipeline dropped, by cause. Thread-safe."""
+    counts = dict(pipeline.counters)  # a copy: the worker may add names
+    prefix = "dropped_"
+    dropped = {n: c for n, c in counts.items() if n.startswith(prefix)}
+    return Counter({n.removeprefix(prefix): c for n, c in dropped.items()})
+
+
+# Selects the frames of the next window, and decodes and prepares them.
+
+POLL_S = 0.001  # between two checks of a running window
+
+
+@dataclass(frozen=True, eq=False)
+class NextWindow:
+    """The frames of the next window of one scene."""
+
+    scene_stream: SceneStream
+    instants: list[list[Frame]]
+
+
+class WindowChooser:
+    """Selects frames on the worker's request, or ahead, while a window runs on another device."""
+
+    def __init__(
+        self,
+        scene_streams: Mapping[str, SceneStream],
+        host: Host,
+        accounts: FrameAccounts,
+        stages: Stages,
+    ) -> None:
+        self._scene_streams, self._host = scene_streams, host
+        self._accounts, self._stages = accounts, stages
+        self.ahead: NextWindow | None = None  # selected while a window ran
+        self._preparing_s = 0.0  # duration of the last selection ahead, seconds
+
+    @property
+    def images(self) -> int:
+        """Number of usable images selected ahead."""
+        return sum(map(len, self.ahead.instants)) if self.ahead is not None else 0
+
+    def next(self) -> NextWindow | None:
+        """Returns the frames of the next window; None if too few wait."""
+        chosen, self.ahead = self.ahead or self._choose(), None
+        return chosen
+
+    def forget_ahead(self) -> None:
+        """Discard the frames that were selected ahead."""
+        self.ahead = None
+
+    def choose_ahead(self, window: Running) -> None:
+        """Select and begin the next window's frames while a window runs on the device.
+
+        The newest frames are wanted, so the selection is as late as their preparation permits. A
+        later selection would not reduce the latency: the device would wait for it.
+        """
+        while self.ahead is None and not (window.done() or self._host.stopping()):
+            start = time.perf_counter()
+            if start >= window.ends - self._preparing_s:
+                self.ahead = self._choose()
+            if self.ahead is None:
+                time.sleep(POLL_S)
+                continue
+            for frame in (f for instant in self.ahead.instants for f in instant):
+                self.ahead.scene_stream.pipeline.begin(frame)
+            self._preparing_s = time.perf_counter() - start
+
+    def _choose(self) -> NextWindow | None:
+        """Select from the scene with the oldest waiting frame among those with enough frames."""
+        for scene_stream in sorted(self._scene_streams.values(), key=lambda s: s.queue.since_ns):
+            waiting = scene_stream.queue.take(self._host.now_ns())
+            if waiting:
+                self._accounts.take(sum(map(len, waiting)))
+                return NextWindow(scene_stream, [self._read(scene_stream, i) for i in waiting])
+        return None
+
+    def _read(self, scene_stream: SceneStream, instant: Instant[RawFrame]) -> list[Frame]:
+        """Returns the usable frames of one instant, prepared for the network."""
+        self._stages.add("wait", (self._host.now_ns() - instant.stamp_ns) / 1e9)
+        frames = [self._decode(raw) for raw in instant.frames]
+        with self._stages.of("prepare"):
+            return [scene_stream.pipeline.prepare(frame) for frame in frames if frame is not None]
+
+    def _decode(self, raw: RawFrame) -> Frame | None:
+        try:
+            with self._stages.of("decode"):
+                image = decode(raw.message)
+        except ImageError as error:
+            self._accounts.lose("bad_image")
+            self._host.warn(f"{raw.topic}: image dropped: {error}", every_s=5.0)
+            return None
+        return Frame(
+            stamp_ns=raw.stamp_ns,
+            image=image,
+            frame_id=raw.frame_id,
+            camera=raw.camera,
+            calibration=raw.calibration,
+            rectified=raw.rectified,
+        )

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.mapping.overlap_view import OverlapView, sample
+from da3_ros.mapping.map_table import OverlapView, sample
 from da3_ros.types import Array, Prediction
 
 MIN_POINTS = 50  # known pixels that a view needs to measure the scale

@@ -20,8 +20,7 @@ from scipy.spatial.transform import Rotation
 from da3_ros.config import KeyframeConfig
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.alignment import Alignment
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import MapTable, OverlapView
 from da3_ros.mapping.resizing import Cut
 from da3_ros.types import Array, Image, Prediction, View
 

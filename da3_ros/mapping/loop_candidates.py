@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.mapping.loop_agreement import drift_between
+from da3_ros.geometry.poses import invert_pose
+from da3_ros.geometry.projection import backproject, project
+from da3_ros.geometry.similarity import IDENTITY, Similarity
+from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe
-from da3_ros.mapping.loop_verification import SIGMAS
-from da3_ros.mapping.loop_window import cut_to
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.submap_graph import SubmapGraph
+from da3_ros.types import Array, FloatImage, Prediction, Window
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -123,3 +127,256 @@ class LoopCandidates:
         near = away - SIGMAS * math.sqrt(3) * drift[2] < MAX_DISTANCE * there.depth
         most = math.radians(MAX_ROTATION_DEG)
         return near and rotation - SIGMAS * math.sqrt(3) * drift[1] < most
+
+
+# The drift of windows that are aligned one after the other.
+
+
+class DriftModel:
+    """Variance that the alignments of windows add up to along the path, kept as sums.
+
+    The memory does not grow with the number of windows.
+    """
+
+    def __init__(self) -> None:
+        self._own = np.zeros(3)
+        self._arms = 0.0  # total variance of scales and rotations
+        self._middle = np.zeros(3)  # mean of their positions, weighted by variance
+        self._spread = 0.0  # weighted sum of squared distances from the mean
+
+    def add(self, variance: Array, camera: Array) -> None:
+        """Adds a window's variance [3] (log scale, rotation, position) at its camera [3]."""
+        self._own = self._own + variance
+        weight = float(variance[0] + variance[1])
+        if not weight > 0:
+            return
+        self._arms += weight
+        offset = camera - self._middle
+        self._middle = self._middle + weight / self._arms * offset
+        self._spread += weight * float(offset @ (camera - self._middle))
+
+    def rescale(self, factor: float, about: Array) -> None:
+        """Takes over that lengths are ``factor`` times what they were, seen from the point
+        ``about`` [3]."""
+        self._own = self._own * [1, 1, factor**2]
+        self._middle = about + factor * (self._middle - about)
+        self._spread *= factor**2
+
+    def variance_at(self, point: Array) -> Array:
+        """Returns the variance [3] at a point: rotation and scale errors move distant points."""
+        by_arms = self._spread + self._arms * float(((self._middle - point) ** 2).sum())
+        return np.asarray(self._own + [0, 0, by_arms])
+
+
+# Measures a loop in the prediction of a window that sees two visits of a place.
+
+# Of a true loop: share of points that both sides see, and share of those that agree.
+MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
+DEPTH_TOLERANCE = 0.1  # relative depth difference of points that agree
+NOISE_FACTOR = 2.0  # noise between views of two visits over noise within one window
+SIGMAS = 4.0
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """An old and a new keyframe, by the ids of their views, that one window has seen together: a
+    measurement of the new one's submap in the frame and unit of the old one's."""
+
+    old: int
+    new: int
+    T_old_new: Similarity
+    variance: Array  # [3] of log scale, rotation and position of the new camera, in its submap
+
+    def drift(self, T_local_old: Similarity, T_local_new: Similarity) -> Similarity:
+        """Returns what maps, in the frame of odometry, the surroundings of the new keyframe to
+        where the old one measures them; given the poses of both submaps."""
+        return T_local_old @ self.T_old_new @ T_local_new.inverse()
+
+
+def placed_ends(loop: Loop, table: MapTable) -> tuple[PlacedKeyframe, PlacedKeyframe]:
+    """Returns both keyframes of a loop where they are now. Raises KeyError."""
+    old, new = (PlacedKeyframe.of(table.keyframes[id], table) for id in (loop.old, loop.new))
+    return old, new
+
+
+def measured_loop(
+    old: PlacedKeyframe,
+    new: PlacedKeyframe,
+    views: Sequence[OverlapView],
+    split: int,
+    prediction: Prediction,
+    aligner: WindowAligner,
+) -> Loop | None:
+    """Returns the loop that the prediction of a window measures; None if either side does not fit,
+    or both do not see the same surface.
+
+    views: of the window. split: index of the first one of the new side. aligner: the stream's, for
+    the noise of views within a window; it is not changed.
+    """
+    fits = []
+    for indices in (range(split), range(split, len(views))):
+        own = copy.deepcopy(aligner)  # the stream's own must not learn from it
+        own.forget_unit()
+        fit = own.align([views[i] for i in indices], prediction, indices)
+        if fit is None or not fit.accepted:
+            return None
+        fits.append(fit)
+    if not see_same_surface(prediction, split, 0):
+        return None
+    drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
+    variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
+    T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
+    variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
+    return Loop(old.keyframe.id, new.keyframe.id, T_old_new, variance)
+
+
+def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
+    """Returns the variance [3] of an alignment at the camera of view ``index``."""
+    assert fit.covariance is not None
+    assert fit.pivot is not None
+    spread = np.diag(fit.covariance)
+    arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
+    model = DriftModel()
+    model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
+    return model.variance_at(fit.T_local_window.scale * arm)
+
+
+def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -> bool:
+    """True if two similarities differ at a point by no more than the variance [3] explains."""
+    residual = np.array([
+        abs(math.log(a.scale / b.scale)),
+        float(Rotation.from_matrix(a.R.T @ b.R).magnitude()) / math.sqrt(3),
+        float(np.linalg.norm(a.points(point) - b.points(point))) / math.sqrt(3),
+    ])  # fmt: skip
+    return bool((residual <= SIGMAS * np.sqrt(variance)).all())
+
+
+def see_same_surface(prediction: Prediction, source: int, target: int) -> bool:
+    """True if the source view sees enough surfaces of the target view, at the same depth."""
+    depth, other = prediction.depth[source], prediction.depth[target]
+    points = backproject(depth, prediction.K[source]).reshape(-1, 3)
+    points = points[np.isfinite(points).all(axis=1)].astype(np.float64)
+    if not len(points):
+        return False
+    T = invert_pose(prediction.T_window_camera[target]) @ prediction.T_window_camera[source]
+    there = points @ T[:3, :3].T + T[:3, 3]
+    inside, seen = visible_depths(there, prediction.K[target], other)
+    agree = np.abs(np.log(seen / there[inside, 2])) < DEPTH_TOLERANCE
+    return bool(inside.mean() > MIN_VISIBLE and agree.mean() > MIN_AGREEING)
+
+
+def visible_depths(points: Array, K: Array, depth: FloatImage) -> tuple[Array, Array]:
+    """Returns which camera points [M, 3] project into a depth image, and its depth there."""
+    height, width = depth.shape
+    with np.errstate(invalid="ignore", divide="ignore"):
+        column, row = np.floor(project(points, K)).T
+    inside = (points[:, 2] > 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    seen = np.full(len(points), np.nan)
+    seen[inside] = depth[row[inside].astype(int), column[inside].astype(int)]
+    inside &= np.isfinite(seen) & (seen > 0)
+    return inside, seen[inside]
+
+
+# Whether a measured loop is possible, and whether two loops measure the same.
+#
+# By the drift between keyframes along the graph of submaps.
+
+SAME_PLACE = 0.25  # drift variance within a place over that between the sides of a loop
+
+
+def drift_between(graph: SubmapGraph, old: PlacedKeyframe, new: PlacedKeyframe) -> Array:
+    """Returns the variance [3] of the new keyframe relative to the old one, along the most certain
+    path."""
+    first, second = (graph.index(p.submap) for p in (old, new))
+    drift = graph.drift_variance(first, second, new.centre)
+    return np.asarray(old.variance + new.variance + drift)
+
+
+class LoopAgreement:
+    """Compares loops with the drift between their submaps."""
+
+    def __init__(self, graph: SubmapGraph, submaps: MapTable) -> None:
+        self._graph, self._submaps = graph, submaps
+
+    def is_possible(self, loop: Loop) -> bool:
+        """True if the drift that a loop measures is possible."""
+        old, new, drift, variance = self._placed(loop)
+        possible = drift_between(self._graph, old, new) + variance
+        return within_sigmas(drift, IDENTITY, new.centre, possible)
+
+    def agree(self, first: Loop, second: Loop) -> bool:
+        """True if two loops of different keyframes are of one place and measure the same drift."""
+        old, new, drift, variance = self._placed(first)
+        other_old, other_new, other_drift, other_variance = self._placed(second)
+        apart = drift_between(self._graph, new, other_new)
+        apart = apart + drift_between(self._graph, old, other_old)
+        if not apart[2] < SAME_PLACE * drift_between(self._graph, other_old, other_new)[2]:
+            return False
+        point = other_new.centre
+        square = float(((new.centre - point) ** 2).sum())
+        moved = variance + [0, 0, square * (variance[0] + variance[1])]
+        return within_sigmas(drift, other_drift, point, moved + other_variance + apart)
+
+    def _placed(self, loop: Loop) -> tuple[PlacedKeyframe, PlacedKeyframe, Similarity, Array]:
+        """Returns both keyframes, the drift and its variance [3], in the frame of odometry."""
+        old, new = placed_ends(loop, self._submaps)
+        drift = loop.drift(old.T_local_submap, new.T_local_submap)
+        return old, new, drift, loop.variance * [1, 1, new.T_local_submap.scale**2]
+
+
+# The window that verifies a loop: two keyframes with their neighbours, in one image size.
+
+VIEWS_PER_SIDE = 3  # views of each side in the window that verifies a loop
+
+
+def loop_window(
+    keyframes: LoopKeyframes, graph: SubmapGraph, old: ViewRow, new: ViewRow, id: int,
+    each: int,
+) -> tuple[Window, list[ViewRow], int]:  # fmt: skip
+    """Returns a window of an old and a new keyframe and their neighbours, its views' keyframes,
+    and the index of the first one of the new side.
+
+    All images have the size of the new one. each: most views per side. Raises OSError.
+    """
+    first = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, old, new, each)]
+    second = [_in_size_of(new, one) for one in _neighbours(keyframes, graph, new, new, each)]
+    views = tuple(one.view for one in first + second)
+    return Window(id, views, 0), first + second, len(first)
+
+
+def cut_to(old: ViewRow, new: ViewRow) -> Cut | None:
+    """Returns the cut from a keyframe's image to one of the size of another's; None: too little
+    would remain."""
+    cut = Cut.of(old.view.image.shape, new.view.image.shape)
+    return cut if cut is not None and cut.fits(old) else None
+
+
+def _neighbours(
+    keyframes: LoopKeyframes, graph: SubmapGraph, keyframe: ViewRow, new: ViewRow,
+    most: int,
+) -> list[ViewRow]:  # fmt: skip
+    """Returns a keyframe first, then the kept ones nearest to it in time, at most ``most``, whose
+    images can have the size of the new one's."""
+    at = keyframes.index(keyframe.id)
+    found = [keyframe]
+    for away in range(1, len(keyframes)):
+        around = [keyframes[i] for i in (at - away, at + away) if 0 <= i < len(keyframes)]
+        near = [one for one in around if abs(one.submap - keyframe.submap) <= 1]
+        if not near or len(found) >= min(VIEWS_PER_SIDE, most):
+            break
+        found += [
+            one
+            for one in near
+            if graph.in_one_segment(keyframe.submap, one.submap) and cut_to(one, new)
+        ]
+    return found[: min(VIEWS_PER_SIDE, most)]
+
+
+def _in_size_of(new: ViewRow, keyframe: ViewRow) -> ViewRow:
+    """Returns a keyframe with its arrays, and with an image of the size of another's. Raises
+    OSError."""
+    keyframe, cut = keyframe.loaded(), cut_to(keyframe, new)
+    if keyframe.view.image.shape == new.view.image.shape:
+        return keyframe
+    assert cut is not None
+    return cut.row(keyframe)

@@ -29,20 +29,23 @@ from da3_ros.config import LoopConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.alignment import Alignment, WindowAligner
-from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.graph_solution import Correction, Joint, solve
-from da3_ros.mapping.loop_agreement import LoopAgreement
-from da3_ros.mapping.loop_candidates import LoopCandidates
+from da3_ros.mapping.loop_candidates import (
+    DriftModel,
+    Loop,
+    LoopAgreement,
+    LoopCandidates,
+    loop_window,
+    measured_loop,
+    placed_ends,
+)
 from da3_ros.mapping.loop_keyframes import (
     LoopKeyframes,
     PlacedKeyframe,
     merged_keyframe,
     numbered,
 )
-from da3_ros.mapping.loop_verification import Loop, measured_loop, placed_ends
-from da3_ros.mapping.loop_window import loop_window
-from da3_ros.mapping.map_table import MapListener, MapTable
-from da3_ros.mapping.overlap_view import KeyframeFile, ViewRow
+from da3_ros.mapping.map_table import KeyframeFile, MapListener, MapTable, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition

@@ -16,8 +16,7 @@ import numpy as np
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays, ArraySpill, SpillBusyError
 from da3_ros.mapping.descriptor_index import DescriptorIndex
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import OverlapView, ViewRow
+from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
 from da3_ros.mapping.submap_graph import Absorbed, with_lever_arm
 from da3_ros.types import Array
 

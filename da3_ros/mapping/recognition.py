@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.graph_solution import Node
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.pose_graph import Edge
 
 

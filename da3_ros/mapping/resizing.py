@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.map_table import ViewRow
 from da3_ros.types import Array, Image, View
 
 MIN_KEPT = 0.6  # share of an image that must remain: less sees too little of the scene

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,6 @@ from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.localized_path import SETTLED, LocalizedPath
 from da3_ros.mapping.map_table import MapTable
 from da3_ros.mapping.mover_removal import MoverRemoval
 from da3_ros.mapping.recognition import Recognition
@@ -28,8 +28,6 @@ from da3_ros.mapping.scene import (
     SubmapCloud,
     join,
 )
-from da3_ros.mapping.scene_parts import SceneParts
-from da3_ros.mapping.scene_view import SceneView
 from da3_ros.mapping.submap_points import SubmapPoints
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.mapping.trajectory import MAX_POSES, ROW, Poses, Trajectory
@@ -37,6 +35,7 @@ from da3_ros.mapping.voxel_map import PointCloud
 from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
+
 
 KEYFRAMES = 16  # keyframes of a submap; few, so that drift within it is small
 MAX_VOXELS = 500_000  # voxels of a growing submap; with more, the next one begins early
@@ -379,3 +378,144 @@ def relative_pose(S: Similarity, T: Array) -> Array:
     out[:3, :3] = S.R.T @ T[:3, :3]
     out[:3, 3] = S.R.T @ (T[:3, 3] - S.t) / S.scale
     return out
+
+
+# The parts of a scene: runs of submaps whose places relative to each other are measured.
+
+
+class SceneParts:
+    """The part of new frames, and of each submap, also of those that were removed."""
+
+    def __init__(self) -> None:
+        self.current = REFERENCE  # of new frames
+        self._begins: list[tuple[int, int]] = []  # (first submap, part) of each run of one part
+
+    @property
+    def place_known(self) -> bool:
+        """Whether the place of new frames in the map is known."""
+        return self.current == REFERENCE
+
+    def note(self, submap: Submap) -> None:
+        """Adds a submap, the newest one."""
+        if not self._begins or self._begins[-1][1] != submap.part:
+            self._begins.append((submap.id, submap.part))
+
+    def begin_guessed(self) -> None:
+        """Marks the first part as guessed: the map's frame is older than the scene."""
+        self.current = REFERENCE + 1
+
+    def begin(self, submaps: Iterable[Submap]) -> None:
+        """Begins a new part for new frames, unless none of the ``submaps`` is in the current one;
+        its number was never used: loops may refer to submaps that were removed."""
+        if any(s.part == self.current for s in submaps):
+            self.current = 1 + max(self.current, *(part for _, part in self._begins))
+
+    def begin_after(self, submaps: Iterable[Submap]) -> None:
+        """Begins a new part after the ``submaps`` of a loaded scene."""
+        self.current = 1 + max((s.part for s in submaps), default=REFERENCE - 1)
+
+    def merge(self, tied: Iterable[tuple[int, int]], submaps: Iterable[Submap]) -> bool:
+        """Merges the parts of pairs of submaps that loops connect; the older part remains.
+        Returns whether there were such parts."""
+        submaps, changed = list(submaps), False
+        for pair in tied:
+            older, newer = sorted(map(self._of, pair))
+            if older == newer:
+                continue
+            log.info("part %d of the scene was joined to part %d by a loop", newer, older)
+            changed = True
+            for submap in submaps:
+                submap.part = older if submap.part == newer else submap.part
+            begins = [(id, older if p == newer else p) for id, p in self._begins]
+            changes = [True, *(a[1] != b[1] for a, b in itertools.pairwise(begins))]
+            self._begins = list(itertools.compress(begins, changes))
+            self.current = older if self.current == newer else self.current
+        return changed
+
+    def forget(self, first: int, last: int) -> None:
+        """Forgets the submaps from ``first`` to before ``last``: no loop refers to them."""
+        part = self._of(last)
+        kept = [b for b in self._begins if not first <= b[0] <= last]
+        at = sum(id < first for id, _ in kept)
+        self._begins = [*kept[:at], (last, part), *kept[at:]]
+
+    def _of(self, submap: int) -> int:
+        """Returns the part of a submap by its id."""
+        at = bisect_right(self._begins, submap, key=lambda begin: begin[0])
+        return self._begins[at - 1][1] if at else REFERENCE
+
+
+# Where a camera has been that is localized in a read-only map: submaps without points, and poses.
+#
+# Both are bounded. Corrections move the newest submaps only. Poses of older ones keep the place in
+# the scene that they had last; if their place was a guess, they are forgotten.
+
+MAX_SUBMAPS = 16  # newest submaps, which corrections move
+SETTLED = -1  # submap of poses that are given in the map, and stay
+
+
+class LocalizedPath:
+    """The newest submaps of a localized camera; owner of ``live_path``, its poses in the table."""
+
+    def __init__(self, table: MapTable, first: int) -> None:
+        """first: id of the first submap that is not the map's."""
+        self._table, self.first = table, first
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins without submaps and poses."""
+        self.submaps: dict[int, Submap] = {}
+        self._table.live_path = self._path = Trajectory()
+        self.newest: Submap | None = None  # None: the next frame begins one
+
+    def close(self) -> None:
+        """Ends the newest submap."""
+        self.newest = None
+
+    def begin(self, submap: Submap) -> None:
+        """Adds the submap of the next frames; the oldest one leaves."""
+        self.submaps[submap.id] = self.newest = submap
+        while len(self.submaps) > MAX_SUBMAPS:
+            oldest = self.submaps.pop(min(self.submaps))
+            if oldest.part == REFERENCE:
+                self._path.settle(oldest.id, oldest.T_map_submap, SETTLED)
+            else:
+                self._path.forget(oldest.id)
+
+
+# What is displayed and written of a scene: the points of one part, and the path.
+
+
+@dataclass(frozen=True, eq=False)
+class SceneView:
+    """A scene as it is displayed; shares memory with its store."""
+
+    part: int  # to display: points of another one would be at a guessed place in the same frame
+    submaps: Sequence[Submap]  # with points
+    points: SubmapPoints
+    poses: Poses  # of the path, in the frames of their submaps
+    places: Mapping[int, Similarity]  # of submaps in the world, by id
+    part_of: Mapping[int, int]  # part of each submap
+
+    def thinned(self, most: int, T_map_world: Array) -> Scene:
+        """Returns an even choice of at most ``most`` points of the part that are in memory.
+
+        The cost is proportional to the chosen points.
+        """
+        shown = [s for s in self.submaps if s.part == self.part]
+        clouds = self.points.thinned(shown, self.places, most)
+        return Scene(clouds, Poses.of([]), T_map_world)
+
+    def path(self, most: int = 0, *, all_parts: bool = False) -> Poses:
+        """Returns the poses of the leading camera in the world, of the part or of all; an even
+        choice of at most ``most`` (0: all)."""
+        poses = self.poses.leading()
+        if not all_parts:
+            ids = [id for id, own in self.part_of.items() if own == self.part]
+            poses = poses.take(np.isin(poses.rows["submap"], ids))
+        stride = max(1, -(-len(poses) // most)) if most else 1
+        return poses.take(slice(None, None, stride)).moved(self.places)
+
+    def path_scene(self, T_map_world: Array) -> Scene:
+        """Returns the poses of all cameras and parts as a scene without points."""
+        return Scene((), self.poses.moved(self.places), T_map_world, part_of=self.part_of)

@@ -23,7 +23,7 @@ from da3_ros.export.scene_file import (
 )
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import JOURNAL, StoredScene
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
 from da3_ros.mapping.submap_spill import Submap

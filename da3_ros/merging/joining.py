@@ -21,8 +21,7 @@ from da3_ros.mapping.alignment import WindowAligner
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import MAX_STORED, PlacedKeyframe, numbered
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import ViewRow
+from da3_ros.mapping.map_table import MapTable, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition

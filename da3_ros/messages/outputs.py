@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from da3_ros.config import DepthConfig
+from da3_ros.drawing.colormaps import colorize_confidence, colorize_depth
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
-from da3_ros.messages.library import MessageLibrary
-from da3_ros.messages.output_topics import (
-    FRAME_TOPICS,
-    SCENE_TOPICS,
-    Edge,
-    SceneViews,
-    Topic,
-    output_topics,
-)
+from da3_ros.mapping.covariance import rotated_covariance
+from da3_ros.mapping.scene import Scene
+from da3_ros.mapping.trajectory import Poses
+from da3_ros.messages import build
+from da3_ros.messages.build import MessageLibrary
 from da3_ros.types import Array, TrackedFrame, WindowReport
 
 KEYFRAMES = 1000  # keyframes kept for the messages of later windows that share them
@@ -149,3 +147,227 @@ class Outputs:
             (self.map_frame, self.odom_frame, self.T_map_odom(frame)),
             (self.odom_frame, frame.frame_id, T_odom_camera),
         ]
+
+
+# The topics of frames and scenes: one table of each, with what builds their messages.
+#
+# Names are relative to the node (``~/``) unless they begin with a slash. No middleware.
+
+MAX_PATH = 1000  # poses in ~/path
+MAX_DISPLAY = 500_000  # points in ~/map/points
+Edge = tuple[str, str, Array]  # parent, child, T_parent_child
+
+
+class OutputContext(Protocol):
+    """What messages need to know besides a frame or a scene."""
+
+    lib: MessageLibrary
+    config: DepthConfig
+    map_frame: str
+    odom_frame: str
+
+    @property
+    def T_map_world(self) -> Array:
+        """Current pose of the world in the map frame [4, 4]."""
+
+    def edges(self, frame: TrackedFrame) -> list[Edge]:
+        """Returns the transforms to publish with a frame."""
+
+    def report(self, frame: TrackedFrame) -> WindowReport:
+        """Returns how the window of a frame ran."""
+
+    def posed_frames(self, ids: Sequence[int]) -> list[TrackedFrame]:
+        """Returns those of these frames that are remembered and have a pose, without images."""
+
+
+@dataclass(frozen=True)
+class SceneViews:
+    """What is shown of a scene, made when it is asked for."""
+
+    path: Callable[[], Poses]
+    scene: Callable[[], Scene]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Type and QoS of a topic, and what it is, for the reference."""
+
+    type: str
+    text: str
+    depth: int = 1  # messages that are kept for slow subscribers
+    latched: bool = False  # whether the last message is kept for late subscribers
+
+
+def _always(frame: TrackedFrame) -> bool:
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameTopic(Topic):
+    """A topic with a message of a frame."""
+
+    build: Callable[[OutputContext, TrackedFrame], Any]  # returns None if there is nothing to send
+    has: Callable[[TrackedFrame], bool] = _always  # whether a frame has the data
+    unasked: bool = False  # whether it is built without subscribers too
+    of_scene: bool = False  # whether its prefix is that of the scene, not that of the camera
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneTopic(Topic):
+    """A topic with a message of the scene so far."""
+
+    build: Callable[[OutputContext, SceneViews, int], Any]  # the int: its stamp, ns
+    latched: bool = True
+    period_s: float = 1.0  # shortest time between two messages
+    # Whether it is sent when the map has changed, and at once to a new subscriber; not by frame.
+    on_change: bool = False
+
+
+# What frames have -------------------------------------------------------------------------------
+
+
+def _posed(frame: TrackedFrame) -> bool:
+    """Single-image networks give neither poses nor confidence."""
+    return frame.posed
+
+
+def _has_K(frame: TrackedFrame) -> bool:
+    return bool(np.isfinite(frame.K).all())
+
+
+# Messages of frames -----------------------------------------------------------------------------
+
+
+def _image(
+    pixels: Callable[[OutputContext, TrackedFrame], Any],
+) -> Callable[[OutputContext, TrackedFrame], Any]:
+    """Returns a builder of sensor_msgs/Image from what returns its pixels."""
+    return lambda s, frame: build.image(s.lib, frame.stamp_ns, frame.frame_id, pixels(s, frame))
+
+
+def _camera_info(s: OutputContext, frame: TrackedFrame) -> Any:
+    height, width = frame.depth_m.shape
+    return build.camera_info(s.lib, frame.stamp_ns, frame.frame_id, frame.K, width, height)
+
+
+def _points(s: OutputContext, frame: TrackedFrame) -> Any:
+    return build.depth_cloud(
+        s.lib, frame.stamp_ns, frame.frame_id, frame.depth_m, frame.K, frame.image
+    )
+
+
+def _pose(s: OutputContext, frame: TrackedFrame) -> Any:
+    L = s.T_map_world
+    return build.pose_with_covariance(
+        s.lib, frame.stamp_ns, s.map_frame, L @ frame.T_world_camera,
+        _levelled(frame.covariance_map, L),
+    )  # fmt: skip
+
+
+def _odom(s: OutputContext, frame: TrackedFrame) -> Any:
+    L = s.T_map_world
+    return build.odometry(
+        s.lib, frame.stamp_ns, s.odom_frame, frame.frame_id,
+        L @ frame.T_odom_world @ frame.T_world_camera, _levelled(frame.covariance_odom, L),
+    )  # fmt: skip
+
+
+def _levelled(covariance: Array | None, T_map_world: Array) -> Array | None:
+    """Rotates a covariance [6, 6] to the axes of the map; None: unknown."""
+    return None if covariance is None else rotated_covariance(covariance, T_map_world[:3, :3])
+
+
+def _tf(s: OutputContext, frame: TrackedFrame) -> Any:
+    edges = s.edges(frame)
+    return build.tf(s.lib, [(frame.stamp_ns, *edge) for edge in edges]) if edges else None
+
+
+def _window(s: OutputContext, frame: TrackedFrame) -> Any:
+    frames = s.posed_frames(frame.window.view_ids)
+    return build.window(s.lib, s.report(frame), frames, s.map_frame, s.T_map_world)
+
+
+# Messages of scenes -----------------------------------------------------------------------------
+
+
+def _path(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
+    poses = views.path()
+    stride = max(1, -(-len(poses) // MAX_PATH))
+    thinned = poses.take(slice(None, None, stride))
+    chosen = [(p.stamp_ns, s.T_map_world @ p.T_world_camera) for p in thinned]
+    return build.path(s.lib, stamp_ns, s.map_frame, chosen)
+
+
+def _map_points(s: OutputContext, views: SceneViews, stamp_ns: int) -> Any:
+    cloud = views.scene().cloud(MAX_DISPLAY)
+    return build.point_cloud(s.lib, stamp_ns, s.map_frame, cloud.xyz, cloud.rgb)
+
+
+# The tables -------------------------------------------------------------------------------------
+
+IMAGE = "sensor_msgs/msg/Image"
+FRAME_TOPICS: dict[str, FrameTopic] = {  # in the order in which they are sent
+    "depth/image": FrameTopic(
+        type=IMAGE, build=_image(lambda s, frame: frame.depth_m),
+        text="32FC1, along the optical axis, metres once the scale is known; NaN: unknown, "
+        "+Inf: sky",
+    ),
+    "depth/camera_info": FrameTopic(
+        type="sensor_msgs/msg/CameraInfo", build=_camera_info, has=_has_K,
+        text="of exactly that image, without distortion",
+    ),
+    "rgb/image": FrameTopic(
+        type=IMAGE, build=_image(lambda s, frame: frame.image),
+        text="rgb8, rectified, at the depth's size",
+    ),
+    "depth/image_color": FrameTopic(
+        type=IMAGE,
+        build=_image(lambda s, frame: colorize_depth(
+            frame.depth_m, s.config.color_range_m, s.config.color_map)),
+        text="rgb8, over the fixed range `depth.color_range_m`",
+    ),
+    "confidence/image": FrameTopic(
+        type=IMAGE, build=_image(lambda s, frame: frame.confidence), has=_posed,
+        text="32FC1, at the depth's size, the network's output unchanged",
+    ),
+    "confidence/image_color": FrameTopic(
+        type=IMAGE, has=_posed,
+        build=_image(lambda s, frame: colorize_confidence(frame.confidence, s.config.color_map)),
+        text="rgb8, red is low; fixed range: the logarithm of confidence - 1 from 0.01 to 10",
+    ),
+    "points": FrameTopic(
+        type="sensor_msgs/msg/PointCloud2", build=_points, has=_has_K,
+        text="organised, x y z rgb, in the optical frame; NaN where depth is not finite",
+    ),
+    "pose": FrameTopic(
+        type="geometry_msgs/msg/PoseWithCovarianceStamped", build=_pose, has=_posed, depth=10,
+        text="pose of the optical frame in `map_frame`",
+    ),
+    "odom": FrameTopic(
+        type="nav_msgs/msg/Odometry", build=_odom, has=_posed, depth=10,
+        text="pose in `odom_frame`, without jumps",
+    ),
+    "/tf": FrameTopic(
+        type="tf2_msgs/msg/TFMessage", build=_tf, has=_posed, depth=100, unasked=True,
+        text="as chosen by `tf.publish`",
+    ),
+    "window": FrameTopic(  # last: when all frames of the window are remembered
+        type="da3_ros/msg/Window", build=_window, has=lambda frame: frame.ends_window, depth=5,
+        of_scene=True,
+        text="how the newest window ran and was aligned, with the poses of all its frames",
+    ),
+}  # fmt: skip
+SCENE_TOPICS: dict[str, SceneTopic] = {
+    "path": SceneTopic(
+        type="nav_msgs/msg/Path", build=_path, text="at most 1000 poses, at most once a second"
+    ),
+    "map/points": SceneTopic(
+        type="sensor_msgs/msg/PointCloud2", build=_map_points, on_change=True,
+        text="the scene thinned for display, at most once a second",
+    ),
+}  # fmt: skip
+
+
+def output_topics() -> dict[str, Topic]:
+    """Returns all rows of both tables, by the topic's name without prefix."""
+    return {**FRAME_TOPICS, **SCENE_TOPICS}

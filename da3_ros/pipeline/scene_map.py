@@ -24,15 +24,14 @@ from da3_ros.mapping.depth_filter import without_smears
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.mapping.graph_solution import Correction
 from da3_ros.mapping.loop_closure import Infer, LoopClosure, Refine
-from da3_ros.mapping.map_table import MapListener, MapTable
+from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, MapTable, ViewRow
 from da3_ros.mapping.metric_scale import MapScale, OdomFrame, scaled_depth, scaled_pose
-from da3_ros.mapping.overlap_view import NO_SUBMAP, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
+from da3_ros.mapping.scene import REFERENCE
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.pipeline.delivery import PlacedWindow, tracked_frame, with_covariance
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.map_following import MapFollowing
-from da3_ros.pipeline.map_mode import set_read_only
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.types import Array, Prediction, Scale, TrackedFrame, Window
@@ -354,3 +353,33 @@ class SceneMap(MapListener):
             window_id, self.config.loop, views, infer, aligner, self.scale.measured, refine,
             self.submaps.place_known, hint,
         )  # fmt: skip
+
+
+# Switches between a map that grows and one that is read-only (the parameter ``mode``).
+
+
+def set_read_only(on: bool, submaps: SubmapStore, loops: LoopClosure, scale: MapScale) -> None:
+    """Makes the map read-only, or lets it grow again, for new frames."""
+    if on == (submaps.localized is not None):
+        return
+    scale.fix(on)
+    if on:
+        _begin(submaps, loops)
+        return
+    connected = loops.end_localization()
+    submaps.localize(False)
+    if submaps.place_known and not connected and submaps.submaps:
+        submaps.begin_part()  # what is mapped from now on has no measured place in the map
+
+
+def _begin(submaps: SubmapStore, loops: LoopClosure) -> None:
+    if not submaps.place_known:  # a guessed place would become part of the map
+        submaps.begin_part()
+        loops.start_segment(lost=False)
+    submaps.localize(True)
+    known = frozenset(s.id for s in submaps.submaps.values() if s.part == REFERENCE)
+    if not loops.localize(submaps.next_id, known) and len(submaps.table.path):
+        log.warning(
+            "mode is localization, but the map has no keyframes that recognise its places: poses "
+            "are those of odometry"
+        )

@@ -12,8 +12,8 @@ import numpy as np
 from da3_ros.config import PipelineConfig
 from da3_ros.inference import WindowTooLargeError
 from da3_ros.inference.interfaces import MetricModel, Session
-from da3_ros.inference.wanted_views import wanted_views
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.inference.planner import wanted_views
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.types import Prediction, View, Window

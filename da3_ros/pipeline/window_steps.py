@@ -7,41 +7,44 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from da3_ros.config import PipelineConfig
+from da3_ros.geometry.projection import resize_K
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.covariance import UNMEASURED
+from da3_ros.mapping.depth_filter import STEP
 from da3_ros.mapping.graph_solution import Correction
-from da3_ros.mapping.map_table import MapListener
-from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
+from da3_ros.mapping.map_table import NO_SUBMAP, MapListener, OverlapView
+from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.blind_frames import BlindFrames
 from da3_ros.pipeline.delivery import UNPLACED, PlacedWindow, report_of, tracked_frame
-from da3_ros.pipeline.depth_upsampling import at_size_of
 from da3_ros.pipeline.keyframe_recording import Seen
-from da3_ros.pipeline.place_search import PlaceSearch
 from da3_ros.pipeline.pose_conditioning import unit_by_prior
-from da3_ros.pipeline.refined_scale import in_refined_unit
-from da3_ros.pipeline.scene_following import follow
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.pipeline.window_builder import ImageFormat, PreparedView, WindowBuilder
 from da3_ros.pipeline.window_inference import WindowInference, without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
-from da3_ros.pipeline.window_refinement import WindowRefinement
+from da3_ros.pipeline.window_refinement import WindowRefinement, in_refined_unit
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.scale_sources.metric_model import scale_of_depth
 from da3_ros.splats.relative import RelativeSplats, keep_visible
 from da3_ros.types import (
     Array,
     FloatImage,
+    Image,
     Prediction,
     Scale,
     TrackedFrame,
+    View,
     Window,
     WindowReport,
 )
@@ -376,3 +379,131 @@ class WindowSteps(MapListener):
         self.builder.forget_format()
         self.refinement.forget_calibration()
         self.start_segment(self.odometry.newest)
+
+
+# Upsamples published depth to the camera's image size, without interpolating across depth edges.
+#
+# NumPy and OpenCV only.
+
+
+def at_size_of(
+    frame: TrackedFrame, image: Image, valid: NDArray[np.bool_] | None = None
+) -> TrackedFrame:
+    """Returns the frame with depth, confidence and K at the size of its rectified ``image``.
+
+    ``valid`` [H, W]: pixels of ``image`` that may have depth; None: all.
+    """
+    shape, size = frame.depth_m.shape, (image.shape[1], image.shape[0])
+    if shape == image.shape[:2]:
+        return dataclasses.replace(frame, image=image)
+    depth_m = resize_depth(frame.depth_m, size)
+    if valid is not None:
+        depth_m[~valid] = np.nan
+    return dataclasses.replace(
+        frame,
+        image=image,
+        depth_m=depth_m,
+        confidence=_nearest(frame.confidence, size),
+        K=resize_K(frame.K, (shape[1], shape[0]), size),
+    )
+
+
+def resize_depth(depth: FloatImage, size: tuple[int, int]) -> FloatImage:
+    """Returns z-depth [h, w] resized to ``size`` (width, height).
+
+    If the four neighbours of a new pixel are one surface, their inverse depth, which is linear
+    over any plane, is interpolated; otherwise the nearest pixel's value is used. So NaN, +Inf and
+    steps stay sharp, and no depth appears between two surfaces.
+    """
+    known = np.isfinite(depth) & (depth > 0)
+    inverse = np.divide(1, depth, out=np.zeros_like(depth), where=known)
+    smooth = cv2.resize(inverse, size, interpolation=cv2.INTER_LINEAR)
+    whole = _one_surface(inverse)[np.ix_(_cells(depth.shape[0], size[1]),
+                                         _cells(depth.shape[1], size[0]))]  # fmt: skip
+    out: FloatImage = _nearest(depth, size)
+    np.divide(1, smooth, out=out, where=whole)
+    return out
+
+
+def _one_surface(inverse: FloatImage) -> Array:
+    """Returns bool [h + 1, w + 1]: whether the four pixels around each corner are one surface.
+
+    Corner (0, 0) is the image's top left; border pixels are repeated beyond the border.
+    """
+    around = np.pad(inverse, 1, mode="edge")
+    four = np.stack((around[:-1, :-1], around[:-1, 1:], around[1:, :-1], around[1:, 1:]))
+    low, high = four.min(axis=0), four.max(axis=0)
+    return np.asarray((low > 0) & (high <= STEP * low))
+
+
+def _cells(source: int, target: int) -> Array:
+    """Returns the index of the corner nearest to each new pixel of one axis, [target]."""
+    centres = (np.arange(target) + 0.5) * (source / target)
+    return np.floor(centres + 0.5).astype(np.int64)
+
+
+def _nearest(values: FloatImage, size: tuple[int, int]) -> FloatImage:
+    return cv2.resize(values, size, interpolation=cv2.INTER_NEAREST_EXACT).astype(np.float32)
+
+
+# The search for the camera's place in the map: how long it took, and where a user says it is.
+
+HINT_S = 30.0  # a camera that was not found is elsewhere by then
+
+
+class PlaceSearch:
+    """The search for the place of new frames. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins in another scene."""
+        self._hint: PlaceHint | None = None
+        self._hint_ends = -math.inf
+        self._begin_ns: int | None = None
+        self.seconds = math.nan  # of the current or last search, by stamps; NaN: there was none
+
+    @property
+    def hint(self) -> PlaceHint | None:
+        """Where the camera may be, in the map; None: anywhere."""
+        return self._hint if time.monotonic() < self._hint_ends else None
+
+    def narrow(self, hint: PlaceHint) -> None:
+        """Looks near a place first, for ``HINT_S``."""
+        self._hint, self._hint_ends = hint, time.monotonic() + HINT_S
+
+    def add(self, stamp_ns: int, *, known: bool) -> None:
+        """Adds a frame, and whether its place in the map is known."""
+        if known and self._begin_ns is None:
+            return
+        if self._begin_ns is None or stamp_ns < self._begin_ns:
+            self._begin_ns = stamp_ns
+        self.seconds = (stamp_ns - self._begin_ns) / 1e9
+        if known:
+            self._begin_ns = self._hint = None
+
+
+# Lets a scene follow another SLAM, between two windows.
+
+
+def follow(scene_map: SceneMap, views: Sequence[View]) -> None:
+    """Corrects the submaps if another SLAM asks for it, before the window of new ``views``."""
+    following, submaps = scene_map.following, scene_map.submaps
+    if not following.enabled:
+        return
+    # Of a rig, the leading camera counts.
+    camera = next(iter(scene_map.config.cameras or submaps.cameras), "")
+    for view in views:
+        if view.camera == (camera or view.camera):
+            following.add(view)
+            T_slam_world = following.begin(view)
+            if T_slam_world is not None:
+                scene_map.place_map(T_slam_world)
+    scale = scene_map.scale.metres if scene_map.scale.known else None
+    correction = following.correction(
+        submaps.submaps, scene_map.table.path.poses, camera, scale,
+        scene_map.table.T_map_local, scene_map.T_map_world,
+    )  # fmt: skip
+    if correction is not None:
+        scene_map.correct(correction)

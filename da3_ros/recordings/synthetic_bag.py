@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.synthetic import SyntheticCamera, SyntheticFrame
 

@@ -27,13 +27,13 @@ from rosbags.interfaces import (
 from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as FolderWriter
 
-from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.messages.output_topics import output_topics
+from da3_ros.messages.build import RosbagsLibrary
+from da3_ros.messages.outputs import output_topics
 from da3_ros.recordings.base import RecordingError
 
 Self = TypeVar("Self", bound="Writer")
 
-LATCHED = ("/tf_static", "/status")  # besides those of ``output_topics``
+LATCHED = ("/tf_static", "/status")  # besides those of ``messages/outputs``
 _FOREVER = (9223372036, 854775807)
 _CHUNK_BYTES = 4 * 2**20
 # The newest layout that rosbag2 of Humble, Jazzy and Kilted can all read.

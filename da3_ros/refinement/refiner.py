@@ -5,22 +5,23 @@ Poses and lengths are those of ``local``. Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import map_coordinates
 
-from da3_ros.geometry.poses import nearest_rotation
+from da3_ros.geometry.poses import invert_pose, nearest_rotation
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.refinement.depth_correction import TrackResiduals, correction
+from da3_ros.refinement.bundle import NETWORK, RIG, ROBOT, PosePriors
 from da3_ros.refinement.features import FeatureDetector
-from da3_ros.refinement.guessed_focal import GuessedFocal
-from da3_ros.refinement.measured_poses import measured_poses, units_per_metre
-from da3_ros.refinement.relative_poses import NETWORK, ROBOT, PosePriors
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import RefinedViews, SavedGraph, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
@@ -262,3 +263,252 @@ class WindowRefiner:
     def _shrink(self, view: TrackedView, depth: FloatImage) -> Array:
         height, width = view.features.shape
         return np.array([depth.shape[1] / width, depth.shape[0] / height])
+
+
+# A smooth correction of a view's depth between its tracks.
+#
+# The residuals of tracks (logarithm of a track's depth less that of the predicted one) are
+# averaged over neighbours in the image and in depth, so that nothing is averaged across depth
+# edges. Tracks decide by cross-validation whether, and by how much, the correction lowers the
+# error of tracks that it was not made from.
+
+WIDTH = 0.08  # of the kernel, standard deviation over the image's width
+LOG_DEPTH = 0.1  # of the kernel, standard deviation of the logarithm of depth
+SUPPORT = 2.0  # shrinks the correction where fewer typical tracks than this are near
+FOLDS = 4
+FEWEST = 24  # tracks
+OUTLIER = 3.0  # robust standard deviations from the neighbours' mean
+MIN_GAIN = 0.05  # share by which the error of held-out tracks must fall
+MAX_LOG = 0.4  # largest correction
+CELLS = 2.0  # cells of the grid per standard deviation of the kernel
+
+
+@dataclass(frozen=True, eq=False)
+class TrackResiduals:
+    """Tracks in one view. M rows."""
+
+    pixel: Array  # [M, 2] column and row, corner rule, pixels of the depth image
+    log_depth: Array  # [M] logarithm of the predicted depth
+    residual: Array  # [M] logarithm of the track's depth less the scaled prediction's
+    sigma: Array  # [M] its standard deviation
+    depth_sigma: float  # that of predicted depth
+
+
+def correction(tracks: TrackResiduals, depth: FloatImage) -> FloatImage | None:
+    """Returns the logarithm [h, w] to add to that of ``depth`` [h, w], 0 where depth is unknown.
+
+    None if tracks do not support a correction.
+    """
+    known = np.isfinite(tracks.residual) & np.isfinite(tracks.log_depth)
+    if known.sum() < FEWEST:
+        return None
+    at = _coordinates(tracks, depth.shape)[known]
+    residual = tracks.residual[known]
+    # A track that knows its depth no better than the network does adds little.
+    weight = 1 / (1 + (tracks.sigma[known] / tracks.depth_sigma) ** 2)
+    near = _kernel(at, at)
+    np.fill_diagonal(near, 0.0)
+    good = _inliers(near, residual, weight)
+    if good.sum() < FEWEST:
+        return None
+    at, residual, weight, near = at[good], residual[good], weight[good], near[np.ix_(good, good)]
+    common = float(weight @ residual) / (float(weight.sum()) + SUPPORT)
+    residual = residual - common
+    share = _supported_share(near, residual, weight)
+    if share <= 0:
+        return np.full(depth.shape, common, np.float32)
+    return _on_image(at, residual, weight, share, depth) + np.float32(common)
+
+
+def _coordinates(tracks: TrackResiduals, shape: tuple[int, ...]) -> Array:
+    """Returns coordinates [M, 3] in standard deviations of the kernel."""
+    width = WIDTH * max(shape)
+    return np.column_stack((tracks.pixel / width, tracks.log_depth / LOG_DEPTH))
+
+
+def _kernel(a: Array, b: Array) -> Array:
+    square = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+    return np.asarray(np.exp(-0.5 * np.maximum(square, 0.0)))
+
+
+def _mean(near: Array, residual: Array, weight: Array) -> Array:
+    """Returns the shrunk mean residuals [R] for kernel values [R, M]."""
+    return np.asarray(near @ (weight * residual) / (near @ weight + SUPPORT))
+
+
+def _inliers(near: Array, residual: Array, weight: Array) -> Array:
+    """Returns the tracks [M] whose residual is like that of their neighbours."""
+    limit = OUTLIER * 1.4826 * np.median(np.abs(residual - np.median(residual)))
+    clipped = np.clip(residual, -limit, limit)
+    off = np.abs(residual - _mean(near, clipped, weight))
+    return np.asarray(off <= OUTLIER * 1.4826 * np.median(off) + 1e-9)
+
+
+def _supported_share(near: Array, residual: Array, weight: Array) -> float:
+    """Returns the factor 0..1 at which the correction fits held-out tracks best; 0: none."""
+    fold = np.arange(len(residual)) % FOLDS
+    predicted = np.zeros(len(residual))
+    for k in range(FOLDS):
+        out, rest = fold == k, fold != k
+        predicted[out] = _mean(near[np.ix_(out, rest)], residual[rest], weight[rest])
+    power = float(weight @ predicted**2)
+    if power <= 0:
+        return 0.0
+    share = min(max(float(weight @ (predicted * residual)) / power, 0.0), 1.0)
+    before, after = np.abs(residual), np.abs(residual - share * predicted)
+    return share if float(weight @ after) < (1 - MIN_GAIN) * float(weight @ before) else 0.0
+
+
+def _on_image(
+    at: Array, residual: Array, weight: Array, share: float, depth: FloatImage
+) -> FloatImage:
+    """Returns the correction on the image, by interpolation in a grid of column, row and log
+    depth."""
+    height, width = depth.shape
+    known = np.isfinite(depth) & (depth > 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_depth = np.where(known, np.log(depth.astype(np.float64)), 0.0) / LOG_DEPTH
+    step = 1 / CELLS
+    edge = WIDTH * max(depth.shape)
+    low = at[:, 2].min() - 3.0
+    columns = np.arange(0, width / edge + step, step)
+    rows = np.arange(0, height / edge + step, step)
+    layers = np.arange(low, at[:, 2].max() + 3.0 + step, step)
+    kx, ky, kd = (
+        _kernel(g[:, None], at[:, i : i + 1]) for i, g in enumerate((columns, rows, layers))
+    )
+    both = (ky[:, None] * kx[None]).reshape(-1, len(at))
+    total = both @ (weight[:, None] * kd.T)
+    mean = both @ ((weight * residual)[:, None] * kd.T) / (total + SUPPORT)
+    grid = mean.reshape(len(rows), len(columns), len(layers))
+    row, column = np.indices(depth.shape) + 0.5
+    place = np.stack((row / edge / step, column / edge / step, (log_depth - low) / step))
+    out = map_coordinates(grid, place.reshape(3, -1), order=1, mode="nearest", prefilter=False)
+    out = np.clip(share * out.reshape(depth.shape), -MAX_LOG, MAX_LOG)
+    return np.where(known, out, 0.0).astype(np.float32)
+
+
+# The network's own guesses of the focal lengths of cameras without calibration, steadied.
+
+KEPT = 25  # newest guesses of a camera
+
+
+class GuessedFocal:
+    """Medians of the newest guesses, so that all views of a graph have nearly one focal length."""
+
+    def __init__(self) -> None:
+        # By camera and image size: focal lengths (fx, fy), pixels of the network's image.
+        self._guesses: dict[tuple[str, int, int], deque[tuple[float, float]]] = {}
+
+    def steadied(
+        self, window: Window, prediction: Prediction, known: Container[str]
+    ) -> Prediction:
+        """Returns the prediction with steadied focal lengths of views without calibration.
+
+        known: cameras whose focal length is not a guess.
+        """
+        guessed = [view.K is None and view.camera not in known for view in window.views]
+        if not any(guessed):
+            return prediction
+        K, count = prediction.K.copy(), len(window.views) - window.new
+        for k, view in enumerate(window.views):
+            if guessed[k]:
+                key = view.camera, *view.image.shape[:2]
+                kept = self._guesses.setdefault(key, deque(maxlen=KEPT))
+                if k >= count:
+                    kept.append((float(K[k, 0, 0]), float(K[k, 1, 1])))
+                if kept:
+                    K[k, 0, 0], K[k, 1, 1] = np.median(kept, axis=0)
+        return replace(prediction, K=K)
+
+
+# Relative poses that the robot or the rig measures, as priors of a bundle.
+
+SHORTEST_M = 0.02  # a shorter distance says nothing about the unit
+FEWEST_SHARED = 3  # distances that determine the unit
+UNMEASURED = 1e3  # variances from here on mean: this axis is not measured
+# Standard deviation of a known rig's rotations, rad. Its positions are no prior: their unit would
+# be that of earlier windows, and a scale that the rig gives would measure itself.
+RIG_ROTATION = 0.002
+
+
+def units_per_metre(views: Sequence[TrackedView]) -> float:
+    """Returns the unit of refined views by distances that robot and rig measure; NaN: unknown."""
+    ratios = []
+    for a, b in itertools.pairwise(views):
+        T = _motion(a, b)
+        if T is None:
+            continue
+        metres = float(np.linalg.norm(T[:3, 3]))
+        if metres > SHORTEST_M:
+            units = np.linalg.norm(b.T_local_camera[:3, 3] - a.T_local_camera[:3, 3])
+            ratios.append(float(units) / metres)
+    return float(np.median(ratios)) if len(ratios) >= FEWEST_SHARED else float("nan")
+
+
+def measured_poses(
+    views: Sequence[TrackedView], units: float, noise: PoseNoise, depth: float
+) -> PosePriors:
+    """Returns the relative poses of a window's views, by view id.
+
+    units: of local per metre; NaN: unknown, so that only rotations count. noise: of the robot's
+    motion, as tracks have found it. depth: typical one, units of local.
+    """
+    out = [PosePriors.none()]
+    ordered = sorted(views, key=lambda v: v.id)
+    scale = units if np.isfinite(units) else 1.0
+    for a, b in itertools.pairwise(ordered):
+        T = _motion(a, b)
+        if T is None:
+            continue
+        if is_one_instant(a, b):
+            root, source = np.diag(1 / np.repeat([RIG_ROTATION, np.inf], 3)), RIG
+        else:
+            root, source = _robot_root(a, b, scale, noise, depth), ROBOT
+        if not np.isfinite(units):
+            root[3:] = 0.0
+        T = T.copy()
+        T[:3, 3] *= scale
+        ends = np.array([a.id]), np.array([b.id])
+        out.append(PosePriors(*ends, T[None], root[None], np.array([source])))
+    return PosePriors.joined(out)
+
+
+def is_one_instant(a: TrackedView, b: TrackedView) -> bool:
+    """Whether two cameras of a rig took these views together."""
+    return a.measured.instant == b.measured.instant >= 0
+
+
+def _motion(a: TrackedView, b: TrackedView) -> Array | None:
+    """Returns ``T_a_b`` [4, 4], metres, by the rig or by the robot; None: not measured."""
+    if is_one_instant(a, b):
+        one, other = a.measured.T_rig_camera, b.measured.T_rig_camera
+    else:
+        one, other = a.measured.T_prior_camera, b.measured.T_prior_camera
+    return None if one is None or other is None else invert_pose(one) @ other
+
+
+def _robot_root(
+    a: TrackedView, b: TrackedView, units: float, noise: PoseNoise, depth: float
+) -> Array:
+    """Returns the root [6, 6] of the inverse covariance of the robot's motion from a to b.
+
+    A robot's odometry drifts: its variance grows, and the variance of a motion is the growth
+    between both ends; on an axis without growth it is unknown. It is never less than ``noise``,
+    which tracks have found: many robots state far too little.
+    """
+    place = np.full(3, (noise.place * depth / units) ** 2)
+    rotation = np.full(3, noise.rotation**2)
+    before, after = a.measured.prior_variance, b.measured.prior_variance
+    if before is not None and after is not None:
+        growth = np.where(after >= UNMEASURED, after, after - before)
+        known = np.isfinite(growth) & (growth > 0)
+        place = np.where(known[:3], np.maximum(growth[:3], place), place)
+        rotation = np.where(known[3:], np.maximum(growth[3:], rotation), rotation)
+    assert a.measured.T_prior_camera is not None
+    assert b.measured.T_prior_camera is not None
+    first, second = a.measured.T_prior_camera[:3, :3], b.measured.T_prior_camera[:3, :3]
+    root = np.zeros((6, 6))
+    root[:3, :3] = np.diag(1 / np.sqrt(rotation)) @ second
+    root[3:, 3:] = np.diag(1 / np.sqrt(place)) @ first / units
+    return root

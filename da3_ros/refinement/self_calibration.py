@@ -20,8 +20,7 @@ import numpy as np
 
 from da3_ros.geometry.poses import spread
 from da3_ros.geometry.projection import resize_K
-from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, adjust
-from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, PosePriors, adjust
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, SlidingGraph, gather, is_sane
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Array, Prediction, Window

@@ -23,13 +23,19 @@ from da3_ros.refinement.bundle import (
     Adjusted,
     Bundle,
     Observations,
+    PosePriors,
     adjust,
 )
-from da3_ros.refinement.matching import Matches, extend_tracks, match
-from da3_ros.refinement.relative_poses import PosePriors
 from da3_ros.refinement.starts import start_pose
 from da3_ros.refinement.track_noise import TrackNoise
-from da3_ros.refinement.tracked_view import UNPLACED, TrackedView, TrackPoints
+from da3_ros.refinement.tracked_view import (
+    UNPLACED,
+    Matches,
+    TrackedView,
+    TrackPoints,
+    extend_tracks,
+    match,
+)
 from da3_ros.types import Array
 
 FREE, HELD = 4, 8  # most views that are adjusted, and most older ones that hold them

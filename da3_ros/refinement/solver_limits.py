@@ -13,7 +13,7 @@ import numpy as np
 
 from da3_ros.refinement.bundle import Bundle, Observations, adjust
 from da3_ros.refinement.features import FeatureDetector
-from da3_ros.refinement.matching import match
+from da3_ros.refinement.tracked_view import match
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ import cv2
 import numpy as np
 from scipy.spatial.transform import Rotation
 
-from da3_ros.refinement.matching import Matches
-from da3_ros.refinement.relative_poses import NETWORK, cross_matrices
+from da3_ros.refinement.bundle import NETWORK, cross_matrices
 from da3_ros.refinement.track_noise import TrackNoise
-from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints
 from da3_ros.types import Array
 
 FEWEST = 8  # matches that determine a pose

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.refinement.bundle import Adjusted
-from da3_ros.refinement.relative_poses import NETWORK, ROBOT, pose_prior_terms
+from da3_ros.refinement.bundle import NETWORK, ROBOT, Adjusted, pose_prior_terms
 from da3_ros.types import Array
 
 RATE = 0.2  # weight of a window; the first ones weigh more

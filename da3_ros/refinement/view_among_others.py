@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from da3_ros.refinement.bundle import SIZE
-from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.bundle import SIZE, PosePriors
 from da3_ros.refinement.sliding_graph import SlidingGraph, ViewErrors
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView

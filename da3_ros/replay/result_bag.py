@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import Published
 from da3_ros.recordings.mcap_stream import raw_messages
 from da3_ros.recordings.writer import BagWriter, RawMessage

@@ -23,7 +23,7 @@ from da3_ros.keyframe_store.disk_limit import DiskLimit
 from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
-from da3_ros.messages.output_topics import SCENE_TOPICS, SceneViews
+from da3_ros.messages.outputs import SCENE_TOPICS, SceneViews
 from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap

@@ -26,8 +26,8 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 
 from da3_ros.inference.devices import release_memory
+from da3_ros.live.scene_output import IDLE_S
 from da3_ros.live.stream import RawFrame, Stream
-from da3_ros.live.tf_output import IDLE_S
 from da3_ros.messages.odometry_tf import add_odometry
 from da3_ros.messages.outputs import Published
 from da3_ros.msg import Status

@@ -8,8 +8,7 @@ from typing import Any
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from da3_ros.messages import outputs
-from da3_ros.messages.output_topics import SceneTopic
-from da3_ros.messages.outputs import Published
+from da3_ros.messages.outputs import Published, SceneTopic
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.rclpy_library import RclpyLibrary
 from da3_ros.ros.tf_subscriber import TOPIC as TF

@@ -17,7 +17,7 @@ from da3_ros.live.map_fault import map_fault
 from da3_ros.live.stream import Stream
 from da3_ros.mapping.scene import REFERENCE
 from da3_ros.messages import build
-from da3_ros.messages.library import MessageLibrary
+from da3_ros.messages.build import MessageLibrary
 from da3_ros.network import MODELS
 from da3_ros.ros.camera_subscriber import ImageFacts
 from da3_ros.types import WindowReport

@@ -29,8 +29,8 @@ from da3_ros.backends.network_export import (
 )
 from da3_ros.inference.preprocess import normalize
 from da3_ros.network import metric
+from da3_ros.network.backbone import STRATEGIES, select_reference
 from da3_ros.network.checkpoint import WEIGHTS, shipped_folder
-from da3_ros.network.reference_view import STRATEGIES, select_reference
 from da3_ros.network.specs import MODELS, PATCH
 
 pytestmark = [pytest.mark.openvino, pytest.mark.slow]

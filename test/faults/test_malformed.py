@@ -8,9 +8,9 @@ from support.fuzz import Fuzzer, one_line, try_decoder
 
 from da3_ros.inference import preprocess
 from da3_ros.messages import build
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import MAX_ASPECT, ImageError, image_size
-from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.camera_info_matcher import KINDS, CameraInfoMatcher
 from da3_ros.sensors.rectifier import Rectifier

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from da3_ros.inference import download as transfer
-from da3_ros.inference.download import Download
+from da3_ros.inference import feature_cache as transfer
+from da3_ros.inference.feature_cache import Download
 
 
 class Pair(NamedTuple):

@@ -20,9 +20,8 @@ from da3_ros.inference import (
     InferenceSession,
     MetricDepthModel,
     devices,
-    window_decoder,
 )
-from da3_ros.inference import download as transfer
+from da3_ros.inference import feature_cache as transfer
 from da3_ros.inference import session as module
 from da3_ros.inference.devices import Cuda
 from da3_ros.inference.loaded_network import LoadedNetwork
@@ -250,7 +249,7 @@ def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
 def test_the_other_kinds_of_networks_stay_on_the_gpu(gpu, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)
-    monkeypatch.setattr(window_decoder, "to_metres", as_metres)
+    monkeypatch.setattr(module, "to_metres", as_metres)
     session = open_session(model)
     session._decoder._warned = True  # whether a focal length is a number cannot be asked of a fake
     session.fit((84, 56), 3, 1)

@@ -21,7 +21,6 @@ from da3_ros.inference import (
     devices,
     loaded_network,
     memory_governor,
-    oom_fallback,
 )
 from da3_ros.inference import memory_footprint as footprint
 from da3_ros.inference import session as module
@@ -171,7 +170,7 @@ def test_an_oom_at_the_last_level_is_reported(monkeypatch):
 
 @pytest.mark.slow
 def test_after_calm_it_climbs_back(monkeypatch):
-    monkeypatch.setattr(oom_fallback, "STABLE_WINDOWS", 3)
+    monkeypatch.setattr(memory_governor, "STABLE_WINDOWS", 3)
     session, some = make_session(), views(3)
     failing(monkeypatch, session.network, "encode", 2)
     reliefs = []

@@ -3,7 +3,7 @@
 import pytest
 
 from da3_ros.inference import WindowTooLargeError
-from da3_ros.inference.oom_fallback import OOM_FALLBACKS, STABLE_WINDOWS, FallbackLevel
+from da3_ros.inference.memory_governor import OOM_FALLBACKS, STABLE_WINDOWS, FallbackLevel
 
 
 def test_each_step_gives_up_more_until_none_is_left():

@@ -1,6 +1,6 @@
 """What windows are measured to take, on a device that only counts."""
 
-from da3_ros.inference.peak_meter import PeakMeter
+from da3_ros.inference.memory_governor import PeakMeter
 
 
 class Counting:

@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
+from da3_ros.inference.memory_governor import MAX_PLANS, RequestedPlans
 from da3_ros.inference.planner import Request
-from da3_ros.inference.requested_plans import MAX_PLANS, RequestedPlans
 
 WIDE = Request("da3-tiny", torch.float32, torch.bfloat16, 112, 4, 1, (1280, 720), streams=2)
 TALL = dataclasses.replace(WIDE, image=(480, 640))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from da3_ros.inference import DeviceError, InferenceConfig, InferenceSession, open_device
-from da3_ros.inference.prediction import camera_to_world
+from da3_ros.inference.session import camera_to_world
 from da3_ros.network import CheckpointError, build_network, initialize_randomly, save_checkpoint
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.types import View, Window

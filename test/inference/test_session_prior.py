@@ -8,8 +8,8 @@ import torch
 
 from da3_ros.config import InferenceConfig
 from da3_ros.inference import InferenceSession
-from da3_ros.inference.prediction import camera_to_world
 from da3_ros.inference.preprocess import normalize
+from da3_ros.inference.session import camera_to_world
 from da3_ros.network.conditioning import normalize_poses
 from da3_ros.types import View, Window
 

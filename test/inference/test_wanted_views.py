@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from da3_ros.inference.planner import Request, predict
-from da3_ros.inference.wanted_views import ALIGNING, usual_wanted, wanted_views
+from da3_ros.inference.planner import ALIGNING, Request, predict, usual_wanted, wanted_views
 from da3_ros.network.model import Chunks
 
 

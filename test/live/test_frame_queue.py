@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from da3_ros.live.frame_queue import FrameQueue, choose_evenly
+from da3_ros.live.scene_stream import FrameQueue, choose_evenly
 from da3_ros.types import Frame
 
 MS = 10**6

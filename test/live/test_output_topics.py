@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from support.streams import as_messages, stream_of
 
-from da3_ros.messages.output_topics import FRAME_TOPICS, SCENE_TOPICS, FrameTopic, SceneTopic
-from da3_ros.messages.outputs import topics
+from da3_ros.messages.outputs import FRAME_TOPICS, SCENE_TOPICS, FrameTopic, SceneTopic, topics
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 

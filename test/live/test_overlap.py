@@ -13,8 +13,8 @@ from support.streams import VALUES, as_messages, stream_of
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.inference import InferenceConfig, InferenceSession
 from da3_ros.inference import session as module
-from da3_ros.inference.download import Download
-from da3_ros.inference.image_encoder import ImageEncoder
+from da3_ros.inference.feature_cache import Download
+from da3_ros.inference.session import ImageEncoder
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import RecordingError
 from da3_ros.recordings.read_ahead import ReadAhead
@@ -93,7 +93,7 @@ def test_live_frames_are_begun_with_while_a_window_runs(camera, beside_us, story
         return self.asked > 3
 
     monkeypatch.setattr(Slow, "done", done)
-    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
     stream.put(frames[0])
     assert stream.step()
     assert story == ["prefix 1", "prefix 1", "window"]
@@ -118,7 +118,7 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
     monkeypatch.setattr(
         Slow, "done", lambda self: stream.put(frames[1]) if not stream._chooser.ahead else True
     )
-    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
     stream.put(frames[0])
     stream.step()
     assert stream._chooser.ahead is not None
@@ -151,7 +151,7 @@ def test_images_taken_while_a_window_runs_are_counted(
 
     monkeypatch.setattr(Slow, "done", done)
     monkeypatch.setattr(module, "to_prediction", prediction)
-    monkeypatch.setattr("da3_ros.live.window_chooser.POLL_S", 0.0)
+    monkeypatch.setattr("da3_ros.live.stream.POLL_S", 0.0)
     for pending in itertools.islice(coming, new):
         stream.put(pending)
     for n in range(1, 4):

@@ -11,7 +11,7 @@ from da3_ros.inference import Session
 from da3_ros.live.scene_stream import RawFrame
 from da3_ros.live.stream import Stream
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.sensors.pose_prior import PoseHistory
 from da3_ros.sensors.transform_tree import TransformTree
@@ -113,7 +113,7 @@ def test_what_breaks_while_frames_are_read_counts_those_frames(camera, monkeypat
         raise RuntimeError("in decode")
 
     with monkeypatch.context() as patch:
-        patch.setattr("da3_ros.live.window_chooser.decode", broken)
+        patch.setattr("da3_ros.live.stream.decode", broken)
         put(stream, camera, list(camera)[:3])
         assert step(stream)
     assert stream.drop_counts() == {"failed": 3}

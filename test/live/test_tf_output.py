@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from da3_ros.live import tf_output
-from da3_ros.live.tf_output import MOST_CHILDREN, TfOutput
+from da3_ros.live import scene_output
+from da3_ros.live.scene_output import MOST_CHILDREN, TfOutput
 from da3_ros.sensors.transform_tree import TransformTree
 
 GONE_S = 5.0
@@ -60,7 +60,7 @@ class Stage:
 
 @pytest.fixture
 def heard(caplog):
-    caplog.set_level(logging.INFO, tf_output.__name__)
+    caplog.set_level(logging.INFO, scene_output.__name__)
     return lambda: [r.getMessage() for r in caplog.records if "silent" in r.getMessage()]
 
 

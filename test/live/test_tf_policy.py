@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.live.tf_policy import Frames, edges, plan
+from da3_ros.live.scene_output import Frames, edges, plan
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 
 ALONE = Frames("map", "odom", "", "camera_optical")

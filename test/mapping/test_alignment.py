@@ -10,7 +10,7 @@ from support.cases import long_after
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import WindowAligner, block_medians, half_sample_mode, robust_mean
 from da3_ros.mapping.frames import LocalFrame
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.pipeline.window_odometry import REFUSALS
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import Noise, Truth, TruthSession

@@ -12,11 +12,13 @@ from support.cases import long_after
 
 from da3_ros.mapping.covariance import (
     EXACT,
+    KINDS,
     UNMEASURED,
     JointCovariance,
     PoseUncertainty,
     RefinedObservation,
     SystematicError,
+    WindowNoise,
     WindowObservation,
     error_transport,
     in_metres,
@@ -24,7 +26,6 @@ from da3_ros.mapping.covariance import (
     propagated_covariance,
     rotated_covariance,
 )
-from da3_ros.mapping.window_noise import KINDS, WindowNoise
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import MotionError
@@ -359,7 +360,7 @@ def test_published_covariances_are_in_metres(walk):
 def test_the_message_has_the_axes_of_the_map(walk):
     """Optical z, along which the camera looks, is the map's x."""
     from da3_ros.config import DepthConfig
-    from da3_ros.messages.library import RosbagsLibrary
+    from da3_ros.messages.build import RosbagsLibrary
     from da3_ros.messages.outputs import Outputs
 
     results, _ = published(walk, bench.NOISES["both"], 0)

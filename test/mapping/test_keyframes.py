@@ -10,8 +10,7 @@ from da3_ros.config import KeyframeConfig
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.keyframes import KeyframeSelector, sharpness
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import MapTable, OverlapView
 from da3_ros.types import Prediction, View
 
 SIZE = (60, 80)

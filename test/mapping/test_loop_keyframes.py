@@ -11,8 +11,7 @@ from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.mapping import loop_keyframes
 from da3_ros.mapping.loop_keyframes import LoopKeyframes, PlacedKeyframe, numbered
-from da3_ros.mapping.map_table import MapTable
-from da3_ros.mapping.overlap_view import FEW_SAMPLES, ViewRow
+from da3_ros.mapping.map_table import FEW_SAMPLES, MapTable, ViewRow
 from da3_ros.types import View
 
 

@@ -11,7 +11,7 @@ from support.submaps import table_of
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
-from da3_ros.mapping.overlap_view import NO_SUBMAP, OverlapView
+from da3_ros.mapping.map_table import NO_SUBMAP, OverlapView
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.types import View
 

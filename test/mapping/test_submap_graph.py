@@ -14,10 +14,10 @@ from da3_ros.mapping import submap_graph
 from da3_ros.mapping.alignment import Alignment, WindowAligner
 from da3_ros.mapping.descriptor_index import DescriptorIndex, whitened, whitening
 from da3_ros.mapping.graph_solution import Joint, Moves, Node, Problem, solve
+from da3_ros.mapping.loop_candidates import placed_ends
 from da3_ros.mapping.loop_closure import DriftModel, Loop, LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
-from da3_ros.mapping.loop_verification import placed_ends
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.submap_graph import SubmapGraph
 from da3_ros.mapping.submap_spill import Submap

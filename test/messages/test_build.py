@@ -9,9 +9,9 @@ from rosbags.typesys import Stores, get_typestore
 from da3_ros.drawing.colormaps import colorize_depth
 from da3_ros.geometry.poses import T_MAP_WORLD
 from da3_ros.messages import build
+from da3_ros.messages.build import OWN_MESSAGES, RosbagsLibrary, _own_definition
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import decode, stamp_ns
-from da3_ros.messages.library import OWN_MESSAGES, RosbagsLibrary, _own_definition
 from da3_ros.types import Calibration, Scale, TrackedFrame, WindowReport
 
 STAMP = 1_700_000_000_123_456_789

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from da3_ros.config import DepthConfig
-from da3_ros.messages.library import RosbagsLibrary
-from da3_ros.messages.output_topics import FRAME_TOPICS, SceneViews
-from da3_ros.messages.outputs import Outputs
+from da3_ros.messages.build import RosbagsLibrary
+from da3_ros.messages.outputs import FRAME_TOPICS, Outputs, SceneViews
 from da3_ros.types import Scale, TrackedFrame, WindowReport
 
 
@@ -99,7 +98,7 @@ def test_map_is_thinned_for_display_but_not_below_the_limit(monkeypatch):
     from da3_ros.mapping.trajectory import Poses
     from da3_ros.mapping.voxel_map import PointCloud
 
-    monkeypatch.setattr("da3_ros.messages.output_topics.MAX_DISPLAY", 100)
+    monkeypatch.setattr("da3_ros.messages.outputs.MAX_DISPLAY", 100)
     xyz = np.arange(999, dtype=np.float32)[:, None] * [1, 0, 0]
     cloud = PointCloud(xyz.astype(np.float32), np.zeros((999, 3), np.uint8), xyz[:, 0], xyz[:, 0])
     scene = Scene((SubmapCloud(cloud),), Poses.of([]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from da3_ros.network.reference_view import select_reference
+from da3_ros.network.backbone import select_reference
 
 
 @pytest.mark.parametrize("strategy", ["saddle_balanced", "saddle_sim_range"])

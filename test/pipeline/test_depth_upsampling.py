@@ -5,8 +5,8 @@ import pytest
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.projection import backproject
-from da3_ros.pipeline.depth_upsampling import resize_depth
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_steps import resize_depth
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession, at_size
 from da3_ros.types import Frame

@@ -7,9 +7,9 @@ import pytest
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.mapping.overlap_view import OverlapView
-from da3_ros.pipeline.late_calibration import rectified_again
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_odometry import rectified_again
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import View

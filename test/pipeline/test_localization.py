@@ -13,7 +13,8 @@ from da3_ros.config import config_from_parameters
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.live.map_fault import map_fault
-from da3_ros.mapping import localized_path, loop_closure, submap_graph
+from da3_ros.mapping import loop_closure, submap_graph
+from da3_ros.mapping import submaps as submap_store
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.parameter_schema import ConfigError
@@ -112,7 +113,7 @@ def test_drift_is_corrected_which_odometry_alone_would_keep(folder, known, ring,
 @pytest.mark.long
 def test_memory_and_tables_do_not_grow(folder, known, ring, monkeypatch):
     """After the camera was found: submaps, nodes, edges, keyframes, descriptors."""
-    monkeypatch.setattr(localized_path, "MAX_SUBMAPS", 4)
+    monkeypatch.setattr(submap_store, "MAX_SUBMAPS", 4)
     monkeypatch.setattr(submap_graph, "MAX_LIVE", 6)
     monkeypatch.setattr(submap_graph, "YOUNG", 2)
     monkeypatch.setattr(submap_graph, "MAX_LIVE_LOOPS", 8)
@@ -375,7 +376,7 @@ def test_parts_that_were_never_found_leave_no_trace(folder, known, ring):
         push(pipeline, walk)
         sizes.append(len(pipeline.map.parts_of_scene._begins))
     assert not pipeline.map.place_known
-    assert max(sizes) <= localized_path.MAX_SUBMAPS + 2
+    assert max(sizes) <= submap_store.MAX_SUBMAPS + 2
 
 
 def test_a_map_that_recognises_nothing_is_named(ring, caplog):

@@ -12,10 +12,10 @@ from support.pipelines import SIZE, settings, to_frame
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.depth_upsampling import at_size_of
-from da3_ros.pipeline.frame_preparation import FramePreparation
 from da3_ros.pipeline.multi_camera import open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
+from da3_ros.pipeline.window_builder import FramePreparation
+from da3_ros.pipeline.window_steps import at_size_of
 from da3_ros.sensors.rectifier import Rectifier
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession, at_size

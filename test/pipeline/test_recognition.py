@@ -18,9 +18,9 @@ from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.mapping.loop_keyframes import PlacedKeyframe
 from da3_ros.mapping.place_hint import PlaceHint
-from da3_ros.pipeline import place_search
-from da3_ros.pipeline.place_search import PlaceSearch
+from da3_ros.pipeline import window_steps
 from da3_ros.pipeline.window_inference import WindowInference
+from da3_ros.pipeline.window_steps import PlaceSearch
 
 
 @pytest.fixture(scope="module")
@@ -323,13 +323,13 @@ def test_a_hint_restricts_the_search(metric_folder, ring, monkeypatch, near):
 
 def test_a_hint_ends_after_a_while(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(place_search.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(window_steps.time, "monotonic", lambda: now[0])
     search = PlaceSearch()
     hint = PlaceHint.on_map(0, 0, 1)
     search.narrow(hint)
-    now[0] = place_search.HINT_S - 1
+    now[0] = window_steps.HINT_S - 1
     assert search.hint is hint
-    now[0] = place_search.HINT_S + 1
+    now[0] = window_steps.HINT_S + 1
     assert search.hint is None
 
 

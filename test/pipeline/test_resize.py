@@ -8,7 +8,7 @@ import pytest
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.mapping.resizing import Cut
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.window_builder import ImageFormat

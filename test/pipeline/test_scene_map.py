@@ -5,8 +5,8 @@ import pytest
 from support.pipelines import settings
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
-from da3_ros.mapping.drift_model import DriftModel
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
+from da3_ros.mapping.loop_candidates import DriftModel
 from da3_ros.mapping.metric_scale import MapScale
 from da3_ros.mapping.submap_spill import Submap
 from da3_ros.pipeline.scene_map import SceneMap

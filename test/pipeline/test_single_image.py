@@ -7,7 +7,7 @@ import pytest
 from support.tiny_networks import tiny_metric_spec
 
 from da3_ros.config import DepthConfig, NodeConfig, config_from_parameters
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.messages.outputs import Outputs
 from da3_ros.network import MODELS
 from da3_ros.pipeline.pipeline import Pipeline

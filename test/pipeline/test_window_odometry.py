@@ -12,7 +12,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.mapping.covariance import UNMEASURED
 from da3_ros.mapping.graph_solution import Correction, Moves, Node
-from da3_ros.mapping.overlap_view import OverlapView
+from da3_ros.mapping.map_table import OverlapView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.types import View
 

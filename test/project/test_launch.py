@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from da3_ros.config import NodeConfig, config_from_parameters
-from da3_ros.messages.output_topics import FRAME_TOPICS, output_topics
+from da3_ros.messages.outputs import FRAME_TOPICS, output_topics
 from da3_ros.parameter_schema import flatten, parameters
 from da3_ros.ros.launch_helpers import PROFILE_VARIABLES, image_profile, interpreter_options
 from da3_ros.scale_sources import scale_choices

@@ -15,7 +15,7 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin
 from rosbags.rosbag2 import Writer as RosbagsWriter
 
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings import RecordingError, open_recording
 from da3_ros.recordings.base import Selection, in_stamp_order
 from da3_ros.recordings.folder import stamps_of

@@ -7,8 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.bundle import Bundle, Observations
-from da3_ros.refinement.relative_poses import NETWORK, PosePriors
+from da3_ros.refinement.bundle import NETWORK, Bundle, Observations, PosePriors
 
 K = np.array([[500.0, 0, 320], [0, 500, 240], [0, 0, 1]])
 

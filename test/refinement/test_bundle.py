@@ -7,8 +7,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import bundle as module
-from da3_ros.refinement.bundle import adjust
-from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.bundle import PosePriors, adjust
 
 
 def cost_at(solver, state, views, points, focal):

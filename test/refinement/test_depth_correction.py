@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from da3_ros.refinement.depth_correction import TrackResiduals, correction
+from da3_ros.refinement.refiner import TrackResiduals, correction
 
 SHAPE = (120, 160)
 

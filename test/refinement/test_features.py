@@ -4,8 +4,7 @@ import cv2
 import numpy as np
 
 from da3_ros.refinement.features import FeatureDetector, spread
-from da3_ros.refinement.matching import Matches, extend_tracks, match
-from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints, extend_tracks, match
 
 
 def texture(seed=0, size=(240, 180)):

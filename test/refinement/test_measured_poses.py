@@ -7,14 +7,13 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.refinement.bundle import adjust
+from da3_ros.refinement.bundle import RIG, ROBOT, PosePriors, adjust
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.measured_poses import (
+from da3_ros.refinement.refiner import (
     RIG_ROTATION,
     measured_poses,
     units_per_metre,
 )
-from da3_ros.refinement.relative_poses import RIG, ROBOT, PosePriors
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView
 

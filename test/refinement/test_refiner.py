@@ -8,10 +8,9 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import sliding_graph
-from da3_ros.refinement.bundle import Adjusted
+from da3_ros.refinement.bundle import NETWORK, Adjusted, PosePriors
 from da3_ros.refinement.features import Features
 from da3_ros.refinement.refiner import WindowRefiner
-from da3_ros.refinement.relative_poses import NETWORK, PosePriors
 from da3_ros.refinement.sliding_graph import SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.tracked_view import TrackedView

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from da3_ros.refinement.bundle import PosePriors
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.guessed_focal import GuessedFocal
-from da3_ros.refinement.relative_poses import PosePriors
+from da3_ros.refinement.refiner import GuessedFocal
 from da3_ros.refinement.sliding_graph import SlidingGraph, _without_loose, gather
 from da3_ros.refinement.tracked_view import TrackedView
 from da3_ros.types import Prediction, View, Window

@@ -8,9 +8,8 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.refinement import starts
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.matching import Matches
 from da3_ros.refinement.track_noise import TrackNoise
-from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
+from da3_ros.refinement.tracked_view import Matches, TrackedView, TrackPoints
 
 K = np.array([[400.0, 0, 320], [0, 400, 240], [0, 0, 1]])
 COUNT = 120

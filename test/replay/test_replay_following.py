@@ -10,7 +10,7 @@ from support.cases import long_after
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.replay import checkpoint
 from da3_ros.replay.results import ReplayError, ReplayOptions

@@ -9,7 +9,7 @@ from support.file_readers import messages, pose_matrix
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.messages import build
-from da3_ros.messages.library import RosbagsLibrary
+from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings import open_recording
 from da3_ros.recordings.writer import BagFolderWriter
 from da3_ros.replay.results import ReplayOptions

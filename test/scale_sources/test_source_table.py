@@ -18,7 +18,7 @@ from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.scale_sources import SCALE_SOURCES, scale_choices
 from da3_ros.scale_sources.estimates import Estimate, MeasurementFilter
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.sensors.rig_geometry import RigGeometry
+from da3_ros.sensors.frame_annotator import RigGeometry
 from da3_ros.sensors.transform_tree import TransformTree
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from support.toys import FieldOfView
 
-from da3_ros.messages.build import calibration_message
+from da3_ros.messages.build import RosbagsLibrary, calibration_message
 from da3_ros.messages.camera_info import calibration_from_msg
-from da3_ros.messages.library import RosbagsLibrary
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.calibration_check import check_calibration
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher

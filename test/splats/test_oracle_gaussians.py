@@ -15,7 +15,7 @@ from support.oracle import (
 from support.tiny_networks import tiny_nested_spec
 
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.inference.prediction import camera_to_world
+from da3_ros.inference.session import camera_to_world
 from da3_ros.network.build import network_of
 from da3_ros.network.checkpoint import aliases
 from da3_ros.splats.gaussians import Gaussians, in_camera

@@ -21,7 +21,7 @@ from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.export.stored_splats import export_splats
 from da3_ros.inference import factory, loaded_network, loading, open_networks
 from da3_ros.inference.memory_footprint import Shape, footprint
-from da3_ros.inference.oom_fallback import OOM_FALLBACKS
+from da3_ros.inference.memory_governor import OOM_FALLBACKS
 from da3_ros.inference.preprocess import normalize
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import StoredScene

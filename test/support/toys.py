@@ -6,7 +6,7 @@ import numpy as np
 from da3_ros.backends import BACKENDS
 from da3_ros.backends.interface import Backend, OneBackend, Runtime
 from da3_ros.export.formats import FORMATS, SceneFormat
-from da3_ros.messages.output_topics import FRAME_TOPICS, FrameTopic
+from da3_ros.messages.outputs import FRAME_TOPICS, FrameTopic
 from da3_ros.scale_sources import SCALE_SOURCES
 from da3_ros.scale_sources.interface import ScaleSource
 from da3_ros.sensors.camera_models import CAMERA_MODELS, CameraModel

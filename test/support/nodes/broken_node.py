@@ -7,7 +7,7 @@ from itertools import count
 import torch
 
 from da3_ros.inference.session import InferenceSession
-from da3_ros.live import scene_stream, stream, window_chooser
+from da3_ros.live import scene_stream, stream
 from da3_ros.messages import outputs
 from da3_ros.ros import camera_subscriber as camera_input
 from da3_ros.ros import node, services
@@ -15,7 +15,7 @@ from da3_ros.ros import status_report as report
 
 # What breaks: where it is found, its name there, and what it raises.
 FAULTS = {
-    "decode": (window_chooser, "decode", RuntimeError("injected in decode")),
+    "decode": (stream, "decode", RuntimeError("injected in decode")),
     "infer": (InferenceSession, "infer", RuntimeError("CUDA error: injected in infer")),
     "memory": (InferenceSession, "_run", torch.OutOfMemoryError("injected")),
     "build": (outputs.Outputs, "frame", MemoryError("injected in build")),
