@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig
 from da3_ros.geometry.poses import invert_pose
-from da3_ros.live import scene_output
 from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.outputs import Edge, Outputs
 from da3_ros.pipeline.scene_map import SceneMap
@@ -253,7 +252,7 @@ class TfOutput:
         """camera: camera of an additional scene, which publishes only its own motion."""
         self._config, self._others, self._outputs = config, transforms, outputs
         self._warn, self._prior, self._camera, self._clock = warn, prior, camera, clock
-        self._plan: scene_output.TfPlan | None = None
+        self._plan: TfPlan | None = None
         self._last: dict[str, _LastTransform] = {}  # by child frame
         self._children_of_camera: dict[str, set[str]] = {}  # children
         # Parents of all child frames that we have ever published, the newest last.
@@ -370,11 +369,11 @@ class TfOutput:
             return [(self._outputs.odom_frame, frame.frame_id, T_odom_optical)]
         return []
 
-    def _decide(self, frame: TrackedFrame) -> scene_output.TfPlan:
+    def _decide(self, frame: TrackedFrame) -> TfPlan:
         requested = self._config.tf.publish
         if self._camera:
             requested = "camera" if requested in ("auto", "camera") else "none"
-        plan = scene_output.plan(
+        plan = plan(
             requested, self._frames(frame), self._others, metric=frame.scale.metric,
             prior=self._prior,
             corrected=self._config.pipeline.pose_prior.corrections == "tf",
@@ -387,14 +386,14 @@ class TfOutput:
     def _motion_edges(self, frame: TrackedFrame) -> list[Edge]:
         assert self._plan is not None
         T_map_optical = self._outputs.T_map_world @ frame.T_world_camera
-        return scene_output.edges(
+        return edges(
             self._plan.mode, self._frames(frame), self._others, T_map_optical, frame.stamp_ns,
             self._outputs.T_map_odom(frame), lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
 
-    def _frames(self, frame: TrackedFrame) -> scene_output.Frames:
+    def _frames(self, frame: TrackedFrame) -> Frames:
         base = "" if self._camera else self._config.base_frame
-        return scene_output.Frames(
+        return Frames(
             self._outputs.map_frame, self._outputs.odom_frame, base, frame.frame_id
         )
 
