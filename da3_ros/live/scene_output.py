@@ -109,7 +109,7 @@ class TfPlan:
     warning: str = ""
 
 
-def plan(
+def tf_plan(
     requested: str,
     frames: Frames,
     others: TransformTree,
@@ -145,7 +145,7 @@ def plan(
     return TfPlan("none", "no transform is published: " + "; ".join(reasons.values()))
 
 
-def edges(
+def tf_edges(
     mode: str,
     frames: Frames,
     others: TransformTree,
@@ -373,7 +373,7 @@ class TfOutput:
         requested = self._config.tf.publish
         if self._camera:
             requested = "camera" if requested in ("auto", "camera") else "none"
-        plan = plan(
+        plan = tf_plan(
             requested, self._frames(frame), self._others, metric=frame.scale.metric,
             prior=self._prior,
             corrected=self._config.pipeline.pose_prior.corrections == "tf",
@@ -386,16 +386,14 @@ class TfOutput:
     def _motion_edges(self, frame: TrackedFrame) -> list[Edge]:
         assert self._plan is not None
         T_map_optical = self._outputs.T_map_world @ frame.T_world_camera
-        return edges(
+        return tf_edges(
             self._plan.mode, self._frames(frame), self._others, T_map_optical, frame.stamp_ns,
             self._outputs.T_map_odom(frame), lambda child: self._parent(child, frame.stamp_ns),
         )  # fmt: skip
 
     def _frames(self, frame: TrackedFrame) -> Frames:
         base = "" if self._camera else self._config.base_frame
-        return Frames(
-            self._outputs.map_frame, self._outputs.odom_frame, base, frame.frame_id
-        )
+        return Frames(self._outputs.map_frame, self._outputs.odom_frame, base, frame.frame_id)
 
 
 def level_of(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from da3_ros.live.scene_output import Frames, edges, plan
+from da3_ros.live.scene_output import Frames, tf_edges, tf_plan
 from da3_ros.sensors.transform_tree import TransformError, TransformTree
 
 ALONE = Frames("map", "odom", "", "camera_optical")
@@ -36,13 +36,13 @@ LOCALISER = ("odom", "base_link", pose(1, 2, 0, (0, 0, 30)), False)
 
 def published(mode, frames, others, T_map_odom=None):
     T_map_odom = np.eye(4) if T_map_odom is None else T_map_odom
-    made = edges(mode, frames, others, T_MAP_OPTICAL, STAMP, T_map_odom)
+    made = tf_edges(mode, frames, others, T_MAP_OPTICAL, STAMP, T_map_odom)
     return {(p, c): T for p, c, T in made}
 
 
 def test_alone_the_camera_hangs_under_odom():
     others = TransformTree()
-    assert plan("auto", ALONE, others, metric=False).mode == "camera"
+    assert tf_plan("auto", ALONE, others, metric=False).mode == "camera"
     out = published("camera", ALONE, others)
     np.testing.assert_array_equal(out["map", "odom"], np.eye(4))
     np.testing.assert_array_equal(out["odom", "camera_optical"], T_MAP_OPTICAL)
@@ -51,11 +51,11 @@ def test_alone_the_camera_hangs_under_odom():
 @pytest.mark.parametrize("frames", [ALONE, ROBOT])
 def test_motion_from_a_pose_prior_is_its_owners_to_publish(frames):
     """Even where the owner publishes a topic and no transform."""
-    decision = plan("auto", frames, tree(MOUNT), metric=True, prior=True)
+    decision = tf_plan("auto", frames, tree(MOUNT), metric=True, prior=True)
     assert decision.mode == "none"
     assert "pose prior" in decision.warning
-    assert plan("camera", frames, tree(MOUNT), metric=True, prior=True).mode == "none"
-    decision = plan("auto", ROBOT, tree(MOUNT, LOCALISER), metric=True, prior=True)
+    assert tf_plan("camera", frames, tree(MOUNT), metric=True, prior=True).mode == "none"
+    decision = tf_plan("auto", ROBOT, tree(MOUNT, LOCALISER), metric=True, prior=True)
     assert decision.mode == "map_only"
 
 
@@ -71,7 +71,7 @@ def test_corrections_of_the_map_go_between_map_and_odom(mode):
 
 def test_with_base_and_mount_base_moves_and_camera_follows():
     others = tree(MOUNT)
-    assert plan("auto", ROBOT, others, metric=True).mode == "base"
+    assert tf_plan("auto", ROBOT, others, metric=True).mode == "base"
     out = published("base", ROBOT, others)
     chain = out["odom", "base_link"] @ T_BASE_OPTICAL
     np.testing.assert_allclose(chain, T_MAP_OPTICAL, atol=1e-12)
@@ -80,7 +80,7 @@ def test_with_base_and_mount_base_moves_and_camera_follows():
 
 def test_beside_a_localiser_only_the_map_is_placed():
     others = tree(MOUNT, LOCALISER)
-    assert plan("auto", ROBOT, others, metric=True).mode == "map_only"
+    assert tf_plan("auto", ROBOT, others, metric=True).mode == "map_only"
     out = published("map_only", ROBOT, others)
     assert set(out) == {("map", "odom")}
     chain = out["map", "odom"] @ LOCALISER[2] @ T_BASE_OPTICAL
@@ -89,7 +89,7 @@ def test_beside_a_localiser_only_the_map_is_placed():
 
 def test_a_parented_camera_is_left_alone_with_one_warning():
     others = tree(("gimbal", "camera_optical", pose(), True))
-    chosen = plan("auto", ALONE, others, metric=True)
+    chosen = tf_plan("auto", ALONE, others, metric=True)
     assert chosen.mode == "none"
     assert "gimbal is already the parent of camera_optical" in chosen.warning
     assert published("none", ALONE, others) == {}
@@ -97,7 +97,7 @@ def test_a_parented_camera_is_left_alone_with_one_warning():
 
 @pytest.mark.parametrize("others", [tree(MOUNT), tree(MOUNT, LOCALISER)])
 def test_an_unknown_scale_is_never_attached_to_a_robot(others):
-    chosen = plan("auto", ROBOT, others, metric=False)
+    chosen = tf_plan("auto", ROBOT, others, metric=False)
     assert chosen.mode == "none"
     assert "the scale is unknown" in chosen.warning
 
@@ -115,28 +115,28 @@ def test_an_unknown_scale_is_never_attached_to_a_robot(others):
 )
 def test_unknown_scale_goes_under_no_odom_of_a_robot(frames, requested, edge):
     """Nobody parents the camera; its lengths would stand in the robot's tree all the same."""
-    chosen = plan(requested, frames, tree(edge), metric=False)
+    chosen = tf_plan(requested, frames, tree(edge), metric=False)
     assert chosen.mode == "none"
     used = "map" if {"earth", "beacon"} & set(edge[:2]) else "odom"
     assert f"the scale is unknown and {used} is part of a robot" in chosen.warning
-    assert plan(requested, frames, tree(edge), metric=True).mode == "camera"
+    assert tf_plan(requested, frames, tree(edge), metric=True).mode == "camera"
 
 
 @pytest.mark.parametrize("requested", ["base", "camera", "map_only"])
 def test_a_request_that_breaks_the_tree_is_refused_with_reason(requested):
     others = tree(MOUNT, LOCALISER, ("map", "odom", pose(), False))
-    chosen = plan(requested, ROBOT, others, metric=True)
+    chosen = tf_plan(requested, ROBOT, others, metric=True)
     assert chosen.mode == "none"
     assert chosen.warning.startswith(f"tf.publish is {requested}, but ")
     assert "is already the parent of" in chosen.warning
 
 
 def test_a_request_is_followed_where_it_fits_and_none_is_silent():
-    assert plan("base", ROBOT, tree(MOUNT), metric=True).mode == "base"
-    assert plan("none", ROBOT, tree(MOUNT), metric=True) == plan(
+    assert tf_plan("base", ROBOT, tree(MOUNT), metric=True).mode == "base"
+    assert tf_plan("none", ROBOT, tree(MOUNT), metric=True) == tf_plan(
         "none", ALONE, TransformTree(), metric=False
     )
-    assert not plan("none", ALONE, TransformTree(), metric=False).warning
+    assert not tf_plan("none", ALONE, TransformTree(), metric=False).warning
 
 
 def test_an_owner_of_odom_keeps_the_map_to_himself():
@@ -147,15 +147,15 @@ def test_an_owner_of_odom_keeps_the_map_to_himself():
 def test_a_localiser_that_lags_is_an_error_and_no_guess():
     others = tree(MOUNT, LOCALISER)
     with pytest.raises(TransformError, match="after the known history"):
-        edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))
+        tf_edges("map_only", ROBOT, others, T_MAP_OPTICAL, STAMP + 10**9, np.eye(4))
 
 
 def test_the_transform_of_a_followed_slam_is_never_published():
     """Also before its first one has arrived."""
     robot = tree(MOUNT, LOCALISER)
-    assert plan("auto", ROBOT, robot, metric=True, prior=True).mode == "map_only"
-    found = plan("auto", ROBOT, robot, metric=True, prior=True, corrected=True)
+    assert tf_plan("auto", ROBOT, robot, metric=True, prior=True).mode == "map_only"
+    found = tf_plan("auto", ROBOT, robot, metric=True, prior=True, corrected=True)
     assert found.mode == "none"
     assert "the other SLAM that is followed publishes" in found.warning
-    asked = plan("map_only", ROBOT, robot, metric=True, prior=True, corrected=True)
+    asked = tf_plan("map_only", ROBOT, robot, metric=True, prior=True, corrected=True)
     assert asked.mode == "none"
