@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from da3_ros.network import MODELS, ModelSpec, Network
 from da3_ros.network.backbone import Block, RopeTable
 from da3_ros.network.build import network_of, parts
+from da3_ros.network.head import Dense, DualDptHead
 from da3_ros.network.int8 import int8_saving
 from da3_ros.network.model import Chunks
 from da3_ros.network.monocular import MonocularDepth
@@ -126,6 +127,8 @@ def _meta_network(spec: ModelSpec, dtype: torch.dtype, poses: bool, gaussians: b
         drop_camera_encoder(network)
     for block in (m for m in network.modules() if isinstance(m, Block)):
         block.forward = _CachedBlock(block)  # type: ignore[method-assign]
+    for head in (m for m in network.modules() if isinstance(m, DualDptHead)):
+        head._frames = _CachedFrames(head)  # type: ignore[method-assign]
     if dtype != torch.int8:  # int8 computes in fp32 around the products, and needs data
         convert(network, dtype)
     return network
@@ -194,6 +197,32 @@ class _CachedBlock:
         return self._block.attn.heads, weights
 
 
+class _CachedFrames:
+    """Replaces a head's ``_frames``, which runs for a few frames at a time, in the same way."""
+
+    def __init__(self, head: DualDptHead) -> None:
+        self._run, self._tables = head._frames, head._uv
+
+    def __call__(self, projected: list[Tensor], size: tuple[int, int], rays: bool) -> Dense:
+        ledger = _Ledger.open
+        if ledger is None:
+            return self._run(projected, size, rays)
+        kind = (self, size, rays, *((x.shape, x.stride(), x.dtype) for x in projected))
+        if kind in ledger.known:
+            noted, out = ledger.known[kind]
+            ledger.repeat(noted, first=False)
+            return Dense(*(torch.empty_strided(*x[:2], dtype=x[2], device="meta") for x in out))
+        tables = len(self._tables)
+        with ledger.measure_block() as noted:
+            result = self._run(projected, size, rays)
+        if len(self._tables) == tables:  # what makes tables of positions needs more
+            made = [x for x in result if x is not None]
+            out = [(x.shape, x.stride(), x.dtype) for x in made]
+            kept = noted.retained - sum(x.nbytes for x in made)
+            ledger.known[kind] = _BlockMemory(noted.peak, kept), out
+        return result
+
+
 def _resized(x: Tensor, size: list[int] | None, corners: bool, scales: Any = None) -> Tensor:
     """The result of a resize."""
     H, W = size or (int(n * s) for n, s in zip(x.shape[2:], scales, strict=True))
@@ -203,7 +232,8 @@ def _resized(x: Tensor, size: list[int] | None, corners: bool, scales: Any = Non
 
 def _alike(x: Tensor, *_: Any) -> Tensor:
     """The result of an activation."""
-    return torch.empty_like(x)
+    dense = _dense_alike(x)
+    return torch.empty_like(x) if dense is None else dense
 
 
 def _normalized(x: Tensor, *_: Any) -> Tensor:
@@ -216,15 +246,71 @@ def _projected(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+def _dense_alike(x: Tensor, *others: Any) -> Tensor | None:
+    """The result of an elementwise operation, if it is laid out as its first operand.
+
+    None where that takes more to see: PyTorch's own code runs then.
+    """
+    if not (x.is_contiguous() or _is_channels_last(x)):
+        return None
+    if not all(_joins(x, other) for other in others):
+        return None
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _joins(x: Tensor, other: Any) -> bool:
+    """Whether this other operand changes neither shape nor type of the result."""
+    if not isinstance(other, Tensor):
+        return x.is_floating_point() and isinstance(other, float | int)
+    here, there = x.shape[x.dim() - other.dim() :], other.shape
+    fits = other.dim() <= x.dim() and all(b in (1, a) for a, b in zip(here, there, strict=True))
+    return fits and other.dtype == x.dtype
+
+
+def _chosen(condition: Tensor, x: Tensor, other: Any) -> Tensor | None:
+    """The result of a choice between a tensor and a number."""
+    return _dense_alike(x, other) if condition.shape == x.shape else None
+
+
+def _convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    *dilation: Any,
+) -> Tensor | None:
+    """The result of a convolution; contiguous, as of all on meta tensors."""
+    if dilation and (len(dilation) > 1 or {*dilation[0]} != {1}):
+        return None
+    steps = zip(x.shape[2:], weight.shape[2:], _pair(stride), _pair(padding), strict=True)
+    return x.new_empty((len(x), len(weight), *((n + 2 * p - k) // s + 1 for n, k, s, p in steps)))
+
+
+def _pair(values: Sequence[int]) -> Sequence[int]:
+    """One value stands for both directions."""
+    return values if len(values) == 2 else (*values, *values)
+
+
 # PyTorch computes the shapes of these results in slow Python code; without the shortcuts that is
-# most of a prediction's time.
-_SHORTCUTS: dict[Any, Callable[..., Any]] = {
+# most of a prediction's time. None: this case has no shortcut.
+_SHORTCUTS: dict[Any, Callable[..., Tensor | None]] = {
     torch.ops.aten.upsample_bilinear2d.vec: _resized,
     torch.ops.aten.upsample_bicubic2d.vec: _resized,
     torch.ops.aten.linear.default: _projected,
     torch.ops.aten.layer_norm.default: _normalized,
     torch.ops.aten.gelu.default: _alike,
     torch.ops.aten.relu.default: _alike,
+    torch.ops.aten.add.Tensor: _dense_alike,
+    torch.ops.aten.sub.Tensor: _dense_alike,
+    torch.ops.aten.mul.Tensor: _dense_alike,
+    torch.ops.aten.neg.default: _dense_alike,
+    torch.ops.aten.where.ScalarOther: _chosen,
+    torch.ops.aten.conv2d.default: _convolved,
 }
 
 
@@ -256,7 +342,9 @@ class _Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         shortcut = _SHORTCUTS.get(func)
-        out = shortcut(*args) if shortcut else func(*args, **(kwargs or {}))
+        out = shortcut(*args) if shortcut else None
+        if out is None:
+            out = func(*args, **(kwargs or {}))
         for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._note(tensor)

@@ -221,9 +221,10 @@ def test_blocks_counted_once_need_what_each_of_them_needs(monkeypatch, model, dt
         for chunks, poses in ((Chunks(8), False), (Chunks(1, 4, 8192), model == "da3-small"))
     ]
     found = [footprint(shape) for shape in shapes]
-    monkeypatch.setattr(
-        module._CachedBlock, "__call__", lambda self, *arguments: self._run(*arguments)
-    )
+    for counted_once in (module._CachedBlock, module._CachedFrames):
+        monkeypatch.setattr(
+            counted_once, "__call__", lambda self, *arguments: self._run(*arguments)
+        )
     cached_footprint.cache_clear()
     assert [footprint(shape) for shape in shapes] == found
 
@@ -328,6 +329,7 @@ def test_shortcuts_give_what_the_operations_give(dtype):
     rows, image = torch.randn(2, 5, 8).to(dtype), torch.randn(2, 3, 6, 4).to(dtype)
     last = image.contiguous(memory_format=torch.channels_last)
     weight, bias = torch.randn(7, 8).to(dtype), torch.randn(7).to(dtype)
+    kernel = torch.randn(7, 3, 3, 2).to(dtype)
     cases = [
         (aten.linear.default, (rows, weight, bias)),
         (aten.linear.default, (rows[:, 1:4], weight)),
@@ -337,6 +339,13 @@ def test_shortcuts_give_what_the_operations_give(dtype):
         *((op, (x,)) for op in (aten.relu.default, aten.gelu.default) for x in (image, last)),
         (aten.upsample_bilinear2d.vec, (last, [9, 5], False, None)),
         (aten.upsample_bicubic2d.vec, (image, None, False, [1.5, 2.0])),
+        *((op, (x, image)) for op in (aten.add.Tensor, aten.sub.Tensor) for x in (image, last)),
+        *((aten.mul.Tensor, (rows, other)) for other in (rows, rows[:, :1], weight[0], 2, 0.5)),
+        (aten.neg.default, (last,)),
+        (aten.where.ScalarOther, (rows > 0, rows, float("nan"))),
+        (aten.conv2d.default, (image, kernel, bias, [2, 2], [1, 1])),
+        (aten.conv2d.default, (image, kernel, None, [3])),
+        (aten.conv2d.default, (image, kernel)),
     ]
     assert {op for op, _ in cases} == set(module._SHORTCUTS)
     for op, args in cases:
@@ -344,3 +353,22 @@ def test_shortcuts_give_what_the_operations_give(dtype):
         found, wanted = module._SHORTCUTS[op](*meta), op(*args)
         assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), op
         assert found.stride() == wanted.stride(), op
+
+
+def test_what_a_shortcut_cannot_tell_is_left_to_the_operation():
+    """Operands that change type, shape or layout of the result."""
+    aten = torch.ops.aten
+    x, image = torch.ones(2, 3, device="meta"), torch.ones(1, 2, 5, 5, device="meta")
+    kernel = torch.ones(4, 1, 3, 3, device="meta")
+    for op, args in (
+        (aten.add.Tensor, (x, x.double())),
+        (aten.mul.Tensor, (x[:1], x)),
+        (aten.mul.Tensor, (x[0], x)),
+        (aten.mul.Tensor, (x.int(), 0.5)),
+        (aten.sub.Tensor, (x.t(), x.t())),
+        (aten.neg.default, (x[:, :2],)),
+        (aten.where.ScalarOther, (x[:, :1] > 0, x[0], 0.0)),
+        (aten.conv2d.default, (image, kernel, None, [1, 1], [0, 0], [2, 2])),
+        (aten.conv2d.default, (image, kernel, None, [1, 1], [0, 0], [1, 1], 2)),
+    ):
+        assert module._SHORTCUTS[op](*args) is None, (op, args)
