@@ -15,8 +15,9 @@ ENV := set +u; source tools/env.sh || exit 1; set -u;
 # 10 to 99: above 101, Linux may give the ports of a domain to others.
 ALONE := export ROS_DOMAIN_ID=$$((RANDOM % 90 + 10)) \
   $(if $(filter humble,$(ROS_DISTRO)),ROS_LOCALHOST_ONLY=1,ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST);
-# Workers: see test/conftest.py. A worker that has nothing left takes from the others.
-PYTEST := python -m pytest --timeout 900 --dist worksteal --durations 30
+# Workers: see test/conftest.py. A worker that has nothing left takes from the others. Bytecode is
+# kept also where the environment forbids it: else each worker translates all tests in each run.
+PYTEST := PYTHONDONTWRITEBYTECODE= python -m pytest --timeout 900 --dist worksteal --durations 30
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18

@@ -1,6 +1,7 @@
 """Shared by all tests: where recordings are, what to skip, and one part of the machine for each
 of the processes that run tests."""
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items):
 
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_collection_finish():
+    """What is there now stays to the end: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish():

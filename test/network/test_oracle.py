@@ -35,7 +35,7 @@ def assert_equal(found, record, label):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", long_after(1, [0, 1]))
 def test_tiny_equals_the_reference_for_every_strategy(seed, record_property):
     """da3-tiny equals the reference for every strategy and one to six views."""
     ours, theirs = pair("da3-tiny", seed)
@@ -46,7 +46,7 @@ def test_tiny_equals_the_reference_for_every_strategy(seed, record_property):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", long_after(1, [0, 1]))
 def test_small_equals_the_reference_for_every_strategy(seed, record_property):
     ours, theirs = pair("da3-small", seed, packaged=True)
     for n in (1, 2, 4, 6):
@@ -56,8 +56,11 @@ def test_small_equals_the_reference_for_every_strategy(seed, record_property):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["da3-small", "da3-base"])
-@pytest.mark.parametrize("shape", ["wide", "tall"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    long_after(2, [("da3-small", "tall"), ("da3-base", "wide"), ("da3-small", "wide"),
+                   ("da3-base", "tall")]),
+)  # fmt: skip
 def test_full_model_equals_the_reference(model, shape, record_property):
     ours, theirs = pair(model, seed=3, packaged=True)
     found = errors(ours, theirs, images(3, SIZES[shape], 5))
