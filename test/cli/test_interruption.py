@@ -90,7 +90,7 @@ def test_nohup_keeps_a_command_alive():
 
 
 @pytest.mark.parametrize("unbuffered", long_after(1, ["", "1"]))
-@pytest.mark.parametrize("end", ["| true", "2>&1 | true", "2> >(true)"])
+@pytest.mark.parametrize("end", long_after(2, ["| true", "2> >(true)", "2>&1 | true"]))
 def test_output_that_nobody_reads_changes_no_exit_code(end, unbuffered):
     """As `| head` does, which ends before the command; 2: wrong usage, with a line about it."""
     for arguments, code in (("models", 0), ("plan -p nothing:=1", 2)):

@@ -342,11 +342,12 @@ def test_an_interrupted_merge_ends_at_once_without_a_scene(bags, fleet, tmp_path
     assert json.loads((output / "fleet.json").read_text())["merged"] is None
 
 
-def test_a_second_fleet_in_one_output_is_refused(bags, fleet, tmp_path):
+def test_a_second_fleet_in_one_output_is_refused(fleet, tmp_path):
     output = tmp_path / "out"
     output.mkdir()
+    write_synthetic_bag(tmp_path / "a", SyntheticCamera(seed=0, size=(140, 112), frames=2))
     with locked(output):
-        process = fleet(bags, "--output", output)
+        process = fleet(tmp_path / "a", "--output", output)
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == EXIT_FAILED
     assert f"another process works in {output}" in err

@@ -25,6 +25,7 @@ from da3_ros.synthetic import SyntheticCamera
 QUICK = ("model:=da3-tiny", "checkpoint:=random", "window.size:=5", "mixed_precision:=off",
          "backend:=torch")  # fmt: skip
 PARAMETERS = [word for value in (*QUICK, "process_res:=84") for word in ("-p", value)]
+FRAMES = 8  # of each recording
 OWN = {LOG, OUTCOME, "measured.json"}  # files that a single replay has not, or with other times
 
 
@@ -33,7 +34,7 @@ def bags(tmp_path_factory):
     """Two rooms in images of different size, and a bag that ends in the middle."""
     folder = tmp_path_factory.mktemp("bags")
     for name, size in (("a", (84, 70)), ("b", (84, 56))):
-        write_synthetic_bag(folder / name, SyntheticCamera(seed=3, size=size, frames=12))
+        write_synthetic_bag(folder / name, SyntheticCamera(seed=3, size=size, frames=FRAMES))
     whole = next((folder / "a").glob("*.mcap")).read_bytes()
     (folder / "cut.mcap").write_bytes(whole[: len(whole) * 2 // 3])
     (folder / "noise.mcap").write_bytes(bytes(5000))
@@ -74,7 +75,7 @@ def test_results_equal_those_of_single_replays(bags, tmp_path, monkeypatch, valu
     worker, jobs = opened(bags, tmp_path / "fleet", **values)
     found = {name: worker.run(jobs[name], 1) for name in ("a", "noise", "b", "cut")}
     assert [found[name].state for name in "ab"] == [COMPLETE, COMPLETE]
-    assert found["a"].frames == 12
+    assert found["a"].frames == FRAMES
     assert len(loads) == 1
     more = [word for name, value in values.items() for word in ("-p", f"{name}:={value}")]
     for name in "b" if values is METRES else "ab":  # the one after another recording
@@ -107,7 +108,7 @@ def test_damaged_and_unreadable_recordings_say_why(bags, tmp_path):
     worker, jobs = opened(bags, tmp_path)
     cut, noise = worker.run(jobs["cut"], 1), worker.run(jobs["noise"], 2)
     assert cut.state == DAMAGED
-    assert 0 < cut.frames < 12
+    assert 0 < cut.frames < FRAMES
     assert cut.reason
     assert (noise.state, noise.frames, noise.attempts) == (FAILED, 0, 2)
     assert "noise.mcap" in noise.reason
@@ -202,7 +203,7 @@ def test_progress_counts_frames(bags, tmp_path, monkeypatch):
     note = worker._note
     monkeypatch.setattr(worker, "_note", lambda *n: (note(*n), seen.append(worker.progress())))
     worker.run(jobs["a"], 1)
-    assert seen == [(i + 1, 12) for i in range(12)]
+    assert seen == [(i + 1, FRAMES) for i in range(FRAMES)]
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path):

@@ -101,7 +101,7 @@ def test_what_was_stored_is_read_back(tmp_path):
         np.testing.assert_array_equal(scene.map.T_map_world, T)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_a_journal_cut_at_any_byte_costs_the_last_keyframe_at_most(tmp_path, count):
     writer = StoreWriter(tmp_path / "whole")
     writer.place(PLACES)

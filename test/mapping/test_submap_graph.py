@@ -404,7 +404,7 @@ def test_a_camera_that_stands_still_takes_no_memory():
 def test_a_long_way_takes_bounded_memory(monkeypatch):
     monkeypatch.setattr("da3_ros.mapping.loop_keyframes.MAX_KEYFRAMES", 30)
     stage, held = LoopClosure(), []
-    for n in range(16 * 300):
+    for n in range(16 * 180):
         still(stage, 1)
         keyframe(stage, n)
         stage.try_close_loop(n, LoopConfig(), 1, None, WindowAligner(), False)

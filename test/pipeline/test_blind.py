@@ -81,7 +81,7 @@ def test_a_frame_that_shows_nothing_moves_nothing(fault):
 
 
 @pytest.mark.parametrize("refine", [False, True])
-@pytest.mark.parametrize("fault", long_after(3, ["black", "noise", *PARTIAL, "frozen", "defocus"]))
+@pytest.mark.parametrize("fault", long_after(1, ["black", "noise", *PARTIAL, "frozen", "defocus"]))
 def test_odometry_and_map_stay_right(fault, refine):
     clean = faulty_run("none", length=0, refine=refine)
     _, results, found = faulty_run(fault, refine=refine)

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.ring import STEP_NS, descriptor_at, walked
 from support.sessions import LATER, errors, opened, push, resumed, saved
 
@@ -59,8 +60,9 @@ def rounds(ring, count, first_ns=LATER):
     ]
 
 
-def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring, tmp_path):
-    walk = rounds(ring, 3)[20:]
+@pytest.mark.parametrize("count", long_after(1, [2, 3]))
+def test_the_camera_is_followed_for_rounds_and_the_map_stays(folder, known, ring, tmp_path, count):
+    walk = rounds(ring, count)[20:]
     pipeline = resumed(folder, known, walk, metric=True, **LOCALIZE)
     before = pipeline.snapshot()
     results = push(pipeline, walk[:30])

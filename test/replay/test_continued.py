@@ -142,7 +142,8 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", long_after(1, CASES))
 def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path, case):
-    arguments, options = CASES[case], {"camera": "/camera/image_raw", "pictures": True}
+    arguments = CASES[case]
+    options = {"camera": "/camera/image_raw", "pictures": True, "end_s": 4.5}
     windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
     output = tmp_path / "parts"
     ran = run(bag, output, camera, *arguments, at=9, **options)
@@ -297,7 +298,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_state", full)
-    run(bag, tmp_path / "out", camera, camera="/camera/image_raw")
+    run(bag, tmp_path / "out", camera, camera="/camera/image_raw", end_s=1.0)
     assert "no checkpoint could be saved" in caplog.text
     assert (tmp_path / "out" / "trajectory.tum").exists()
 
@@ -397,7 +398,7 @@ def test_finished_results_of_another_run_are_not_taken(often, camera, bag, tmp_p
 
 
 def test_an_output_in_the_recordings_folder_is_continued(often, camera, bag, tmp_path):
-    copy, one = tmp_path / "bag", {"camera": "/camera/image_raw", "end_s": 2.0}
+    copy, one = tmp_path / "bag", {"camera": "/camera/image_raw", "end_s": 1.5}
     shutil.copytree(bag, copy)
     windows = run(copy, tmp_path / "whole", camera, **one)
     run(copy, copy / "out", camera, at=3, **one)
@@ -525,7 +526,7 @@ def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
 @pytest.mark.parametrize("kill", long_after(1, [signal.SIGKILL, signal.SIGINT]))
 def test_a_killed_replay_goes_on(bag, tmp_path, kill):
     output = tmp_path / "out"
-    arguments = ["replay", str(bag), "--camera", "/camera/image_raw"]
+    arguments = ["replay", str(bag), "--camera", "/camera/image_raw", "--end", "4.0"]
     arguments += [x for a in ("model:=da3-tiny", "process_res:=84", "backend:=torch",
                               "mixed_precision:=off") for x in ("-p", a)]  # fmt: skip
     killed = subprocess.Popen(
