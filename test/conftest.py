@@ -93,6 +93,21 @@ def rendered_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def detected_once():
+    """Features of every image are detected once in this process; not where the time counts."""
+    from support.detections import features_once
+
+    from da3_ros.merging import stored_alignment
+    from da3_ros.refinement import refiner
+
+    detector = features_once()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (refiner, stored_alignment):
+            patch.setattr(module, "FeatureDetector", detector)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def sessions_on_torch():
     """In this process `backend: auto` is torch: building an engine takes ten seconds.
 
