@@ -20,7 +20,9 @@ def features_once():
             key = content_key(self.most, self.most_pixels, image, usable)
             if key not in kept:
                 kept[key] = super().__call__(image, usable)
-                while sum(f.pixel.nbytes + f.descriptor.nbytes for f in kept.values()) > MOST_BYTES:
+                while (
+                    sum(f.pixel.nbytes + f.descriptor.nbytes for f in kept.values()) > MOST_BYTES
+                ):
                     kept.popitem(last=False)
             kept.move_to_end(key)
             found = kept[key]
