@@ -58,7 +58,7 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSession:
     """The loaded networks, and the times of loading and warm-up."""
 
     session: InferenceSession
@@ -90,7 +90,7 @@ def bench(options: BenchOptions, settings: NodeConfig) -> str:
     return as_text(report)
 
 
-def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
+def _open(config: PipelineConfig, image: tuple[int, int]) -> OpenedSession:
     start = time.perf_counter()
     session, metric_model = open_networks(config)
     joint = config.window.mode == "joint"
@@ -101,7 +101,7 @@ def _open(config: PipelineConfig, image: tuple[int, int]) -> Opened:
         raise BenchError(f"--size: {error}") from error
     loaded = time.perf_counter()
     session.warm_up(config.window.size, config.window.new * cameras, image=image)
-    return Opened(session, metric_model, loaded - start, time.perf_counter() - loaded)
+    return OpenedSession(session, metric_model, loaded - start, time.perf_counter() - loaded)
 
 
 def _without_weights(config: PipelineConfig) -> str:
@@ -110,7 +110,9 @@ def _without_weights(config: PipelineConfig) -> str:
     return f"Speed does not depend on weights: -p checkpoint:=random{also} measures without them"
 
 
-def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> dict[str, Any]:
+def _measured(
+    config: PipelineConfig, options: BenchOptions, opened: OpenedSession
+) -> dict[str, Any]:
     """Returns the content of table and file."""
     session = opened.session
     assert session.plan is not None
@@ -139,7 +141,7 @@ def _measured(config: PipelineConfig, options: BenchOptions, opened: Opened) -> 
     }  # fmt: skip
 
 
-def _metric_model_s(opened: Opened, speed: Speed) -> float | None:
+def _metric_model_s(opened: OpenedSession, speed: Speed) -> float | None:
     """Returns the seconds that the metric model takes per window; None if it is not used."""
     session, metric_model = opened.session, opened.metric_model
     if metric_model is None or session.plan is None:
@@ -199,7 +201,7 @@ def _fallback(session: InferenceSession) -> list[str]:
     return [f"out of memory: {fallback.current.text}"] if fallback.level else []
 
 
-def _times(speed: Speed, opened: Opened, metric_s: float | None) -> dict[str, Any]:
+def _times(speed: Speed, opened: OpenedSession, metric_s: float | None) -> dict[str, Any]:
     """Returns milliseconds. ``new_frame`` is a frame's share of its window, not its latency."""
     window = {f"p{q}": 1e3 * speed.percentile(q) for q in PERCENTILES}
     unseen = sorted(speed.unseen_s)

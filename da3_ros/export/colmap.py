@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from da3_ros.export.atomic_files import files_in
 from da3_ros.export.selection import ExportError, Points, Progress
-from da3_ros.export.track_points import NO_POINTS, TrackPoints
+from da3_ros.export.track_points import NO_POINTS, TriangulatedTracks
 from da3_ros.geometry.poses import invert_pose, quaternion_from_matrix
 from da3_ros.mapping.scene import Scene, jpeg_bytes
 from da3_ros.types import Array
@@ -66,7 +66,7 @@ def write_colmap(scene: Scene, points: Points, folder: Path, progress: Progress)
 
 
 def write_model(
-    images: Sequence[ModelImage], tracked: TrackPoints, scene: Scene, points: Points,
+    images: Sequence[ModelImage], tracked: TriangulatedTracks, scene: Scene, points: Points,
     folder: Path, progress: Progress,
 ) -> None:  # fmt: skip
     """Writes the text files: points with tracks first, then those of the scene, without.
@@ -176,7 +176,7 @@ def _write_images(path: Path, images: Sequence[ModelImage], cameras: Sequence[in
             text.write(" ".join(seen) + "\n")
 
 
-def _track_rows(images: Sequence[ModelImage], tracked: TrackPoints) -> Iterable[str]:
+def _track_rows(images: Sequence[ModelImage], tracked: TriangulatedTracks) -> Iterable[str]:
     """Yields the rows of points with tracks."""
     seen: list[list[str]] = [[] for _ in range(len(tracked))]
     for number, image in enumerate(images, start=1):

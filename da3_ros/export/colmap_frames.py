@@ -30,7 +30,7 @@ from da3_ros.export.colmap import (
 from da3_ros.export.derived import file_names
 from da3_ros.export.selection import Points, Progress, Selection
 from da3_ros.export.stored_depth import Readable
-from da3_ros.export.track_points import OBSERVATION, Cameras, TrackPoints, triangulated
+from da3_ros.export.track_points import OBSERVATION, Cameras, TriangulatedTracks, triangulated
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import resize_K
 from da3_ros.keyframe_store.keyframe import Keyframe
@@ -113,8 +113,8 @@ def _at(values: NDArray[Any], found: Keyframe) -> NDArray[Any]:
 
 
 def _cropped(
-    tracked: TrackPoints, of_rows: NDArray[np.int64], crop: Sequence[float]
-) -> tuple[TrackPoints, NDArray[np.int64]]:
+    tracked: TriangulatedTracks, of_rows: NDArray[np.int64], crop: Sequence[float]
+) -> tuple[TriangulatedTracks, NDArray[np.int64]]:
     """Returns the points inside the box, and the point of each observation, -1 for none."""
     if not any(crop):
         return tracked, of_rows

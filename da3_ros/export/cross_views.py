@@ -50,7 +50,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class _Voter:
+class _CrossViewVoter:
     view: DepthView
     points: FloatImage  # [M, 3] an even choice of what it sees, in its camera
 
@@ -64,7 +64,7 @@ class CrossViews:
         self._T = np.array([one.T_map_camera for one in keyframes]).reshape(-1, 4, 4)
         self._tree = cKDTree(self._T[:, :3, 3])
         self._found: OrderedDict[int, tuple[NDArray[np.uint8], float]] = OrderedDict()
-        self._views: OrderedDict[int, _Voter] = OrderedDict()
+        self._views: OrderedDict[int, _CrossViewVoter] = OrderedDict()
 
     def judge(self, one: Readable, keyframe: Keyframe) -> Judged:
         """Returns a keyframe's depth that passes the filters, as the others see it.
@@ -141,13 +141,13 @@ class CrossViews:
     def _pose(self, j: int) -> FramePose:
         return self._keyframes[j].stored.frames[self._keyframes[j].key]
 
-    def _view(self, j: int) -> _Voter:
+    def _view(self, j: int) -> _CrossViewVoter:
         if j not in self._views:
             keyframe = self._keyframes[j].load()
             depth = self._keyframes[j].depth_of(keyframe)
             view = depth_view(depth, keyframe.confidence, keyframe.pose.K)
             points = backproject(depth, keyframe.pose.K)[np.isfinite(depth)]
-            self._views[j] = _Voter(view, points[:: max(1, len(points) // SAMPLE)].copy())
+            self._views[j] = _CrossViewVoter(view, points[:: max(1, len(points) // SAMPLE)].copy())
             if len(self._views) > CACHED:
                 self._views.popitem(last=False)
         self._views.move_to_end(j)

@@ -64,7 +64,7 @@ def derived_scene(
     part_of = {p.id: p.part for p in stored.places.values()}
     return Scene(
         tuple(clouds), poses_of(stored).moved(places_of(stored)), stored.map.T_map_world,
-        StoredImages(stored, readable), part_of,
+        KeyframeImages(stored, readable), part_of,
         {p.id: p.segment for p in stored.places.values()},
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def poses_of(stored: StoredScene) -> Poses:
     return Poses(rows, cameras, tuple(leaders) or (0,))
 
 
-class StoredImages(Mapping[Shot, bytes]):
+class KeyframeImages(Mapping[Shot, bytes]):
     """The images of stored keyframes, read when they are asked for."""
 
     def __init__(self, stored: StoredScene, readable: Iterable[Readable]) -> None:

@@ -26,7 +26,7 @@ Rows = NDArray[np.void]  # [N] of OBSERVATION
 
 
 @dataclass(frozen=True, eq=False)
-class TrackPoints:
+class TriangulatedTracks:
     """Points with tracks, in the map frame."""
 
     xyz: Array  # [P, 3]
@@ -36,12 +36,12 @@ class TrackPoints:
     def __len__(self) -> int:
         return len(self.xyz)
 
-    def take(self, chosen: NDArray[Any]) -> TrackPoints:
+    def take(self, chosen: NDArray[Any]) -> TriangulatedTracks:
         """Returns the chosen points."""
-        return TrackPoints(self.xyz[chosen], self.rgb[chosen], self.error_px[chosen])
+        return TriangulatedTracks(self.xyz[chosen], self.rgb[chosen], self.error_px[chosen])
 
 
-NO_POINTS = TrackPoints(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.zeros(0))
+NO_POINTS = TriangulatedTracks(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.zeros(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Cameras:
     K: Array  # [I, 3, 3] corner rule
 
 
-def triangulated(rows: Rows, cameras: Cameras) -> tuple[TrackPoints, NDArray[np.int64]]:
+def triangulated(rows: Rows, cameras: Cameras) -> tuple[TriangulatedTracks, NDArray[np.int64]]:
     """Returns the points of tracks, and the point [N] of each observation, -1 for none.
 
     rows: observations [N] of OBSERVATION; depth in units of the map, not finite if unknown. A
@@ -68,7 +68,7 @@ def triangulated(rows: Rows, cameras: Cameras) -> tuple[TrackPoints, NDArray[np.
         point[chosen[of_rows >= 0]] = first + of_rows[of_rows >= 0]
         found.append(points)
         first += len(points)
-    return TrackPoints(
+    return TriangulatedTracks(
         np.concatenate([p.xyz for p in found]),
         np.concatenate([p.rgb for p in found]),
         np.concatenate([p.error_px for p in found]),
@@ -83,7 +83,7 @@ def _chunks(order: NDArray[np.int64], bounds: NDArray[np.int64]) -> list[NDArray
     return [piece for piece in np.split(order, np.unique(ends)) if len(piece)]
 
 
-def _solved(rows: Rows, cameras: Cameras) -> tuple[TrackPoints, NDArray[np.int64]]:
+def _solved(rows: Rows, cameras: Cameras) -> tuple[TriangulatedTracks, NDArray[np.int64]]:
     """As ``triangulated``, for rows that are sorted by track."""
     _, track = np.unique(rows["track"], return_inverse=True)
     problem = _Problem(rows, track.reshape(-1), cameras)
@@ -98,7 +98,7 @@ def _solved(rows: Rows, cameras: Cameras) -> tuple[TrackPoints, NDArray[np.int64
     number = np.cumsum(kept) - 1
     rgb = np.nan_to_num(problem.means(rows["rgb"].astype(float), good))
     error = problem.means(problem.errors_px(xyz)[:, None], good)[:, 0]
-    points = TrackPoints(xyz, np.rint(rgb).astype(np.uint8), error)
+    points = TriangulatedTracks(xyz, np.rint(rgb).astype(np.uint8), error)
     return points.take(kept), np.where(good, number[problem.track], -1)
 
 

@@ -22,7 +22,7 @@ from da3_ros.config import NodeConfig
 from da3_ros.fleet.jobs import FleetError, Job
 from da3_ros.fleet.pool import Died, Event, Finished, NotOpened, Opened, Pool, WorkerLostError
 from da3_ros.fleet.signals import signals_held
-from da3_ros.fleet.worker import Worker, locked
+from da3_ros.fleet.worker import FleetWorker, locked
 from da3_ros.merging.merge import MergeSummary
 from da3_ros.replay.results import ReplayOptions
 
@@ -275,7 +275,7 @@ class RayPool(Pool):
         # A second thread answers `progress`.
         self._actor = ray.remote(
             num_cpus=one.cpus, num_gpus=one.gpus, max_concurrency=2, max_restarts=0
-        )(Worker)
+        )(FleetWorker)
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, tuple[int, str]] = {}  # by reference: worker, and which call
         self._asked: dict[int, Any] = {}  # the call of `progress` that was not answered yet
@@ -305,7 +305,7 @@ class RayPool(Pool):
         self._pending[self._actors[worker].run.remote(job, attempt)] = (worker, "run")
 
     def merge(self, worker: int, scenes: Sequence[Path], folder: Path) -> MergeSummary:
-        """As ``Worker.merge``. Raises FleetError; WorkerLostError if the worker is gone."""
+        """As ``FleetWorker.merge``. Raises FleetError; WorkerLostError if the worker is gone."""
         with signals_held():
             reference = self._actors[worker].merge.remote(scenes, folder)
         while not self._has_answer(reference):

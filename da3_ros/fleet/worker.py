@@ -77,7 +77,7 @@ class WorkerInfo:
     opened_s: float  # seconds to load the networks
 
 
-class Worker:
+class FleetWorker:
     """Processes one recording after the other with networks that are loaded once.
 
     ``progress`` may be called by another thread.

@@ -27,7 +27,7 @@ _NOT_CAMERA_IMAGES = ("depth", "disparity", "mask", "confidence", "infra", "ther
 
 
 @dataclass(frozen=True)
-class Publisher:
+class RemotePublisher:
     """A publisher on the graph, as reported by discovery."""
 
     node: str  # full name
@@ -52,7 +52,7 @@ class Awaited:
 class Graph:
     """Publishers and nodes other than this node."""
 
-    publishers: Mapping[str, Sequence[Publisher]] = field(default_factory=dict)  # by topic
+    publishers: Mapping[str, Sequence[RemotePublisher]] = field(default_factory=dict)  # by topic
     other_nodes: int = 0
 
 
@@ -102,7 +102,7 @@ def read_graph(node: Any, awaited: Sequence[Awaited]) -> Graph:
     """
     own = (node.get_name(), node.get_namespace())
     wanted = {IMAGE, COMPRESSED, CAMERA_INFO, *(item.type for item in awaited)}
-    found: dict[str, list[Publisher]] = {}
+    found: dict[str, list[RemotePublisher]] = {}
     for topic, types in node.get_topic_names_and_types():
         alike = any(_similarity(item.topic, topic) >= _SIMILAR for item in awaited)
         if not alike and not wanted.intersection(types):
@@ -118,10 +118,10 @@ def read_graph(node: Any, awaited: Sequence[Awaited]) -> Graph:
     return Graph(found, len(names - {own}))
 
 
-def _publisher(info: Any) -> Publisher:
+def _publisher(info: Any) -> RemotePublisher:
     qos = info.qos_profile
     node = f"{info.node_namespace.rstrip('/')}/{info.node_name}"
-    return Publisher(
+    return RemotePublisher(
         node, info.topic_type, qos.reliability.name.lower(), qos.durability.name.lower()
     )
 
@@ -142,7 +142,9 @@ def _finding(item: Awaited, graph: Graph, chosen: str) -> str:
     return f"it has no publisher. Similar topics: {named}. {_remedy(item, candidates[0], graph)}"
 
 
-def _finding_with_publishers(item: Awaited, publishers: Sequence[Publisher], graph: Graph) -> str:
+def _finding_with_publishers(
+    item: Awaited, publishers: Sequence[RemotePublisher], graph: Graph
+) -> str:
     """Returns why no message comes although the topic has publishers, and the remedy."""
     fitting = [p for p in publishers if p.type == item.type]
     if not fitting:
@@ -168,7 +170,7 @@ def _finding_with_publishers(item: Awaited, publishers: Sequence[Publisher], gra
     return text
 
 
-def _conflict(item: Awaited, publisher: Publisher) -> str:
+def _conflict(item: Awaited, publisher: RemotePublisher) -> str:
     """What a publisher offers that a subscription as wanted refuses, or an empty text."""
     return " and ".join(
         f"{getattr(publisher, policy)}, this node requests {getattr(item, policy)}"
@@ -176,7 +178,7 @@ def _conflict(item: Awaited, publisher: Publisher) -> str:
     )
 
 
-def _qos_remedy(item: Awaited, publishers: Sequence[Publisher]) -> str:
+def _qos_remedy(item: Awaited, publishers: Sequence[RemotePublisher]) -> str:
     nodes = ", ".join(sorted({p.node for p in publishers}))
     durable = item.durability == "transient_local" and any(
         p.durability == "volatile" for p in publishers

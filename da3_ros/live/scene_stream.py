@@ -42,7 +42,7 @@ class RawFrame:
     camera: str = ""  # name within a rig; empty for a single camera
 
 
-class Host(Protocol):
+class StreamHost(Protocol):
     """The part of the node that a stream uses."""
 
     def publish(self, published: Published) -> None: ...
@@ -64,7 +64,7 @@ class SceneStream:
         pipeline: Pipeline,
         config: NodeConfig,
         lib: MessageLibrary,
-        host: Host,
+        host: StreamHost,
         transforms: TransformTree,
         *,
         prior: bool,
@@ -184,14 +184,14 @@ class SceneStream:
 SPARE = 4  # queue length per wanted frame, so that an even choice is possible
 
 
-class Stamped(Protocol):
+class HasStamp(Protocol):
     """An object with a header stamp in nanoseconds."""
 
     @property
     def stamp_ns(self) -> int: ...
 
 
-Item = TypeVar("Item", bound=Stamped)
+Item = TypeVar("Item", bound=HasStamp)
 
 
 class FrameQueue(Generic[Item]):

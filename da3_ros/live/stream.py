@@ -21,7 +21,7 @@ from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes
 from da3_ros.live.publish_thread import Publisher
 from da3_ros.live.saved_scenes import scenes_at_start
-from da3_ros.live.scene_stream import Host, RawFrame, SceneStream, ThreadSafeCounter
+from da3_ros.live.scene_stream import RawFrame, SceneStream, StreamHost, ThreadSafeCounter
 from da3_ros.live.stored_exports import StoredSoFar
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.submaps import Snapshot
@@ -41,7 +41,7 @@ from da3_ros.types import Frame, TrackedFrame, WindowReport
 log = logging.getLogger(__name__)
 
 
-__all__ = ["Host", "RawFrame", "Stream"]
+__all__ = ["RawFrame", "Stream", "StreamHost"]
 
 
 LATENCIES = 100  # newest frames whose latency is kept
@@ -58,7 +58,7 @@ class Stream:
         self,
         config: NodeConfig,
         lib: MessageLibrary,
-        host: Host,
+        host: StreamHost,
         transforms: TransformTree,
         session: Session | None = None,
     ) -> None:
@@ -457,7 +457,7 @@ class WindowChooser:
     def __init__(
         self,
         scene_streams: Mapping[str, SceneStream],
-        host: Host,
+        host: StreamHost,
         accounts: FrameAccounts,
         stages: Stages,
     ) -> None:

@@ -104,7 +104,7 @@ def aligned(
     chosen = [windows[i * len(windows) // count] for i in range(count)]
 
     def solved(places: list[Similarity], edges: list[Edge]) -> tuple[list[Similarity], float]:
-        problem = _Problem(places, edges)
+        problem = _AlignmentProblem(places, edges)
         problem.add_windows(chosen, keyframes, graph.poses, node_of)
         problem.add_cameras(cameras)
         return problem.solved(graph.metric)
@@ -115,7 +115,7 @@ def aligned(
     return places
 
 
-class _Problem:
+class _AlignmentProblem:
     """The nodes of a graph with those of cameras and windows, and all edges."""
 
     def __init__(self, places: list[Similarity], edges: list[Edge]) -> None:

@@ -27,7 +27,7 @@ from da3_ros.mapping.pose_graph import Edge
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.merging.alignment import MeasuredCamera, SceneGraph, SeenTogether, aligned
 from da3_ros.merging.inputs import InputScene
-from da3_ros.merging.scene_parts import SceneParts
+from da3_ros.merging.scene_parts import JoinedParts
 from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.types import Prediction, Window
@@ -71,7 +71,7 @@ class SceneJoiner:
     ) -> None:  # fmt: skip
         """network: None if no two scenes can recognise each other. hint: which keyframes are
         compared also if they do not look similar."""
-        self.parts = SceneParts(inputs)
+        self.parts = JoinedParts(inputs)
         self.network, self._progress, self._hint = network, progress, hint
         self._submaps = MapTable()
         self._loop_closure = LoopClosure(self._submaps)

@@ -9,7 +9,7 @@ import numpy as np
 
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.merging.joining import Group, Joined
-from da3_ros.merging.scene_parts import SceneParts
+from da3_ros.merging.scene_parts import JoinedParts
 from da3_ros.types import Array
 
 GAP = 0.2  # space beside a part at a guessed place, over the longest side of all that is placed
@@ -22,7 +22,7 @@ class Placement:
     these, level as they were. A group without metres cannot be in a metric scene: it is left out.
     """
 
-    def __init__(self, parts: SceneParts, joined: Joined, boxes: Mapping[int, Array]) -> None:
+    def __init__(self, parts: JoinedParts, joined: Joined, boxes: Mapping[int, Array]) -> None:
         """boxes: corners [8, 3] of what each submap has, in the frame of its scene."""
         self.parts = parts
         self._moves = joined.moves

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from da3_ros.merging.inputs import InputScene
 
 
-class SceneParts:
+class JoinedParts:
     """Which part and which scene a submap is in, by its id."""
 
     def __init__(self, inputs: Sequence[InputScene]) -> None:

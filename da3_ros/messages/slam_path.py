@@ -15,7 +15,7 @@ TOPIC = "slam_path"
 MOST_LATE_NS = 600 * 10**9  # a header that is later than the path by more has another clock
 
 
-class PathError(ValueError):
+class SlamPathError(ValueError):
     """A path cannot be followed; one line with the cause and a remedy."""
 
 
@@ -30,18 +30,18 @@ class PathReader:
     def read(self, message: Any) -> tuple[SlamPath, str]:
         """Returns the path, and a line about poses that are left out (empty: none are).
 
-        Raises PathError.
+        Raises SlamPathError.
         """
         self._check_frames(message)
         stamps = np.array([stamp_ns(p.header.stamp) for p in message.poses], np.int64)
         numbers = np.array([_numbers(p.pose) for p in message.poses], np.float64).reshape(-1, 7)
         if not len(stamps):
-            raise PathError("it has no poses yet")
+            raise SlamPathError("it has no poses yet")
         usable = np.isfinite(numbers).all(axis=1) & (numbers[:, 3:] != 0).any(axis=1)
         note = _note(int((~usable).sum()), len(usable), "are not finite")
         stamps, numbers = stamps[usable], numbers[usable]
         if not len(stamps):
-            raise PathError(f"none of its {len(usable)} poses is finite")
+            raise SlamPathError(f"none of its {len(usable)} poses is finite")
         _check_order(stamps)
         last = np.append(np.diff(stamps) > 0, True)
         note = note or _note(int((~last).sum()), len(last), "have the stamp of a later one")
@@ -58,7 +58,7 @@ class PathReader:
         own = {pose.header.frame_id.lstrip("/") for pose in message.poses} - {""}
         wrong = sorted(({frame} | own) - {expected})
         if wrong or not expected:
-            raise PathError(
+            raise SlamPathError(
                 f"it is in the frame '{wrong[0] if wrong else ''}', not in "
                 f"'{expected or 'any map'}': all paths must be in one frame, which "
                 "pose_prior.map_frame can name"
@@ -66,11 +66,11 @@ class PathReader:
 
 
 def _check_order(stamps: Array) -> None:
-    """Raises PathError if the stamps do not tell when the poses were."""
+    """Raises SlamPathError if the stamps do not tell when the poses were."""
     if (np.diff(stamps) < 0).any():
-        raise PathError("its stamps go back: the stamps of its poses must ascend")
+        raise SlamPathError("its stamps go back: the stamps of its poses must ascend")
     if stamps[-1] <= 0 or (len(stamps) > 1 and stamps[0] == stamps[-1]):
-        raise PathError(
+        raise SlamPathError(
             f"its {len(stamps)} poses all have the stamp {stamps[0] / 1e9:.3f} s: each needs its "
             "own, that of the image or scan"
         )

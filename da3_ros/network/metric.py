@@ -21,7 +21,7 @@ SKY_QUANTILE = 0.99  # quantile of the depth without sky, used as the depth of f
 SKY_LIMIT_M = 200.0
 
 
-class Alignment(NamedTuple):
+class DepthAlignment(NamedTuple):
     """Metres per unit of depth of B scenes."""
 
     scale: Tensor  # [B] metres per unit; NaN: too few pixels to compare
@@ -47,14 +47,16 @@ def is_sky(sky: Tensor) -> Tensor:
     return ~(sky < SKY_THRESHOLD)
 
 
-def align_depth(depth: Tensor, confidence: Tensor, metres: Tensor, sky: Tensor) -> Alignment:
+def align_depth(depth: Tensor, confidence: Tensor, metres: Tensor, sky: Tensor) -> DepthAlignment:
     """Metres per unit of ``depth``, one value per scene; all maps are [B, N, H, W].
 
     Least squares over pixels without sky whose confidence is at least the median, as in the
     nested model. Ten or fewer such pixels give NaN.
     """
     scenes = zip(depth, confidence, metres, sky, strict=True)
-    return Alignment(*(torch.stack(x) for x in zip(*(_align(*s) for s in scenes), strict=True)))
+    return DepthAlignment(
+        *(torch.stack(x) for x in zip(*(_align(*s) for s in scenes), strict=True))
+    )
 
 
 def fill_sky(

@@ -15,7 +15,7 @@ from da3_ros.mapping.covariance import PoseUncertainty, in_metres, kept_error, r
 from da3_ros.mapping.depth_filter import filter_depth, sky_mask
 from da3_ros.mapping.frames import LocalFrame
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.refinement.refiner import NO_TRACKS, RefinedWindow, Tracks
+from da3_ros.refinement.refiner import NO_TRACKS, RefinedWindow, TrackSupport
 from da3_ros.types import (
     Array,
     FloatImage,
@@ -111,7 +111,7 @@ def report_of(
     segment: int,
     loop_closed: bool,
     total_s: float,
-    tracks: Tracks = NO_TRACKS,
+    tracks: TrackSupport = NO_TRACKS,
     refinement_s: float = 0.0,
 ) -> WindowReport:
     """Returns the report of a window."""

@@ -20,7 +20,13 @@ from da3_ros.mapping.map_table import MapTable
 from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.refinement.loop_check import joined_by_tracks, refined_loop
-from da3_ros.refinement.refiner import NO_TRACKS, CameraImage, RefinedWindow, Tracks, WindowRefiner
+from da3_ros.refinement.refiner import (
+    NO_TRACKS,
+    CameraImage,
+    RefinedWindow,
+    TrackSupport,
+    WindowRefiner,
+)
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.track_trails import Trails
@@ -135,7 +141,7 @@ class WindowRefinement:
         self.refiner.forget_calibration()
 
     @property
-    def tracks(self) -> Tracks:
+    def tracks(self) -> TrackSupport:
         """The tracks of the newest window."""
         return self.refiner.tracks if self.config.refinement.enabled else NO_TRACKS
 

@@ -24,9 +24,9 @@ from da3_ros.messages.topics import CAMERA_INFO, COMPRESSED, IMAGE, info_topic, 
 from da3_ros.recordings.bag_files import Bag, MessageError
 from da3_ros.recordings.base import (
     REORDER_DEPTH,
+    FrameSelection,
     Recording,
     RecordingError,
-    Selection,
     in_stamp_order,
 )
 from da3_ros.recordings.camera_topics import Camera, choose_camera
@@ -102,7 +102,7 @@ class BagRecording(Recording):
         self,
         path: Path,
         camera: str | None = None,
-        selection: Selection | None = None,
+        selection: FrameSelection | None = None,
         *,
         cameras: Mapping[str, str] | None = None,
         calibration: Calibration | None = None,
@@ -113,7 +113,7 @@ class BagRecording(Recording):
         """``cameras``: topics of several cameras by name; replaces ``camera``."""
         self.path = path
         self.counters, self.bad_images = {"bad_images": 0}, []
-        self._selection = selection or Selection()
+        self._selection = selection or FrameSelection()
         self._calibration = calibration
         self._timeout_s = camera_info_timeout_s
         self._max_pixels = max_pixels

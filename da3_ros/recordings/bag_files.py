@@ -47,7 +47,7 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Topic:
+class BagTopic:
     """A topic as declared by one file of the bag."""
 
     name: str
@@ -64,7 +64,7 @@ Raw = tuple[int, str, str, bytes]  # time of recording in ns, topic, type, seria
 class BagFile(Protocol):
     """One file of a bag."""
 
-    topics: list[Topic]
+    topics: list[BagTopic]
     start_ns: int
     end_ns: int
     stopped_at: str | None
@@ -99,7 +99,7 @@ class Bag:
         self.types = Types(self.topics)
 
     @property
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[BagTopic]:
         """All topics of all files; a name may occur several times."""
         return [topic for file in self._files for topic in file.topics]
 
@@ -296,7 +296,7 @@ class StreamedFile:
         for number, channel in found.channels.items():
             schema = found.schemas.get(channel.schema_id)
             self.topics.append(
-                Topic(
+                BagTopic(
                     channel.topic,
                     normal_type(schema.name if schema else ""),
                     found.counts[number],
@@ -319,9 +319,9 @@ class StreamedFile:
 _LANGUAGES = {"ros2msg": "msg", "ros2idl": "idl", "omgidl": "idl"}
 
 
-def _topic(name: str, kind: str, count: int, definition: Any, extra: Any) -> Topic:
+def _topic(name: str, kind: str, count: int, definition: Any, extra: Any) -> BagTopic:
     language = definition.format.name.lower()
-    return Topic(
+    return BagTopic(
         name,
         normal_type(kind),
         count,
@@ -389,7 +389,7 @@ def _sqlite_fault(path: Path) -> str:
 class Types:
     """Deserialises messages with the bag's own definitions, or the standard ones without them."""
 
-    def __init__(self, topics: Sequence[Topic]) -> None:
+    def __init__(self, topics: Sequence[BagTopic]) -> None:
         self._topics = {topic.type: topic for topic in reversed(topics)}
         self._standard = get_typestore(Stores.ROS2_JAZZY)
         self._stores: dict[str, Any] = {}

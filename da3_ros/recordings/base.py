@@ -26,7 +26,7 @@ class RecordingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Selection:
+class FrameSelection:
     """Selects frames by time in seconds after the first image, and every n-th of those."""
 
     start_s: float | None = None

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from da3_ros.messages.decode import MAX_PIXELS, ImageError, decode_file
-from da3_ros.recordings.base import FIRST_STAMP_NS, Recording, RecordingError, Selection
+from da3_ros.recordings.base import FIRST_STAMP_NS, FrameSelection, Recording, RecordingError
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class FolderRecording(Recording):
     """
 
     def __init__(
-        self, path: Path, selection: Selection, rate_hz: float = 10.0,
+        self, path: Path, selection: FrameSelection, rate_hz: float = 10.0,
         calibration: Calibration | None = None, rectified: bool = False,
         max_pixels: int = MAX_PIXELS,
     ) -> None:  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from da3_ros.messages.decode import MAX_PIXELS
 from da3_ros.recordings import bag_files
 from da3_ros.recordings.bag import BagRecording
-from da3_ros.recordings.base import Recording, RecordingError, Selection
+from da3_ros.recordings.base import FrameSelection, Recording, RecordingError
 from da3_ros.recordings.folder import FolderRecording, image_files
 from da3_ros.recordings.video import VIDEO_SUFFIXES, VideoRecording
 from da3_ros.types import Calibration
@@ -39,7 +39,7 @@ def open_recording(
     ``camera_info_timeout_s``: longest wait of an image for its camera_info, in recorded time.
     Raises RecordingError.
     """
-    selection = Selection(start_s, end_s, every)
+    selection = FrameSelection(start_s, end_s, every)
     try:
         path = Path(path).expanduser()
         exists = path.exists()

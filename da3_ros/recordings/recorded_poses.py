@@ -12,7 +12,7 @@ from da3_ros.messages.odometry_tf import (
     open_corrections,
     open_prior,
 )
-from da3_ros.messages.slam_path import PATH, PathError, PathReader
+from da3_ros.messages.slam_path import PATH, PathReader, SlamPathError
 from da3_ros.recordings import Recording, RecordingError
 from da3_ros.sensors.pose_prior import PosePrior, PriorError
 from da3_ros.sensors.slam_corrections import SlamCorrections
@@ -60,7 +60,7 @@ def corrections_of_recording(
     for _, message in recording.messages(name):
         try:
             path, note = reader.read(message)
-        except PathError as error:
+        except SlamPathError as error:
             log.warning("%s: not used: %s", name, error)
             continue
         paths.append(path)

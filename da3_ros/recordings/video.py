@@ -9,7 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from da3_ros.recordings.base import FIRST_STAMP_NS, Recording, RecordingError, Selection
+from da3_ros.recordings.base import FIRST_STAMP_NS, FrameSelection, Recording, RecordingError
 from da3_ros.types import Calibration, Frame
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class VideoRecording(Recording):
     """
 
     def __init__(
-        self, path: Path, selection: Selection, calibration: Calibration | None = None,
+        self, path: Path, selection: FrameSelection, calibration: Calibration | None = None,
         rectified: bool = False, max_pixels: int = 64_000_000,
     ) -> None:  # fmt: skip
         self.path = path

@@ -19,7 +19,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.refinement.bundle import NETWORK, RIG, ROBOT, PosePriors
 from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
-from da3_ros.refinement.sliding_graph import RefinedViews, SavedGraph, SlidingGraph
+from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.track_trails import Trails, trails_of
@@ -63,7 +63,7 @@ class RefinedWindow:
 
 
 @dataclass(frozen=True)
-class Tracks:
+class TrackSupport:
     """The tracks of a window."""
 
     count: int
@@ -71,7 +71,7 @@ class Tracks:
     reprojection_px: float  # RMS error, pixels of the camera image; NaN if not refined
 
 
-NO_TRACKS = Tracks(0, False, float("nan"))
+NO_TRACKS = TrackSupport(0, False, float("nan"))
 
 
 class WindowRefiner:
@@ -83,7 +83,7 @@ class WindowRefiner:
         self.calibration = SelfCalibration()
         self.guessed = GuessedFocal()
         self.tracks = NO_TRACKS  # of the newest window
-        self._before: tuple[SavedGraph, dict[str, tuple[Array, tuple[int, int]]]] | None = (
+        self._before: tuple[GraphBackup, dict[str, tuple[Array, tuple[int, int]]]] | None = (
             None  # of the window
         )
 
@@ -145,7 +145,7 @@ class WindowRefiner:
         priors = self._pose_priors(ids, len(images), prediction, S)
         done = self.graph.refine(ids[count:], priors)
         if done is None:
-            self.tracks = Tracks(found, False, float("nan"))
+            self.tracks = TrackSupport(found, False, float("nan"))
             for k, id in enumerate(ids[count:], count):  # as they are published
                 self.graph.views[id].T_local_camera = S.pose(prediction.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
@@ -157,7 +157,7 @@ class WindowRefiner:
                 raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
             prediction = self.calibration.calibrated(window, prediction)
         shrunk = images[-1].image.shape[1] / self.graph.views[ids[-1]].features.shape[1]
-        self.tracks = Tracks(done.tracks, True, shrunk * done.reprojection_px)
+        self.tracks = TrackSupport(done.tracks, True, shrunk * done.reprojection_px)
         moved = {}
         for i, (T, s) in before.items():
             known = self.graph.views.get(i)

@@ -45,7 +45,7 @@ RAYLEIGH = 1.1774  # median over the standard deviation of an axis, of distances
 
 
 @dataclass(frozen=True)
-class Estimate:
+class FocalEstimate:
     """A focal length by the tracks of some views."""
 
     factor: float  # on the present one
@@ -145,7 +145,7 @@ def determined_factor(graph: SlidingGraph, views: Sequence[TrackedView]) -> floa
     return math.exp(float(np.median(logs)))
 
 
-def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> Estimate | None:
+def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> FocalEstimate | None:
     """Returns the focal length that fits the tracks of views best, with free poses; None: there
     are too few tracks, or no pinhole camera fits them."""
     gathered = _bundle(graph, list(views), TRACKS)
@@ -164,7 +164,7 @@ def estimate(graph: SlidingGraph, views: Sequence[TrackedView]) -> Estimate | No
     if not (found < MAX_PX and 1 / MAX_FACTOR < factor < MAX_FACTOR and is_sane(done.bundle)):
         return None
     excess = max(1.0, found / pixel) * max(1.0, found / USUAL_PX)
-    return Estimate(factor, float(done.focal_sigma()[0]) * excess, done)
+    return FocalEstimate(factor, float(done.focal_sigma()[0]) * excess, done)
 
 
 def by_lens(done: Adjusted) -> float:

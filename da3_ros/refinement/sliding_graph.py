@@ -84,7 +84,7 @@ class RefinedViews:
 
 
 @dataclass(frozen=True, eq=False)
-class SavedGraph:
+class GraphBackup:
     """What windows change in a graph."""
 
     views: dict[int, tuple[TrackedView, Array, float, Array, Array]]  # pose, scale, K, tracks
@@ -104,15 +104,15 @@ class SlidingGraph:
         self.noise = TrackNoise()
         self._corrections = 0
 
-    def saved(self) -> SavedGraph:
+    def saved(self) -> GraphBackup:
         """Returns the graph as it is, for ``restore``."""
         views = {
             i: (v, v.T_local_camera, v.log_scale, v.K, v.track.copy())
             for i, v in self.views.items()
         }
-        return SavedGraph(views, copy.copy(self.points), copy.deepcopy(self.noise))
+        return GraphBackup(views, copy.copy(self.points), copy.deepcopy(self.noise))
 
-    def restore(self, saved: SavedGraph) -> None:
+    def restore(self, saved: GraphBackup) -> None:
         """Returns to a saved graph."""
         self.views = {}
         for i, (view, T, s, K, track) in saved.views.items():

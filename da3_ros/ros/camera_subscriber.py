@@ -35,7 +35,7 @@ from da3_ros.messages.topics import CAMERA_INFO, info_topic, is_rectified_topic
 from da3_ros.ros.qos import OVERRIDABLE, Endpoints
 from da3_ros.sensors.camera_info_matcher import CameraInfoMatcher
 from da3_ros.sensors.frame_id_filter import FrameIdFilter
-from da3_ros.sensors.stamp_check import StampCheck, Stamped
+from da3_ros.sensors.stamp_check import CheckedStamp, StampCheck
 
 DEPTH = 5
 QUEUED_BYTES = 256 << 20  # limit of images that wait for a camera_info
@@ -45,7 +45,7 @@ TELLS_NUMBERS = hasattr(Subscription, "CallbackType")  # Humble's rclpy does not
 SAME_S = 5.0  # least seconds between two warnings of the same kind
 
 
-class Host(Protocol):
+class SubscriberHost(Protocol):
     """Receives the images; called from the executor's thread."""
 
     def take(self, raw: RawFrame) -> None:
@@ -78,7 +78,7 @@ class CameraInputs:
         config: InputConfig,
         cameras: Sequence[str],
         endpoints: Endpoints,
-        host: Host,
+        host: SubscriberHost,
     ) -> None:
         """``cameras``: names that prefix the topics; empty for one camera without a prefix."""
         self._all: list[CameraInput] = []
@@ -146,7 +146,7 @@ class CameraInput:
         node: Node,
         config: InputConfig,
         endpoints: Endpoints,
-        host: Host,
+        host: SubscriberHost,
         camera: str = "",
     ) -> None:
         self.node, self.config, self.camera = node, config, camera
@@ -281,7 +281,7 @@ class CameraInput:
     def _clock_ns(self) -> int:
         return int(self.node.get_clock().now().nanoseconds)
 
-    def _pair(self, believed: Sequence[Stamped[tuple[Any, int, int]]]) -> None:
+    def _pair(self, believed: Sequence[CheckedStamp[tuple[Any, int, int]]]) -> None:
         """Lets images whose stamps are believed wait for their calibration."""
         for one in believed:
             message, width, height = one.item

@@ -16,7 +16,7 @@ from rclpy.qos import QoSPolicyKind, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from da3_ros.live.log_throttle import Throttle
-from da3_ros.live.missing_input_hints import Publisher as Endpoint
+from da3_ros.live.missing_input_hints import RemotePublisher as Endpoint
 from da3_ros.live.qos_rules import incompatible_policies
 from da3_ros.parameter_schema import ConfigError
 

@@ -39,7 +39,7 @@ PROGRESS_S = 5.0  # between two log lines about a long job
 EXPECTED = (ExportError, SceneFileError, PathError, WorkerStoppedError)
 
 
-class Host(Protocol):
+class ServiceHost(Protocol):
     """The part of the node that the services use."""
 
     runner: StreamRunner | None
@@ -55,7 +55,7 @@ class Host(Protocol):
 class Services:
     """All services of a node, and the thread that reads and writes their files."""
 
-    def __init__(self, node: Host) -> None:
+    def __init__(self, node: ServiceHost) -> None:
         self._node = node
         self.waiting = 0  # requests without a response yet
         self._files = Worker(lambda: False, lambda error: None, name="da3-files")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nav_msgs.msg import Path
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 
-from da3_ros.messages.slam_path import TOPIC, PathError, PathReader
+from da3_ros.messages.slam_path import TOPIC, PathReader, SlamPathError
 from da3_ros.ros.qos import Endpoints
 from da3_ros.ros.stream_runner import StreamRunner
 
@@ -48,7 +48,7 @@ class SlamPathInput:
             return
         try:
             path, note = self._reader.read(message)
-        except PathError as error:
+        except SlamPathError as error:
             self._warn(f"{TOPIC}: not used: {error}")
             return
         slam.add_path(path)

@@ -44,7 +44,7 @@ class _Time:
 
 
 @dataclass(frozen=True, eq=False)
-class Stamped(Generic[Item]):
+class CheckedStamp(Generic[Item]):
     """An image with its stamp."""
 
     item: Item
@@ -67,7 +67,7 @@ class StampCheck(Generic[Item]):
 
     def __init__(self, *, of_rig: bool = False) -> None:
         """of_rig: whether the images of other cameras wait for those of this one."""
-        self._held: list[Stamped[Item]] = []
+        self._held: list[CheckedStamp[Item]] = []
         self._first_glitch = FIRST_GLITCH if of_rig else GLITCH
         self.reset()
 
@@ -88,7 +88,7 @@ class StampCheck(Generic[Item]):
 
     def add(
         self, item: Item, stamp_ns: int, clock_ns: int, arrived_s: float
-    ) -> list[Stamped[Item]]:
+    ) -> list[CheckedStamp[Item]]:
         """Adds an image; returns those that are believed now, in order.
 
         clock_ns: on arrival, the clock that stamps should be of (in a bag the time of recording).
@@ -102,7 +102,7 @@ class StampCheck(Generic[Item]):
             return []
         self._was_overdue = False
         time = _Time(stamp_ns, (clock_ns - stamp_ns) / 1e9, arrived_s)
-        new, last = Stamped(item, time), self._last
+        new, last = CheckedStamp(item, time), self._last
         chain = [*self._chain(time), new]
         self._held.append(new)
         if _is_confirmed(time, last) or (last is not None and _follows(time, last)):
@@ -113,7 +113,7 @@ class StampCheck(Generic[Item]):
             return self.release()
         return self._undecided()
 
-    def overdue(self, now_s: float) -> list[Stamped[Item]]:
+    def overdue(self, now_s: float) -> list[CheckedStamp[Item]]:
         """Returns the images that wait, if the next one does not come. Call this regularly.
 
         The second such call counts: after a stall the next image may have arrived unseen.
@@ -123,14 +123,14 @@ class StampCheck(Generic[Item]):
         self._was_overdue = bool(self._held) and now_s - self._arrived_s > wait_s
         return self.release() if before and self._was_overdue else []
 
-    def release(self) -> list[Stamped[Item]]:
+    def release(self) -> list[CheckedStamp[Item]]:
         """Returns the images that wait: they are believed."""
         held, self._held = self._held, []
         if held:
             self._last = held[-1].time
         return held
 
-    def end(self) -> list[Stamped[Item]]:
+    def end(self) -> list[CheckedStamp[Item]]:
         """Returns the images that wait at the end of a recording. Those whose stamps jump and are
         not confirmed by the clock are faulty: no later image can confirm them."""
         last = self._last
@@ -144,17 +144,17 @@ class StampCheck(Generic[Item]):
         out, self._faults = self._faults, []
         return out
 
-    def _chain(self, time: _Time) -> list[Stamped[Item]]:
+    def _chain(self, time: _Time) -> list[CheckedStamp[Item]]:
         """Returns the waiting images that lead to this time: each one's stamp goes on to that of
         the next."""
-        out: list[Stamped[Item]] = []
+        out: list[CheckedStamp[Item]] = []
         for one in reversed(self._held):
             if one.time.is_as_old_as(time) or _follows(time, one.time):
                 out.insert(0, one)
                 time = one.time
         return out
 
-    def _contradicted(self, chain: list[Stamped[Item]]) -> list[Stamped[Item]]:
+    def _contradicted(self, chain: list[CheckedStamp[Item]]) -> list[CheckedStamp[Item]]:
         """Returns the waiting images that a believed image contradicts; it ends the ``chain``.
 
         No image if all stamps ascend from the last believed one. Else those outside the chain,
@@ -170,7 +170,7 @@ class StampCheck(Generic[Item]):
         before = [one for one in chain if one.stamp_ns <= last_ns]
         return outside + [one for one in before if not one.time.is_as_old_as(newest)]
 
-    def _undecided(self) -> list[Stamped[Item]]:
+    def _undecided(self) -> list[CheckedStamp[Item]]:
         """Returns the images that wait if they are so many that they must be believed."""
         times = [one.time for one in self._held]
         pairs = list(itertools.pairwise(times))
@@ -196,7 +196,7 @@ class StampCheck(Generic[Item]):
             )
         return ""
 
-    def _reject(self, wrong: list[Stamped[Item]], next_ns: int) -> None:
+    def _reject(self, wrong: list[CheckedStamp[Item]], next_ns: int) -> None:
         """Some of the images that wait have wrong stamps: the next one, with this stamp, does not
         agree with them."""
         self._held = [one for one in self._held if one not in wrong]

@@ -77,7 +77,7 @@ def make_walk(
     rng = np.random.default_rng([seed, room.seed, WALKS.index(kind)])
     for shrink in (1.0, 0.7, 0.5, 0.3, 0.15, 0.05, 0.0):
         start = _Start.draw(room, rng)
-        path = _MOTIONS[kind](start, _Time(frames, pace), rng, shrink)
+        path = _MOTIONS[kind](start, _WalkTime(frames, pace), rng, shrink)
         best = _choose(room, path, rng)
         if best is not None:
             return _poses(path[best])[0]
@@ -105,7 +105,7 @@ class _Start:
 
 
 @dataclass(frozen=True)
-class _Time:
+class _WalkTime:
     """Number of frames and pace, and the reach of a motion within them."""
 
     frames: int
@@ -125,7 +125,7 @@ class _Time:
         return share * self.pace.turn_rad * max(self.frames - 1, 0) / 1.5
 
 
-_Motion = Callable[[_Start, _Time, np.random.Generator, float], _Path]
+_Motion = Callable[[_Start, _WalkTime, np.random.Generator, float], _Path]
 
 
 def _directions(yaw: Array) -> Array:
@@ -139,7 +139,7 @@ def _level(start: _Start, position: Array, yaw: Array) -> _Path:
 
 
 def _line(
-    start: _Start, time: _Time, heading: Array, length: float, turn: float
+    start: _Start, time: _WalkTime, heading: Array, length: float, turn: float
 ) -> tuple[Array, Array]:
     """Positions [C, N, 3] on a straight line; yaw [C, N] swings by ``turn`` and back."""
     along = time.ease() * length
@@ -148,30 +148,30 @@ def _line(
     return position, start.yaw[:, None] + swing
 
 
-def _straight(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _straight(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     length = shrink * min(time.reach_m(), rng.uniform(1.5, 5.0))
     turn = min(time.reach_rad(0.5), 0.3) * rng.uniform(-1, 1)
     heading = start.yaw + rng.uniform(-0.35, 0.35)
     return _level(start, *_line(start, time, heading, length, turn))
 
 
-def _strafe(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _strafe(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     length = shrink * min(time.reach_m(), rng.uniform(0.8, 3.0))
     heading = start.yaw + rng.choice([-0.5, 0.5]) * np.pi + rng.uniform(-0.3, 0.3)
     return _level(start, *_line(start, time, heading, length, 0.0))
 
 
-def _still(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _still(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     return _level(start, *_line(start, time, start.yaw, 0.0, 0.0))
 
 
-def _spot(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _spot(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     sweep = min(time.reach_rad(), rng.uniform(np.pi / 3, 2 * np.pi)) * rng.choice([-1.0, 1.0])
     position, yaw = _line(start, time, start.yaw, 0.0, 0.0)
     return _level(start, position, yaw + sweep * time.ease())
 
 
-def _loop(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _loop(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     """An irregular ellipse; the camera rotates fully if the pace allows, else it swings."""
     phase = 2.0 * np.pi * time.ease()
     around = rng.uniform(0.6, 1.6) if shrink == 1.0 else 1.6 * shrink  # radius in metres
@@ -192,7 +192,7 @@ def _loop(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -
     return _level(start, position, start.yaw[:, None] + turn)
 
 
-def _handheld(start: _Start, time: _Time, rng: np.random.Generator, shrink: float) -> _Path:
+def _handheld(start: _Start, time: _WalkTime, rng: np.random.Generator, shrink: float) -> _Path:
     length = shrink * min(time.reach_m(0.45), rng.uniform(0.5, 2.5))
     turn = min(time.reach_rad(0.35), 0.8) * rng.uniform(-1, 1)
     heading = start.yaw + rng.uniform(-np.pi, np.pi)
@@ -208,7 +208,7 @@ def _handheld(start: _Start, time: _Time, rng: np.random.Generator, shrink: floa
     )
 
 
-def _shake(time: _Time, rng: np.random.Generator, step: float, amplitude: float) -> Array:
+def _shake(time: _WalkTime, rng: np.random.Generator, step: float, amplitude: float) -> Array:
     """Hand tremor [N] of 0.4 to 2.5 Hz that changes by less than ``step`` / sqrt(3) per frame."""
     t = np.arange(time.frames) / time.pace.rate_hz
     hertz, phase = rng.uniform(0.4, 2.5, 4), rng.uniform(0.0, 2.0 * np.pi, 4)

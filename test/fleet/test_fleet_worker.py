@@ -15,7 +15,7 @@ from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.fleet import worker as module
 from da3_ros.fleet.jobs import FleetError, find_jobs
-from da3_ros.fleet.worker import COMPLETE, DAMAGED, FAILED, LOG, OUTCOME, Worker, read_outcome
+from da3_ros.fleet.worker import COMPLETE, DAMAGED, FAILED, LOG, OUTCOME, FleetWorker, read_outcome
 from da3_ros.inference import session as session_module
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import checkpoint
@@ -47,7 +47,7 @@ def opened(bags, output, **values):
     settings = load_config(None, assignments)
     options = ReplayOptions(Path(), output)
     output.mkdir(exist_ok=True)
-    worker = Worker(0, settings, options, 1.0)
+    worker = FleetWorker(0, settings, options, 1.0)
     worker.open(__version__)
     return worker, {job.name: job for job in find_jobs([bags], output, options, settings)}
 
@@ -207,13 +207,13 @@ def test_progress_counts_frames(bags, tmp_path, monkeypatch):
 
 
 def test_a_worker_of_another_version_is_refused(tmp_path):
-    worker = Worker(0, load_config(None, QUICK), ReplayOptions(Path(), tmp_path), 1.0)
+    worker = FleetWorker(0, load_config(None, QUICK), ReplayOptions(Path(), tmp_path), 1.0)
     with pytest.raises(FleetError, match=r"not 0\.0\.1: install the same"):
         worker.open("0.0.1")
 
 
 def test_a_machine_that_does_not_see_the_output_is_refused(tmp_path):
-    worker = Worker(0, load_config(None, QUICK), ReplayOptions(Path(), tmp_path / "no"), 1.0)
+    worker = FleetWorker(0, load_config(None, QUICK), ReplayOptions(Path(), tmp_path / "no"), 1.0)
     with pytest.raises(FleetError, match="storage that all machines share"):
         worker.open(__version__)
 

@@ -12,7 +12,7 @@ from da3_ros.live.missing_input_hints import (
     Awaited,
     GapMeter,
     Graph,
-    Publisher,
+    RemotePublisher,
     WaitingReport,
     discovery_settings,
     profile_file,
@@ -27,10 +27,10 @@ ODOMETRY = "nav_msgs/msg/Odometry"
 
 
 def graph(**topics):
-    """A graph of ``a__b=type`` as /a/b from one driver; a Publisher stands for itself."""
+    """A graph of ``a__b=type`` as /a/b from one driver; a RemotePublisher stands for itself."""
     publishers = {
         "/" + name.replace("__", "/"): [
-            kind if isinstance(kind, Publisher) else Publisher("/driver", kind)
+            kind if isinstance(kind, RemotePublisher) else RemotePublisher("/driver", kind)
         ]
         for name, kind in topics.items()
     }
@@ -137,18 +137,18 @@ def test_wrong_type_under_our_name_points_to_the_right_one():
     ("offered", "item", "words"),
     [
         (
-            Publisher("/driver", IMAGE, "best_effort"),
+            RemotePublisher("/driver", IMAGE, "best_effort"),
             Awaited("/image", IMAGE, "image", "reliable", "volatile", "image_reliability"),
             "/driver offers best_effort, this node requests reliable. "
             "Set -p image_reliability:=best_effort",
         ),
         (
-            Publisher("/driver", IMAGE, "best_effort"),
+            RemotePublisher("/driver", IMAGE, "best_effort"),
             Awaited("/image", IMAGE, "image", "reliable"),
             "Have /driver offer reliable",
         ),
         (
-            Publisher("/driver", IMAGE, "reliable", "volatile"),
+            RemotePublisher("/driver", IMAGE, "reliable", "volatile"),
             Awaited("/image", IMAGE, "image", "reliable", "transient_local"),
             "/driver offers volatile, this node requests transient_local. Have /driver",
         ),
@@ -161,7 +161,10 @@ def test_incompatible_qos_names_the_side_and_the_policy(offered, item, words):
 
 
 def test_one_fitting_publisher_is_enough():
-    publishers = [Publisher("/a", IMAGE, "best_effort"), Publisher("/b", IMAGE, "reliable")]
+    publishers = [
+        RemotePublisher("/a", IMAGE, "best_effort"),
+        RemotePublisher("/b", IMAGE, "reliable"),
+    ]
     item = Awaited("/image", IMAGE, "image", "reliable")
     said = line(item, Graph({"/image": publishers}, 2))
     assert "published by /b (reliable) with the right type and QoS, but silent" in said
@@ -169,7 +172,7 @@ def test_one_fitting_publisher_is_enough():
 
 def test_missing_best_effort_images_name_the_profile():
     """The text names the Fast DDS profile and the process that needs it."""
-    said = line(RAW, graph(image=Publisher("/driver", IMAGE, "best_effort")))
+    said = line(RAW, graph(image=RemotePublisher("/driver", IMAGE, "best_effort")))
     assert "fastdds_images.xml" in said
     assert "driver's process" in said
     assert "fastdds" not in line(RAW, graph(image=IMAGE))
@@ -239,8 +242,8 @@ class FakeNode:
 def test_graph_is_what_others_publish_of_like_type_or_name():
     seen = read_graph(FakeNode(), [RAW])
     assert seen.publishers == {
-        "/image": [Publisher("/cam/driver", IMAGE, "best_effort", "volatile")],
-        "/imag": [Publisher("/cam/driver", "x/y/Z", "best_effort", "volatile")],
+        "/image": [RemotePublisher("/cam/driver", IMAGE, "best_effort", "volatile")],
+        "/imag": [RemotePublisher("/cam/driver", "x/y/Z", "best_effort", "volatile")],
     }
     assert seen.other_nodes == 1
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace as Message
 import numpy as np
 import pytest
 
-from da3_ros.messages.slam_path import PathError, PathReader
+from da3_ros.messages.slam_path import PathReader, SlamPathError
 
 NOW = 1000.0
 
@@ -65,14 +65,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("message", "text"), REFUSED)
 def test_an_unusable_path_is_refused(message, text):
-    with pytest.raises(PathError, match=text):
+    with pytest.raises(SlamPathError, match=text):
         PathReader("map").read(message)
 
 
 def test_the_first_frame_holds_where_none_is_named():
     reader = PathReader()
     reader.read(path(pose(1.0, frame="world"), frame="/world"))
-    with pytest.raises(PathError, match="is in the frame 'map', not in 'world'"):
+    with pytest.raises(SlamPathError, match="is in the frame 'map', not in 'world'"):
         reader.read(path(pose(1.0)))
 
 

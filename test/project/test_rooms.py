@@ -146,6 +146,16 @@ def test_a_table_of_choices_imports_nothing_to_be_listed(table):
     )
 
 
+def test_no_two_classes_have_one_name():
+    """So that a search for a name finds one class."""
+    found: dict[str, list[str]] = {}
+    for name, file in MODULES.items():
+        for node in tree_of(file).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_every_module_is_in_a_room():
     assert {own_room(f) for f in FILES} - {""} == set(ROOMS)
 

@@ -16,20 +16,29 @@ def said(*arguments):
     return done.stdout.splitlines()
 
 
+# Most functions, files and changes of the file. Fewer is better: lower them when you can, and
+# raise one only for what is worth it to the next reader.
+MOST = {"live": (600, 62, 520), "replay": (615, 75, 600)}  # what a thread does varies
+MOST_FORWARDERS = 75
+
+
 @pytest.mark.process
-@pytest.mark.long
-@pytest.mark.parametrize("what", ["live", "replay"])
-def test_a_frame_crosses_the_pipeline(what):
+@pytest.mark.parametrize("what", sorted(MOST))
+def test_a_frame_crosses_no_more_than_it_did(what):
     *order, last = said(what, "--order")
     assert last.startswith(f"{what}: ")
-    functions, files = int(last.split()[1]), int(last.split()[4])
+    counted = [int(word) for word in last.split() if word.isdecimal()]
+    functions, files, switches, _ = counted
+    found = functions, files, switches
     assert functions == len(set(order)) > 100
     assert files == len({line.partition(":")[0] for line in order}) > 20
     assert any(line.startswith("pipeline/") for line in order)
     assert not any(line.startswith("ros/") for line in order)
+    assert all(now <= most for now, most in zip(found, MOST[what], strict=True))
 
 
 @pytest.mark.process
-def test_forwarders_are_listed():
+def test_few_methods_only_forward():
     *listed, last = said("--forwarders")
     assert last == f"{len(listed)} methods only forward"
+    assert len(listed) <= MOST_FORWARDERS

@@ -17,7 +17,7 @@ from rosbags.rosbag2 import Writer as RosbagsWriter
 from da3_ros.messages import build
 from da3_ros.messages.build import RosbagsLibrary
 from da3_ros.recordings import RecordingError, open_recording
-from da3_ros.recordings.base import Selection, in_stamp_order
+from da3_ros.recordings.base import FrameSelection, in_stamp_order
 from da3_ros.recordings.folder import stamps_of
 from da3_ros.recordings.writer import BagFolderWriter, BagWriter
 from da3_ros.types import Calibration
@@ -249,14 +249,14 @@ def test_selection(tmp_path, options, expected):
 @pytest.mark.parametrize("bad", [{"every": 0}, {"start_s": -1}, {"start_s": 2, "end_s": 1}])
 def test_senseless_selection_is_refused(bad):
     with pytest.raises(RecordingError):
-        Selection(**bad)
+        FrameSelection(**bad)
 
 
 def test_without_a_start_nothing_before_the_first_stamp_is_dropped():
     """The first stamps may have been wrong, or the clock was set."""
     items = [(s * S, s) for s in (3600, 0, 1, 2)]
-    assert [n for _, n in Selection().apply(items)] == [3600, 0, 1, 2]
-    assert [n for _, n in Selection(start_s=0.5).apply(items[1:])] == [1, 2]
+    assert [n for _, n in FrameSelection().apply(items)] == [3600, 0, 1, 2]
+    assert [n for _, n in FrameSelection(start_s=0.5).apply(items[1:])] == [1, 2]
 
 
 def test_disorder_is_mended_and_a_time_jump_passed_on():

@@ -21,7 +21,7 @@ from support.ros_testing import (
 
 from da3_ros.geometry.poses import invert_pose, matrix_from_quaternion
 from da3_ros.geometry.projection import backproject, project
-from da3_ros.live.missing_input_hints import IMAGE, Awaited, Publisher, read_graph
+from da3_ros.live.missing_input_hints import IMAGE, Awaited, RemotePublisher, read_graph
 from da3_ros.messages.camera_info import calibration_from_msg
 from da3_ros.messages.decode import decode
 from da3_ros.ros.rclpy_library import RclpyLibrary
@@ -160,7 +160,7 @@ def test_endless_stream_keeps_its_rate_and_ends_clean():
         seen = read_graph(node, [Awaited("/image_raw", IMAGE, "image")])
         assert process.stop(signal.SIGINT) == 0
         assert "Traceback" not in process.output()
-    assert seen.publishers["/image_raw"] == [Publisher("/synthetic_camera", IMAGE)]
+    assert seen.publishers["/image_raw"] == [RemotePublisher("/synthetic_camera", IMAGE)]
     assert seen.other_nodes == 1
     steps = np.diff([stamp_ns(m) for m in images])
     assert steps.min() > 0
