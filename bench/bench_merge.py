@@ -47,10 +47,9 @@ from refinement_runs import Walk
 from tqdm import tqdm
 
 from da3_ros.config import config_from_parameters
-from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.export.scene_file import load_scene, save_scene, write_scene
 from da3_ros.inference.interfaces import Session
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.merging.inputs import open_inputs
 from da3_ros.merging.joining import SceneJoiner
 from da3_ros.merging.merge import merge
@@ -98,10 +97,10 @@ def merged_row(
     bench: Bench, folders: Sequence[Path], truth: dict[int, Array], stored: bool,
     alone: Sequence[float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Merges two scenes, with their stored keyframes or after these were deleted."""
+    """Merges two scenes, with their stored keyframes or after these were left out."""
     if not stored:
         for folder in folders:
-            (folder / JOURNAL).unlink(missing_ok=True)
+            save_scene(load_scene(folder), folder)
     network = open_loop_network(bench.config, bench.session)
     output = folders[0].parent / f"merged_{stored}"
     start = time.perf_counter()
@@ -149,16 +148,14 @@ def saved(bench: Bench, room: Room, poses: Array, folder: Path, begin: int) -> P
 
 def save_walk(pipeline: Pipeline, frames: Iterable[Frame], folder: Path) -> Path:
     """Saves the scene of frames, with stored keyframes."""
-    journal = folder.parent / f"{folder.name}_journal"
-    recorder = KeyframeRecorder(journal, counters=Counter(), wait=True)
+    recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
     pipeline.scene_map.record(KeyframeRecording(recorder))
     for frame in frames:
         list(pipeline.push(frame))
     list(pipeline.flush())
-    save_scene(pipeline.snapshot(), folder)
     if not pipeline.scene_map.finish_recording(60.0):
         raise RuntimeError("keyframes were not stored in time")
-    (journal / JOURNAL).rename(folder / JOURNAL)
+    write_scene(pipeline.snapshot(), folder)
     return folder
 
 
@@ -262,7 +259,7 @@ def kitchen_rows(bench: Bench) -> Iterator[dict[str, Any]]:
             ]
             if options.no_store:
                 for folder in folders:
-                    (folder / JOURNAL).unlink()
+                    save_scene(load_scene(folder), folder)
             done = merge(folders, Path(home) / "merged", config, network)
             alone = [position_error(folder, truth) for folder in folders]
             row = {

@@ -26,6 +26,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,12 @@ from scipy.spatial.transform import Rotation
 from tqdm import tqdm
 
 from da3_ros.config import config_from_parameters
-from da3_ros.export.recognition_file import RECOGNITION, load_recognition, save_recognition
+from da3_ros.export.recognition_file import append_recognition, load_recognition
 from da3_ros.export.scene_file import load_scene, save_scene
 from da3_ros.geometry.similarity import IDENTITY, Similarity
 from da3_ros.inference import open_networks
+from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
+from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.mapping import loop_candidates
 from da3_ros.mapping.graph_solution import Node
 from da3_ros.mapping.loop_closure import LoopClosure
@@ -238,7 +241,7 @@ def cost_rows(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for count in bench.options.keyframes:
         with tempfile.TemporaryDirectory() as home:
-            times = times_of(*loaded(count, Path(home) / RECOGNITION), count)
+            times = times_of(*loaded(count, Path(home) / JOURNAL), count)
         times["all"] = list(np.sum(list(times.values()), axis=0))
         found = {
             name: {"median_ms": float(np.median(t)), "most_ms": float(max(t))}
@@ -315,10 +318,12 @@ def loaded(count: int, file: Path) -> tuple[LoopClosure, MapTable]:
         )
         for i in range(count)
     )
-    save_recognition(Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses), file)
+    known = Recognition(tuple(nodes), tuple(edges), tuple(keyframes), poses)
+    with closing(JournalWriter(file)) as journal:
+        start = append_recognition(known, journal)
     submaps = MapTable()
     closure = LoopClosure(submaps)
-    closure.restore(load_recognition(file, poses))
+    closure.restore(load_recognition(JournalReader(file), start, poses))
     return closure, submaps
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from da3_ros.cli.progress_bar import progress_bar
 from da3_ros.export.began_in import began_in
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.derived import derived_scene
 from da3_ros.export.export import Selection, export_scene
 from da3_ros.export.formats import FORMATS, StoredFormat, find_format
-from da3_ros.export.scene_file import check_outside_scenes, find_scene, load_poses, load_scene
+from da3_ros.export.scene_file import SceneFile
+from da3_ros.export.scene_folder import check_outside_scenes, find_scene
 from da3_ros.export.selection import ExportError
 from da3_ros.export.stored_depth import DepthFilters, Readable, readable_keyframes
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.mapping.scene import Scene
 
 log = logging.getLogger(__name__)
@@ -39,25 +41,26 @@ def convert(
     row.check_target(target)
     # Saved points are averaged and filtered already: stored depth knows more.
     anew = derive or selection.voxel > 0 or selection.min_confidence > 0
-    saved = (folder / "scene.json").exists()
+    scene_file = SceneFile(folder)
+    saved = scene_file.is_saved
     from_depth = isinstance(row, StoredFormat) or derive
-    if not (folder / JOURNAL).exists():
+    if not scene_file.has_keyframes:
         if from_depth:
             raise ExportError(
                 f"{folder} has no stored keyframes (it is not from a replay or map.store): leave "
                 f"out --format {_stored_formats()}, --max-depth, --confidence-percentile, "
                 "--edge-filter, --remove-movers, --centred"
             )
-        return _exported(load_scene(folder).scene(), target, selection, row.name)
-    with StoredScene.open(folder) as stored, progress_bar() as progress:
-        if saved and not _has_all(stored, folder):
+        return _exported(scene_file.load().scene(), target, selection, row.name)
+    with scene_file.keyframes() as stored, progress_bar() as progress:
+        if saved and not _has_all(stored, scene_file):
             if not from_depth:  # the saved points know more
                 if anew:
                     log.warning(
                         "%s: not all of its keyframes are stored%s; its points are filtered",
                         folder, _where_others_are(folder),
                     )  # fmt: skip
-                return _exported(load_scene(folder).scene(), target, selection, row.name)
+                return _exported(scene_file.load().scene(), target, selection, row.name)
             log.warning(
                 "%s: not all of its keyframes are stored%s; the others are left out",
                 folder, _where_others_are(folder),
@@ -66,7 +69,7 @@ def convert(
             done = row.write(stored, target, selection, filters if anew else None, progress)
             return f"{done.text} ({done.bytes / 1e6:.1f} MB)\n"
         if saved and not anew and not row.uses_keyframes:
-            return _exported(load_scene(folder).scene(), target, selection, row.name)
+            return _exported(scene_file.load().scene(), target, selection, row.name)
         keyframes = readable_keyframes(stored, filters, progress)
         scene = derived_scene(stored, keyframes, filters, progress)
         return _exported(scene, target, selection, row.name, keyframes)
@@ -78,10 +81,10 @@ def _stored_formats() -> str:
     return f"{', '.join(names)} or {last}"
 
 
-def _has_all(stored: StoredScene, folder: Path) -> bool:
+def _has_all(stored: StoredScene, scene: SceneFile) -> bool:
     """Whether all keyframes of the saved scene are stored: not those of a resumed one, nor after
     the disk was full."""
-    return int(load_poses(folder).rows["keyframe"].sum()) <= len(stored.images)
+    return int(scene.poses().rows["keyframe"].sum()) <= len(stored.images)
 
 
 def _where_others_are(folder: Path) -> str:
@@ -90,10 +93,17 @@ def _where_others_are(folder: Path) -> str:
     scenes = list(began_in(folder))
     if not scenes:
         return ""
-    there = [str(scene) for scene in scenes if (find_scene(scene) / JOURNAL).exists()]
+    there = [str(scene) for scene in scenes if _has_keyframes(find_scene(scene))]
     if not there:
         return f" (the scene that it began in, {scenes[0]}, has none either, or is gone)"
     return f" (those of the scene that it began in are in {' and '.join(there)}: export that too)"
+
+
+def _has_keyframes(folder: Path) -> bool:
+    try:
+        return SceneFile(folder).has_keyframes
+    except SceneFileError:
+        return False
 
 
 def _exported(

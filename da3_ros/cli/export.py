@@ -120,8 +120,8 @@ def _add_selection(export: argparse.ArgumentParser) -> None:
 
 def _run_export(options: argparse.Namespace) -> int:
     from da3_ros.cli.conversion import convert
+    from da3_ros.export.checked_files import SceneFileError
     from da3_ros.export.export import ExportError, Selection
-    from da3_ros.export.scene_file import SceneFileError
     from da3_ros.export.selection import NumberError
     from da3_ros.export.stored_depth import DepthFilters
     from da3_ros.keyframe_store.journal import JournalError

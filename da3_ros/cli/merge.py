@@ -43,7 +43,7 @@ def add_merge(commands: Any) -> None:
 
 def _run_merge(options: argparse.Namespace) -> int:
     from da3_ros.cli.progress_bar import progress_bar
-    from da3_ros.export.scene_file import SceneFileError
+    from da3_ros.export.checked_files import SceneFileError
     from da3_ros.export.selection import ExportError
     from da3_ros.inference import BudgetError, DeviceError
     from da3_ros.keyframe_store.journal import JournalError

@@ -47,8 +47,8 @@ def add_view(commands: Any) -> None:
 
 
 def _run_view(options: argparse.Namespace) -> int:
+    from da3_ros.export.checked_files import SceneFileError
     from da3_ros.export.export import ExportError
-    from da3_ros.export.scene_file import SceneFileError
 
     try:
         text = _tracks(options) if options.tracks else _scene(options)

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.drawing.scene_picture import Drawing, drawing_of
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.glb import GLTF_FROM_MAP, LINEAR, VERTEX
-from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
+from da3_ros.export.scene_file import SceneFile
+from da3_ros.export.scene_folder import find_scene, scene_file
 from da3_ros.types import Array
 
 NO_LINES = np.zeros((0, 2, 3))
@@ -29,8 +31,8 @@ def read_drawing(path: Path) -> Drawing:
         raise SceneFileError(f"{path} does not exist")
     if path.is_dir():
         folder = find_scene(path)
-        if (folder / "scene.json").exists():
-            return drawing_of(load_scene(folder).scene())
+        if scene_file(folder) is not None:
+            return drawing_of(SceneFile(folder).load().scene())
         exported = [path / f"scene{suffix}" for suffix in READERS]
         path = next((file for file in exported if file.is_file()), path)
     if path.is_dir():

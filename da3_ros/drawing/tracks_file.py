@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.drawing.uniform_sampler import UniformSampler
-from da3_ros.export.scene_file import SceneFileError
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.mapping.submap_points import jpeg
 from da3_ros.refinement.track_trails import LENGTH, Trails
 from da3_ros.types import Image, TrackedFrame

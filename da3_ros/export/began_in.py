@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from da3_ros.export.scene_file import find_scene
+from da3_ros.export.scene_folder import find_scene
 
 MEASURED, BEGAN_IN = "measured.json", "began_in"  # beside a replay's scene; what differs by run
 

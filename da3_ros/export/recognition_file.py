@@ -1,20 +1,18 @@
-"""The file of a saved scene that recognises its places: graph of submaps, and keyframes.
+"""The records of a saved scene that recognise its places: graph of submaps, and keyframes.
 
-Records of a journal, described in ``docs/map.md``. A record that is damaged costs its keyframe.
-Keyframes are described in memory; their images and samples are read when they are needed.
+``docs/map.md`` describes them. A damaged record of a keyframe costs that keyframe. Keyframes are
+described in memory; their images and samples are read when they are needed.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +32,6 @@ from da3_ros.types import Array, View
 
 log = logging.getLogger(__name__)
 
-RECOGNITION = "recognition.da3k"
-FORMAT, VERSION = "da3_ros recognition", 1
 PLACE = [("scale", "<f8"), ("R", "<f8", (3, 3)), ("t", "<f8", (3,))]
 NODE = np.dtype([("first", "<i4"), ("last", "<i4"), ("guessed", "?"), *PLACE])
 EDGE = np.dtype(
@@ -48,46 +44,45 @@ KEYFRAME = np.dtype(
 SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
 MAX_SIDE = 1 << 13
 MAX_DESCRIPTOR = 1 << 13
+MAX_KEYFRAMES = 1 << 20
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """The graph of submaps as it is in a file, and the model of the descriptors."""
+
+    model: str
+    nodes: bytes  # rows of NODE
+    edges: bytes  # rows of EDGE
 
 
 class RecognitionFile:
-    """An open file; its keyframes' arrays may be read by any thread."""
+    """Keyframes in an open journal; any thread may read their arrays."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
-        self._journal = JournalReader(path)
-        self._lock = threading.Lock()
+    def __init__(self, journal: JournalReader) -> None:
+        self._journal = journal  # stays open while a keyframe needs it
         self._records: list[Record] = []
         self._sizes: list[tuple[int, int]] = []
         self._places: dict[bytes, Similarity] = {}  # of keyframes; most have one with others
 
-    def __del__(self) -> None:
-        if hasattr(self, "_journal"):
-            self._journal.close()
-
-    def read(self, submaps: Mapping[int, Similarity]) -> Recognition:
+    def recognition(
+        self, graph: SavedGraph, keyframes: Iterable[Record], submaps: Mapping[int, Similarity]
+    ) -> Recognition:
         """Returns graph and keyframes of a map with these poses of ``submaps``.
 
-        Raises OSError, JournalError, LookupError, TypeError, ValueError.
+        Raises OSError, LookupError, TypeError, ValueError.
         """
-        head, *records = self._journal.records()
-        good = (head.description["format"], head.description["version"]) == (FORMAT, VERSION)
-        check(good, "format")
-        by_kind: dict[str, list[Record]] = {}
-        for record in records:
-            by_kind.setdefault(str(record.description["kind"]), []).append(record)
-        rows = self._rows(by_kind["nodes"][0], NODE)
+        rows = np.frombuffer(graph.nodes, NODE)
         nodes, saved = [_node(row) for row in rows], [_place(row) for row in rows]
         firsts = [n.first for n in nodes]
         check(firsts == sorted(set(firsts)), "the order of nodes")
         check(all(a.last < b.first for a, b in itertools.pairwise(nodes)), "nodes")
-        edges = tuple(_edge(row, set(firsts)) for row in self._rows(by_kind["edges"][0], EDGE))
-        keyframes = [k for r in by_kind.get("keyframe", []) if (k := self._keyframe(r))]
+        edges = tuple(_edge(row, set(firsts)) for row in np.frombuffer(graph.edges, EDGE))
+        described = [k for record in keyframes if (k := self._keyframe(record))]
         last_of = {n.first: n.last for n in nodes}
-        known = [k for k in keyframes if _lies_in(k.submap, firsts, last_of)]
+        known = [k for k in described if _lies_in(k.submap, firsts, last_of)]
         check(len({k.descriptor.shape for k in known}) <= 1, "descriptors")
-        model = str(head.description["model"])
-        # Submaps without points and poses have none but in this file.
+        # Submaps without points and poses have none but these.
         of_node = dict(zip(firsts, saved, strict=True))
         poses = {id: submaps.get(id, T) for id, T in of_node.items()}
         for k in known:
@@ -96,7 +91,7 @@ class RecognitionFile:
         to_own = {id: poses[id].inverse() @ T for id, T in of_node.items()}
         return Recognition(
             tuple(nodes), tuple(_moved(e, to_own) for e in edges),
-            tuple(_in_submap(k, poses[k.submap]) for k in known), poses, model,
+            tuple(_in_submap(k, poses[k.submap]) for k in known), poses, graph.model,
         )  # fmt: skip
 
     def arrays(self, index: int) -> tuple[Arrays, NDArray[np.bool_] | None]:
@@ -128,12 +123,8 @@ class RecognitionFile:
     def data(self, index: int) -> bytes:
         """Returns samples and image of a keyframe as they are in the file. Raises OSError,
         JournalError."""
-        with self._lock:
-            record = self._records[index]
-            return self._journal.data(record)[int(record.description["head"]) :]
-
-    def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
-        return np.frombuffer(self._journal.data(record), kind)
+        record = self._records[index]
+        return self._journal.data(record)[int(record.description["head"]) :]
 
     def _place(self, row: NDArray[np.void]) -> Similarity:
         key = b"".join(row[name].tobytes() for name in ("scale", "R", "t"))
@@ -178,41 +169,74 @@ class RecognitionFile:
         )  # fmt: skip
 
 
-def save_recognition(saved: Recognition, path: Path, progress: Progress = silent) -> None:
-    """Writes what recognises a scene to a new file. Raises OSError."""
-    journal = JournalWriter(path)
-    try:
-        journal.append({"format": FORMAT, "version": VERSION, "model": saved.model})
-        poses = saved.T_map_submap
-        nodes = [(n.first, n.last, n.guessed, *_row(poses[n.first])) for n in saved.nodes]
-        edges = [(e.first, e.second, e.loop, e.sigma, *_row(e.measured)) for e in saved.edges]
-        for kind, rows, dtype in (("nodes", nodes, NODE), ("edges", edges, EDGE)):
-            journal.append({"kind": kind}, np.array(rows, dtype).tobytes())
-        for number, keyframe in enumerate(saved.keyframes):
-            progress("saving", number / len(saved.keyframes))
-            head = _head(keyframe, poses[keyframe.submap])
-            try:
-                samples, mask, data = _data(keyframe)
-            except (OSError, JournalError) as error:  # of the file that it was loaded from
-                log.warning("a keyframe of the loaded scene is not saved again: %s", error)
-                continue
-            described = {
-                "kind": "keyframe", "camera": keyframe.view.camera,
-                "head": len(head), "samples": samples, "mask": mask,
-            }  # fmt: skip
-            journal.append(described, head + data)
-        journal.sync()
-    finally:
-        journal.close()
+def append_recognition(
+    saved: Recognition, journal: JournalWriter, progress: Progress = silent
+) -> int:
+    """Appends what recognises a scene; returns the offset of the record with its graph, the last
+    one. Raises OSError."""
+    poses, places = saved.T_map_submap, []
+    for number, keyframe in enumerate(saved.keyframes):
+        progress("saving", number / len(saved.keyframes))
+        head = _head(keyframe, poses[keyframe.submap])
+        try:
+            samples, mask, data = _data(keyframe)
+        except (OSError, JournalError) as error:  # of the file that it was loaded from
+            log.warning("a keyframe of the loaded scene is not saved again: %s", error)
+            continue
+        described = {
+            "kind": "loop keyframe", "camera": keyframe.view.camera,
+            "head": len(head), "samples": samples, "mask": mask,
+        }  # fmt: skip
+        places.append(journal.append(described, head + data))
+    nodes = [(n.first, n.last, n.guessed, *_row(poses[n.first])) for n in saved.nodes]
+    edges = [(e.first, e.second, e.loop, e.sigma, *_row(e.measured)) for e in saved.edges]
+    rows = [np.array(nodes, NODE), np.array(edges, EDGE), np.array(places, "<i8")]
+    sizes = {"nodes": len(nodes), "edges": len(edges), "keyframes": len(places)}
+    described = {"kind": "recognition", "model": saved.model, **sizes}
+    return journal.append(described, b"".join(row.tobytes() for row in rows))
 
 
-def load_recognition(path: Path, submaps: Mapping[int, Similarity]) -> Recognition:
-    """Reads what ``save_recognition`` wrote, of a map with these poses of ``submaps``. Raises
-    OSError; ValueError for damage that leaves nothing to recognise."""
+def load_recognition(
+    journal: JournalReader, start: int, submaps: Mapping[int, Similarity]
+) -> Recognition:
+    """Reads what ``append_recognition`` wrote and where, of a map with these poses of ``submaps``.
+
+    Raises OSError; ValueError for damage that leaves nothing to recognise.
+    """
+    with damage_as_value_error(journal):
+        record = journal.record(start)
+        about, data = record.description, journal.data(record)
+        check(about["kind"] == "recognition", "the kind of its record")
+        nodes = int(about["nodes"]) * NODE.itemsize
+        edges = nodes + int(about["edges"]) * EDGE.itemsize
+        check(0 <= nodes <= edges <= len(data), "the size of its record")
+        starts = np.frombuffer(data[edges:], "<i8")
+        check(len(starts) == about["keyframes"] <= MAX_KEYFRAMES, "the number of keyframes")
+        graph = SavedGraph(str(about["model"]), data[:nodes], data[nodes:edges])
+        keyframes = _keyframe_records(journal, starts.tolist())
+        return RecognitionFile(journal).recognition(graph, keyframes, submaps)
+
+
+@contextmanager
+def damage_as_value_error(journal: JournalReader) -> Iterator[None]:
+    """Raises ValueError for all errors but OSError."""
     try:
-        return RecognitionFile(path).read(submaps)
+        yield
     except (JournalError, LookupError, TypeError, OverflowError) as error:
-        raise ValueError(f"{path.name} is damaged ({type(error).__name__}: {error})") from error
+        name = journal.path.name
+        raise ValueError(f"{name} is damaged ({type(error).__name__}: {error})") from error
+
+
+def _keyframe_records(journal: JournalReader, starts: Iterable[int]) -> Iterator[Record]:
+    """Yields the records of keyframes, but for damaged ones."""
+    for start in starts:
+        try:
+            record = journal.record(start)
+        except JournalError as error:
+            log.warning("%s: a keyframe is left out", error)
+            continue
+        check(record.description["kind"] == "loop keyframe", "the kind of a record")
+        yield record
 
 
 def _head(keyframe: ViewRow, T_map_submap: Similarity) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from da3_ros import __version__
 from da3_ros.config import NodeConfig
-from da3_ros.export.scene_file import is_scene
+from da3_ros.export.scene_folder import is_scene
 from da3_ros.parameter_schema import parameters
 from da3_ros.recordings.search import find_recordings, is_recording, name_of
 from da3_ros.replay.checkpoint import contents_of_parameters, fingerprint

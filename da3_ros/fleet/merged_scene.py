@@ -17,7 +17,7 @@ from typing import Any
 
 from da3_ros.export.atomic_files import hidden_prefix, replace_folder
 from da3_ros.export.export import ExportError
-from da3_ros.export.scene_file import check_scene_target, is_scene
+from da3_ros.export.scene_folder import check_scene_target, is_scene, scene_file
 from da3_ros.fleet.jobs import MERGED, REPORT, FleetError
 from da3_ros.fleet.worker import FAILED, Outcome, locked
 from da3_ros.merging.inputs import Copy
@@ -33,8 +33,9 @@ def scenes_of(output: Path, outcomes: Sequence[Outcome]) -> dict[Path, str]:
     found = {}
     for one in sorted(outcomes, key=lambda outcome: outcome.name):
         scene = output / one.name / "scene"
-        if one.state != FAILED and is_scene(scene):
-            written = (scene / "scene.json").stat().st_mtime_ns
+        file = scene_file(scene)
+        if one.state != FAILED and file is not None and is_scene(scene):
+            written = file.stat().st_mtime_ns
             found[output / one.name] = f"{one.key}-{written}"
     return found
 

@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from typing import IO, Any
 # magic; lengths of description and data; their CRC-32; CRC-32 of all before it in the header
 HEADER = struct.Struct("<4sIQIII")
 MAGIC = b"DA3K"
-CHUNK = 1 << 20
+CHUNK, SHORT = 1 << 20, 512  # bytes that are read at once; of most descriptions
 MAX_DESCRIPTION, MAX_DATA = 1 << 20, 1 << 30  # bytes
 
 
@@ -46,23 +46,38 @@ class Record:
 
 
 class JournalReader:
-    """Reads the records of a journal; safe while another process appends to it."""
+    """Reads the records of a journal; safe while another process appends to it. Any thread may
+    read a record; one goes through them in their order."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self.path = path
-        self._file: IO[bytes] = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115
+        self._file: IO[bytes] = open(  # noqa: SIM115
+            path, "rb", buffering=0, opener=_open_nonblocking
+        )
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             self._file.close()
             raise OSError(errno.EINVAL, "not a regular file")
         self.end = 0  # offset behind the last complete record
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
     @property
     def is_begun(self) -> bool:
         """True if the file is empty, or ends within its first record."""
-        self._file.seek(0)
-        start = self._file.read(len(MAGIC))
-        return not self.end and MAGIC.startswith(start)
+        return not self.end and MAGIC.startswith(self._read(0, len(MAGIC)))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a ``JournalWriter`` has the file open."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno == errno.EWOULDBLOCK  # not every disk can lock
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
 
     def close(self) -> None:
         """Closes the file."""
@@ -73,10 +88,28 @@ class JournalReader:
         while (found := self._next()) is not None:
             yield found
 
+    def record(self, start: int) -> Record:
+        """Returns the record that begins at a byte. Raises JournalError if there is none, or not
+        all of it; OSError."""
+        found = self._at(start) if start >= 0 else None
+        if found is None:
+            raise JournalError(f"{self.path}: the record at byte {start} is damaged")
+        return found
+
+    def last(self) -> Record | None:
+        """Returns the record that ends the file, if it is a short one without data; else None.
+
+        Raises OSError.
+        """
+        size = os.fstat(self._file.fileno()).st_size
+        start = max(0, size - SHORT)
+        at = self._read(start, SHORT).rfind(MAGIC)
+        found = None if at < 0 else self._at(start + at)
+        return found if found is not None and found.start == size else None
+
     def data(self, record: Record) -> bytes:
         """Returns the data of a record. Raises JournalError if it is damaged, or OSError."""
-        self._file.seek(record.start)
-        data = self._file.read(record.size)
+        data = self._read(record.start, record.size)
         if len(data) != record.size or zlib.crc32(data) != record.crc:
             raise JournalError(f"{self.path}: the record at byte {record.start} is damaged")
         return data
@@ -97,8 +130,7 @@ class JournalReader:
     def _find(self, start: int) -> int:
         """Returns where the next header may begin; -1: nowhere."""
         while True:
-            self._file.seek(start)
-            data = self._file.read(CHUNK)
+            data = self._read(start, CHUNK)
             found = data.find(MAGIC)
             if found >= 0:
                 return start + found
@@ -108,18 +140,18 @@ class JournalReader:
 
     def _at(self, at: int) -> Record | None:
         """Returns the record that begins at an offset; None: there is none, or not all of it."""
-        self._file.seek(at)
-        header = self._file.read(HEADER.size)
-        if len(header) < HEADER.size:
+        data = self._read(at, HEADER.size + SHORT)  # with most descriptions
+        if len(data) < HEADER.size:
             return None
+        header, text = data[: HEADER.size], data[HEADER.size :]
         magic, length, size, description_crc, crc, header_crc = HEADER.unpack(header)
         good = magic == MAGIC and zlib.crc32(header[:-4]) == header_crc
         if not good or length > MAX_DESCRIPTION or size > MAX_DATA:
             return None
-        text = self._file.read(length)
+        start = at + HEADER.size + length
+        text = text[:length] if length <= SHORT else self._read(at + HEADER.size, length)
         if len(text) < length or zlib.crc32(text) != description_crc:
             return None
-        start = at + HEADER.size + length
         if os.fstat(self._file.fileno()).st_size < start + size:
             return None
         try:
@@ -130,9 +162,17 @@ class JournalReader:
             return None
         return Record(description, start, size, crc)
 
+    def _read(self, start: int, size: int) -> bytes:
+        """Returns the bytes from an offset, fewer at the end of the file."""
+        pieces = []
+        while size and (piece := os.pread(self._file.fileno(), size, start)):
+            pieces.append(piece)
+            start, size = start + len(piece), size - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would block
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe would block
 
 
 class JournalWriter:
@@ -151,11 +191,18 @@ class JournalWriter:
         self.size = end  # bytes
         self._is_whole = True  # False: a part of a record may follow
 
-    def append(self, description: dict[str, Any], data: bytes = b"") -> None:
-        """Appends a record. Raises OSError, and leaves the journal as it was."""
-        self.append_all([(description, data)])
+    def append(self, description: dict[str, Any], data: bytes | Sequence[memoryview] = b"") -> int:
+        """Appends a record, whose data may be in pieces; returns the offset of its first byte.
 
-    def append_all(self, records: Iterable[tuple[dict[str, Any], bytes]]) -> None:
+        Raises OSError, and leaves the journal as it was.
+        """
+        start = self.size
+        self.append_all([(description, data)])
+        return start
+
+    def append_all(
+        self, records: Iterable[tuple[dict[str, Any], bytes | Sequence[memoryview]]]
+    ) -> None:
         """Appends records, each a description and its data: all of them or none. Raises as
         ``append``."""
         some = memoryview(b"".join(part for record in records for part in _parts(*record)))
@@ -188,8 +235,16 @@ class JournalWriter:
         self._file.close()
 
 
-def _parts(description: dict[str, Any], data: bytes) -> tuple[bytes, ...]:
-    """Returns the bytes of a record, in pieces."""
+def _parts(
+    description: dict[str, Any], data: bytes | Sequence[memoryview]
+) -> tuple[bytes | memoryview, ...]:
+    """Returns the bytes of a record, in pieces. Raises OSError for too many of them."""
     text = json.dumps(description, separators=(",", ":")).encode()
-    head = struct.pack("<4sIQII", MAGIC, len(text), len(data), zlib.crc32(text), zlib.crc32(data))
-    return head, struct.pack("<I", zlib.crc32(head)), text, data
+    pieces = (data,) if isinstance(data, bytes) else tuple(data)
+    size, crc = sum(memoryview(piece).nbytes for piece in pieces), 0
+    if len(text) > MAX_DESCRIPTION or size > MAX_DATA:
+        raise OSError(errno.EFBIG, "a record is too large")
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    head = struct.pack("<4sIQII", MAGIC, len(text), size, zlib.crc32(text), crc)
+    return head, struct.pack("<I", zlib.crc32(head)), text, *pieces

@@ -1,8 +1,8 @@
 """The keyframes of a scene on disk: appends them, and reads them back.
 
-A scene is a folder with a journal. Keyframes have poses in their submaps; later records move
-submaps and correct poses, so that nothing that was written is changed. ``docs/keyframes.md`` has
-the format.
+A scene is a folder with a journal, which also has what a saved scene has (``export``). Keyframes
+have poses in their submaps; later records move submaps and correct poses, so that nothing that
+was written is changed. ``docs/map.md`` has the format.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
-JOURNAL = "keyframes.da3k"
+JOURNAL = "scene.da3k"
 CAMERA = re.compile(r"([A-Za-z0-9_]+(/[A-Za-z0-9_]+)*)?")  # also a folder's name
 MAX_SIDE = 1 << 15
 MAX_IMAGE, MAX_DEPTH = 1 << 26, 1 << 23  # pixels: a damaged or crafted file names any size
-FORMAT, VERSION = "da3_ros keyframes", 1
-KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")  # of records after the first
+FORMAT, VERSION = "da3_ros scene", 2
+# Of records after the first: what a run stores, and what belongs to the saved scene.
+KINDS = ("begin", "keyframe", "frames", "submaps", "poses", "map")
+SAVED_KINDS = ("points", "images", "path", "loop keyframe", "recognition", "contents", "end")
 PLACE = np.dtype(
     [("id", "<i4"), ("segment", "<i4"), ("part", "<i4"), ("scale", "<f8"), ("R", "<f8", (3, 3)),
      ("t", "<f8", (3,))]
@@ -87,26 +89,32 @@ class StoredImages:
     record: Record
 
 
+def open_journal(folder: Path, end: int | None = None) -> JournalWriter:
+    """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
+
+    end: bytes of the journal after which what it has is cut off; None: none of its records.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, last = folder / JOURNAL, 0
+    if path.exists():
+        with StoredScene.open(folder, begun=True) as there:
+            last = there.end
+    if end is not None and end > last:
+        raise JournalError(f"{path} ends at byte {last} of {end}")
+    end = last if end is None else end
+    journal = JournalWriter(path, end)
+    if not end:
+        journal.append({"kind": "scene", "format": FORMAT, "version": VERSION,
+                        "written_by": __version__})  # fmt: skip
+    return journal
+
+
 class StoreWriter:
     """Appends to the keyframes of a scene. Not thread-safe."""
 
     def __init__(self, folder: Path, end: int | None = None) -> None:
-        """Goes on with the journal in ``folder``, or begins one. Raises OSError, JournalError.
-
-        end: bytes of the journal after which what it has is cut off; None: none of its records.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        path, last = folder / JOURNAL, 0
-        if path.exists():
-            with StoredScene.open(folder, begun=True) as there:
-                last = there.end
-        if end is not None and end > last:
-            raise JournalError(f"{path} ends at byte {last} of {end}")
-        end = last if end is None else end
-        self._journal = JournalWriter(path, end)
-        if not end:
-            self._journal.append({"kind": "scene", "format": FORMAT, "version": VERSION,
-                                  "written_by": __version__})  # fmt: skip
+        """As ``open_journal``."""
+        self._journal = open_journal(folder, end)
 
     @property
     def size(self) -> int:
@@ -207,7 +215,13 @@ class StoreWriter:
 class StoredScene:
     """The stored keyframes of a scene; a context manager."""
 
-    def __init__(self, folder: Path, *, begun: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, begun: bool = False, head: tuple[str, int] = (FORMAT, VERSION)
+    ) -> None:
+        """Reads all but images of a journal. Raises JournalError.
+
+        begun: accepts one whose first record was cut off. head: its format and version.
+        """
         self.frames: list[FramePose] = []  # in the order of storing
         self.images: dict[int, StoredImages] = {}  # of keyframes, by index in ``frames``
         # Index of the newest frame by camera and stamp; a recording that is played again repeats
@@ -216,22 +230,22 @@ class StoredScene:
         self.places: dict[int, Place] = {}
         self.map = MapState()
         try:
-            self._reader = JournalReader(folder / JOURNAL)
+            self._reader = JournalReader(path)
         except OSError as error:
-            raise JournalError(f"{folder} holds no keyframes: {error.strerror}") from error
+            raise JournalError(f"{path.parent} holds no keyframes: {error.strerror}") from error
         try:
-            self._read(begun)
+            self._read(begun, head)
         except BaseException:
             self.close()
             raise
 
     @staticmethod
     def open(folder: Path, *, begun: bool = False) -> StoredScene:
-        """Reads all but images of the scene in ``folder``.
+        """Reads all but images of the scene in ``folder``. Raises JournalError.
 
-        begun: accepts a journal whose first record was cut off. Raises JournalError.
+        begun: accepts a journal whose first record was cut off.
         """
-        return StoredScene(folder, begun=begun)
+        return StoredScene(folder / JOURNAL, begun=begun)
 
     def __enter__(self) -> StoredScene:
         return self
@@ -325,23 +339,14 @@ class StoredScene:
     def _damaged(self, key: int, error: Exception) -> JournalError:
         return JournalError(f"{self._reader.path}: keyframe {key} is damaged: {error}")
 
-    def _read(self, begun: bool) -> None:
+    def _read(self, begun: bool, head: tuple[str, int]) -> None:
         records = self._reader.records()
         first = next(records, None)
         if begun and self._reader.is_begun:
             return
-        about = {} if first is None else first.description
-        if first is not None and "format" not in about and about.get("kind") in KINDS:
-            log.warning("%s: its first record is damaged; the others are read", self._reader.path)
+        if not check_head(self._reader.path, first, head):
+            assert first is not None
             records = itertools.chain([first], records)
-            about = {"format": FORMAT, "version": VERSION}
-        if about.get("format") != FORMAT:
-            raise JournalError(f"{self._reader.path} is no journal of keyframes")
-        if about.get("version") != VERSION:
-            raise JournalError(
-                f"{self._reader.path} has version {about.get('version')}, this da3_ros reads "
-                f"version {VERSION}: use the da3_ros that wrote it ({about.get('written_by')})"
-            )
         try:
             for record in records:
                 try:
@@ -397,6 +402,28 @@ class StoredScene:
 
     def _rows(self, record: Record, kind: np.dtype[Any]) -> NDArray[np.void]:
         return np.frombuffer(self._reader.data(record), kind)
+
+
+def check_head(
+    path: Path, first: Record | None, head: tuple[str, int] = (FORMAT, VERSION)
+) -> bool:
+    """Returns whether the first record of a journal is that of a format and version; False, with a
+    warning, if that record is damaged and ``first`` is one behind it.
+
+    Raises JournalError for another journal.
+    """
+    about = {} if first is None else first.description
+    if "format" not in about and about.get("kind") in (*KINDS, *SAVED_KINDS):
+        log.warning("%s: its first record is damaged; the others are read", path)
+        return False
+    if about.get("format") != head[0]:
+        raise JournalError(f"{path} is no journal of a scene")
+    if about.get("version") != head[1]:
+        raise JournalError(
+            f"{path} has version {about.get('version')}, this da3_ros reads version {head[1]}: "
+            f"use the da3_ros that wrote it ({about.get('written_by')})"
+        )
+    return True
 
 
 def _frames_record(poses: Sequence[FramePose]) -> tuple[dict[str, Any], bytes]:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from da3_ros.config import NodeConfig
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
-from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
+from da3_ros.export.scene_file import load_scene
+from da3_ros.export.scene_folder import find_scene
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.parameter_schema import ConfigError
 

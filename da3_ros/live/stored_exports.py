@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.formats import StoredExported, StoredFormat
+from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.selection import ExportError, Progress, Selection, portion
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.live.worker import Worker
 
 FLUSH_S = 30.0  # longest wait for the disk
@@ -96,9 +97,9 @@ class StoredExport:
             part = portion(step, index / len(scenes), (index + 1) / len(scenes))
             self._wait(scene)
             try:
-                with StoredScene.open(scene.folder) as stored:
+                with SceneFile(scene.folder).keyframes() as stored:
                     file = form.write(stored, path, selection, filters, part)
-            except (JournalError, OSError) as error:
+            except (JournalError, SceneFileError, OSError) as error:
                 raise ExportError(str(error)) from error
             done.append((file, max(0, scene.keyframes - file.keyframes)))
         return done[0]

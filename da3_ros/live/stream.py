@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from da3_ros.config import NodeConfig, PipelineConfig
-from da3_ros.export.scene_file import SceneFileError
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.inference import BudgetError, Running, Session, WindowTooLargeError
 from da3_ros.live.health import Events, Growth, Stages, median_and_p95
 from da3_ros.live.keyframe_folders import record_keyframes

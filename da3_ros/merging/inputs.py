@@ -14,15 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from da3_ros.export.scene_file import (
-    MAX_INTEGER,
-    MAX_ORIGIN,
-    SceneReader,
-    find_scene,
-    scene_name,
-)
+from da3_ros.export.scene_file import MAX_INTEGER, SceneFile
+from da3_ros.export.scene_folder import MAX_ORIGIN, find_scene, scene_name
 from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.scene import Shot
@@ -42,7 +36,7 @@ class InputScene:
     """A scene to merge. Numbers are added to its ids, and its cameras may have new names."""
 
     name: str
-    reader: SceneReader
+    reader: SceneFile
     first_submap: int = 0
     first_segment: int = 0
     first_part: int = 0
@@ -57,7 +51,7 @@ class InputScene:
     @property
     def has_keyframes(self) -> bool:
         """Whether its keyframes are stored."""
-        return os.path.lexists(self.reader.path / JOURNAL)
+        return self.reader.has_keyframes
 
     @property
     def submaps(self) -> list[Submap]:
@@ -178,28 +172,28 @@ def open_without_copies(folders: Sequence[Path]) -> tuple[list[InputScene], list
     return _numbered([one for i, one in enumerate(given) if i not in copies]), left_out
 
 
-def _opened(folders: Sequence[Path]) -> list[tuple[Path, SceneReader]]:
+def _opened(folders: Sequence[Path]) -> list[tuple[Path, SceneFile]]:
     """Opens scenes, none of them twice and none empty. Raises SceneFileError, MergeError."""
     paths = [find_scene(folder) for folder in folders]
     real = [os.path.realpath(path) for path in paths]
     for i, path in enumerate(real):
         if path in real[:i]:
             raise MergeError(f"{folders[i]} is given twice: name each scene once")
-    readers = [SceneReader(path) for path in paths]
+    readers = [SceneFile(path) for path in paths]
     for folder, reader in zip(folders, readers, strict=True):
         if not len(reader.saved.poses):
             raise MergeError(f"the scene in {folder} is empty: leave it out")
     return list(zip(folders, readers, strict=True))
 
 
-def _numbered(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
+def _numbered(given: Sequence[tuple[Path, SceneFile]]) -> list[InputScene]:
     """Returns the scenes with ids of their own, the reference first. Raises MergeError."""
     first = next((i for i, (_, r) in enumerate(given) if r.saved.metric), 0)
     return _without_common_ids(_with_names([given[first], *given[:first], *given[first + 1 :]]))
 
 
 def _with_common_frames(
-    given: Sequence[tuple[Path, SceneReader]],
+    given: Sequence[tuple[Path, SceneFile]],
 ) -> Iterator[tuple[int, int, int]]:
     """Yields scenes that have frames in common with one that stays: one continues the other, or
     both continue a third one, or they are of one recording. Both by their index, and how many
@@ -218,7 +212,7 @@ def _with_common_frames(
             yield one, kept, common
 
 
-def _frames(one: SceneReader) -> set[tuple[int, bytes]]:
+def _frames(one: SceneFile) -> set[tuple[int, bytes]]:
     """Returns stamp and pose in the submap of all frames that are not at its origin: there every
     submap begins, and videos all begin at stamp 0. Merging renames cameras, so that their names
     tell nothing."""
@@ -227,7 +221,7 @@ def _frames(one: SceneReader) -> set[tuple[int, bytes]]:
     return {(int(r["stamp_ns"]), r["T"].tobytes()) for r in moved}
 
 
-def _with_names(given: Sequence[tuple[Path, SceneReader]]) -> list[InputScene]:
+def _with_names(given: Sequence[tuple[Path, SceneFile]]) -> list[InputScene]:
     """Returns the scenes with names and origins that no two of them share."""
     inputs: list[InputScene] = []
     names: set[str] = set()
@@ -298,9 +292,9 @@ def _shots(one: InputScene) -> set[Shot]:
 def _stored_shots(one: InputScene, known: Collection[Shot]) -> set[Shot]:
     """Returns camera and stamp of the stored frames; ``known``: those of the scene. Raises
     MergeError."""
-    remedy = f"delete {one.reader.path / JOURNAL} to merge without stored keyframes"
+    remedy = "leave the scene out, or load and save it to merge it without stored keyframes"
     try:
-        with StoredScene.open(one.reader.path) as stored:
+        with one.reader.keyframes() as stored:
             found = {frame.key for frame in stored.frames}
     except JournalError as error:
         raise MergeError(f"{error}: {remedy}") from error

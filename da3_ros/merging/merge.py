@@ -15,7 +15,8 @@ import numpy as np
 
 from da3_ros.config import PipelineConfig
 from da3_ros.export.atomic_files import atomic_folder
-from da3_ros.export.scene_file import check_scene_target, foreign_to_scene, write_scene
+from da3_ros.export.scene_file import write_scene
+from da3_ros.export.scene_folder import check_scene_target, foreign_to_scene
 from da3_ros.export.selection import Progress, silent
 from da3_ros.keyframe_store.store import MapState, Place
 from da3_ros.mapping.recognition import Recognition
@@ -187,11 +188,11 @@ def _write(
         )
 
     with atomic_folder(output, foreign_to_scene) as folder:
-        write_scene(merged, folder, progress, filled)
         if any(one.has_keyframes for one in inputs):
             leaders = tuple(merged.poses.cameras[i] for i in merged.poses.leaders)
             state = MapState(merged.metric, 1.0, merged.unit, merged.T_map_world, leaders)
             write_stored(inputs, placed, state, folder, progress)
+        write_scene(merged, folder, progress, filled)
 
 
 def summary(

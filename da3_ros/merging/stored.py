@@ -30,7 +30,7 @@ def write_stored(
         writer.set_map(state)
         for one in inputs:
             if one.has_keyframes:
-                with StoredScene.open(one.reader.path) as stored:
+                with one.reader.keyframes() as stored:
                     places = _places(one, stored, placed)
                     writer.place(places.values())
                     first_track = _copy(one, stored, places, writer, first_track, progress)

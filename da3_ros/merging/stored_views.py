@@ -13,7 +13,6 @@ import numpy as np
 
 from da3_ros.export.stored_depth import places_of
 from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.merging.inputs import InputScene
 from da3_ros.refinement.features import FeatureDetector, Features
 from da3_ros.refinement.tracked_view import TrackedView, tracked_view
@@ -36,7 +35,7 @@ class StoredViews:
 
     def __init__(self, one: InputScene, detector: FeatureDetector) -> None:
         """Raises JournalError."""
-        self._stored = StoredScene.open(one.reader.path)
+        self._stored = one.reader.keyframes()
         self._detector = detector
         places = places_of(self._stored)
         self._keys = [

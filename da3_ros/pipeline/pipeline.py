@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from da3_ros.config import PipelineConfig
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import export_scene
-from da3_ros.export.scene_file import SceneFileError
 from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import MetricModel, Session
 from da3_ros.mapping.place_hint import PlaceHint

@@ -16,7 +16,7 @@ from da3_ros.drawing.contact_sheet import ContactSheet
 from da3_ros.drawing.scene_picture import render_scene, write_png
 from da3_ros.drawing.tracks_file import NAME as TRACKS_NAME
 from da3_ros.drawing.tracks_file import TrackFilm
-from da3_ros.export.scene_file import save_scene
+from da3_ros.export.scene_file import save_scene, write_scene
 from da3_ros.export.tum import read_stamps, tum_line, write_trajectory
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
@@ -28,7 +28,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.replay.result_bag import ResultBag
-from da3_ros.replay.work_folder import KEYFRAMES, SPILL
+from da3_ros.replay.work_folder import SCENE, SPILL
 from da3_ros.sensors.frame_annotator import FrameAnnotator
 from da3_ros.types import Frame, TrackedFrame
 
@@ -212,14 +212,15 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         ``written``. Raises OSError, JournalError."""
         if not pipeline.config.map.enabled:
             return
-        limit, folder = round(1e9 * pipeline.config.map.disk_gb), self._path(KEYFRAMES)
+        limit = round(1e9 * pipeline.config.map.disk_gb)
         self.recorder = KeyframeRecorder(
-            folder, counters=pipeline.counters, wait=True, limit=DiskLimit(limit),
+            self._path(SCENE), counters=pipeline.counters, wait=True, limit=DiskLimit(limit),
             continued=None if written is None else written.keyframes,
         )  # fmt: skip
         size, crc = (0, 0) if written is None else (written.spilled, written.spilled_crc)
         # Not one limit for both: which of two threads reaches it first would depend on time.
-        self.spill = ArraySpill(folder, SPILL, size=size, crc=crc, limit=DiskLimit(limit))
+        spill = self._path(SPILL).name
+        self.spill = ArraySpill(self.folder, spill, size=size, crc=crc, limit=DiskLimit(limit))
         pipeline.scene_map.record(KeyframeRecording(self.recorder), self.spill)
 
     def written(self) -> WrittenScene:
@@ -272,7 +273,10 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
     def _write_scene(self, pipeline: Pipeline) -> None:
         for name in ("scene.glb", "scene.ply"):
             pipeline.export(self._path(name))
-        save_scene(pipeline.snapshot(), self._path("scene"))
+        if self.recorder is None:
+            save_scene(pipeline.snapshot(), self._path(SCENE))
+        else:  # behind its keyframes
+            write_scene(pipeline.snapshot(), self._path(SCENE))
         scene, stamp = pipeline.scene(), pipeline.map.newest_stamp_ns
         changed = pipeline.scale.source.learns or pipeline.scene_map.following.enabled
         if changed or self.resumed or len(scene.parts) > 1 or self.mixed:

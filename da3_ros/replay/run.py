@@ -21,9 +21,11 @@ from tqdm import tqdm
 
 from da3_ros.config import NodeConfig, PipelineConfig
 from da3_ros.export.began_in import BEGAN_IN, MEASURED
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import ExportError
 from da3_ros.export.paths import path_for_camera
-from da3_ros.export.scene_file import SceneFileError, find_scene, load_scene
+from da3_ros.export.scene_file import load_scene
+from da3_ros.export.scene_folder import find_scene
 from da3_ros.inference import (
     BudgetError,
     DeviceError,

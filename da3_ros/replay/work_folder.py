@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from da3_ros.export.atomic_files import replace_folder
-from da3_ros.export.scene_file import is_scene
+from da3_ros.export.checked_files import SceneFileError
+from da3_ros.export.scene_file import SceneFile
+from da3_ros.export.scene_folder import is_scene
 from da3_ros.keyframe_store.journal import JournalError
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
 from da3_ros.replay.object_state import StateError
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint.da3k"
 FINISHED = "finished.json"  # all results are written, and remain to be moved
-KEYFRAMES = "keyframes"  # folder of stored keyframes while a replay runs; with a camera's suffix
-SPILL = "points.spill"  # in it: what memory cannot hold
+SCENE = (
+    "scene"  # folder with the stored keyframes, in the end a saved scene; with a camera's suffix
+)
+SPILL = "points.spill"  # what memory cannot hold, likewise
 UNFINISHED = "unfinished"
 SUFFIXES = (".mcap", ".glb", ".ply", ".tum", ".json", ".npz", ".png")  # of results
 OPTIONAL = ("tracks.npz", "contact_sheet.png", "cloud.png")  # files that not every replay writes
@@ -72,10 +75,6 @@ class WorkFolder:
         about: what ``finished`` returns, but the names; with ``run``, which describes the replay.
         Raises OSError.
         """
-        for keyframes in self.path.glob(f"{KEYFRAMES}*"):
-            scene = self.path / f"scene{keyframes.name.removeprefix(KEYFRAMES)}"
-            if scene.is_dir():  # else it has no frames
-                _share(keyframes / JOURNAL, scene / JOURNAL)
         files = sorted(f.name for f in self.path.iterdir() if self._is_result(f))
         part = self.path / f".{FINISHED}"
         part.write_text(json.dumps({**about, "files": files}))
@@ -101,9 +100,11 @@ class WorkFolder:
 
     @staticmethod
     def _is_result(file: Path) -> bool:
-        """False for what is needed to go on; hidden files are what a killed replay has left."""
-        ours = file.name in (CHECKPOINT, FINISHED) or file.name.startswith((".", KEYFRAMES))
-        return not ours
+        """False for what is needed to go on, hidden files, which a killed replay has left, and a
+        scene without frames."""
+        if file.name in (CHECKPOINT, FINISHED) or file.name.startswith("."):
+            return False
+        return is_scene(file) if file.is_dir() else file.suffix != Path(SPILL).suffix
 
 
 @contextlib.contextmanager
@@ -157,14 +158,6 @@ def _opened(output: Path, stack: contextlib.ExitStack, go_on: bool) -> WorkFolde
         number += 1
 
 
-def _share(old: Path, new: Path) -> None:
-    """Gives a file a second name: until all is noted, a replay may go on with the first."""
-    try:
-        os.link(old, new)
-    except OSError:  # not every disk can
-        shutil.copyfile(old, new)
-
-
 def _lock(folder: Path, stack: contextlib.ExitStack) -> None:
     """Keeps other processes out of a folder. Raises OutputError if one is in it."""
     handle = os.open(folder, os.O_RDONLY)
@@ -197,9 +190,12 @@ def _left(work: WorkFolder) -> str:
         return f"it is complete; the same command with --resume moves the results in {work.path}"
     if work.checkpoint.exists():
         notes.append("the same command with --resume goes on")
-    for kept in sorted(work.path.glob(f"{KEYFRAMES}*")):
+    for kept in sorted(p for p in work.path.glob(f"{SCENE}*") if p.is_dir()):
         count = 0
-        with contextlib.suppress(JournalError), StoredScene.open(kept) as stored:
+        with (
+            contextlib.suppress(JournalError, SceneFileError),
+            SceneFile(kept).keyframes() as stored,
+        ):
             count = len(stored.images)
         if count:
             notes.append(f"{count} keyframes are kept: da3_ros export {kept} NAME.glb")

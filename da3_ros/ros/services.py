@@ -19,10 +19,12 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_srvs.srv import SetBool, Trigger
 
 from da3_ros.export.atomic_files import size_of
+from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import Exported, ExportError, Selection, export_scene
 from da3_ros.export.formats import GLB, Format, StoredFormat, find_format
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
-from da3_ros.export.scene_file import SceneFileError, check_outside_scenes, save_scene
+from da3_ros.export.scene_file import save_scene
+from da3_ros.export.scene_folder import check_outside_scenes
 from da3_ros.export.stored_depth import DepthFilters
 from da3_ros.live.saved_scenes import load_scenes
 from da3_ros.live.stored_exports import StoredExports

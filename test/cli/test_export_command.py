@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import trimesh
 from support.file_readers import read_colmap, read_ply
+from support.journals import rewritten
 from support.scenes import full_store
 from support.stored_walls import write_walls
 
 from da3_ros.cli import conversion, main
 from da3_ros.export.formats import FORMATS
-from da3_ros.export.scene_file import check_outside_scenes, load_scene, save_scene
-from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.export.scene_file import SceneFile, load_scene, save_scene, write_scene
+from da3_ros.export.scene_folder import check_outside_scenes
 from da3_ros.recordings import RecordingError, open_recording
 
 
@@ -61,15 +62,15 @@ def test_nothing_is_exported_into_a_saved_scene(replayed, tmp_path, capsys, name
 def test_a_mesh_does_not_load_the_points_of_the_saved_scene(tmp_path, monkeypatch, caplog):
     """They may be many gigabytes."""
     pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-image")
-    store, scene = write_walls(tmp_path / "store", 3), tmp_path / "scene"
-    save_scene(full_store().snapshot(metric=True), scene)
-    shutil.copy(store / JOURNAL, scene / JOURNAL)
-    monkeypatch.setattr(conversion, "load_scene", lambda _: pytest.fail("points are loaded"))
-    for name, options in (("a.mesh.ply", ["--voxel", "0.1"]), ("b", ["--format", "npz"])):
-        assert main(["export", str(scene), str(tmp_path / name), *options]) == 0
+    scene = write_walls(tmp_path / "scene", 3)
+    write_scene(full_store().snapshot(metric=True), scene)
+    with monkeypatch.context() as patch:
+        patch.setattr(SceneFile, "load", lambda _: pytest.fail("points are loaded"))
+        for name, options in (("a.mesh.ply", ["--voxel", "0.1"]), ("b", ["--format", "npz"])):
+            assert main(["export", str(scene), str(tmp_path / name), *options]) == 0
     more = int(load_scene(scene).poses.rows["keyframe"].sum()) > 3
     assert ("not all of its keyframes are stored" in caplog.text) == more
-    (scene / "poses.npz").write_bytes(b"")
+    rewritten(scene, lambda d, data: (d, data[:-1] if d["kind"] == "path" else data))
     assert main(["export", str(scene), str(tmp_path / "c.mesh.ply")]) == 1
 
 
@@ -105,7 +106,7 @@ def test_options_reach_the_selection(replayed, tmp_path):
     [
         ("", ["a.obj"], "unknown format, the suffix must be .glb, .ply, .colmap, .tum"),
         ("", ["a.ply", "--crop", "1", "0", "0", "0", "1", "1"], "min x y z must be below"),
-        ("nothing", ["a.ply"], "scene.json is missing"),
+        ("nothing", ["a.ply"], "scene.da3k is missing"),
     ],
 )
 def test_the_impossible_is_reported_in_one_line(

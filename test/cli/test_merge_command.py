@@ -85,11 +85,11 @@ def test_complaints_are_one_line(folders, tmp_path, capsys, arguments, said):
 
 def test_an_input_is_never_the_output(folders, tmp_path, capsys):
     kitchen, out = folders
-    before = (kitchen / "scene.json").read_bytes()
+    before = (kitchen / "scene.da3k").read_bytes()
     for output in (kitchen, out, out / "scene", kitchen / "deep"):
         assert run(kitchen, out, "--output", output) == FAILED
         assert "overlap" in capsys.readouterr().err
-    assert (kitchen / "scene.json").read_bytes() == before
+    assert (kitchen / "scene.da3k").read_bytes() == before
 
 
 def test_an_older_scene_is_replaced(folders, tmp_path):

@@ -9,7 +9,8 @@ import trimesh
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
-from da3_ros.export.scene_file import find_scene, load_scene
+from da3_ros.export.scene_file import load_scene
+from da3_ros.export.scene_folder import find_scene
 from da3_ros.parameter_schema import parameters
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings import open_recording
@@ -17,7 +18,8 @@ from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.truth import TruthSession
 
-EARLIER = sorted(p for p in (Path(__file__).parents[1] / "fixtures").iterdir() if p.is_dir())
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+EARLIER = sorted(f.parent for f in FIXTURES.glob("*/parameters.yaml"))
 pytestmark = pytest.mark.parametrize("folder", EARLIER, ids=lambda p: p.name)
 
 

@@ -274,13 +274,13 @@ def test_scenes_of_one_place_are_joined_also_after_an_interruption(walks, fleet,
     assert len(list(scene.scene().poses)) == 24 + 17
 
     # Once more, with a copy of the larger one's recording: nothing is merged; then it is left out.
-    merged = (output / "merged" / "scene.json").stat()
+    merged = (output / "merged" / "scene.da3k").stat()
     process = fleet(*arguments, parameters=settings)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert "merging" not in err
     assert "holds these 2 scenes already" in err
-    assert (output / "merged" / "scene.json").stat() == merged
+    assert (output / "merged" / "scene.da3k").stat() == merged
     assert json.loads((output / "fleet.json").read_text())["merged"] == report["merged"]
     shutil.copytree(walks / "monday", walks / "again")
     process = fleet(*arguments, parameters=settings)

@@ -214,7 +214,7 @@ def test_the_limit_of_the_disk_counts(tmp_path, caplog):
     for k in range(30):
         recorder.add(keyframe(k))
     assert recorder.close(30)
-    assert 25_000 < (tmp_path / "keyframes.da3k").stat().st_size < 40_000
+    assert 25_000 < (tmp_path / "scene.da3k").stat().st_size < 40_000
     assert counters["keyframes_stored"] == len(stamps(tmp_path))
     assert caplog.text.count("see map.disk_gb") == 1
 
@@ -235,7 +235,7 @@ LIMITED = """
 import resource, sys
 from collections import Counter
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from test_store import keyframe, place
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))

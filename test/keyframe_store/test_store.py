@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support.journals import changed_in, changed_rows, rewritten
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import encoding, store
@@ -340,7 +341,7 @@ def test_depth_without_values_or_with_one_is_kept():
 
 CHILD = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from pathlib import Path
 from test_store import PLACES, keyframe
 from da3_ros.keyframe_store.store import StoreWriter
@@ -377,39 +378,6 @@ def test_killed_writers_lose_nothing_that_was_stored(tmp_path):
         first = len(stamps)
 
 
-def rewritten(folder, change):
-    """The journal with its descriptions and data as ``change`` returns them, checksums right."""
-    with StoredScene.open(folder):
-        pass
-    reader = JournalReader(folder / JOURNAL)
-    records = [(r.description, reader.data(r)) for r in reader.records()]
-    reader.close()
-    (folder / JOURNAL).unlink()
-    writer = JournalWriter(folder / JOURNAL)
-    for description, data in records:
-        writer.append(*change(description, data))
-    writer.close()
-
-
-def changed_in(kind, **values):
-    def change(description, data):
-        return (description | values if description["kind"] == kind else description), data
-
-    return change
-
-
-def broken_rows(kind, dtype, **values):
-    def change(description, data):
-        if description["kind"] == kind:
-            rows = np.frombuffer(data, dtype).copy()
-            for name, value in values.items():
-                rows[name] = value
-            data = rows.tobytes()
-        return description, data
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -421,18 +389,18 @@ def broken_rows(kind, dtype, **values):
         changed_in("keyframe", image_size="ab"),
         changed_in("map", T_map_world=[0] * 7),
         changed_in("map", scene_scale=0),
-        changed_in("scene", version=2),
-        broken_rows("frames", FRAME, camera=-1),
-        broken_rows("frames", FRAME, size=10**9),
-        broken_rows("frames", FRAME, K=0),
-        broken_rows("frames", FRAME, T=np.nan),
-        broken_rows("frames", FRAME, T=2.0),
-        broken_rows("frames", FRAME, size=(1 << 14, 1 << 14)),
-        broken_rows("submaps", PLACE, R=-np.eye(3)),
+        changed_in("scene", version=9),
+        changed_rows("frames", FRAME, camera=-1),
+        changed_rows("frames", FRAME, size=10**9),
+        changed_rows("frames", FRAME, K=0),
+        changed_rows("frames", FRAME, T=np.nan),
+        changed_rows("frames", FRAME, T=2.0),
+        changed_rows("frames", FRAME, size=(1 << 14, 1 << 14)),
+        changed_rows("submaps", PLACE, R=-np.eye(3)),
         changed_in("keyframe", image_size=[1 << 14, 1 << 14]),
         changed_in("map", T_map_world=np.diag([2.0, 2, 2, 1]).tolist()),
-        broken_rows("submaps", PLACE, scale=0),
-        broken_rows("submaps", PLACE, t=1e300),
+        changed_rows("submaps", PLACE, scale=0),
+        changed_rows("submaps", PLACE, t=1e300),
         lambda description, data: (description, data[:-1]),
         lambda description, data: (description | {"kind": ["x"]}, data),
     ],

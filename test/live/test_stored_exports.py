@@ -176,7 +176,7 @@ def test_a_deleted_store_and_a_full_disk_are_one_line(tmp_path, exports, monkeyp
             made(exports, stream, tmp_path / "a.mesh.glb")
         assert "\n" not in str(error.value)
     shutil.rmtree(tmp_path / "night")
-    with pytest.raises(ExportError, match="holds no keyframes") as error:
+    with pytest.raises(ExportError, match="holds no scene") as error:
         made(exports, stream, tmp_path / "a.mesh.glb")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())

@@ -125,7 +125,7 @@ def test_the_limit_of_the_disk_holds_for_all_files_of_a_run(tmp_path, caplog):
     shown(stream, host, frames=12)
     assert stream.finish_recording(10)
     assert "storing keyframes is paused: the run's files have reached 0.0 GB" in caplog.text
-    journal = tmp_path / "night" / "000001" / "keyframes.da3k"
+    journal = tmp_path / "night" / "000001" / "scene.da3k"
     spilled = stream.pipeline.scene_map._spill.size
     assert 0 < journal.stat().st_size + spilled < 150_000
 

@@ -1,12 +1,12 @@
 """Scenes of several sessions become one: exact networks, each session with a unit and start."""
 
 import dataclasses
-import json
 import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
+from support.journals import changed_in, changed_rows, rewritten
 from support.ring import CALM, SIZE, DescribedTruth, shifted, walked
 from support.sessions import LATER, METRIC, SETTINGS, MetricModel
 
@@ -15,9 +15,10 @@ from da3_ros.cli.merge import text_of
 from da3_ros.config import config_from_parameters
 from da3_ros.export.export import ExportError
 from da3_ros.export.recognition_file import RecognitionFile
-from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene
+from da3_ros.export.saved_records import SavedRecords
+from da3_ros.export.scene_file import SceneFileError, load_scene, save_scene, write_scene
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.keyframe_store.store import FRAME, JOURNAL, KINDS, StoredScene
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.merging.inputs import Copy, MergeError, open_inputs, open_without_copies
 from da3_ros.merging.joining import LoopNetwork, SceneJoiner
@@ -53,7 +54,7 @@ def walk(truth, folder, seed=0, metric=False, store=False):
     session = NamedTruth({"": truth}, seed)
     pipeline = Pipeline(config(**values), session, MetricModel(session) if metric else None)
     if store:
-        recorder = KeyframeRecorder(folder.parent / "stored", counters=Counter(), wait=True)
+        recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
         pipeline.scene_map.record(KeyframeRecording(recorder))
     black, K = np.zeros((*SIZE[::-1], 3), np.uint8), truth[0].K.copy()
     K[:2, 2] -= 0.5
@@ -61,10 +62,8 @@ def walk(truth, folder, seed=0, metric=False, store=False):
         frame = Frame(f.stamp_ns, black, calibration=Calibration(*SIZE, K))
         list(pipeline.push(frame))
     list(pipeline.flush())
-    save_scene(pipeline.snapshot(), folder)
-    if store:
-        assert pipeline.scene_map.finish_recording(60)
-        shutil.move(folder.parent / "stored" / JOURNAL, folder / JOURNAL)
+    assert pipeline.scene_map.finish_recording(60)
+    write_scene(pipeline.snapshot(), folder)
     return folder
 
 
@@ -369,8 +368,10 @@ def test_stored_keyframes_are_those_of_the_merged_scene(folders, ring, second, t
 def test_nothing_is_written_for_damaged_or_foreign_scenes(folders, ring, second, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(folders("tuesday"), damaged)
-    cloud = next((damaged / "submaps").iterdir())
-    cloud.write_bytes(cloud.read_bytes()[:-100])
+    points = SavedRecords(damaged)
+    data = bytearray((damaged / JOURNAL).read_bytes())
+    data[points.submaps()[0]["points"] + 200] ^= 1
+    (damaged / JOURNAL).write_bytes(data)
     network = network_of([*ring, *second])
     with pytest.raises(SceneFileError, match="damaged"):
         merge([folders("monday"), damaged], tmp_path / "out", config(), network)
@@ -448,9 +449,9 @@ def test_names_are_unique(folders, ring, tmp_path):
     network = network_of({"": ring, "monday_2": ring})
     summary = merge([folders("monday"), other], tmp_path / "out", config(), network)
     assert [one.name for one in summary.scenes] == ["monday", "monday_2"]
-    described = json.loads((tmp_path / "out" / "scene.json").read_text())
-    assert {s["origin"] for s in described["submaps"]} == {"monday", "monday_2"}
-    assert described["leaders"] == ["", "monday_2"]
+    records = SavedRecords(tmp_path / "out")
+    assert {s["origin"] for s in records.submaps()} == {"monday", "monday_2"}
+    assert records.path()[1] == ["", "monday_2"]
 
 
 def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp_path):
@@ -469,9 +470,7 @@ def test_a_scene_is_not_merged_with_what_continues_it(folders, ring, second, tmp
     merge([folders("monday"), folders("sameday")], tmp_path / "both", config(), network)
     with pytest.raises(MergeError, match="frames in common"):  # whose cameras were renamed
         merge([tmp_path / "both", folders("sameday")], tmp_path / "again", config(), network)
-    origins = [s["origin"] for s in json.loads(described_in(tmp_path / "tuesday"))["submaps"]
-               if "origin" in s]  # fmt: skip
-    assert set(origins) == {"monday"}
+    assert {s["origin"] for s in SavedRecords(tmp_path / "tuesday").submaps()} == {"monday", ""}
     again = load_scene(tmp_path / "tuesday")
     assert {s.origin for s in again.submaps} == {"monday", "tuesday"}
 
@@ -501,8 +500,7 @@ def test_a_copy_in_metres_stays_however_small(folders, tmp_path):
     large, small = tmp_path / "large", tmp_path / "small"
     shutil.copytree(folders("monday"), large)
     shutil.copytree(folders("monday"), small)
-    about = json.loads((small / "scene.json").read_text())
-    (small / "scene.json").write_text(json.dumps({**about, "metric": True}))
+    rewritten(small, changed_in("contents", metric=True))
     inputs, (copy,) = open_without_copies([large, folders("tuesday"), small])
     assert (copy.name, copy.of) == ("large", "small")
     assert [one.name for one in inputs] == ["small", "tuesday"]
@@ -510,28 +508,24 @@ def test_a_copy_in_metres_stays_however_small(folders, tmp_path):
         open_without_copies([large, small])
 
 
-def described_in(folder):
-    return (folder / "scene.json").read_text()
-
-
 def test_a_replays_scene_has_the_name_of_its_output(folders, tmp_path):
     shutil.copytree(folders("begin"), tmp_path / "night" / "scene")
     assert {s.origin for s in load_scene(tmp_path / "night" / "scene").submaps} == {"night"}
 
 
-@pytest.mark.parametrize("journal", ["of another scene", "empty", "a folder"])
+@pytest.mark.parametrize("stored", ["of another scene", "invalid"])
 def test_unusable_stored_keyframes_are_named_with_a_remedy(
-    folders, ring, second, tmp_path, journal
+    folders, ring, second, tmp_path, stored
 ):
     given = [folders("monday", store=True), tmp_path / "tuesday"]
-    shutil.copytree(folders("tuesday"), given[1])
-    if journal == "of another scene":
-        shutil.copy(folders("monday", store=True) / JOURNAL, given[1] / JOURNAL)
-    elif journal == "empty":
-        (given[1] / JOURNAL).touch()
+    if stored == "of another scene":
+        shutil.copytree(given[0], given[1])
+        rewritten(given[1], lambda d, data: (d, data) if d["kind"] in (*KINDS, "scene") else None)
+        write_scene(load_scene(folders("tuesday")), given[1])
     else:
-        (given[1] / JOURNAL).mkdir()
-    with pytest.raises(MergeError, match=r"delete .*keyframes.da3k to merge without stored"):
+        shutil.copytree(folders("tuesday", store=True), given[1])
+        rewritten(given[1], changed_rows("frames", FRAME, K=0))
+    with pytest.raises(MergeError, match=r"or load and save it to merge it without stored"):
         merged(given, tmp_path / "out", [*ring[:60], *second])
     assert not (tmp_path / "out").exists()
 

@@ -8,10 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.journals import without_keyframes
 from support.ring import DescribedTruth
 
 from da3_ros.config import config_from_parameters
-from da3_ros.export.scene_file import load_scene, save_scene
+from da3_ros.export.scene_file import load_scene, write_scene
 from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
 from da3_ros.keyframe_store.store import JOURNAL
@@ -58,15 +59,15 @@ def scenes(walks, tmp_path_factory):
     home = tmp_path_factory.mktemp("scenes")
     for number, (truth, images) in enumerate(walks):
         pipeline = Pipeline(CONFIG, DescribedTruth(truth, number, noise=Noise()))
-        recorder = KeyframeRecorder(home / "journal", counters=Counter(), wait=True)
+        folder = home / f"walk{number}"
+        recorder = KeyframeRecorder(folder, counters=Counter(), wait=True)
         pipeline.scene_map.record(KeyframeRecording(recorder))
         for true, image in zip(truth, images, strict=True):
             frame = Frame(true.stamp_ns, image, calibration=pinhole_calibration(K, SIZE))
             list(pipeline.push(frame))
         list(pipeline.flush())
-        save_scene(pipeline.snapshot(), home / f"walk{number}")
         assert pipeline.scene_map.finish_recording(60)
-        shutil.move(home / "journal" / JOURNAL, home / f"walk{number}" / JOURNAL)
+        write_scene(pipeline.snapshot(), folder)
     return home
 
 
@@ -111,7 +112,7 @@ def merged_error(folders, walks, output):
 def test_stored_keyframes_align_better_than_small_images(folders, walks, tmp_path, caplog):
     with_store = merged_error(folders, walks, tmp_path / "with")
     assert not caplog.records
-    (folders[1] / JOURNAL).unlink()
+    without_keyframes(folders[1])
     without = merged_error(folders, walks, tmp_path / "without")
     assert with_store < 0.3 * without
     assert with_store < 0.01
@@ -139,7 +140,7 @@ def test_images_that_cannot_be_read_leave_the_alignment_as_it_was(
     assert any("0 stored keyframes show the same" in one for one in said)
     assert any("aligned without it" in one for one in said)
     for folder in folders:
-        (folder / JOURNAL).unlink()
+        without_keyframes(folder)
     assert damaged == pytest.approx(merged_error(folders, walks, tmp_path / "none"), rel=1e-6)
 
 

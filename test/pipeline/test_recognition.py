@@ -2,17 +2,20 @@
 
 import dataclasses
 import itertools
-import json
+import shutil
 
 import numpy as np
 import pytest
 from support.cases import long_after
+from support.journals import changed_in, records_of, rewritten
 from support.ring import descriptor_at, shifted, walked
 from support.sessions import LATER, errors, found_at, later, opened, push, resumed, saved
 
-from da3_ros.export.recognition_file import RECOGNITION, load_recognition
+from da3_ros.export.recognition_file import NODE, load_recognition
 from da3_ros.export.scene_file import load_scene
 from da3_ros.geometry.poses import T_MAP_WORLD, invert_pose
+from da3_ros.keyframe_store.journal import JournalReader
+from da3_ros.keyframe_store.store import JOURNAL
 from da3_ros.mapping import loop_closure
 from da3_ros.mapping.loop_candidates import LoopCandidates
 from da3_ros.mapping.loop_closure import LoopClosure
@@ -178,66 +181,77 @@ def test_a_saved_keyframe_comes_back_as_it_was(ring, tmp_path):
     ]
 
 
+def places_of(folder):
+    """Where the keyframes begin in a scene's file, their graph, and what follows."""
+    kinds = {}
+    for at, description, _ in records_of(folder / JOURNAL):
+        kinds.setdefault(description["kind"], at)
+    return kinds["loop keyframe"], kinds["recognition"], kinds["contents"]
+
+
+def recognition_in(folder):
+    return load_recognition(JournalReader(folder / JOURNAL), places_of(folder)[1], {})
+
+
 def test_damage_costs_keyframes_not_the_scene(metric_folder, ring, tmp_path, caplog):
-    """A byte anywhere in the file is wrong, or the file ends there."""
-    data = (metric_folder / RECOGNITION).read_bytes()
-    whole = len(load_recognition(metric_folder / RECOGNITION, {}).keyframes)
-    rng = np.random.default_rng(0)
-    file = tmp_path / RECOGNITION
-    fewer = 0
-    for at in rng.integers(0, len(data), 60):
+    """A byte anywhere in the records is wrong."""
+    begin, graph, end = places_of(metric_folder)
+    data = (metric_folder / JOURNAL).read_bytes()
+    whole = len(recognition_in(metric_folder).keyframes)
+    file = tmp_path / JOURNAL
+    found = []
+    for at in [*np.random.default_rng(0).integers(begin, end, 60), graph + 60, graph + 150]:
         damaged = bytearray(data)
         damaged[at] ^= 0x41
-        for content in (damaged, data[:at]):
-            file.write_bytes(content)
-            try:
-                found = load_recognition(file, {})
-            except ValueError:
-                continue
-            fewer += len(found.keyframes) < whole
-            for keyframe in found.keyframes:
-                keyframe.loaded()
-    assert fewer > 20
+        file.write_bytes(damaged)
+        try:
+            known = load_recognition(JournalReader(file), graph, {})
+        except ValueError:
+            found.append(0)
+            continue
+        found.append(len(known.keyframes))
+        for keyframe in known.keyframes:
+            keyframe.loaded()
+    assert set(found) == {0, whole - 1}
+    caplog.clear()
+    loaded = load_scene(tmp_path)  # with the last damage
+    assert loaded.recognition is None
+    assert len(loaded.scene()) == len(load_scene(metric_folder).scene())
+    assert caplog.text.count("the places of the scene in") == 1
 
 
 def test_numbers_that_cannot_be_are_refused(metric_folder, tmp_path):
-    from da3_ros.keyframe_store.journal import JournalReader, JournalWriter
+    def refused(change, words="invalid"):
+        folder = shutil.copytree(metric_folder, tmp_path / "s", dirs_exist_ok=True)
+        rewritten(folder, change)
+        with pytest.raises(ValueError, match=words):
+            recognition_in(folder)
+        assert load_scene(folder).recognition is None
 
-    reader = JournalReader(metric_folder / RECOGNITION)
-    records = [(r.description, reader.data(r)) for r in reader.records()]
-    reader.close()
+    def with_nan(description, data):
+        if description["kind"] == "loop keyframe":
+            data = data[:20] + np.float64(np.nan).tobytes() + data[28:]  # K
+        return description, data
 
-    def written(changed):
-        file = tmp_path / RECOGNITION
-        file.unlink(missing_ok=True)
-        journal = JournalWriter(file)
-        for number, (description, data) in enumerate(records):
-            journal.append(*changed(number, json.loads(json.dumps(description)), bytearray(data)))
-        journal.close()
-        return file
+    def without_nodes(description, data):
+        if description["kind"] == "recognition":
+            data = data[description["nodes"] * NODE.itemsize :]
+            description["nodes"] = 0
+        return description, data
 
-    def with_version(number, description, data):
-        return ({**description, "version": 9} if number == 0 else description), bytes(data)
+    refused(with_nan, "a pose is invalid")
+    refused(changed_in("loop keyframe", samples=10**9), "samples is invalid")
+    refused(without_nodes, "an edge is invalid")
+    refused(changed_in("recognition", nodes=10**9), "the size of its record")
+    refused(changed_in("recognition", nodes=-1), "the size of its record")
+    refused(changed_in("recognition", keyframes=1), "the number of keyframes")
 
-    def with_nan(number, description, data):
-        if number == 3:
-            data[20:28] = np.float64(np.nan).tobytes()  # K
-        return description, bytes(data)
+    def elsewhere(description, data):  # keyframes that are no such records
+        if description["kind"] == "recognition":
+            data = data[:-8] + np.array(0, "<i8").tobytes()
+        return description, data
 
-    def with_samples(number, description, data):
-        if number == 3:
-            description["samples"] = 10**9
-        return description, bytes(data)
-
-    def without_nodes(number, description, data):
-        return description, b"" if number == 1 else bytes(data)
-
-    load_recognition(written(lambda _, d, b: (d, bytes(b))), {})
-    for changed in (with_version, with_nan, with_samples):
-        with pytest.raises(ValueError, match="invalid"):
-            load_recognition(written(changed), {})
-    with pytest.raises(ValueError, match="invalid"):  # edges without nodes
-        load_recognition(written(without_nodes), {})
+    refused(elsewhere, "the kind of a record")
 
 
 def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):

@@ -176,7 +176,7 @@ def test_a_continued_replay_in_a_saved_scene_writes_the_same_bytes(
     values, one = ("loop.every:=1", "refinement.enabled:=false"), {"camera": "/camera/image_raw"}
     run(bag, tmp_path / "monday", camera, *values, end_s=4.0, **one)
     values = (*values, f"mode:={mode}")
-    assert (tmp_path / "monday" / "scene" / "recognition.da3k").exists()
+    assert load_scene(tmp_path / "monday" / "scene").recognition.keyframes
     saved = {"resume": tmp_path / "monday", "start_s": 3.0, **one}
     run(bag, tmp_path / "whole", camera, *values, **saved)
     output = tmp_path / "parts"
@@ -207,7 +207,7 @@ def test_a_saved_scene_that_has_changed_is_not_continued(often, camera, bag, tmp
     with pytest.raises(ReplayError, match="had --resume /"):
         run(bag, tmp_path / "out", camera, go_on=True, resume=tmp_path / "tuesday", start_s=2.0,
             **one)  # fmt: skip
-    (tmp_path / "monday" / "scene" / "poses.npz").write_bytes(b"other")
+    (tmp_path / "monday" / "scene" / JOURNAL).write_bytes(b"other")
     with pytest.raises(ReplayError, match="had --resume with contents"):
         run(bag, tmp_path / "out", camera, go_on=True, start_s=2.0, **one)
 
@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_named(often, camera, bag, tmp_path):
 def test_files_that_are_missing_are_named(often, camera, bag, tmp_path):
     output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
     run(bag, output, camera, at=3, **one)
-    journal = output / "unfinished" / "keyframes" / JOURNAL
+    journal = output / "unfinished" / "scene" / JOURNAL
     journal.write_bytes(journal.read_bytes()[:200])
     with pytest.raises(ReplayError, match=f"{JOURNAL} ends at byte"):
         run(bag, output, camera, go_on=True, **one)
@@ -350,7 +350,7 @@ def test_an_interrupted_move_of_the_results_is_repeated(often, camera, bag, tmp_
         assert not list(output.glob("unfinished*")), at
 
 
-@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("at", range(1, 4))
 def test_an_interrupted_removal_of_the_work_is_repeated(
     often, camera, bag, tmp_path, monkeypatch, at
 ):
@@ -387,7 +387,7 @@ def contents_without(folder, name):
 
 def test_finished_results_of_another_run_are_not_taken(often, camera, bag, tmp_path, monkeypatch):
     output, one = tmp_path / "out", {"camera": "/camera/image_raw", "end_s": 1.0}
-    with InterruptedMove(monkeypatch, 9):
+    with InterruptedMove(monkeypatch, 8):
         run(bag, output, camera, **one)
     assert (output / "unfinished" / "finished.json").exists()
     with pytest.raises(ReplayError, match=r"had parameter map\.voxel_m 0\.02, not 0\.1"):
@@ -412,7 +412,7 @@ def test_results_of_an_older_replay_are_replaced_by_a_repeated_move(
     output, one = tmp_path / "out", {"camera": "/camera/image_raw", "end_s": 1.0}
     run(bag, output, camera, pictures=True, **one)
     with (
-        InterruptedMove(monkeypatch, 9),
+        InterruptedMove(monkeypatch, 8),
         pytest.raises(KeyboardInterrupt, match="the same command with --resume moves the results"),
     ):
         replay(ReplayOptions(bag, output, **one), load_config(None, [*QUICK]), Interrupted(camera))
@@ -488,7 +488,7 @@ def test_a_replay_that_goes_on_from_a_scene_is_continued_without_naming_it(
 def test_a_damaged_spill_is_named(often, camera, bag, tmp_path):
     output, one = tmp_path / "out", {"camera": "/camera/image_raw"}
     run(bag, output, camera, *CASES["spilled"], at=9, **one)
-    spill = output / "unfinished" / "keyframes" / "points.spill"
+    spill = output / "unfinished" / "points.spill"
     data = bytearray(spill.read_bytes())
     data[1000] ^= 1
     spill.write_bytes(data)
@@ -515,7 +515,7 @@ def test_a_checkpoint_is_on_the_disk_with_all_that_it_counts(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replaced)
     run(bag, tmp_path / "out", camera, *CASES["spilled"], at=4, camera="/camera/image_raw")
-    wanted = {"keyframes.da3k", "points.spill", "trajectory.tum", ".checkpoint.da3k.part"}
+    wanted = {"scene.da3k", "points.spill", "trajectory.tum", ".checkpoint.da3k.part"}
     assert order
     assert all(wanted <= names for names in order)
     assert all(any(name.endswith(".mcap.part") for name in names) for names in order)
@@ -533,7 +533,7 @@ def test_a_killed_replay_goes_on(bag, tmp_path, kill):
         [sys.executable, "-c", OFTEN, *arguments, "--output", str(output)],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    stored = output / "unfinished" / "keyframes"
+    stored = output / "unfinished" / "scene"
     end = time.monotonic() + PATIENCE_S
     while not size_of(stored / JOURNAL) > 100_000:
         assert time.monotonic() < end

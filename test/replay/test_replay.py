@@ -164,7 +164,7 @@ def same_bytes(a, b, but):
     """Two outputs are alike, file by file."""
     names = [{p.relative_to(x) for p in x.rglob("*") if p.is_file()} for x in (a, b)]
     assert names[0] == names[1]
-    assert Path("scene/submaps/000000.npz") in names[0]
+    assert Path("scene/scene.da3k") in names[0]
     for name in names[0] - {Path(name) for name in but}:
         assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
@@ -434,7 +434,7 @@ def test_a_scene_that_cannot_be_resumed_is_reported_and_kept(bag, tmp_path):
         "replay", bag, "--output", tmp_path / "out", "--resume", tmp_path / "none", *QUICK
     )
     assert done.returncode == 1
-    assert "scene.json is missing" in done.stderr.splitlines()[-1]
+    assert "scene.da3k is missing" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
     (tmp_path / "out" / "scene").mkdir(parents=True)
     (tmp_path / "out" / "scene" / "thesis.txt").write_text("mine")

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import trimesh
 from scipy.spatial import cKDTree
+from support import journals
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
+from da3_ros.keyframe_store.store import JOURNAL, KINDS, StoredScene
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
+from da3_ros.replay.work_folder import WorkFolder
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import TruthSession
@@ -55,8 +57,7 @@ def exported(output, name, *options):
 
 def without_keyframes(output, scene):
     """A copy of the scene as ``~/save_scene`` writes it."""
-    ignored = shutil.ignore_patterns(JOURNAL)
-    return shutil.copytree(output / "scene", scene, ignore=ignored)
+    return journals.without_keyframes(shutil.copytree(output / "scene", scene))
 
 
 def test_the_store_has_the_poses_of_the_saved_scene(output):
@@ -89,7 +90,19 @@ def test_a_network_without_poses_stores_nothing(camera, bag, tmp_path):
     replay(ReplayOptions(bag, tmp_path), settings, SingleImage(camera))
     assert (tmp_path / "output.mcap").exists()
     assert not list(tmp_path.rglob(JOURNAL))
-    assert not (tmp_path / "keyframes").exists()
+    assert not (tmp_path / "scene").exists()
+
+
+def test_what_a_killed_replay_has_left_half_written_is_no_result(output, tmp_path):
+    for name in (".scene-da3_ros-abcdefgh", "scene_left"):
+        shutil.copytree(output / "scene", tmp_path / name)
+    (tmp_path / "scene").mkdir()  # keyframes alone
+    shutil.copy(output / "scene" / JOURNAL, tmp_path / "scene")
+    journals.rewritten(tmp_path / "scene", lambda d, data: (
+        (d, data) if d["kind"] in (*KINDS, "scene") else None
+    ))  # fmt: skip
+    (tmp_path / "points_left.spill").touch()
+    assert WorkFolder(tmp_path, continued=False).finish({"run": {}}) == ["scene_left"]
 
 
 def test_derived_points_are_those_of_the_map(output):

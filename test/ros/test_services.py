@@ -153,7 +153,7 @@ def test_what_is_no_scene_changes_nothing(tmp_path, kind):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "scene.json").write_text("{}")
     (tmp_path / "file").write_text("")
-    words = {"none": "scene.json is missing", "foreign": "not from da3_ros", "file": "is a file"}
+    words = {"none": "scene.da3k is missing", "foreign": "not from da3_ros", "file": "is a file"}
     with Rig(export_dir=str(tmp_path)) as rig:
         depths = rig.listen("/da3/depth/image", "sensor_msgs/msg/Image")
         rig.ready()

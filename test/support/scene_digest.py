@@ -1,0 +1,99 @@
+"""What a scene has, as numbers and hashes that fit in a small file.
+
+``test/fixtures/*/*.expected.json`` were written by the versions that wrote the scenes, from what
+these versions themselves had loaded.
+"""
+
+import hashlib
+
+import numpy as np
+
+
+def sha(*arrays):
+    """A hash of arrays or bytes."""
+    h = hashlib.blake2b(digest_size=8)
+    for a in arrays:
+        h.update(a if isinstance(a, bytes) else np.ascontiguousarray(a).tobytes())
+    return h.hexdigest()
+
+
+def place(S):
+    """A hash of a place."""
+    return sha(np.float64(S.scale), S.R, S.t)
+
+
+def of_saved(saved):
+    """The digest of a loaded scene."""
+    rows = saved.poses.rows
+    names = ("stamp_ns", "T", "K", "size", "submap", "camera", "keyframe")
+    out = {
+        "metric": saved.metric,
+        "unit": saved.unit,
+        "segment": saved.segment,
+        "map": sha(saved.T_map_world),
+        "cameras": list(saved.poses.cameras),
+        "poses": [len(rows), *(sha(rows[n]) for n in names)],
+        "submaps": [
+            [
+                s.id,
+                s.segment,
+                s.keyframes,
+                place(s.T_map_submap),
+                len(s.cloud),
+                sha(s.cloud.xyz, s.cloud.rgb, s.cloud.confidence, s.cloud.count),
+                [[c, t, sha(bytes(d))] for (c, t), d in s.images.items()],
+            ]
+            for s in saved.submaps
+        ],
+    }
+    known = saved.recognition
+    if known is not None:
+        out["recognition"] = {
+            "model": known.model,
+            "nodes": [[n.first, n.last, n.guessed] for n in known.nodes],
+            "edges": [
+                [e.first, e.second, place(e.measured), sha(e.sigma), e.loop] for e in known.edges
+            ],
+            "keyframes": [
+                [
+                    k.view.camera,
+                    k.view.stamp_ns,
+                    k.submap,
+                    sha(k.K, k.T_submap_camera, k.descriptor, k.variance_in_submap),
+                    place(k.T_submap_ref),
+                    sha(*k.loaded().arrays[1:]),
+                ]
+                for k in known.keyframes
+            ],
+            "places": {str(i): place(T) for i, T in sorted(known.T_map_submap.items())},
+        }
+    return out
+
+
+def of_stored(stored):
+    """The digest of its stored keyframes."""
+    return {
+        "frames": [
+            [f.stamp_ns, f.camera, f.submap, sha(f.T_submap_camera, f.K), list(f.size), f.keyframe]
+            for f in stored.frames
+        ],
+        "places": [
+            [p.id, p.segment, p.part, place(p.T_map_submap)] for p in stored.places.values()
+        ],
+        "map": [
+            stored.map.metric,
+            stored.map.scene_scale,
+            stored.map.unit,
+            sha(stored.map.T_map_world),
+        ],
+        "images": [
+            [
+                k,
+                sha(stored.image_data(k)),
+                sha(one.depth, one.confidence),
+                sha(one.tracks.ids, one.tracks.pixels),
+            ]
+            for k in stored.images
+            for one in [stored.load(k)]
+        ],
+    }
