@@ -11,9 +11,8 @@ from da3_ros.config import NodeConfig
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
 from da3_ros.keyframe_store.array_spill import ArraySpill
 from da3_ros.keyframe_store.disk_limit import DiskLimit
-from da3_ros.keyframe_store.recorder import FULL, KeyframeRecorder
+from da3_ros.keyframe_store.recorder import FULL
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
@@ -39,11 +38,8 @@ def record_keyframes(pipelines: Mapping[str, Pipeline], config: NodeConfig) -> N
         folder = _new_folder(resolve_inside(config.export_dir, limits.store, folder=True))
         limit = DiskLimit(round(1e9 * limits.disk_gb))
         for i, (name, pipeline) in enumerate(pipelines.items()):
-            place = path_for_camera(folder, name)
-            recorder = KeyframeRecorder(
-                place if i else folder, counters=pipeline.counters, wait=False, limit=limit
-            )
-            pipeline.scene_map.record(KeyframeRecording(recorder), _spill(folder, limit))
+            place = path_for_camera(folder, name) if i else folder
+            pipeline.store(place, _spill(folder, limit), limit, wait=False)
     except (OSError, PathError) as error:
         raise ConfigError(f"map.store is {limits.store!r}: {error}") from error
     log.info("keyframes are stored in %s", folder)

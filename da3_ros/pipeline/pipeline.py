@@ -16,10 +16,14 @@ from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import export_scene
 from da3_ros.inference import open_networks
 from da3_ros.inference.interfaces import MetricModel, Session
+from da3_ros.keyframe_store.array_spill import ArraySpill
+from da3_ros.keyframe_store.disk_limit import DiskLimit
+from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.scene import Scene
 from da3_ros.mapping.submaps import Snapshot, SubmapStore
 from da3_ros.mapping.trajectory import Poses
+from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.saved_places import search_note
 from da3_ros.pipeline.window_inference import WindowInference
 from da3_ros.pipeline.window_steps import WindowSteps
@@ -138,6 +142,22 @@ class Pipeline:
         self.scene_map.reset()
         self.place_search.restart()
         self._steps.start_at_origin()
+
+    def store(
+        self, folder: Path, spill: ArraySpill | None, limit: DiskLimit, *, wait: bool,
+        continued: RecorderState | None = None,
+    ) -> KeyframeRecorder:  # fmt: skip
+        """Stores all frames in the scene's file in ``folder`` from now on; returns what stores
+        them. Raises OSError, JournalError.
+
+        spill: where points and keyframes go that memory cannot hold; None: they are dropped.
+        limit, wait, continued: as in ``KeyframeRecorder``.
+        """
+        recorder = KeyframeRecorder(
+            folder, counters=self.counters, wait=wait, limit=limit, continued=continued
+        )
+        self.scene_map.record(KeyframeRecording(recorder), spill)
+        return recorder
 
     def snapshot(self) -> Snapshot:
         """Returns the whole scene as it is now, to be saved; cheap, and not changed later."""

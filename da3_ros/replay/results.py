@@ -24,7 +24,6 @@ from da3_ros.keyframe_store.recorder import KeyframeRecorder, RecorderState
 from da3_ros.live.scene_output import SceneOutput
 from da3_ros.mapping.scene import Scene
 from da3_ros.messages.outputs import SCENE_TOPICS, SceneViews
-from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.pipeline.scene_map import SceneMap
 from da3_ros.replay.result_bag import ResultBag
@@ -212,16 +211,14 @@ class SceneResults(contextlib.AbstractContextManager["SceneResults"]):
         ``written``. Raises OSError, JournalError."""
         if not pipeline.config.map.enabled:
             return
-        limit = round(1e9 * pipeline.config.map.disk_gb)
-        self.recorder = KeyframeRecorder(
-            self._path(SCENE), counters=pipeline.counters, wait=True, limit=DiskLimit(limit),
-            continued=None if written is None else written.keyframes,
-        )  # fmt: skip
+        limit, name = round(1e9 * pipeline.config.map.disk_gb), self._path(SPILL).name
         size, crc = (0, 0) if written is None else (written.spilled, written.spilled_crc)
         # Not one limit for both: which of two threads reaches it first would depend on time.
-        spill = self._path(SPILL).name
-        self.spill = ArraySpill(self.folder, spill, size=size, crc=crc, limit=DiskLimit(limit))
-        pipeline.scene_map.record(KeyframeRecording(self.recorder), self.spill)
+        self.spill = ArraySpill(self.folder, name, size=size, crc=crc, limit=DiskLimit(limit))
+        self.recorder = pipeline.store(
+            self._path(SCENE), self.spill, DiskLimit(limit), wait=True,
+            continued=None if written is None else written.keyframes,
+        )  # fmt: skip
 
     def written(self) -> WrittenScene:
         """Returns how much was written, and waits until it is on the disk. Raises OSError."""
