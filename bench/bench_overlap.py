@@ -53,7 +53,7 @@ class Host:
         _, kind, message = published
         self.bytes += len(self.library.serialize(message, kind))
 
-    def wanted(self, topic: str) -> bool:
+    def has_subscribers(self, topic: str) -> bool:
         return True
 
     def now_ns(self) -> int:

@@ -247,7 +247,7 @@ class TrackedFrame:
     window: WindowReport
     # [4, 4] world to odom: removes scale and loop corrections, so that odometry stays continuous
     T_odom_world: Array = field(default_factory=lambda: np.eye(4))
-    leads: bool = True  # whether it is the first frame of its instant; True with one camera
+    is_reference: bool = True  # whether it is the first frame of its instant; True with one camera
     # [6, 6] of (position, rotation about fixed axes) in the world's axes, published units; None:
     # unknown. Odometry: accumulated since its start; map: relative to the map.
     covariance_odom: Array | None = None

@@ -104,7 +104,7 @@ class Host:
     def publish(self, published: Any) -> None:
         """Drops a message."""
 
-    def wanted(self, topic: str) -> bool:
+    def has_subscribers(self, topic: str) -> bool:
         """Whether a topic has a subscriber."""
         return topic in WANTED
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from da3_ros.drawing.tracks_file import FrameTracks
-from da3_ros.refinement.track_trails import Trails
+from da3_ros.refinement.track_history import TrackHistory
 from da3_ros.types import Array, Image
 
 COLUMNS = 3
@@ -67,7 +67,7 @@ def _dimmed(image: Image) -> Image:
     return np.asarray((DIMMED * (GREYED * grey + (1 - GREYED) * image)).astype(np.uint8))
 
 
-def _draw(picture: Image, trails: Trails) -> None:
+def _draw(picture: Image, trails: TrackHistory) -> None:
     """Draws all trails on a picture; the largest errors last, so that they are seen."""
     side = np.array(picture.shape[1::-1])
     thick = max(1, round(side.max() / 500))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from da3_ros.drawing.uniform_sampler import UniformSampler
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.mapping.submap_points import jpeg
-from da3_ros.refinement.track_trails import LENGTH, Trails
+from da3_ros.refinement.track_history import LENGTH, TrackHistory
 from da3_ros.types import Image, TrackedFrame
 
 NAME = "tracks.npz"
@@ -43,7 +43,7 @@ class FrameTracks:
 
     stamp_ns: int
     jpeg: bytes  # the rectified image
-    trails: Trails
+    trails: TrackHistory
 
     def image(self) -> Image:
         """Returns the image, RGB [h, w, 3]. Raises ValueError if it is none."""
@@ -57,7 +57,7 @@ class FrameTracks:
 class TrackFilm:
     """Keeps an even choice of a stream's refined frames with their tracks."""
 
-    def __init__(self, trails: Callable[[int], Trails]) -> None:
+    def __init__(self, trails: Callable[[int], TrackHistory]) -> None:
         """trails: returns those of a frame by its id; called for frames that are kept only."""
         self._trails = trails
         self._frames: UniformSampler[FrameTracks] = UniformSampler(MOST_FRAMES)
@@ -128,7 +128,7 @@ def _load(file: Path) -> list[FrameTracks]:
     error_px = np.split(arrays["error_px"].astype(float), tracks[:-1])
     encoded = np.split(arrays["jpeg"], images[:-1])
     found = [
-        FrameTracks(int(stamp), one.tobytes(), Trails(p, e))
+        FrameTracks(int(stamp), one.tobytes(), TrackHistory(p, e))
         for stamp, one, p, e in zip(arrays["stamp_ns"], encoded, position, error_px, strict=True)
     ]
     for frame in found:

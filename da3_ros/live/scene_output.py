@@ -361,7 +361,7 @@ class TfOutput:
         if self._camera or not names or frame.camera == names[0] or self._plan is None:
             self._plan = self._decide(frame)
             return self._motion_edges(frame)
-        if self._plan.mode == "base" and frame.leads:
+        if self._plan.mode == "base" and frame.is_reference:
             return self._motion_edges(frame)
         unowned = self._parent(frame.frame_id, frame.stamp_ns) is None
         if self._plan.mode in ("base", "camera") and unowned:

@@ -46,7 +46,7 @@ class StreamHost(Protocol):
     """The part of the node that a stream uses."""
 
     def publish(self, published: Published) -> None: ...
-    def wanted(self, topic: str) -> bool: ...
+    def has_subscribers(self, topic: str) -> bool: ...
     def now_ns(self) -> int: ...
     def warn(self, text: str, every_s: float = 0.0) -> None: ...
     def stopping(self) -> bool: ...
@@ -123,7 +123,7 @@ class SceneStream:
 
     def deliver(self, frame: TrackedFrame) -> None:
         """Publish one processed frame. Thread-safe: does not use the pipeline."""
-        for published in self.output.messages.frame(frame, self.host.wanted):
+        for published in self.output.messages.frame(frame, self.host.has_subscribers):
             self.host.publish(published)
 
     def repeat_transforms(self) -> None:
@@ -138,28 +138,28 @@ class SceneStream:
         store = self.pipeline.map
         for topic, row in SCENE_TOPICS.items():
             always_empty = not len(store.table.path) and self._shown[topic] == store.revision
-            if row.on_change and not always_empty and self._is_wanted(topic):
+            if row.on_change and not always_empty and self._has_subscribers(topic):
                 self._publish_of_map(topic)
 
     def refresh_map(self) -> None:
         """Publish what shows the map, if it has changed, is due and has a subscriber."""
         for topic, row in SCENE_TOPICS.items():
             changed = row.on_change and self.pipeline.map.revision != self._shown[topic]
-            if changed and self._is_due(topic) and self._is_wanted(topic):
+            if changed and self._is_due(topic) and self._has_subscribers(topic):
                 self._publish_of_map(topic)
 
     def publish_scene(self, frame: TrackedFrame) -> None:
         """Publish what is due of the scene, after a frame."""
         for topic, row in SCENE_TOPICS.items():
-            if not row.on_change and self._is_due(topic) and self._is_wanted(topic):
+            if not row.on_change and self._is_due(topic) and self._has_subscribers(topic):
                 self._publish_of_scene(topic, frame.stamp_ns)
         self.refresh_map()
 
     def _is_due(self, topic: str) -> bool:
         return time.monotonic() - self._sent_at[topic] >= SCENE_TOPICS[topic].period_s
 
-    def _is_wanted(self, topic: str) -> bool:
-        return self.host.wanted(self.output.messages.of_scene(topic))
+    def _has_subscribers(self, topic: str) -> bool:
+        return self.host.has_subscribers(self.output.messages.of_scene(topic))
 
     def _publish_of_map(self, topic: str) -> None:
         self._shown[topic] = self.pipeline.map.revision

@@ -341,13 +341,13 @@ class OdomFrame:
         self._last = np.zeros(3)  # the last camera in ``local``
 
     def add(
-        self, T_local_camera: Array, unit: float, *, metric: bool, leads: bool = True
+        self, T_local_camera: Array, unit: float, *, metric: bool, is_reference: bool = True
     ) -> Array:
         """Returns ``T_odom_local`` [4, 4] at a frame, in published units.
 
         unit: published units per unit of odometry. When the scale becomes known or is lost, all
-        lengths change their unit, and odometry starts anew. leads: whether the frame is of the
-        first camera, whose motion is continuous.
+        lengths change their unit, and odometry starts anew. is_reference: whether the frame is of
+        the first camera, whose motion is continuous.
         """
         if metric != self._metric:
             self.T_odom_local = np.eye(4)
@@ -356,7 +356,7 @@ class OdomFrame:
             T[:3, 3] += (self._unit - unit) * T[:3, :3] @ self._last
             self.T_odom_local = T
         self._unit, self._metric = unit, metric
-        if leads:
+        if is_reference:
             self._last = T_local_camera[:3, 3]
         return self.T_odom_local
 

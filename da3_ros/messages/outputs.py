@@ -77,13 +77,13 @@ class Outputs:
         self._keyframes: OrderedDict[int, TrackedFrame] = OrderedDict()
 
     def frame(
-        self, frame: TrackedFrame, wanted: Callable[[str], bool] = lambda topic: True
+        self, frame: TrackedFrame, has_subscribers: Callable[[str], bool] = lambda topic: True
     ) -> Iterator[Published]:
-        """Yields the messages of one delivered frame; skips topics that are not ``wanted``."""
+        """Yields the messages of one delivered frame; skips topics without subscribers."""
         self._remember(frame)
         for topic, row in FRAME_TOPICS.items():
             name = _prefixed(self.scene_prefix if row.of_scene else frame.camera, topic)
-            if row.has(frame) and (row.unasked or wanted(name)):
+            if row.has(frame) and (row.unasked or has_subscribers(name)):
                 message = row.build(self, frame)
                 if message is not None:
                     yield name, row.type, message

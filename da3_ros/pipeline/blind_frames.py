@@ -144,7 +144,7 @@ class BlindFrames:
         """Keeps odometry from jumping at the first frame after a gap; call before the frame's pose
         is noted."""
         held = self._odometry.newest.get(frame.camera)
-        if held is None or not frame.leads or not self.sight.was_blind:
+        if held is None or not frame.is_reference or not self.sight.was_blind:
             return
         if self._odometry.prior.replaces_poses:  # the robot knows how it has moved
             return
@@ -179,7 +179,7 @@ class BlindFrames:
             T_local_camera=np.full((4, 4), np.nan) if T is None else T,
             scale=self._map.scale.scale,
             window=NO_WINDOW if last is None else last.window,
-            leads=prepared.leads,
+            is_reference=prepared.is_reference,
         )
         if T is None or last is None:
             out = tracked_frame(frame, unknown, frame.T_local_camera, np.eye(4))
@@ -378,7 +378,7 @@ class Sight:
         self._poses[frame.camera] = T_local_camera
         for name in self._poses:
             self._camera(name).note_instant(self._poses)
-        if frame.leads:
+        if frame.is_reference:
             self._blind_instants = 0
 
     def note_window(self, *, refined: bool) -> None:
@@ -398,7 +398,7 @@ class Sight:
     def note_blind(self, prepared: PreparedView) -> None:
         """Notes and counts a view that shows nothing, or was not placed."""
         camera = prepared.view.camera
-        if prepared.leads:  # no camera of its instant sees
+        if prepared.is_reference:  # no camera of its instant sees
             self._blind_instants += 1
         self._camera(camera).note_blind(prepared)
         self.counters[f"blind_{prepared.blind}" + (f"_{camera}" if camera else "")] += 1

@@ -86,7 +86,7 @@ class PlacedWindow:
             T_local_camera=self.T_local_window.pose(self.prediction.T_window_camera[index]),
             scale=report.scale,
             window=report,
-            leads=prepared.leads,
+            is_reference=prepared.is_reference,
         )
 
     def drift(self) -> tuple[Alignment, Array, float] | None:
@@ -156,7 +156,7 @@ def tracked_frame(
         scale=frame.scale,
         window=frame.window,
         T_odom_world=T_odom_world,
-        leads=frame.leads,
+        is_reference=frame.is_reference,
     )
 
 

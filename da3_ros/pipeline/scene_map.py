@@ -278,7 +278,7 @@ class SceneMap(MapListener):
         A frame without a place in the map keeps its pose in the frame of odometry. Call once per
         frame.
         """
-        if frame.leads:
+        if frame.is_reference:
             self._newest_leading = frame.id
         metric, unit = frame.scale.metric, self.scale.published_unit(frame.scale)
         T_local_camera = self.scale.shifted(frame.T_local_camera, frame.scale)
@@ -288,7 +288,9 @@ class SceneMap(MapListener):
             T_world_local[:3, :3] = T.R
             T_world_local[:3, 3] = T.t * (self.scale.metres if metric else 1.0)
             T_world_local[:3, 3] -= T.R @ (unit * self.scale.shift)
-        T_odom_local = self.odom.add(T_local_camera, unit, metric=metric, leads=frame.leads)
+        T_odom_local = self.odom.add(
+            T_local_camera, unit, metric=metric, is_reference=frame.is_reference
+        )
         T_local_camera = scaled_pose(T_local_camera, unit)
         out = tracked_frame(
             frame, scaled_depth(frame.depth, unit), T_world_local @ T_local_camera,

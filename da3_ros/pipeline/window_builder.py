@@ -33,7 +33,7 @@ class PreparedView:
     view: View
     full: Image  # the rectified image at camera resolution
     full_valid: NDArray[np.bool_] | None = None  # [H, W] as in PreparedImage
-    leads: bool = True  # whether it is the first view of its instant that shows something
+    is_reference: bool = True  # whether it is the first view of its instant that shows something
     blind: str = ""  # why it shows nothing (image_check.CAUSES), or was not placed; empty: it does
     suspect: str = ""  # why it may show too little; empty: it shows enough
     calibration: Calibration | None = None  # as in Frame
@@ -154,7 +154,7 @@ class WindowBuilder:
         found = [p for frame in frames if (p := self._view(frame)) is not None]
         self._next_instant += 1
         first = next((i for i, p in enumerate(found) if not p.blind), 0)
-        return [dataclasses.replace(p, leads=i == first) for i, p in enumerate(found)]
+        return [dataclasses.replace(p, is_reference=i == first) for i, p in enumerate(found)]
 
     def calibrated_late(self, views: Sequence[PreparedView]) -> list[PreparedView]:
         """Returns the views of cameras that have a calibration only now."""

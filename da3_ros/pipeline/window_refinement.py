@@ -29,7 +29,7 @@ from da3_ros.refinement.refiner import (
 )
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
-from da3_ros.refinement.track_trails import Trails
+from da3_ros.refinement.track_history import TrackHistory
 from da3_ros.types import Array, Prediction, ScaleMeasurement, Window
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class WindowRefinement:
         pixels = view.features.pixel[seen] * (shape[1] / width, shape[0] / height)
         return StoredTracks(view.track[seen], pixels.astype(np.float32))
 
-    def trails(self, id: int) -> Trails:
+    def trails(self, id: int) -> TrackHistory:
         """Returns the trails of a frame of a refined window, while that window's frames are
         delivered. Raises KeyError for any other frame."""
         return self.refiner.trails(id)

@@ -21,8 +21,8 @@ from da3_ros.refinement.features import FeatureDetector
 from da3_ros.refinement.self_calibration import NO_CHANGE, LengthChange, SelfCalibration
 from da3_ros.refinement.sliding_graph import GraphBackup, RefinedViews, SlidingGraph
 from da3_ros.refinement.solver_limits import SolverLimits
+from da3_ros.refinement.track_history import TrackHistory, trails_of
 from da3_ros.refinement.track_noise import PoseNoise
-from da3_ros.refinement.track_trails import Trails, trails_of
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
 from da3_ros.types import Array, FloatImage, Image, Prediction, Window
 
@@ -118,7 +118,7 @@ class WindowRefiner:
         """Notes that a window passes as it is; its new views carry no tracks."""
         self.tracks = NO_TRACKS
 
-    def trails(self, id: int) -> Trails:
+    def trails(self, id: int) -> TrackHistory:
         """Returns the trails of a view of the newest window. Raises KeyError if it has none."""
         return trails_of(id, self.graph.views, self.graph.points)
 

@@ -210,9 +210,9 @@ class Da3Node(LifecycleNode):
         if not self._closing:
             self.topics.publish(published)
 
-    def wanted(self, topic: str) -> bool:
+    def has_subscribers(self, topic: str) -> bool:
         """True if a topic of this node has a subscriber."""
-        return self.topics.wanted(topic)
+        return self.topics.has_subscribers(topic)
 
     def now_ns(self) -> int:
         """ROS time, nanoseconds."""

@@ -61,7 +61,7 @@ class Topics:
             self._sent.add(message)  # before our own subscription can receive it
         publisher.publish(message)
 
-    def wanted(self, topic: str) -> bool:
+    def has_subscribers(self, topic: str) -> bool:
         """True if a topic has a subscriber."""
         publisher = self._publishers.get(topic)
         return publisher is not None and publisher.get_subscription_count() > 0

@@ -14,7 +14,7 @@ from da3_ros.drawing.tracks_file import (
 )
 from da3_ros.export.scene_file import SceneFileError
 from da3_ros.mapping.submap_points import jpeg
-from da3_ros.refinement.track_trails import LENGTH, Trails
+from da3_ros.refinement.track_history import LENGTH, TrackHistory
 
 
 def frame(seed, tracks=5, shape=(60, 80), error_px=0.1, value=200):
@@ -23,7 +23,7 @@ def frame(seed, tracks=5, shape=(60, 80), error_px=0.1, value=200):
     position[::2, :3] = np.nan
     error = np.full(tracks, error_px, np.float32)
     image = np.full((*shape, 3), value, np.uint8)
-    return FrameTracks(10**9 * seed + 5, jpeg(image), Trails(position, error))
+    return FrameTracks(10**9 * seed + 5, jpeg(image), TrackHistory(position, error))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_dot_shows_where_the_newest_view_sees_a_track():
     position = np.full((1, LENGTH, 2), np.nan)
     position[0, -1] = 0.25, 0.75
     position[0, -3] = 0.75, 0.75
-    one = FrameTracks(0, frame(0).jpeg, Trails(position, np.zeros(1)))
+    one = FrameTracks(0, frame(0).jpeg, TrackHistory(position, np.zeros(1)))
     sheet = draw_tracks([one], (160, 120)).astype(int)
     green = sheet[:120, :, 1] - sheet[:120, :, 0] > 60
     rows, columns = np.nonzero(green)

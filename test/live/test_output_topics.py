@@ -47,7 +47,7 @@ def shown(wanted):
     """What a stream of a few frames publishes while these topics have subscribers."""
     camera = SyntheticCamera(seed=2, size=(112, 84), walk="straight", frames=FRAMES)
     stream, host = stream_of(TruthSession(camera), **{"window.size": 3})
-    host.wanted = lambda topic: topic in wanted
+    host.has_subscribers = lambda topic: topic in wanted
     for raw in as_messages(camera, host.lib):
         stream.put(raw)
         while stream.step():

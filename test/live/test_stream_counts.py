@@ -46,7 +46,7 @@ class Host:
     def publish(self, published):
         pass
 
-    def wanted(self, topic):
+    def has_subscribers(self, topic):
         return False
 
     def now_ns(self):

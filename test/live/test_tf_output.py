@@ -37,11 +37,11 @@ class Stage:
             prior=False, clock=lambda: self.now_s,
         )  # fmt: skip
 
-    def frame(self, at_s, frame_id="optical", camera="", leads=True):
+    def frame(self, at_s, frame_id="optical", camera="", is_reference=True):
         """The edges of a frame that comes at ``at_s``."""
         self.now_s = at_s
         frame = SimpleNamespace(
-            stamp_ns=int(at_s * 1e9), frame_id=frame_id, camera=camera, leads=leads,
+            stamp_ns=int(at_s * 1e9), frame_id=frame_id, camera=camera, is_reference=is_reference,
             T_odom_world=np.eye(4), T_world_camera=np.eye(4), scale=SimpleNamespace(metric=True),
         )  # fmt: skip
         return {(parent, child) for parent, child, _ in self.out.edges(frame)}
@@ -126,5 +126,5 @@ def test_a_base_that_another_camera_moved_is_repeated():
     stage.frame(1.0, camera="front")
     assert ODOM_BASE in stage.frame(1.1, "left_optical", camera="left")
     stage.frame(1.2, camera="front")
-    stage.frame(1.2, "left_optical", camera="left", leads=False)
+    stage.frame(1.2, "left_optical", camera="left", is_reference=False)
     assert set(stage.repeated(3.0)) == {("map", "odom"), ODOM_BASE}

@@ -100,7 +100,7 @@ def test_two_cameras_make_one_scene_and_no_frame_comes_twice(rig, new):
     assert [(r.camera, r.stamp_ns) for r in results] == expected
     assert all(r.frame_id == f"{r.camera}_optical" for r in results)
     assert_one_scene(rig, results)
-    assert [r.leads for r in results] == [True, False] * 16
+    assert [r.is_reference for r in results] == [True, False] * 16
 
 
 def test_the_window_of_two_cameras_shares_views_of_both(rig):

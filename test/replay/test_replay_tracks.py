@@ -13,7 +13,7 @@ from da3_ros.config import config_from_parameters
 from da3_ros.drawing.tracks_file import LONGEST_SIDE, MOST_FRAMES, TrackFilm, load_tracks
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
-from da3_ros.refinement.track_trails import LENGTH, Trails
+from da3_ros.refinement.track_history import LENGTH, TrackHistory
 from da3_ros.replay.results import ReplayOptions
 from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
@@ -137,7 +137,7 @@ def test_a_long_stream_leaves_few_small_frames(camera, tmp_path):
 
     def trails(id):
         asked.append(id)
-        return Trails(np.full((3, LENGTH, 2), 0.5), np.zeros(3))
+        return TrackHistory(np.full((3, LENGTH, 2), 0.5), np.zeros(3))
 
     film = TrackFilm(trails)
     for id in range(400):  # every second one is refined

@@ -23,7 +23,7 @@ class Host:
         topic, kind, message = published
         self.sent.append((topic, bytes(self.lib.serialize(message, kind))))
 
-    def wanted(self, topic):
+    def has_subscribers(self, topic):
         return topic in ("depth/image", "pose")
 
     def now_ns(self):

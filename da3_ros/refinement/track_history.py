@@ -1,4 +1,4 @@
-"""Trails of feature tracks: where the last views saw what a view sees. For pictures only."""
+"""TrackHistory of feature tracks: where the last views saw what a view sees. For pictures only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = 8  # most views of a trail
 
 
 @dataclass(frozen=True, eq=False)
-class Trails:
+class TrackHistory:
     """The tracks that one view sees."""
 
     # [M, LENGTH, 2] column and row as fractions of the image (corner rule), oldest view first;
@@ -32,7 +32,7 @@ class Trails:
         return float(np.sqrt(np.mean(known**2))) if len(known) else float("nan")
 
 
-def trails_of(id: int, views: Mapping[int, TrackedView], points: TrackPoints) -> Trails:
+def trails_of(id: int, views: Mapping[int, TrackedView], points: TrackPoints) -> TrackHistory:
     """Returns the trails of a view in the last views of its camera.
 
     views: of a sliding graph, oldest first. Raises KeyError if the view is not among them.
@@ -47,7 +47,7 @@ def trails_of(id: int, views: Mapping[int, TrackedView], points: TrackPoints) ->
     for k, other in enumerate(reversed(before[1 - LENGTH :]), 2):
         _, at, seen = np.intersect1d(tracks, other.track, return_indices=True)
         position[at, -k] = _fractions(other, seen)
-    return Trails(position, _errors(view, index, points.of(tracks)))
+    return TrackHistory(position, _errors(view, index, points.of(tracks)))
 
 
 def _fractions(view: TrackedView, index: Array) -> Array:

@@ -1,10 +1,10 @@
-"""Trails of tracks, held against the positions of features in each view."""
+"""TrackHistory of tracks, held against the positions of features in each view."""
 
 import numpy as np
 import pytest
 
 from da3_ros.refinement.features import Features
-from da3_ros.refinement.track_trails import LENGTH, Trails, trails_of
+from da3_ros.refinement.track_history import LENGTH, TrackHistory, trails_of
 from da3_ros.refinement.tracked_view import TrackedView, TrackPoints
 
 SIDE = np.array([320.0, 240.0])
@@ -64,7 +64,7 @@ def test_a_view_without_tracks_has_no_trails():
     trails = trails_of(0, graph(view(0, [-1, -1])), TrackPoints())
     assert len(trails) == 0
     assert np.isnan(trails.rms_px)
-    assert isinstance(trails, Trails)
+    assert isinstance(trails, TrackHistory)
 
 
 def test_an_unknown_view_is_an_error():
