@@ -11,6 +11,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 PRESETS = sorted(f.stem for f in (ROOT / "config").glob("*.yaml") if f.stem != "da3")
+FRONT = ("README.md", "CONTRIBUTING.md", "bench/README.md")
+PROSE = sorted([*(ROOT / name for name in FRONT), *(ROOT / "docs").glob("*.md")])
+LONGEST_SENTENCE = 40  # words
 OURS = ("bench", "config", "docker", "docs", "launch", "rviz", "test", "tools", "da3_ros")
 
 
@@ -55,6 +58,98 @@ def test_files_named_in_the_text_exist(page):
 def test_presets_are_explained():
     text = (ROOT / "docs" / "tuning.md").read_text()
     assert [p for p in PRESETS if f"| `{p}` |" not in text] == []
+
+
+# Sentences
+
+
+def without_code(text):
+    """Removes blocks of code: fenced ones, and indented ones behind a blank line."""
+    text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+    return re.sub(r"(?<=\n\n)(?: {4,}.*\n)+", "", text)
+
+
+def blocks_of(text):
+    """Returns paragraphs, items of lists and cells of tables; code in a line is one word."""
+    text = re.sub(r"`[^`]+`", "`code`", without_code(text))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"^#.*$", "", text, flags=re.M)
+    text = re.sub(r"^\|.*$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.M)
+    return re.split(r"\n\s*\n|^ *(?:[*+-]|\d+\.) ", text, flags=re.M)
+
+
+def sentences_of(text):
+    """Returns the sentences of a page.
+
+    After . ! ? a space is enough. After : ; a sentence begins only with a capital, a bracket, an
+    asterisk or code: what goes on in small letters, or with a number, is read as one sentence.
+    """
+    closing = r"[*)\]\"]{0,3}"
+    full = rf"(?<=[^.][.!?])(?<!e\.g\.)(?<!i\.e\.)({closing})\s+"
+    end = rf"{full}|(?<=[:;])({closing})\s+(?=[A-Z\[(*`])"
+    blocks = (re.sub(end, r"\1\2\n\n", block) for block in blocks_of(text))
+    return [" ".join(s.split()) for block in blocks for s in block.split("\n\n") if words_of(s)]
+
+
+def words_of(sentence):
+    return [word for word in sentence.split() if re.search(r"\w", word)]
+
+
+def long_sentences(text):
+    counts = {sentence: len(words_of(sentence)) for sentence in sentences_of(text)}
+    return {sentence: n for sentence, n in counts.items() if n > LONGEST_SENTENCE}
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_sentence_is_long(page):
+    assert long_sentences(page.read_text()) == {}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "{}.",
+        "# Title\n\n* An item.\n* {}\n  over lines.\n",
+        "| cell | {} | cell |",
+        "{}, `code of\nseveral words`: 5 more; and [a link](to/a/file.md).",
+    ],
+)
+def test_a_sentence_of_41_words_is_long(page):
+    around = len(words_of(max(sentences_of(page.format("here")), key=len))) - 1
+    fits, long = (" ".join(["word"] * (n - around)) for n in (40, 41))
+    assert long_sentences(page.format(fits)) == {}
+    assert list(long_sentences(page.format(long)).values()) == [41]
+
+
+def test_sentences_end_where_they_do():
+    text = """# A title is none
+
+A **first one.** Its ratio is 0.5, e.g.
+in `a b. C` (or [here](x.md#y. Z)). 16 bits: small; letters: `Code` ends it.
+
+    python code. Of many words.
+
+| A cell. Another | `a|b` |
+|---|---|
+
+1. An item
+   goes on.
+   ```sh
+   # Fenced. Code.
+   ```
+- The last
+"""
+    assert sentences_of(text) == [
+        "A **first one.**",
+        "Its ratio is 0.5, e.g. in `code` (or [here]).",
+        "16 bits: small; letters:",
+        "`code` ends it.",
+        "A cell.",
+        "Another",
+        "`code`",
+        "An item goes on.",
+        "The last",
+    ]
 
 
 # Container and workflow
