@@ -95,15 +95,16 @@ def rendered_once():
 @pytest.fixture(autouse=True, scope="session")
 def detected_once():
     """Features of every image are detected once in this process; not where the time counts."""
-    from support.detections import features_once
+    from support.detections import Detections
 
-    from da3_ros.merging import stored_alignment
-    from da3_ros.refinement import refiner
+    from da3_ros.refinement import solver_limits
+    from da3_ros.refinement.features import FeatureDetector
 
-    detector = features_once()
+    detect = FeatureDetector.__call__
+    each_time = type("EachTime", (FeatureDetector,), {"__call__": detect})
     with pytest.MonkeyPatch.context() as patch:
-        for module in (refiner, stored_alignment):
-            patch.setattr(module, "FeatureDetector", detector)
+        patch.setattr(solver_limits, "FeatureDetector", each_time)
+        patch.setattr(FeatureDetector, "__call__", Detections(detect))
         yield
 
 

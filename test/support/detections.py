@@ -5,29 +5,31 @@ from collections import OrderedDict
 
 from support.renders import content_key
 
-from da3_ros.refinement.features import FeatureDetector
-
 MOST_BYTES = 128 * 2**20
 
 
-def features_once():
-    """A class that stands in for ``FeatureDetector``; what it keeps is known by all it was
-    detected from."""
-    kept = OrderedDict()
+class Detections:
+    """Stands in for ``FeatureDetector.__call__``; what it keeps is known by all it was detected
+    from."""
 
-    class Detector(FeatureDetector):
-        def __call__(self, image, usable=None):
-            key = content_key(self.most, self.most_pixels, image, usable)
-            if key not in kept:
-                kept[key] = super().__call__(image, usable)
-                while (
-                    sum(f.pixel.nbytes + f.descriptor.nbytes for f in kept.values()) > MOST_BYTES
-                ):
-                    kept.popitem(last=False)
-            kept.move_to_end(key)
-            found = kept[key]
-            return dataclasses.replace(
-                found, pixel=found.pixel.copy(), descriptor=found.descriptor.copy()
-            )
+    def __init__(self, detect):
+        self.detect, self._kept = detect, OrderedDict()
 
-    return Detector
+    def __get__(self, detector, owner):
+        return lambda image, usable=None: self(detector, image, usable)
+
+    def __call__(self, detector, image, usable):
+        key = content_key(detector.most, detector.most_pixels, image, usable)
+        if key not in self._kept:
+            self._kept[key] = self.detect(detector, image, usable)
+            while sum(map(nbytes, self._kept.values())) > MOST_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        found = self._kept[key]
+        return dataclasses.replace(
+            found, pixel=found.pixel.copy(), descriptor=found.descriptor.copy()
+        )
+
+
+def nbytes(features):
+    return features.pixel.nbytes + features.descriptor.nbytes
