@@ -119,7 +119,7 @@ def test_any_stream_is_compiled_and_right():
 
 @pytest.mark.slow
 def test_warm_up_compiles_the_pipelines_own_windows(caplog):
-    camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=20)
+    camera = SyntheticCamera(seed=2, size=(56, 42), walk="loop", frames=12)
     values = {
         "model": "da3-tiny", "device": "cpu", "process_res": 56, "window.size": 6,
         "mixed_precision": "off", "keyframe.rotation_deg": 2.0, "loop.every": 1,
@@ -200,6 +200,7 @@ def test_a_warm_session_compiles_nothing_in_its_steady_state():
     assert counting.programs == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_program_is_not_used_and_reported_once(caplog):
     def wrong(graph, inputs):

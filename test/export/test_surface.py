@@ -23,7 +23,7 @@ from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
 from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
 from da3_ros.synthetic import SyntheticCamera
 
-SIZE, VOXEL = (224, 168), 0.04
+SIZE, VOXEL = (168, 126), 0.05
 UNIT = 1.6  # units of the submap per metre
 T_MAP_WORLD = np.array([[0.0, 0, 1, 0.3], [-1, 0, 0, 0], [0, -1, 0, 0.2], [0, 0, 0, 1]])
 
