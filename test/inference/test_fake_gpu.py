@@ -190,7 +190,7 @@ def on_gpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["off", "bfloat16"])
+@pytest.mark.parametrize("precision", long_after(1, ["bfloat16", "off"]))
 @pytest.mark.parametrize("poses", long_after(1, [True, False]))
 def test_windows_stay_on_the_gpu_in_the_right_types(gpu, precision, poses):
     session = open_session(mixed_precision=precision)

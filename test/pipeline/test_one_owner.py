@@ -72,7 +72,7 @@ def others(ways):
 
 @functools.cache
 def after_a_loop():
-    walk = walked(140)
+    walk = walked(110)
     settings = {
         "process_res": 84, "window.size": 6, "map.voxel_m": 0.1, "loop.every": 2,
         "refinement.enabled": False, "hold_when_blind": False,  # images are black

@@ -37,7 +37,7 @@ SIZE = (140, 112)
 
 @pytest.fixture(scope="module")
 def camera():
-    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=70, rate_hz=4.0)
+    return SyntheticCamera(seed=3, size=SIZE, walk="loop", frames=50, rate_hz=4.0)
 
 
 def run(camera, folder=None, limit_bytes=-1, background=False, **values):
@@ -66,24 +66,24 @@ def whole(camera):
     return run(camera, **{"map.max_points": 0})
 
 
-FEW = {"map.max_points": 100_000}
+FEW = {"map.max_points": 70_000}
 
 
 def test_all_points_are_exported_and_few_are_in_memory(camera, whole, tmp_path):
     pipeline = run(camera, tmp_path, **FEW)
-    assert len(pipeline.map) == len(whole.map) > 150_000
+    assert len(pipeline.map) == len(whole.map) > 100_000
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
-    assert pipeline.map._points._memory_points <= 100_000
-    assert pipeline.map.nbytes < whole.map.nbytes - 19 * 50_000
+    assert pipeline.map._points._memory_points <= 70_000
+    assert pipeline.map.nbytes < whole.map.nbytes - 19 * 40_000
     shown = pipeline.map.view.thinned(1_000_000, np.eye(4))
-    assert 0 < len(shown) <= 100_000  # the display shows what is in memory
+    assert 0 < len(shown) <= 70_000  # the display shows what is in memory
 
 
 def test_in_the_background_the_same_is_exported(camera, whole, tmp_path):
     pipeline = run(camera, tmp_path, background=True, **FEW)
     assert len(pipeline.map) == len(whole.map)
     np.testing.assert_array_equal(cloud(pipeline), cloud(whole))
-    assert pipeline.map._points._memory_points <= 100_000
+    assert pipeline.map._points._memory_points <= 70_000
 
 
 @pytest.mark.long
@@ -197,8 +197,8 @@ def test_a_disk_that_fails_in_the_background_drops_points(
     points = pipeline.map._points
     while points._disk._moves:
         points._finish_moves()
-    points.enforce_limits(100_000, 0, 0)
-    assert len(cloud(pipeline)) == len(pipeline.map) <= 100_000
+    points.enforce_limits(70_000, 0, 0)
+    assert len(cloud(pipeline)) == len(pipeline.map) <= 70_000
 
 
 @pytest.mark.long
@@ -217,13 +217,13 @@ def test_images_that_memory_cannot_hold_come_back(camera, tmp_path):
 
 
 def test_without_a_store_the_oldest_points_are_dropped(camera):
-    assert len(run(camera, **FEW).map) <= 100_000
+    assert len(run(camera, **FEW).map) <= 70_000
 
 
 def test_a_full_disk_drops_points_with_one_warning(camera, whole, tmp_path, caplog):
     pipeline = run(camera, tmp_path, limit_bytes=1_500_000, **FEW)
     assert caplog.text.count("points that memory cannot hold are dropped") == 1
-    assert 100_000 < len(pipeline.map) < len(whole.map)
+    assert 70_000 < len(pipeline.map) < len(whole.map)
     assert len(cloud(pipeline)) == len(pipeline.map)
 
 
