@@ -18,6 +18,7 @@ from da3_ros.synthetic.truth import TruthSession
 from da3_ros.types import Frame
 
 START, LENGTH = 10, 8
+SIZE = (168, 126)
 # Judged by the image alone.
 ALONE = ("black", "white", "noise", "shaded noise", "banded noise", "hand", "lens cap")
 TOTAL = (*ALONE, "blocks", "frozen", "mostly black", "defocus")
@@ -27,13 +28,13 @@ MAX_NEES = 2.6
 
 @functools.cache
 def walk(frames=22, laps=1, room=100):
-    camera, way = frames_of("loop", room, bench_blind.SIZE, frames)
+    camera, way = frames_of("loop", room, SIZE, frames)
     return camera, bench_blind.without_repetition(there_and_back(way, laps))
 
 
 def config(refine=False, **values):
     return config_from_parameters({
-        "model": "da3-tiny", "window.size": 6, "process_res": 224, "map.voxel_m": 0.02,
+        "model": "da3-tiny", "window.size": 6, "process_res": SIZE[0], "map.voxel_m": 0.02,
         "refinement.enabled": refine, **values,
     })  # fmt: skip
 
@@ -159,7 +160,7 @@ class Described(bench_blind.BlindTruth):
 @pytest.mark.parametrize("refine", long_after(1, [False, True]))
 def test_a_camera_that_returns_far_away_is_found_by_its_keyframes(refine):
     """The newest views show nothing of it: the second window shares keyframes that look alike."""
-    camera, way = frames_of("spot", 100, bench_blind.SIZE, 44)
+    camera, way = frames_of("spot", 100, SIZE, 44)
     frames = bench_blind.without_repetition(there_and_back(way, 2))
     dark = range(42, 80)  # back at frame 6
     faulty = bench_blind.with_fault(frames, "lens cap", dark.start, len(dark))

@@ -28,9 +28,9 @@ from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
 
-SIZE = (140, 112)
+SIZE = (112, 84)
 ROOT = Path(__file__).parents[2]
-QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=140", "window.size:=5",
+QUICK = ("model:=da3-tiny", "checkpoint:=random", "process_res:=112", "window.size:=5",
          "mixed_precision:=off", "backend:=torch")  # fmt: skip
 NAMES = ("front", "left")
 # Runs a replay that saves a checkpoint after every frame.
@@ -143,7 +143,7 @@ CASES = {
 @pytest.mark.parametrize("case", long_after(1, CASES))
 def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path, case):
     arguments = CASES[case]
-    options = {"camera": "/camera/image_raw", "pictures": True, "end_s": 4.5}
+    options = {"camera": "/camera/image_raw", "pictures": True, "end_s": 5.5}
     windows = run(bag, tmp_path / "whole", camera, *arguments, **options)
     output = tmp_path / "parts"
     ran = run(bag, output, camera, *arguments, at=9, **options)
