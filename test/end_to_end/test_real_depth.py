@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
+from support.cases import long_after
 
 from da3_ros.config import config_from_parameters
 from da3_ros.geometry.poses import invert_pose, matrix_from_quaternion
@@ -106,7 +107,7 @@ def consistency(clouds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [kitchen, desk])
-@pytest.mark.parametrize("keyframes", [0, 2])
+@pytest.mark.parametrize("keyframes", long_after(1, [2, 0]))
 def test_map_of_a_recording_is_as_consistent_as_the_recording(recordings, source, keyframes):
     depths, K, poses = source(recordings)
     clouds, truths = mapped(recorded(depths, K, poses), K, **{"window.keyframes": keyframes})

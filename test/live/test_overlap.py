@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.streams import VALUES, as_messages, stream_of
 
 from da3_ros.config import NodeConfig, config_from_parameters
@@ -128,7 +129,7 @@ def test_a_reset_forgets_what_was_chosen_and_counts_it(camera, beside_us, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new", [1, 2])
+@pytest.mark.parametrize("new", long_after(1, [2, 1]))
 @pytest.mark.parametrize("failing", [(), (2,), (2, 3)])
 def test_images_taken_while_a_window_runs_are_counted(
     camera, beside_us, monkeypatch, new, failing

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+from support.cases import long_after
 from support.streams import as_messages, stream_of
 
 pytest.importorskip("skimage", reason="needs scikit-image: pip install scikit-image")
@@ -132,7 +133,9 @@ def test_the_percentage_never_goes_back(tmp_path, exports, monkeypatch):
     assert seen == pytest.approx([0, 60, 60, 70])
 
 
-@pytest.mark.parametrize("at", ["finding blocks", "fusing", "extracting", "writing"])
+@pytest.mark.parametrize(
+    "at", long_after(2, ["fusing", "writing", "finding blocks", "extracting"])
+)
 def test_a_cancelled_mesh_leaves_no_file(tmp_path, exports, at):
     stream, _ = stream_in(tmp_path)
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.journals import changed_in, changed_rows, rewritten
 from support.ring import CALM, SIZE, DescribedTruth, shifted, walked
 from support.sessions import LATER, METRIC, SETTINGS, MetricModel
@@ -250,7 +251,7 @@ def test_what_looks_the_same_is_looked_at_and_not_joined(folders, ring, elsewher
     assert len(joined.groups) == 2
 
 
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("swapped", long_after(1, [False, True]))
 def test_metres_of_one_are_those_of_all(folders, ring, second, tmp_path, swapped):
     truth = [*ring, *second]
     given = [folders("monday"), folders("tuesday", metric=True)]
@@ -266,6 +267,7 @@ def test_metres_of_one_are_those_of_all(folders, ring, second, tmp_path, swapped
     np.testing.assert_array_equal(scene.T_map_world, before.T_map_world)
 
 
+@pytest.mark.long
 def test_two_metric_scenes_keep_their_scales(folders, ring, second, tmp_path):
     given = [folders("monday", metric=True), folders("tuesday", metric=True)]
     _, scene = merged(given, tmp_path / "out", [*ring, *second])

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch._dynamo.testing
+from support.cases import long_after
 
 from da3_ros.network import build_network, initialize_randomly
 from da3_ros.network.backbone import Prefix, RopeTable, apply_rope, rope_table
@@ -43,7 +44,7 @@ def same(a, b, frames=slice(None)):
 
 
 @pytest.mark.parametrize(
-    "chunks", [Chunks(1, 0, 0), Chunks(2, 1, 0), Chunks(8, 0, 64), Chunks(1, 2, 50)]
+    "chunks", long_after(2, [Chunks(2, 1, 0), Chunks(1, 2, 50), Chunks(1, 0, 0), Chunks(8, 0, 64)])
 )
 @torch.inference_mode()
 def test_pieces_of_any_size_give_the_same_result(network, images, chunks):
@@ -66,7 +67,7 @@ def test_the_head_runs_on_the_frames_that_are_wanted(network, images):
 
 
 @pytest.mark.parametrize("chunks", [Chunks(), Chunks(1, 1, 50)])
-@pytest.mark.parametrize("frames", [[3], [4, 1], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("frames", long_after(2, [[4, 1], [0, 1, 2, 3, 4], [3]]))
 @torch.inference_mode()
 def test_the_last_block_runs_for_the_tokens_that_are_used(network, images, frames, chunks):
     whole = network(images, ref_view="first")

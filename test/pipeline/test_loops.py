@@ -207,6 +207,7 @@ def test_a_window_that_is_too_large_loses_nothing(short_ring, caplog):
     assert "out of memory" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_known_metres_stay(short_ring):
     """With a known scale the graph is rigid, and everything is published in metres."""

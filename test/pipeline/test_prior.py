@@ -252,7 +252,7 @@ def test_a_prior_goes_on_alone_where_nothing_fits_any_more(walk, missing):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["none", "odometry"])
+@pytest.mark.parametrize("source", long_after(1, ["odometry", "none"]))
 def test_depth_keeps_one_scale_beside_the_priors_own_poses(source):
     """A window's motion gives its unit only roughly; the depth that it shares gives it better."""
     camera = SyntheticCamera(seed=5, size=SIZE, walk="straight", frames=40)
@@ -315,7 +315,7 @@ def stopped(stop, source, torn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["fixed", "odometry"])
+@pytest.mark.parametrize("source", long_after(1, ["odometry", "fixed"]))
 def test_refused_standing_windows_publish_no_metric_depth(stop, source):
     """Its motion gives no unit, and what it shares contradicts the window."""
     torn = tuple(range(30, 38))

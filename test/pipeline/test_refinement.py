@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
+from support.cases import long_after
 from support.pipelines import LostSession, to_frame
 
 from da3_ros.config import config_from_parameters
@@ -197,7 +198,9 @@ class LongFocal(TruthSession):
         return found
 
 
-@pytest.mark.parametrize(("way", "source"), [("loop", "tracks"), ("strafe", "network")])
+@pytest.mark.parametrize(
+    ("way", "source"), long_after(1, [("loop", "tracks"), ("strafe", "network")])
+)
 def test_without_camera_info_tracks_determine_the_focal_length_of_a_turning_camera(way, source):
     camera = SyntheticCamera(42, SIZE, walk=way, frames=17, rate_hz=3)
     true = list(camera)

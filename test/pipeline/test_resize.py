@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.pipelines import settings, to_frame
 
 from da3_ros.geometry.poses import invert_pose
@@ -62,7 +63,7 @@ def off(walk, results, first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new", [1, 3])
+@pytest.mark.parametrize("new", long_after(1, [1, 3]))
 @pytest.mark.parametrize("sizes", [{0: 140, 4: 84}, {0: 84, 4: 140}, {0: 140, 2: 84, 5: 112}])
 def test_a_changed_plan_joins_the_scene_at_the_new_size(walk, sizes, new):
     camera, frames = walk

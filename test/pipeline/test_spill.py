@@ -11,6 +11,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
+from support.cases import long_after
 from support.pipelines import settings, to_frame
 from support.ring import DescribedTruth, walked
 
@@ -309,7 +310,7 @@ def test_keyframes_of_loops_come_back(camera, tmp_path, monkeypatch):
     assert pipeline.session.verified > 0
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", long_after(1, [False, True]))
 def test_where_keyframes_lie_changes_no_pose(tmp_path, monkeypatch, background):
     """Windows share some of those that go to the disk: their samples and images stay."""
     there = walked(40, 0.15)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 from da3_ros.config import NodeConfig, config_from_parameters
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
@@ -38,7 +39,7 @@ PRIORS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("prior", long_after(2, PRIORS))
 def test_a_bags_own_poses_make_metres(room, tmp_path, prior):
     values = {"scale.source": "odometry", **prior}
     _, report = run(room, tmp_path / "out", **values)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.cases import long_after
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
@@ -77,7 +78,7 @@ class Robot:
         return tree.connected("map", "odom") and tree.newest("map", "odom") == last
 
 
-@pytest.mark.parametrize(("by", "values"), [("tf", TF), ("path", PATH)])
+@pytest.mark.parametrize(("by", "values"), long_after(1, [("tf", TF), ("path", PATH)]))
 def test_the_pose_moves_to_the_other_slams_and_odometry_does_not_jump(monkeypatch, by, values):
     camera, frames = camera_frames(COUNT)
     with LiveNode(monkeypatch, camera, frames, TruthSession, **PRIOR, **values) as live:

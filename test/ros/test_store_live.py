@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+from support.cases import long_after
 
 pytest.importorskip("rclpy", reason="needs ROS 2: source tools/env.sh or a ROS set-up")
 
@@ -14,7 +15,7 @@ from da3_ros.keyframe_store.store import StoredScene
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("kill", long_after(1, [signal.SIGKILL, signal.SIGINT]))
 def test_a_node_leaves_its_keyframes(tmp_path, kill):
     camera, frames = camera_frames(4)
     every = {"keyframe.rotation_deg": 0.0, "keyframe.parallax": 0.0, "map.store": "night"}

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from support.cases import long_after
 from support.ros_testing import (
     BEST_EFFORT,
     LATCHED,
@@ -290,7 +291,7 @@ def test_unusable_parameter_ends_the_process_with_one_line():
         assert "Traceback" not in process.output()
 
 
-@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sig", long_after(1, [signal.SIGINT, signal.SIGTERM]))
 def test_signal_while_rendering_ends_the_process_in_time(sig):
     with camera(domain(), width=1280, height=960) as process:
         process.wait_for("waiting for the rendering of")

@@ -175,7 +175,7 @@ def openings(size, kind):
     }[kind]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [SIZE, (640, 480), (1440, 1080)])
+@pytest.mark.parametrize("size", long_after(2, [SIZE, (640, 480), ((1440, 1080),)]))
 @pytest.mark.parametrize("kind", ["bars", "strip", "ring", "circle", "window"])
 def test_a_scene_in_an_opening_is_not_blind(images, size, kind):
     """However few cells count: with them alone, bands would be what the image shows."""
@@ -306,7 +306,7 @@ def test_where_far_pixels_are_never_alike_they_are_not_suspect(images, texture):
     assert {(v.blind, v.suspect) for v in verdicts} == {("", "")}
 
 
-@pytest.mark.parametrize("fault", ["defocus", "blocks"])
+@pytest.mark.parametrize("fault", long_after(1, ["defocus", "blocks"]))
 def test_a_lasting_change_becomes_usual(images, fault):
     check = after(images)
     rng, worse = np.random.default_rng(0), bench_blind.fault_of(fault, 1)(images[-1], 0, None)

@@ -6,10 +6,10 @@ import pytest
 def long_after(count, cases):
     """The cases, of which those after the first ``count`` run in ``make test-all`` alone.
 
-    A tuple is the values of several parameters.
+    A plain tuple is the values of several parameters.
     """
     cases = list(cases)
     return cases[:count] + [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
+        pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.long)
         for case in cases[count:]
     ]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial import cKDTree
+from support.cases import long_after
 
 from da3_ros.sensors.calibration import CalibrationError
 from da3_ros.sensors.rectifier import Rectifier
@@ -292,7 +293,7 @@ def turns_and_steps(T):
 
 
 @pytest.mark.parametrize("kind", WALKS)
-@pytest.mark.parametrize("frames", [2, 25, 200])
+@pytest.mark.parametrize("frames", long_after(2, [2, 25, 200]))
 def test_walks_are_smooth_free_of_collisions_and_upright(kind, frames):
     pace = Pace(rate_hz=10.0, max_speed_m_s=0.8, max_turn_deg_s=40.0)
     for seed in range(6):
