@@ -77,7 +77,7 @@ class WindowSteps(MapListener):
     def reconfigure(self, config: PipelineConfig) -> None:
         """Sets the parameters that may change between windows."""
         if config.mode != self.config.mode:  # the map becomes read-only as it was measured
-            self._close_loop(wait=True)
+            self.scene_map.close_loop(wait=True)
         self.config = config
         for part in (
             self.builder, self.inference, self.odometry, self.refinement, self.scene_map,
@@ -93,7 +93,7 @@ class WindowSteps(MapListener):
         fails.
         """
         taken = self.builder.take()
-        closed = self._close_loop()
+        closed = self.scene_map.close_loop()
         follow(self.scene_map, [prepared.view for prepared in taken])
         new = [p for p in taken if not p.blind]
         frames = self._run_window(new, closed=closed) if new else iter(())
@@ -302,13 +302,6 @@ class WindowSteps(MapListener):
         if self.config.depth.size != "input":
             return frame
         return at_size_of(frame, prepared.full, prepared.full_valid)
-
-    def _close_loop(self, *, wait: bool = False) -> bool:
-        """Applies a loop closure to scene and odometry, if there is one; returns whether.
-
-        wait: until the loop that was found is solved.
-        """
-        return self.scene_map.close_loop(wait=wait)
 
     def on_correction(self, correction: Correction, _before: Mapping[int, Similarity]) -> None:
         """Notes in odometry that submaps have moved."""

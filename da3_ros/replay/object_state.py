@@ -209,7 +209,10 @@ class _Reader:
         elif kind in ("list", "deque"):
             made: Any = [] if kind == "list" else deque(maxlen=node["most"])
             self._made[index] = made
-            made.extend(map(self.value, node["values"]))
+            values = node["values"]
+            # Of listeners, each one is changed in place.
+            same = isinstance(there, list) and len(there) == len(values)
+            made.extend(map(self.value, values, there if same else [_NOTHING] * len(values)))
         elif kind in SEQUENCES:
             self._made[index] = SEQUENCES[kind](map(self.value, node["values"]))
         elif kind == "named tuple":

@@ -105,6 +105,17 @@ def test_objects_come_back_in_place_and_values_anew(tmp_path):
     assert (shared.scale, found["place"].scale) == (1.0, 2.0)
 
 
+def test_objects_of_a_list_come_back_in_place(tmp_path):
+    """Listeners are first met in a list, and what is not written of them is the program's."""
+    before, there = [VoxelMap(0.1), VoxelMap(0.2)], [VoxelMap(0.5), VoxelMap(0.6)]
+    mine = list(there)
+    found = back(tmp_path, {"l": before}, {"l": there})["l"]
+    assert [a is b for a, b in zip(found, mine, strict=True)] == [True, True]
+    assert [v.voxel for v in mine] == [0.1, 0.2]
+    found = back(tmp_path, {"l": before}, {"l": [VoxelMap(0.5)]})["l"]
+    assert [v.voxel for v in found] == [0.1, 0.2]
+
+
 def test_an_object_is_not_made_two_things(tmp_path):
     """The new program has one object where the state has two."""
     one = VoxelMap(0.5)
