@@ -219,12 +219,6 @@ class JournalWriter:
             raise
         self.size, self._is_whole = self.size + len(some), True
 
-    def cut(self, size: int) -> None:
-        """Removes all behind an offset that ``append`` returned. Raises OSError; then that is
-        removed before the next record."""
-        self.size, self._is_whole = size, False
-        self._cut()
-
     def _cut(self) -> None:
         """Removes what follows the last complete record: a later one must follow it. Raises
         OSError."""

@@ -14,13 +14,12 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from da3_ros.keyframe_store.disk_limit import DiskLimit, LimitError
-from da3_ros.keyframe_store.journal import JournalWriter
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe
 from da3_ros.keyframe_store.store import MapState, Place, StoreWriter
 from da3_ros.types import Array
@@ -80,20 +79,12 @@ class Flush:
     done: Future[bool]  # whether all is in the journal, and can be read
 
 
-@dataclass(frozen=True, eq=False)
-class _Addition:
-    """Records of others, behind all that was given so far."""
-
-    write: Callable[[JournalWriter], None]
-    done: Future[None]
-
-
 def _as_frame(keyframe: Keyframe) -> FramePose:
     """Returns the pose of a keyframe that is not stored, as that of another frame."""
     return replace(keyframe.pose, keyframe=False)
 
 
-_Item = Keyframe | _Changes | Flush | _Addition | threading.Event
+_Item = Keyframe | _Changes | Flush | threading.Event
 
 
 class KeyframeRecorder:
@@ -109,7 +100,7 @@ class KeyframeRecorder:
         whether ``add`` waits for the disk; else keyframes that are too many are not stored,
         and counted (``keyframes_not_stored``). limit: of the files of the run.
         """
-        self.folder, self._size = folder, None if continued is None else continued.size
+        self._folder, self._size = folder, None if continued is None else continued.size
         self._paused, self._retry_at = False, 0.0  # after a failure of the disk, and until when
         self._writer: StoreWriter | None = None
         try:
@@ -125,7 +116,6 @@ class KeyframeRecorder:
         self._late = _Changes()  # not given to the thread yet
         # Not written yet; of the thread.
         self._changes = _Changes() if continued is None else continued.changes
-        self._ended = threading.Event()  # nothing is taken from the queue any more
         self._thread = threading.Thread(target=self._run, name="da3-keyframes", daemon=True)
         self._thread.start()
 
@@ -134,7 +124,7 @@ class KeyframeRecorder:
         if not self._room.acquire(blocking=self._wait):
             self._counters["keyframes_not_stored"] += 1
             if self._counters["keyframes_not_stored"] == 1:
-                log.warning("%s: the disk is too slow for all keyframes", self.folder)
+                log.warning("%s: the disk is too slow for all keyframes", self._folder)
             self._put(_Changes(frames=[_as_frame(keyframe)]))
             return
         self._put_late()
@@ -164,21 +154,10 @@ class KeyframeRecorder:
 
     def flush(self) -> Flush:
         """Begins to store all that was given so far; returns at once."""
-        flush = Flush(self.folder, Future())
+        flush = Flush(self._folder, Future())
         self._put_late()
         self._queue.put(flush)
         return flush
-
-    def append(self, write: Callable[[JournalWriter], None]) -> Future[None]:
-        """Begins to append what ``write`` writes, all or nothing; returns at once. Any thread.
-
-        Keyframes wait meanwhile. The result has what ``write`` raises, or OSError.
-        """
-        addition = _Addition(write, Future())
-        self._queue.put(addition)
-        if self._ended.is_set():
-            self._refuse_rest()
-        return addition.done
 
     def state(self) -> RecorderState:
         """Waits until the thread has done all, and returns its state; what was written is on the
@@ -222,8 +201,6 @@ class KeyframeRecorder:
             elif isinstance(item, Flush):
                 self._retry_at = 0.0  # a caller waits for it
                 item.done.set_result(self._attempt(None))
-            elif isinstance(item, _Addition):
-                self._add(item)
             else:
                 stored = self._attempt(item)
                 if not stored:
@@ -238,21 +215,11 @@ class KeyframeRecorder:
         self._sync()
         if self._writer is not None:
             self._writer.close()
-        self._ended.set()
-        self._refuse_rest()
-
-    def _refuse_rest(self) -> None:
-        """Ends additions that came too late: somebody may wait for them."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if isinstance(item, _Addition):
-                    item.done.set_exception(OSError("storing keyframes has ended"))
 
     def _open(self) -> StoreWriter:
         """Returns the open journal. Raises OSError, JournalError."""
         if self._writer is None:
-            self._writer = StoreWriter(self.folder, self._size)
+            self._writer = StoreWriter(self._folder, self._size)
         return self._writer
 
     def _sync(self) -> None:
@@ -280,24 +247,16 @@ class KeyframeRecorder:
             return False
         except Exception as error:
             # The thread must go on: a replay waits for it.
-            log.error("%s: %s is not stored: %s", self.folder, keyframe, error, exc_info=True)
+            log.error("%s: %s is not stored: %s", self._folder, keyframe, error, exc_info=True)
             return False
         if self._paused:
-            log.info("%s: storing keyframes goes on", self.folder)
+            log.info("%s: storing keyframes goes on", self._folder)
         self._paused = False
         return True
 
-    def _add(self, addition: _Addition) -> None:
-        try:
-            self._open().append(addition.write)
-        except BaseException as error:  # the thread goes on
-            addition.done.set_exception(error)
-        else:
-            addition.done.set_result(None)
-
     def _pause(self, why: str) -> None:
         if not self._paused:
-            log.warning("%s: storing keyframes is paused: %s", self.folder, why)
+            log.warning("%s: storing keyframes is paused: %s", self._folder, why)
         self._paused = True
 
     def _write_changes(self, writer: StoreWriter) -> None:

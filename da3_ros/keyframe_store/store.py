@@ -7,11 +7,10 @@ was written is changed. ``docs/map.md`` has the format.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -199,18 +198,6 @@ class StoreWriter:
             "unit": state.unit, "T_map_world": state.T_map_world.ravel().tolist(),
             **({"leaders": list(state.leaders)} if state.leaders else {}),
         })  # fmt: skip
-
-    def append(self, write: Callable[[JournalWriter], None]) -> None:
-        """Appends all that ``write`` writes, and waits until it is on the disk; nothing if it
-        raises. Raises OSError."""
-        start = self._journal.size
-        try:
-            write(self._journal)
-            self._journal.sync()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._journal.cut(start)
-            raise
 
     def begin(self) -> None:
         """Begins the scene anew: what was stored before is no part of it. Raises OSError."""

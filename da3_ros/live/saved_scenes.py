@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from da3_ros.config import NodeConfig
 from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
-from da3_ros.export.saved_records import append_saved
-from da3_ros.export.scene_file import check_not_empty, load_scene, save_scene
+from da3_ros.export.scene_file import load_scene
 from da3_ros.export.scene_folder import find_scene
-from da3_ros.export.selection import ExportError, Progress
-from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.mapping.submaps import Snapshot
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +28,6 @@ def load_scenes(path: Path, names: Sequence[str]) -> dict[str, Snapshot]:
     places = {name: path_for_camera(folder, name) for name in others}
     there = {first: folder} | {name: place for name, place in places.items() if place.is_dir()}
     return {name: load_scene(place) for name, place in there.items()}
-
-
-def save_live_scene(
-    saved: Snapshot, folder: Path, recording: KeyframeRecording | None, progress: Progress
-) -> None:
-    """Saves a scene to a folder; where that is the one in which its keyframes are stored, behind
-    these, in their file. Raises ExportError."""
-    if recording is None or os.path.realpath(recording.folder) != os.path.realpath(folder):
-        save_scene(saved, folder, progress)
-        return
-    check_not_empty(saved)
-    try:
-        recording.append(lambda journal: append_saved(journal, saved, progress)).result()
-    except (OSError, JournalError) as error:
-        raise ExportError(f"{folder} cannot be written: {error}") from error
 
 
 def scenes_at_start(config: NodeConfig, names: Sequence[str]) -> dict[str, Snapshot]:

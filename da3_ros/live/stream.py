@@ -29,7 +29,6 @@ from da3_ros.messages.build import MessageLibrary
 from da3_ros.messages.decode import ImageError, decode
 from da3_ros.messages.odometry_tf import open_corrections, open_prior
 from da3_ros.parameter_schema import ConfigError
-from da3_ros.pipeline.keyframe_recording import KeyframeRecording
 from da3_ros.pipeline.multi_camera import alone, open_pipelines
 from da3_ros.pipeline.pipeline import Pipeline
 from da3_ros.sensors.frame_annotator import FrameAnnotator
@@ -238,16 +237,6 @@ class Stream:
             for name, scene_stream in self.scene_streams.items()
             if scene_stream is self._first or len(scene_stream.pipeline.map)
         }
-
-    def recordings(self) -> dict[str, KeyframeRecording]:
-        """Begins to store all that was seen so far; returns what stores it, scene by scene."""
-        stored = {
-            name: scene_stream.pipeline.scene_map
-            for name, scene_stream in self.scene_streams.items()
-        }
-        for scene_map in stored.values():
-            scene_map.flush_recording()
-        return {name: m.recording for name, m in stored.items() if m.recording is not None}
 
     def resume(self, saved: dict[str, Snapshot]) -> str:
         """Continue in saved scenes; returns a note for the user (see ``Pipeline.resume``).

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from da3_ros.keyframe_store.journal import JournalWriter
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.recorder import Flush, KeyframeRecorder
 from da3_ros.keyframe_store.store import MapState, Place
@@ -78,16 +75,6 @@ class KeyframeRecording:
         """Begins to store all that waits; returns at once."""
         self._recorder.set_map(state)
         return self._recorder.flush()
-
-    @property
-    def folder(self) -> Path:
-        """Where the journal is."""
-        return self._recorder.folder
-
-    def append(self, write: Callable[[JournalWriter], None]) -> Future[None]:
-        """Begins to append what ``write`` writes to the journal, all or nothing; see
-        ``KeyframeRecorder.append``."""
-        return self._recorder.append(write)
 
     def finish(self, state: MapState, timeout_s: float | None = None) -> bool:
         """Stores all that waits; False if the disk is still busy after a time."""

@@ -23,9 +23,10 @@ from da3_ros.export.checked_files import SceneFileError
 from da3_ros.export.export import Exported, ExportError, Selection, export_scene
 from da3_ros.export.formats import GLB, Format, StoredFormat, find_format
 from da3_ros.export.paths import PathError, path_for_camera, resolve_inside
+from da3_ros.export.scene_file import save_scene
 from da3_ros.export.scene_folder import check_outside_scenes
 from da3_ros.export.stored_depth import DepthFilters
-from da3_ros.live.saved_scenes import load_scenes, save_live_scene
+from da3_ros.live.saved_scenes import load_scenes
 from da3_ros.live.stored_exports import StoredExports
 from da3_ros.live.stream import Stream
 from da3_ros.live.worker import Worker, WorkerStoppedError
@@ -180,16 +181,13 @@ class Services:
 
     async def _save(self, stream: Stream, request: Any, response: Any) -> None:
         path = resolve_inside(stream.config.export_dir, request.path, folder=True)
-        scenes, recordings = await self._run_on(
-            self._worker_of(stream), lambda: (stream.snapshots(), stream.recordings())
-        )
+        scenes = await self._run_on(self._worker_of(stream), stream.snapshots)
 
         def save() -> None:
             check_outside_scenes(path)
             for i, (name, saved) in enumerate(scenes.items()):
                 place = path_for_camera(path, name) if i else path
-                progress = self._progress(f"saving {place}")
-                save_live_scene(saved, place, recordings.get(name), progress)
+                save_scene(saved, place, self._progress(f"saving {place}"))
 
         await self._run_on(self._files, save)
         first = next(iter(scenes.values()))

@@ -15,9 +15,8 @@ from test_store import keyframe, moved, place, same
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import recorder as module
 from da3_ros.keyframe_store.disk_limit import DiskLimit
-from da3_ros.keyframe_store.journal import JournalReader
 from da3_ros.keyframe_store.recorder import KeyframeRecorder
-from da3_ros.keyframe_store.store import JOURNAL, MapState, Place, StoredScene, StoreWriter
+from da3_ros.keyframe_store.store import MapState, Place, StoredScene, StoreWriter
 
 
 def recorder_in(folder, wait=True, **options):
@@ -72,34 +71,6 @@ def test_a_scene_that_begins_anew_forgets_what_was_stored(tmp_path):
     with StoredScene.open(tmp_path) as scene:
         assert list(scene.places) == [0]
         assert [f.stamp_ns for f in scene.frames] == [1002]
-
-
-def test_what_others_append_is_behind_all_that_was_given(tmp_path):
-    recorder, _ = recorder_in(tmp_path)
-    for k in range(3):
-        recorder.add(keyframe(k))
-    recorder.append(lambda journal: journal.append({"kind": "other"})).result(30)
-    assert [r.description["kind"] for r in JournalReader(tmp_path / JOURNAL).records()].count(
-        "keyframe"
-    ) == 3
-    failing = recorder.append(lambda journal: [journal.append({"kind": "half"}), 1 / 0])
-    with pytest.raises(ZeroDivisionError):
-        failing.result(30)
-    recorder.add(keyframe(3))
-    assert recorder.close(30)
-    kinds = [r.description["kind"] for r in JournalReader(tmp_path / JOURNAL).records()]
-    assert kinds.index("other") > 2
-    assert "half" not in kinds
-    assert stamps(tmp_path) == [0, 1, 2, 3]
-
-
-def test_what_others_append_too_late_is_refused(tmp_path):
-    """Nobody waits for ever."""
-    recorder, _ = recorder_in(tmp_path)
-    assert recorder.close(30)
-    late = recorder.append(lambda journal: journal.append({"kind": "other"}))
-    with pytest.raises(OSError, match="has ended"):
-        late.result(30)
 
 
 class SlowDisk(StoreWriter):

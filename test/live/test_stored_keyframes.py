@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 from support.streams import as_messages, stream_of
 
-from da3_ros.export.export import ExportError
-from da3_ros.export.scene_file import load_scene, save_scene
-from da3_ros.export.scene_folder import is_scene
-from da3_ros.export.selection import silent
 from da3_ros.keyframe_store import recorder
 from da3_ros.keyframe_store.journal import JournalWriter
-from da3_ros.keyframe_store.store import JOURNAL, StoredScene
-from da3_ros.live.saved_scenes import save_live_scene
+from da3_ros.keyframe_store.store import StoredScene
 from da3_ros.parameter_schema import ConfigError
 from da3_ros.synthetic import SyntheticCamera
 
@@ -49,71 +44,6 @@ def test_each_run_stores_its_keyframes_in_a_folder_of_its_own(tmp_path):
         assert frames == stream.processed == 5
         assert images == stream.pipeline.counters["keyframes_stored"]
     assert sorted(p.name for p in (tmp_path / "night").iterdir()) == ["000001", "000002"]
-
-
-def save(stream, folder, progress=silent):
-    (saved,), (recording,) = stream.snapshots().values(), stream.recordings().values()
-    save_live_scene(saved, folder, recording, progress)
-    return saved
-
-
-def test_a_scene_is_saved_behind_its_keyframes_while_they_are_stored(tmp_path):
-    stream, host = stream_in(tmp_path)
-    folder = tmp_path / "night" / "000001"
-    shown(stream, host, frames=4)
-    for _ in range(2):  # the second one counts
-        first = save(stream, folder)
-        assert len(load_scene(folder).poses) == len(first.poses)
-    assert not is_scene(folder)  # it must not be replaced
-    with pytest.raises(ExportError, match="with other contents"):
-        save_scene(first, folder)
-    shown(stream, host, frames=8)
-    assert stream.finish_recording(10)
-    assert stored(folder)[0] == stream.processed == 8
-    assert len(load_scene(folder).poses) == len(first.poses)
-    assert is_scene(folder)
-    assert [p.name for p in folder.iterdir()] == [JOURNAL]
-
-
-def test_a_scene_that_cannot_be_saved_behind_its_keyframes_leaves_nothing(tmp_path, monkeypatch):
-    stream, host = stream_in(tmp_path)
-    folder = tmp_path / "night" / "000001"
-    with pytest.raises(ExportError, match="empty"):
-        save(stream, folder)
-    shown(stream, host)
-    assert stream.pipeline.scene_map.flush_recording().done.result(10)
-    size = (folder / JOURNAL).stat().st_size
-
-    def stop(step, share):
-        raise ExportError("the node is shutting down")
-
-    with pytest.raises(ExportError, match="shutting down"):
-        save(stream, folder, stop)
-    append = JournalWriter.append
-
-    def full(self, description, data=b""):
-        if description["kind"] == "contents":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return append(self, description, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JournalWriter, "append", full)
-        with pytest.raises(ExportError, match=r"000001 cannot be written: .*No space left"):
-            save(stream, folder)
-    assert (folder / JOURNAL).stat().st_size < size + 1000  # where the map's state is
-    save(stream, folder)
-    load_scene(folder)
-    assert stream.finish_recording(10)
-    assert stored(folder)[0] == 5
-
-
-def test_a_scene_of_a_run_is_saved_elsewhere_without_its_keyframes(tmp_path):
-    stream, host = stream_in(tmp_path)
-    shown(stream, host)
-    save(stream, tmp_path / "kept")
-    assert stream.finish_recording(10)
-    assert len(load_scene(tmp_path / "kept").poses) == 5
-    assert stored(tmp_path / "kept") == (0, 0)
 
 
 def test_a_reset_begins_a_scene_anew(tmp_path):

@@ -27,7 +27,7 @@ FAULTS = {
     "snapshots": (stream.Stream, "snapshots", RuntimeError("injected\nin snapshots")),
     "reset": (stream.Stream, "reset", SystemExit("injected in reset")),
     "write": (services, "export_scene", AssertionError("injected in write")),
-    "save": (services, "save_live_scene", UnicodeEncodeError("utf-8", "\udc80", 0, 1, "injected")),
+    "save": (services, "save_scene", UnicodeEncodeError("utf-8", "\udc80", 0, 1, "injected")),
     "load": (services, "load_scenes", MemoryError("injected in load")),
     "resolve": (services, "resolve_inside", RecursionError("injected in resolve")),
     "configure": (node, "Stream", RuntimeError("injected in configure")),
