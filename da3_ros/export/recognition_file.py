@@ -45,6 +45,7 @@ SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
 MAX_SIDE = 1 << 13
 MAX_DESCRIPTOR = 1 << 13
 MAX_KEYFRAMES = 1 << 20
+MAX_ID = 1 << 30  # of a submap: half of int32, so that ids can still be added
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ def load_recognition(
         check(0 <= nodes <= edges <= len(data), "the size of its record")
         starts = np.frombuffer(data[edges:], "<i8")
         check(len(starts) == about["keyframes"] <= MAX_KEYFRAMES, "the number of keyframes")
+        check(bool((np.diff(starts) > 0).all()), "the order of keyframes")
         graph = SavedGraph(str(about["model"]), data[:nodes], data[nodes:edges])
         keyframes = _keyframe_records(journal, starts.tolist())
         return RecognitionFile(journal).recognition(graph, keyframes, submaps)
@@ -312,7 +314,7 @@ def _place(row: NDArray[np.void]) -> Similarity:
 
 
 def _node(row: NDArray[np.void]) -> Node:
-    check(bool(0 <= row["first"] <= row["last"]), "a node")
+    check(bool(0 <= row["first"] <= row["last"] <= MAX_ID), "a node")
     return Node(int(row["first"]), int(row["last"]), bool(row["guessed"]))
 
 

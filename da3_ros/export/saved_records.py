@@ -70,6 +70,7 @@ def append_saved(
         "segment": saved.segment, "T_map_world": saved.T_map_world.ravel().tolist(),
         "origins": origins, "path": path, "recognition": recognition,
     }  # fmt: skip
+    journal.sync()  # else a power failure could leave contents without what they name
     start = journal.append(contents, rows.tobytes())
     journal.append({"kind": "end", "contents": start})
 

@@ -59,6 +59,7 @@ class JournalReader:
             self._file.close()
             raise OSError(errno.EINVAL, "not a regular file")
         self.end = 0  # offset behind the last complete record
+        self._piece = 0, b"", 0  # offset, bytes that were searched, and size of the file then
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
@@ -129,14 +130,19 @@ class JournalReader:
 
     def _find(self, start: int) -> int:
         """Returns where the next header may begin; -1: nowhere."""
+        size = os.fstat(self._file.fileno()).st_size
         while True:
-            data = self._read(start, CHUNK)
-            found = data.find(MAGIC)
+            first, data, known = self._piece
+            if known != size or not first <= start <= first + len(data):
+                first, data = start, self._read(start, CHUNK)
+                self._piece = first, data, size
+            found = data.find(MAGIC, start - first)
             if found >= 0:
-                return start + found
+                return first + found
             if len(data) < CHUNK:
                 return -1
-            start += CHUNK - len(MAGIC)
+            start = max(start, first + CHUNK - len(MAGIC) + 1)
+            self._piece = 0, b"", 0
 
     def _at(self, at: int) -> Record | None:
         """Returns the record that begins at an offset; None: there is none, or not all of it."""

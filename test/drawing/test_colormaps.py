@@ -1,4 +1,4 @@
-"""Colours of confidence: what a person must see in them. Those of depth: test_messages.py."""
+"""Colours of confidence: what a person must see in them. Those of depth: test_build.py."""
 
 import numpy as np
 import pytest

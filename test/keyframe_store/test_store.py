@@ -13,7 +13,13 @@ from support.journals import changed_in, changed_rows, rewritten
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store import encoding, store
-from da3_ros.keyframe_store.journal import HEADER, JournalError, JournalReader, JournalWriter
+from da3_ros.keyframe_store.journal import (
+    CHUNK,
+    HEADER,
+    JournalError,
+    JournalReader,
+    JournalWriter,
+)
 from da3_ros.keyframe_store.keyframe import FramePose, Keyframe, Tracks
 from da3_ros.keyframe_store.store import (
     FRAME,
@@ -439,6 +445,25 @@ def test_images_of_another_size_are_not_decoded(tmp_path, monkeypatch):
         pytest.raises(JournalError, match="size of the image"),
     ):
         scene.load(0)
+
+
+def test_bytes_that_look_like_records_are_read_few_times(tmp_path, monkeypatch):
+    """A crafted file would else take the square of its size."""
+    path, read, pread = tmp_path / "crafted", [], os.pread
+    path.write_bytes(b"DA3K" * 2000 + b"x" * 3_000_000 + b"DA3K" * 2000)
+    JournalWriter(path, path.stat().st_size).append({"kind": "found"})
+    reader = JournalReader(path)
+    monkeypatch.setattr(os, "pread", lambda *of: read.append(of[1]) or pread(*of))
+    assert [r.description for r in reader.records()] == [{"kind": "found"}]
+    assert sum(size for size in read if size > 10_000) < 4 * path.stat().st_size
+
+
+@pytest.mark.parametrize("at", range(CHUNK - 8, CHUNK + 8))
+def test_a_record_is_found_at_any_place_behind_damage(tmp_path, at):
+    path = tmp_path / "damaged"
+    path.write_bytes(b"x" * (at - 12) + b"DA3K" * 3)
+    JournalWriter(path, at).append({"kind": "found"})
+    assert [r.description for r in JournalReader(path).records()] == [{"kind": "found"}]
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path):

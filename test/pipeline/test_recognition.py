@@ -246,12 +246,27 @@ def test_numbers_that_cannot_be_are_refused(metric_folder, tmp_path):
     refused(changed_in("recognition", nodes=-1), "the size of its record")
     refused(changed_in("recognition", keyframes=1), "the number of keyframes")
 
-    def elsewhere(description, data):  # keyframes that are no such records
+    def elsewhere(description, data):  # a keyframe that is no such record
         if description["kind"] == "recognition":
-            data = data[:-8] + np.array(0, "<i8").tobytes()
+            begin = len(data) - 8 * description["keyframes"]
+            data = data[:begin] + np.array(0, "<i8").tobytes() + data[begin + 8 :]
+        return description, data
+
+    def twice(description, data):  # else few bytes could name one a million times
+        if description["kind"] == "recognition":
+            data = data[:-8] + data[-16:-8]
+        return description, data
+
+    def a_large_node(description, data):
+        if description["kind"] == "recognition":
+            rows = np.frombuffer(data[: description["nodes"] * NODE.itemsize], NODE).copy()
+            rows["last"][-1] = 2**31 - 1
+            data = rows.tobytes() + data[rows.nbytes :]
         return description, data
 
     refused(elsewhere, "the kind of a record")
+    refused(twice, "the order of keyframes")
+    refused(a_large_node, "a node is invalid")
 
 
 def test_looking_in_vain_becomes_rare(metric_folder, ring, monkeypatch):

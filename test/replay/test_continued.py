@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.cases import long_after
 from support.processes import PATIENCE_S
+from support.ring import SIZE as RING_SIZE
+from support.ring import descriptor_at, walked
 
 from da3_ros.cli import main
 from da3_ros.cli.arguments import load_config
 from da3_ros.export.scene_file import load_scene
 from da3_ros.keyframe_store.store import JOURNAL
+from da3_ros.mapping.loop_closure import LoopClosure
 from da3_ros.recordings.synthetic_bag import write_synthetic_bag
 from da3_ros.replay import checkpoint, work_folder
 from da3_ros.replay.results import ReplayError, ReplayOptions
@@ -27,6 +31,7 @@ from da3_ros.replay.run import replay
 from da3_ros.synthetic import SyntheticCamera
 from da3_ros.synthetic.rig import rig_mount
 from da3_ros.synthetic.truth import Noise, TruthSession
+from da3_ros.types import Calibration
 
 SIZE = (112, 84)
 ROOT = Path(__file__).parents[2]
@@ -45,6 +50,14 @@ def often(monkeypatch):
     """A checkpoint after every frame."""
     monkeypatch.setattr(checkpoint, "PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_are_saved(request, caplog):
+    """Without one, a replay would begin anew, and end with the same bytes too."""
+    yield
+    if "cannot_be_written" not in request.node.name:
+        assert "no checkpoint could be saved" not in caplog.text
 
 
 @pytest.fixture
@@ -152,6 +165,48 @@ def test_a_continued_replay_writes_the_same_bytes(seldom, camera, bag, tmp_path,
         ran += run(bag, output, camera, *arguments, at=at, go_on=True, **options)
     assert windows < ran <= windows + 3 * 8  # what came after a checkpoint is repeated
     assert_same(tmp_path / "whole", output)
+
+
+class AlongRing(Interrupted):
+    """With descriptors of places: the camera comes back to the first one."""
+
+    def infer(self, window):
+        found = super().infer(window)
+        true = [self._frames["", view.stamp_ns] for view in window.views]
+        described = [descriptor_at(frame.T_world_camera) for frame in true]
+        return dataclasses.replace(found, descriptor=np.array(described, np.float32))
+
+
+class RingCamera(list):
+    """The frames of a walk round a ring, with black images."""
+
+    def __init__(self):
+        black = np.zeros((RING_SIZE[1], RING_SIZE[0], 3), np.uint8)
+        super().__init__(SimpleNamespace(**vars(f), image=black) for f in walked(112, 1.04))
+        K = self[0].K.copy()
+        K[:2, 2] -= 0.5
+        self.start_ns, self.calibration = self[0].stamp_ns, Calibration(*RING_SIZE, K)
+
+
+@pytest.mark.long
+def test_a_replay_that_has_closed_a_loop_is_continued(seldom, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "Interrupted", AlongRing)
+    solved, solve = [], LoopClosure.solve
+    monkeypatch.setattr(LoopClosure, "solve", lambda *of: solved.append(1) or solve(*of))
+    camera, bag = RingCamera(), tmp_path / "ring"
+    write_synthetic_bag(bag, camera, tf=True)
+    values = (
+        "loop.every:=1", "refinement.enabled:=false", "hold_when_blind:=false",
+        "map.voxel_m:=0.1", "process_res:=84",
+    )  # fmt: skip
+    one = {"camera": "/camera/image_raw"}
+    windows = run(bag, tmp_path / "whole", camera, *values, **one)
+    assert solved
+    solved.clear()
+    run(bag, tmp_path / "parts", camera, *values, at=windows - 2, **one)
+    assert solved  # before the interruption
+    assert run(bag, tmp_path / "parts", camera, *values, go_on=True, **one) < 20
+    assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow
