@@ -167,6 +167,7 @@ def standing(folder, stood, left):
     writer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stood", "left"), long_after(1, [(60, 6), (120, 3)]))
 def test_a_person_who_stood_for_long_leaves(tmp_path, stood, left):
     """The nearest keyframes have all seen the person."""

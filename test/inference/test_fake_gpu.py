@@ -245,7 +245,7 @@ def test_running_out_on_a_gpu_runs_the_window_again(gpu, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["da3metric-large", "da3nested-giant-large"])
+@pytest.mark.parametrize("model", long_after(1, ["da3metric-large", "da3nested-giant-large"]))
 def test_the_other_kinds_of_networks_stay_on_the_gpu(gpu, monkeypatch, model):
     for spec in (tiny_metric_spec(), tiny_nested_spec()):
         monkeypatch.setitem(MODELS, spec.name, spec)

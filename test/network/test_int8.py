@@ -73,6 +73,7 @@ def test_a_cpu_with_avx512_vnni_gives_weights_8_bits():
     assert not pair_sums_clip()
 
 
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.processor
 @pytest.mark.slow

@@ -102,6 +102,7 @@ def test_a_window_leaves_what_it_was_given_as_it_was(network, images):
         assert all(torch.equal(a, b) for a, b in zip(prefix, before, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @one_network
 @torch.inference_mode()

@@ -39,7 +39,7 @@ def said(walk, corrections, at=AT):
     return by_tf(frames, priors, {at} if corrections == "tf" else ())
 
 
-@pytest.fixture(scope="module", params=["tf", "path"])
+@pytest.fixture(scope="module", params=long_after(1, ["tf", "path"]))
 def followed(request, walk):
     return (request.param, *run(walk, settings(request.param), said(walk, request.param)))
 
@@ -127,6 +127,7 @@ def test_later_paths_correct_what_was_seen_since(walk):
     assert np.quantile(errors(pipeline, frames), 0.95) < 0.04
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("corrections", long_after(1, ["tf", "path"]))
 def test_without_loop_closure_it_works_too(walk, corrections):
     config = settings(corrections, **{"loop.enabled": False})
@@ -394,6 +395,7 @@ def test_corrections_wait_until_the_place_in_a_loaded_scene_is_known(walk, caplo
             np.testing.assert_allclose(submap.T_map_submap.t, before[submap.id].t, atol=2e-3)
 
 
+@pytest.mark.long
 def test_a_path_after_a_time_jump_is_of_another_run(walk, caplog):
     """Whether the other SLAM has the same map as before cannot be seen in it."""
     frames = walk[0]

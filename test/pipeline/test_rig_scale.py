@@ -168,6 +168,7 @@ class DeepSession(TruthSession):
         return dataclasses.replace(prediction, depth=prediction.depth * np.float32(1.25))
 
 
+@pytest.mark.long
 def test_metres_follow_the_poses_that_tracks_have_refined():
     """Refinement brings depth into the unit of the motion: metres must not follow the old one."""
     rig = make(0.15, "strafe", frames=12, yaw_deg=0.0, size=(224, 168))

@@ -149,6 +149,7 @@ def test_two_cameras_share_a_window_and_keep_their_names():
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_live_without_drops_equals_replay_bit_by_bit(tmp_path):
     cameras = walks(skew_ns=0)
     write_synthetic_bag(tmp_path / "bag", {name: camera for name, (camera, _) in cameras.items()})
