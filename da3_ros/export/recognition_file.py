@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from da3_ros.export.selection import Progress, silent
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.keyframe_store.array_spill import Arrays
-from da3_ros.keyframe_store.checks import MAX_NUMBER, check, is_near, is_rotation
+from da3_ros.keyframe_store.checks import MAX_INTEGER, MAX_NUMBER, check, is_near, is_rotation
 from da3_ros.keyframe_store.encoding import decode_image, encode_image
 from da3_ros.keyframe_store.journal import JournalError, JournalReader, JournalWriter, Record
 from da3_ros.keyframe_store.store import CAMERA
@@ -45,7 +45,6 @@ SAMPLE = np.dtype([("pixel", "<i4"), ("depth", "<f4"), ("confidence", "<f4")])
 MAX_SIDE = 1 << 13
 MAX_DESCRIPTOR = 1 << 13
 MAX_KEYFRAMES = 1 << 20
-MAX_ID = 1 << 30  # of a submap: half of int32, so that ids can still be added
 
 
 @dataclass(frozen=True)
@@ -314,7 +313,7 @@ def _place(row: NDArray[np.void]) -> Similarity:
 
 
 def _node(row: NDArray[np.void]) -> Node:
-    check(bool(0 <= row["first"] <= row["last"] <= MAX_ID), "a node")
+    check(bool(0 <= row["first"] <= row["last"] <= MAX_INTEGER), "a node")
     return Node(int(row["first"]), int(row["last"]), bool(row["guessed"]))
 
 

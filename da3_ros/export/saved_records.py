@@ -112,8 +112,9 @@ def _append_path(journal: JournalWriter, saved: Snapshot) -> int:
 
 
 def holds_saved(folder: Path) -> bool:
-    """Whether a folder has a journal with a saved scene to which nobody appends; of another
-    version, any journal of a scene. Raises OSError, ValueError, RuntimeError for what is none."""
+    """Whether a folder has a journal with a saved scene, which no writer has open. A journal of
+    another version counts as a saved scene. Raises OSError, ValueError, RuntimeError if the
+    folder has no journal of a scene."""
     journal = JournalReader(path_inside(folder, JOURNAL))
     first = next(journal.records(), None)
     about = {} if first is None else first.description

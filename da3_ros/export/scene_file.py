@@ -24,7 +24,7 @@ from da3_ros.export.saved_records import COLUMNS, SavedRecords, append_saved
 from da3_ros.export.scene_folder import foreign_to_scene, scene_file, scene_name
 from da3_ros.export.selection import ExportError, Progress, silent
 from da3_ros.geometry.similarity import Similarity
-from da3_ros.keyframe_store.checks import check
+from da3_ros.keyframe_store.checks import MAX_INTEGER, check
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.keyframe_store.store import CAMERA, JOURNAL, StoredScene, open_journal
 from da3_ros.mapping.recognition import Recognition
@@ -37,7 +37,6 @@ from da3_ros.types import Array
 
 log = logging.getLogger(__name__)
 
-MAX_INTEGER = 1 << 30  # half of int32, so that ids can still be added
 MAX_NAME = 255  # characters of an origin
 MAX_SCALE, MAX_COORDINATE = 1e6, 1e9  # of a scale (or its inverse), of a coordinate
 SKEW = 1e-4  # largest deviation of R R' from identity, by accumulated rounding

@@ -9,6 +9,7 @@ import numpy as np
 from da3_ros.types import Array
 
 MAX_NUMBER = 1e12
+MAX_INTEGER = 1 << 30  # of ids: half of int32, so that they can still be added
 SKEW = 1e-3  # largest deviation of R R' from identity
 
 

@@ -253,8 +253,10 @@ class MapTable:
             self.keyframes[id] = replace(keyframe, T_submap_camera=T, depth_factor=factor)
 
     def refine(self, views: Iterable[OverlapView]) -> None:
-        """Replaces shared views by refined ones, and their poses in the path. Points stay where
-        they are: poses of the newest frames move by millimetres."""
+        """Replaces shared views by refined ones, and their poses in the path.
+
+        Points stay where they are: poses of the newest frames move by millimetres.
+        """
         path, rows = self.path if self.live_path is None else self.live_path, []
         for view in views:
             self.set_view(view)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from da3_ros.export.scene_file import MAX_INTEGER, SceneFile
+from da3_ros.export.scene_file import SceneFile
 from da3_ros.export.scene_folder import MAX_ORIGIN, find_scene, scene_name
+from da3_ros.keyframe_store.checks import MAX_INTEGER
 from da3_ros.keyframe_store.journal import JournalError
 from da3_ros.mapping.map_table import ViewRow
 from da3_ros.mapping.recognition import Recognition

@@ -105,7 +105,7 @@ def whole(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("refine", long_after(1, ["false", "true"]))
 def test_a_replay_interrupted_in_the_dark_goes_on_with_the_same_bytes(
-    tmp_path, monkeypatch, refine
+    checkpoints_are_saved, tmp_path, monkeypatch, refine
 ):
     monkeypatch.setattr(checkpoint, "PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1.0)

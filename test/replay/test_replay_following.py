@@ -126,7 +126,7 @@ class Interrupted(TruthSession):
 @pytest.mark.parametrize("values", [TF, PATH], ids=["tf", "path"])
 @pytest.mark.parametrize("at", [20, AT + 3], ids=["before", "after"])
 def test_an_interrupted_replay_goes_on_with_the_corrections(
-    walk, bag, tmp_path, monkeypatch, values, at
+    checkpoints_are_saved, walk, bag, tmp_path, monkeypatch, values, at
 ):
     monkeypatch.setattr(checkpoint, "PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoint, "SHARE", 1.0)
