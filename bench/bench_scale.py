@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Error of the metric scale by source, on walks through rendered rooms; tables of docs/scale.md.
+"""Error of the metric scale by source, on walks through rendered rooms; tables of docs/figures.md.
 
 Usage: bench_scale.py [--runs N] [--out FILE] [SEED ...]. Windows are the truth, exact or with
 noise ("disturbed"), so that the sources are compared without the errors of a network. The N runs

@@ -1,7 +1,7 @@
 """The records of a saved scene that recognise its places: graph of submaps, and keyframes.
 
-``docs/map.md`` describes them. A damaged record of a keyframe costs that keyframe. Keyframes are
-described in memory; their images and samples are read when they are needed.
+``docs/scene_file.md`` describes them. A damaged record of a keyframe costs that keyframe.
+Keyframes are described in memory; their images and samples are read when they are needed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Points, images, the path and what recognises places come first, then the ``contents``: numbers of
 the scene, its submaps, and where their records begin. A scene is saved when its contents are. The
 last record says where they begin, so that what is stored of a run need not be read. Numbers are
-checked by ``scene_file``. ``docs/map.md`` has the format.
+checked by ``scene_file``. ``docs/scene_file.md`` has the format.
 """
 
 from __future__ import annotations

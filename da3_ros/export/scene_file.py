@@ -1,8 +1,8 @@
 """Saves a whole scene to a file and loads it again, so that mapping can continue later.
 
 The file is the journal of the scene's folder, which also has the stored keyframes of a run.
-``docs/map.md`` describes it. It is written atomically; loading validates all of it before anything
-is changed, and reads arrays and numbers only, never objects.
+``docs/scene_file.md`` describes it. It is written atomically; loading validates all of it before
+anything is changed, and reads arrays and numbers only, never objects.
 """
 
 from __future__ import annotations

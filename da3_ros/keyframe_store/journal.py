@@ -2,7 +2,7 @@
 
 A record is a header, a description (JSON) and data (bytes). A record that is not complete, or
 whose header or description is damaged, is left out. Damaged data is found when it is read.
-``docs/keyframes.md`` has the format.
+``docs/scene_file.md`` has the format.
 """
 
 from __future__ import annotations

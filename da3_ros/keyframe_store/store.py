@@ -2,7 +2,7 @@
 
 A scene is a folder with a journal, which also has what a saved scene has (``export``). Keyframes
 have poses in their submaps; later records move submaps and correct poses, so that nothing that
-was written is changed. ``docs/map.md`` has the format.
+was written is changed. ``docs/scene_file.md`` has the format.
 """
 
 from __future__ import annotations

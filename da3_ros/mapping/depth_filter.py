@@ -86,7 +86,7 @@ def without_smears(depth: FloatImage) -> FloatImage:
 
     For the map, where a ramp seen from several sides becomes a fan between a box and the wall
     behind it. Stricter than `depth_edges`: it finds ramps of up to 12 pixels, which are as smooth
-    as a surface. Measured in docs/map.md; 0.3 ms for 224 x 168 pixels on one core.
+    as a surface. Measured in docs/figures.md; 0.3 ms for 224 x 168 pixels on one core.
     """
     with np.errstate(divide="ignore"):
         inverse = np.float32(1) / depth

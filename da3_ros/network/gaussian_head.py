@@ -1,7 +1,7 @@
 """The Gaussian head of giant and nested models: a 3D Gaussian for each pixel (arXiv 2511.10647).
 
-Its output is made relative to pixel, depth and camera (``splats/relative.py``). ``docs/splats.md``
-has the formulas.
+Its output is made relative to pixel, depth and camera (``splats/relative.py``). The formulas
+are in ``docs/gaussian_head.md``.
 """
 
 from __future__ import annotations

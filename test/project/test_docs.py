@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+DOCS = ROOT / "docs"
+INDEX = DOCS / "README.md"
+KINDS = ("How-to", "Explanation", "Figures", "Reference")
+PAGES = sorted({ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("*/README.md")})
 PRESETS = sorted(f.stem for f in (ROOT / "config").glob("*.yaml") if f.stem != "da3")
-FRONT = ("README.md", "CONTRIBUTING.md", "bench/README.md")
-PROSE = sorted([*(ROOT / name for name in FRONT), *(ROOT / "docs").glob("*.md")])
+PROSE = sorted({ROOT / "CONTRIBUTING.md", *PAGES})
 LONGEST_SENTENCE = 40  # words
 OURS = ("bench", "config", "docker", "docs", "launch", "rviz", "test", "tools", "da3_ros")
 
@@ -58,6 +60,66 @@ def test_files_named_in_the_text_exist(page):
 def test_presets_are_explained():
     text = (ROOT / "docs" / "tuning.md").read_text()
     assert [p for p in PRESETS if f"| `{p}` |" not in text] == []
+
+
+# Kinds of pages
+
+
+def pages_by_kind():
+    """Returns the names of pages below each heading of the index, as often as they are linked."""
+    _, *sections = re.split(r"^## (.+)$", INDEX.read_text(), flags=re.M)
+    kinds = dict(zip(sections[::2], sections[1::2], strict=True))
+    return {kind: re.findall(r"\]\(([\w-]+\.md)\)", text) for kind, text in kinds.items()}
+
+
+def tables_of(text):
+    """Returns the sections of a page with their tables' rows."""
+    sections = re.split(r"^(?=#{2,3} )", text, flags=re.M)
+    return [(section, re.findall(r"^\|.*$", without_code(section), re.M)) for section in sections]
+
+
+# What a table of measurements has and a table of settings has not.
+MEASURED = re.compile(
+    r"\d (?:ms|mm|cm|deg|frames/s)\b|\d\.\d+ (?:s|m)\b|\d\.\d+x\b|\d°|\d %(?! of)|\d -> "
+    r"|\b(?:ATE|AbsRel|NEES|Chamfer|[Mm]edian)\b"
+)
+
+
+def measured_rows(text):
+    return [row for _, rows in tables_of(text) for row in rows if MEASURED.search(row)]
+
+
+def test_index_lists_every_page_under_one_kind():
+    kinds = pages_by_kind()
+    assert tuple(kinds) == KINDS
+    pages = {page.name for page in DOCS.glob("*.md")} - {INDEX.name}
+    assert sorted(name for names in kinds.values() for name in names) == sorted(pages)
+
+
+@pytest.mark.parametrize("page", pages_by_kind()["How-to"])
+def test_a_how_to_has_no_table_of_measurements(page):
+    assert measured_rows((DOCS / page).read_text()) == []
+
+
+def test_measurements_are_found_in_most_tables_of_figures():
+    text = "".join((DOCS / page).read_text() for page in pages_by_kind()["Figures"])
+    found = [any(map(MEASURED.search, rows)) for _, rows in tables_of(text) if rows]
+    assert len(found) > 20
+    assert sum(found) > 0.8 * len(found)
+
+
+@pytest.mark.parametrize("page", sorted({*DOCS.glob("*.md")}), ids=lambda p: p.name)
+def test_only_figures_cite_results_of_benchmarks(page):
+    if page.name not in pages_by_kind()["Figures"]:
+        assert re.findall(r"bench/results/\S+|\S*bench_\w+\.py", page.read_text()) == []
+
+
+def test_every_table_of_figures_names_its_command():
+    command = r"(?:python|bash) bench/|bench_\w+\.py|`da3_ros |test/\w+/|time\.process_time"
+    text = "".join((DOCS / page).read_text() for page in pages_by_kind()["Figures"])
+    tables = [(section, rows) for section, rows in tables_of(text) if rows]
+    without = [s.splitlines()[0] for s, _ in tables if not re.search(command, s)]
+    assert without == ["### Filter of depth edges"]  # says that no command was kept
 
 
 # Sentences
