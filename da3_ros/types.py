@@ -171,6 +171,28 @@ class Prediction:
     splats: NDArray[np.float16] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class WindowEstimate:
+    """The geometry of a window as it counts, in the window's own frame and unit.
+
+    First that of the network's prediction, which never changes. Calibration, a metric model, a
+    scale source, a prior and tracks each return another estimate.
+    """
+
+    depth: FloatImage  # [N, h, w] z-depth; NaN where a view is not valid, once that is removed
+    confidence: FloatImage  # [N, h, w] as in ``Prediction``
+    T_window_camera: Array  # [N, 4, 4]
+    K: Array  # [N, 3, 3] corner rule, pixels of the processed image
+    sky: FloatImage | None = None  # [N, h, w], from a sky branch; NaN: not predicted
+    measure: ScaleMeasurement | None = None  # of the window's unit; None: not measured
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> WindowEstimate:
+        """Returns the prediction's geometry; shares its arrays."""
+        p = prediction
+        return cls(p.depth, p.confidence, p.T_window_camera, p.K, p.sky, p.measure)
+
+
 @dataclass(frozen=True)
 class MotionError:
     """Systematic error of a network's relative pose of two cameras: the same in every window.

@@ -37,6 +37,7 @@ from da3_ros.network import MODELS, CheckpointError
 from da3_ros.parameter_schema import parameters
 from da3_ros.replay.log_lines import logs_above_bars
 from da3_ros.scale_sources import scale_source
+from da3_ros.types import WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -148,9 +149,9 @@ def _metric_model_s(opened: OpenedSession, speed: Speed) -> float | None:
         return None
     seconds = []
     for window in random_windows(session.plan, speed.views, speed.new, 1 + UNSEEN):
-        prediction = session.infer(window)
+        estimate = WindowEstimate.of(session.infer(window))
         start = time.perf_counter()
-        metric_model.measure(window, prediction)
+        metric_model.measure(window, estimate)
         seconds.append(time.perf_counter() - start)
     return sorted(seconds[1:])[UNSEEN // 2]
 

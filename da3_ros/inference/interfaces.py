@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from da3_ros.inference.planner import Plan
-from da3_ros.types import Image, MotionError, Prediction, Window
+from da3_ros.types import Image, MotionError, Prediction, Window, WindowEstimate
 
 
 class Limits(Protocol):
@@ -134,5 +134,5 @@ class Session(ABC):
 class MetricModel(Protocol):
     """Measures the unit of a window, in metres."""
 
-    def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """Return ``prediction`` with ``measure``, and with ``sky`` of the measured views."""
+    def measure(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Return ``estimate`` with ``measure``, and with ``sky`` of the measured views."""

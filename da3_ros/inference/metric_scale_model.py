@@ -23,7 +23,7 @@ from da3_ros.inference.preprocess import normalize, resize_to, scaled_size
 from da3_ros.inference.session import focal_px, to_all_views
 from da3_ros.network import metric
 from da3_ros.network.monocular import MonocularDepth, MonocularOutput
-from da3_ros.types import Prediction, ScaleMeasurement, Window
+from da3_ros.types import ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +62,15 @@ class MetricDepthModel:
         self._warn_again_at = 0.0
 
     @torch.inference_mode()
-    def measure(self, window: Window, prediction: Prediction) -> Prediction:
-        """Return ``prediction`` with ``measure`` and with the sky of the new frames.
+    def measure(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Return ``estimate`` with ``measure`` and with the sky of the new frames.
 
         The measurement is NaN if too few pixels can be compared (all sky). If memory runs out,
-        the images are halved; if it runs out again, ``prediction`` is returned unchanged.
+        the images are halved; if it runs out again, ``estimate`` is returned unchanged.
         """
         for scale in SCALES:
             try:
-                return self._measure_at(window, prediction, scale)
+                return self._measure_at(window, estimate, scale)
             except Exception as error:
                 if not self.hardware.is_out_of_memory(error):
                     raise
@@ -81,23 +81,25 @@ class MetricDepthModel:
                 "out of memory: %s did not measure window %d and the scale is held; lower "
                 "process_res or raise memory_budget_gb", MODEL, window.id,
             )  # fmt: skip
-        return prediction
+        return estimate
 
-    def _measure_at(self, window: Window, prediction: Prediction, scale: float) -> Prediction:
+    def _measure_at(
+        self, window: Window, estimate: WindowEstimate, scale: float
+    ) -> WindowEstimate:
         count, size = len(window.views), window.views[0].image.shape[:2]
         new = list(range(count - window.new, count))
         inner = scaled_size(size, scale)
         out = self._run([resize_to(window.views[i].image, inner) for i in new])
-        focal = self._focal_px(window, prediction, new, inner)
+        focal = self._focal_px(window, estimate, new, inner)
         metres = metric.metric_depth(out.depth.float().cpu(), focal)[0]
         depth, sky = (
             to_all_views(metres, count, new, size),
             to_all_views(out.sky[0], count, new, size),
         )
-        maps = (prediction.depth, prediction.confidence, depth, sky)
+        maps = (estimate.depth, estimate.confidence, depth, sky)
         found = metric.align_depth(*(torch.from_numpy(m[new])[None] for m in maps))
         measure = ScaleMeasurement(float(found.scale[0]), float(found.spread[0]))
-        return replace(prediction, measure=measure, sky=sky)
+        return replace(estimate, measure=measure, sky=sky)
 
     def _run(self, images: list[np.ndarray]) -> MonocularOutput:
         batch = torch.from_numpy(np.stack(images)).to(self.device)
@@ -105,7 +107,7 @@ class MetricDepthModel:
         return out
 
     def _focal_px(
-        self, window: Window, prediction: Prediction, new: list[int], size: tuple[int, int]
+        self, window: Window, estimate: WindowEstimate, new: list[int], size: tuple[int, int]
     ) -> Tensor:
         """Mean focal lengths [1, M] in pixels, for images of ``size`` (height, width)."""
         known = focal_px(window, new, size)
@@ -114,6 +116,6 @@ class MetricDepthModel:
         if not self._warned:
             self._warned = True
             log.warning("metric scale uses an estimated focal length: publish a camera_info")
-        views = zip(window.views, prediction.K, strict=True)
+        views = zip(window.views, estimate.K, strict=True)
         guessed = replace(window, views=tuple(replace(v, K=K) for v, K in views))
         return torch.where(known.isfinite(), known, focal_px(guessed, new, size))

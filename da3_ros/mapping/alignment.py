@@ -27,7 +27,7 @@ from scipy.spatial.transform import Rotation
 
 from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.map_table import OverlapView, sample
-from da3_ros.types import Array, Prediction
+from da3_ros.types import Array, WindowEstimate
 
 MIN_POINTS = 50  # known pixels that a view needs to measure the scale
 INLIER_DISTANCE = 0.05  # distance over depth within which the points of a pixel agree
@@ -169,11 +169,11 @@ class WindowAligner:
     def align(
         self,
         overlap_views: Sequence[OverlapView],
-        prediction: Prediction,
+        estimate: WindowEstimate,
         indices: Sequence[int],
         scale: tuple[float, float] | None = None,
     ) -> Alignment | None:
-        """Aligns ``prediction`` to ``local`` by the overlap views.
+        """Aligns ``estimate`` to ``local`` by the overlap views.
 
         indices: index of each overlap view in the window. A view whose depth is NaN there
         contributes its pose only.
@@ -182,14 +182,14 @@ class WindowAligner:
 
         Returns None when neither depth nor ``scale`` determines the scale.
         """
-        measured = _measure(overlap_views, prediction, indices)
+        measured = _measure(overlap_views, estimate, indices)
         if scale is None and not np.isfinite(measured.log_scale).any():
             return None
         fit, covariance, pivot, (gains, residuals), squared_sum, freedom = _solve(
             measured, self.noise_model.variance, scale
         )
-        distance, depth = _distances(fit, overlap_views, prediction, indices)
-        blocks, poses = misplacements(fit, overlap_views, prediction, indices, measured.unit)
+        distance, depth = _distances(fit, overlap_views, estimate, indices)
+        blocks, poses = misplacements(fit, overlap_views, estimate, indices, measured.unit)
         reason = self._rejection_reason(fit, measured, distance / depth, blocks, poses)
         if not reason:
             self.tolerances.add(blocks)
@@ -270,15 +270,15 @@ def robust_mean(x: Array, weight: Array) -> float:
 
 
 def _measure(
-    overlap_views: Sequence[OverlapView], prediction: Prediction, indices: Sequence[int]
+    overlap_views: Sequence[OverlapView], estimate: WindowEstimate, indices: Sequence[int]
 ) -> _Measured:
-    poses = prediction.T_window_camera[list(indices)]
+    poses = estimate.T_window_camera[list(indices)]
     known = np.array([a.T_local_camera for a in overlap_views])
     seen = np.array([a.observations for a in overlap_views], dtype=float)
     depths = [np.median(a.depth) for a in overlap_views if len(a.depth)]
     return _Measured(
         log_scale=np.array(
-            [_log_scale(a, prediction, i) for a, i in zip(overlap_views, indices, strict=True)]
+            [_log_scale(a, estimate, i) for a, i in zip(overlap_views, indices, strict=True)]
         ),
         R=known[:, :3, :3] @ poses[:, :3, :3].transpose(0, 2, 1),
         local=known[:, :3, 3],
@@ -288,10 +288,10 @@ def _measure(
     )
 
 
-def _log_scale(overlap_view: OverlapView, prediction: Prediction, index: int) -> float:
+def _log_scale(overlap_view: OverlapView, estimate: WindowEstimate, index: int) -> float:
     """Returns the log of known depth over window depth; NaN if too few pixels have both."""
-    window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels]
-    window_confidence = prediction.confidence[index].reshape(-1)[overlap_view.pixels]
+    window_depth = estimate.depth[index].reshape(-1)[overlap_view.pixels]
+    window_confidence = estimate.confidence[index].reshape(-1)[overlap_view.pixels]
     good = np.isfinite(window_depth) & (window_depth > 0) & np.isfinite(window_confidence)
     if good.sum() < MIN_POINTS:
         return float("nan")
@@ -408,7 +408,7 @@ def _disagreement(
 def misplacements(
     fit: Similarity,
     overlap_views: Sequence[OverlapView],
-    prediction: Prediction,
+    estimate: WindowEstimate,
     indices: Sequence[int],
     unit: float,
 ) -> tuple[Array, Array]:
@@ -426,8 +426,8 @@ def misplacements(
     for overlap_view, index in zip(overlap_views, indices, strict=True):
         if not len(overlap_view.depth):
             continue
-        poses.append(_pose_residual(fit, overlap_view, prediction.T_window_camera[index], unit))
-        window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels]
+        poses.append(_pose_residual(fit, overlap_view, estimate.T_window_camera[index], unit))
+        window_depth = estimate.depth[index].reshape(-1)[overlap_view.pixels]
         good = np.isfinite(window_depth) & (window_depth > 0)
         ratio = np.log(
             overlap_view.depth[good] / (fit.scale * window_depth[good].astype(np.float64))
@@ -465,19 +465,19 @@ def block_medians(pixels: Array, shape: tuple[int, ...], values: Array) -> Array
 def _distances(
     fit: Similarity,
     overlap_views: Sequence[OverlapView],
-    prediction: Prediction,
+    estimate: WindowEstimate,
     indices: Sequence[int],
 ) -> tuple[Array, Array]:
     """Returns for all shared points the distance [M] of both predictions after the fit, and
     depth [M]."""
     distance, depth = [np.zeros(0)], [np.zeros(0)]
     for overlap_view, index in zip(overlap_views, indices, strict=True):
-        window_depth = prediction.depth[index].reshape(-1)[overlap_view.pixels].astype(np.float64)
+        window_depth = estimate.depth[index].reshape(-1)[overlap_view.pixels].astype(np.float64)
         good = np.isfinite(window_depth) & (window_depth > 0)
         if not good.any():
             continue
         rays = overlap_view.rays()[good]
-        moved = fit.pose(prediction.T_window_camera[index])
+        moved = fit.pose(estimate.T_window_camera[index])
         here = fit.scale * window_depth[good, None] * rays @ moved[:3, :3].T + moved[:3, 3]
         there = overlap_view.depth[good, None] * rays @ overlap_view.T_local_camera[:3, :3].T
         distance.append(np.linalg.norm(here - there - overlap_view.T_local_camera[:3, 3], axis=1))

@@ -22,7 +22,7 @@ from da3_ros.geometry.poses import invert_pose
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.mapping.map_table import MapTable, OverlapView
 from da3_ros.mapping.resizing import Cut
-from da3_ros.types import Array, Image, Prediction, View
+from da3_ros.types import Array, Image, View, WindowEstimate
 
 MAX_KEYFRAMES = 64  # keyframes held, each an image and some thousand numbers
 OVERLAP = 0.6  # share of what the camera sees that a shared keyframe must see too
@@ -141,13 +141,13 @@ class KeyframeSelector:
         self._table.share(self.ids)
 
     def observe(
-        self, shared: list[OverlapView], prediction: Prediction, placed: Alignment
+        self, shared: list[OverlapView], estimate: WindowEstimate, placed: Alignment
     ) -> None:
         """Averages the observations of an accepted window into the views that it shared."""
         held = self.ids
         for i, a in enumerate(shared):
             if a.view.id in held:
-                self._table.set_view(updated_view(a, prediction, i, placed))
+                self._table.set_view(updated_view(a, estimate, i, placed))
 
     def forget(self, ids: Collection[int]) -> None:
         """Drops keyframes that contradict the newest views."""
@@ -310,11 +310,11 @@ def sharpness(image: Image) -> float:
     return float(cv2.Laplacian(small, cv2.CV_32F).var() / (small.var() + 1.0))
 
 
-def update_weights(shared: Sequence[OverlapView], prediction: Prediction) -> Array:
+def update_weights(shared: Sequence[OverlapView], estimate: WindowEstimate) -> Array:
     """Returns the weights [S, 7] of a new observation in ``updated_view``: scale, rotation,
     position of each overlap view."""
     share = np.array([1 / (min(a.observations, MAX_OBSERVATIONS) + 1) for a in shared])
-    seen = [bool(np.isfinite(prediction.depth[i]).any()) for i in range(len(shared))]
+    seen = [bool(np.isfinite(estimate.depth[i]).any()) for i in range(len(shared))]
     out = np.tile(share.reshape(-1, 1), (1, 7))
     out[~np.array(seen, bool), 0] = 0.0
     out[[a.refined for a in shared], 1:] = 0.0
@@ -322,7 +322,7 @@ def update_weights(shared: Sequence[OverlapView], prediction: Prediction) -> Arr
 
 
 def updated_view(
-    overlap_view: OverlapView, prediction: Prediction, index: int, placed: Alignment
+    overlap_view: OverlapView, estimate: WindowEstimate, index: int, placed: Alignment
 ) -> OverlapView:
     """Returns the view with one more window's pose, and depth if there is any, averaged in.
 
@@ -330,13 +330,13 @@ def updated_view(
     """
     count = min(overlap_view.observations, MAX_OBSERVATIONS)
     weight = 1 / (count + 1)
-    there = placed.T_local_window.pose(prediction.T_window_camera[index])
+    there = placed.T_local_window.pose(estimate.T_window_camera[index])
     T = overlap_view.T_local_camera.copy()
     if not overlap_view.refined:
         rotvec = Rotation.from_matrix(T[:3, :3].T @ there[:3, :3]).as_rotvec()
         T[:3, :3] = T[:3, :3] @ Rotation.from_rotvec(weight * rotvec).as_matrix()
         T[:3, 3] += weight * (there[:3, 3] - T[:3, 3])
-    depth = _mean_depth(overlap_view, prediction.depth[index], placed.T_local_window.scale, weight)
+    depth = _mean_depth(overlap_view, estimate.depth[index], placed.T_local_window.scale, weight)
     return replace(
         overlap_view, T_local_camera=T, depth=depth, observations=count + 1, keyframe=False
     )

@@ -19,7 +19,7 @@ from da3_ros.mapping.map_table import MapTable, OverlapView, ViewRow
 from da3_ros.mapping.place_hint import PlaceHint
 from da3_ros.mapping.resizing import Cut
 from da3_ros.mapping.submap_graph import SubmapGraph
-from da3_ros.types import Array, FloatImage, Prediction, Window
+from da3_ros.types import Array, FloatImage, Window, WindowEstimate
 
 MIN_SUBMAPS_APART = 3  # submaps between the keyframes of a loop; nearer ones share windows
 MAX_CANDIDATES = 5  # most similar keyframes that are considered
@@ -168,7 +168,7 @@ class DriftModel:
         return np.asarray(self._own + [0, 0, by_arms])
 
 
-# Measures a loop in the prediction of a window that sees two visits of a place.
+# Measures a loop in the geometry of a window that sees two visits of a place.
 
 # Of a true loop: share of points that both sides see, and share of those that agree.
 MIN_VISIBLE, MIN_AGREEING = 0.15, 0.6
@@ -204,10 +204,10 @@ def measured_loop(
     new: PlacedKeyframe,
     views: Sequence[OverlapView],
     split: int,
-    prediction: Prediction,
+    estimate: WindowEstimate,
     aligner: WindowAligner,
 ) -> Loop | None:
-    """Returns the loop that the prediction of a window measures; None if either side does not fit,
+    """Returns the loop that the estimate of a window measures; None if either side does not fit,
     or both do not see the same surface.
 
     views: of the window. split: index of the first one of the new side. aligner: the stream's, for
@@ -217,25 +217,25 @@ def measured_loop(
     for indices in (range(split), range(split, len(views))):
         own = copy.deepcopy(aligner)  # the stream's own must not learn from it
         own.forget_unit()
-        fit = own.align([views[i] for i in indices], prediction, indices)
+        fit = own.align([views[i] for i in indices], estimate, indices)
         if fit is None or not fit.accepted:
             return None
         fits.append(fit)
-    if not see_same_surface(prediction, split, 0):
+    if not see_same_surface(estimate, split, 0):
         return None
     drift = fits[0].T_local_window @ fits[1].T_local_window.inverse()
-    variance = NOISE_FACTOR**2 * sum(fit_variance(f, prediction, split) for f in fits)
+    variance = NOISE_FACTOR**2 * sum(fit_variance(f, estimate, split) for f in fits)
     T_old_new = old.T_local_submap.inverse() @ drift @ new.T_local_submap
     variance = np.asarray(variance) / [1, 1, new.T_local_submap.scale**2]
     return Loop(old.keyframe.id, new.keyframe.id, T_old_new, variance)
 
 
-def fit_variance(fit: Alignment, prediction: Prediction, index: int) -> Array:
+def fit_variance(fit: Alignment, estimate: WindowEstimate, index: int) -> Array:
     """Returns the variance [3] of an alignment at the camera of view ``index``."""
     assert fit.covariance is not None
     assert fit.pivot is not None
     spread = np.diag(fit.covariance)
-    arm = prediction.T_window_camera[index, :3, 3] - fit.pivot
+    arm = estimate.T_window_camera[index, :3, 3] - fit.pivot
     model = DriftModel()
     model.add(np.array([spread[0], spread[1:4].mean(), spread[4:].mean()]), np.zeros(3))
     return model.variance_at(fit.T_local_window.scale * arm)
@@ -251,16 +251,16 @@ def within_sigmas(a: Similarity, b: Similarity, point: Array, variance: Array) -
     return bool((residual <= SIGMAS * np.sqrt(variance)).all())
 
 
-def see_same_surface(prediction: Prediction, source: int, target: int) -> bool:
+def see_same_surface(estimate: WindowEstimate, source: int, target: int) -> bool:
     """True if the source view sees enough surfaces of the target view, at the same depth."""
-    depth, other = prediction.depth[source], prediction.depth[target]
-    points = backproject(depth, prediction.K[source]).reshape(-1, 3)
+    depth, other = estimate.depth[source], estimate.depth[target]
+    points = backproject(depth, estimate.K[source]).reshape(-1, 3)
     points = points[np.isfinite(points).all(axis=1)].astype(np.float64)
     if not len(points):
         return False
-    T = invert_pose(prediction.T_window_camera[target]) @ prediction.T_window_camera[source]
+    T = invert_pose(estimate.T_window_camera[target]) @ estimate.T_window_camera[source]
     there = points @ T[:3, :3].T + T[:3, 3]
-    inside, seen = visible_depths(there, prediction.K[target], other)
+    inside, seen = visible_depths(there, estimate.K[target], other)
     agree = np.abs(np.log(seen / there[inside, 2])) < DEPTH_TOLERANCE
     return bool(inside.mean() > MIN_VISIBLE and agree.mean() > MIN_AGREEING)
 

@@ -51,7 +51,7 @@ from da3_ros.mapping.pose_graph import Metric
 from da3_ros.mapping.recognition import Recognition
 from da3_ros.mapping.submap_graph import Absorbed, SubmapGraph, with_lever_arm
 from da3_ros.mapping.submap_spill import Submap
-from da3_ros.types import Array, Prediction, Window
+from da3_ros.types import Array, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ LIVE_SUBMAPS = 2  # newest submaps of which a localized camera's keyframes are k
 # Variance [3] that the start of a segment adds; position over the depth seen last.
 LOST_VARIANCE = np.array([0.7, 0.5, 1.0]) ** 2
 
-Infer = Callable[[Window], Prediction | None]
-Refine = Callable[[Window, int, Prediction], Prediction | None]
+Infer = Callable[[Window], WindowEstimate | None]
+Refine = Callable[[Window, int, WindowEstimate], WindowEstimate | None]
 
 
 class LoopClosure(MapListener):
@@ -336,7 +336,7 @@ class LoopClosure(MapListener):
 
         Starts the solver when two loops agree. views: most views of a window. infer: returns None
         for a window that cannot be verified. metric: the scale is known, so that the graph does
-        not change it. refine: returns the prediction of a window with poses by tracks, or None if
+        not change it. refine: returns the estimate of a window with poses by tracks, or None if
         too few tracks connect its parts before and after an index; not given: the network's poses
         count. hint: where the camera may be while its place is unknown.
         """
@@ -358,29 +358,29 @@ class LoopClosure(MapListener):
             log.warning("a keyframe of the loaded scene cannot be read: %s", error)
             self._keyframes.remove(self._keyframes.index(old.id))
             return
-        prediction = infer(window)
-        if prediction is None:
+        estimate = infer(window)
+        if estimate is None:
             return
         if refine is not None:
-            prediction = refine(window, split, prediction)
-        if self._verify(old, keyframes, prediction, aligner):
+            estimate = refine(window, split, estimate)
+        if self._verify(old, keyframes, estimate, aligner):
             self.solve(metric)
 
     def _verify(
         self, old: ViewRow, keyframes: Sequence[ViewRow],
-        prediction: Prediction | None, aligner: WindowAligner,
+        estimate: WindowEstimate | None, aligner: WindowAligner,
     ) -> bool:  # fmt: skip
-        """Verifies a candidate by the prediction of its window of ``keyframes``; None: refused.
+        """Verifies a candidate by the estimate of its window of ``keyframes``; None: refused.
 
         Returns True if two loops agree, so that the graph should be solved now. aligner: the
         stream's, for the noise of views within a window; it is not changed.
         """
         new, loop = self._candidates.new, None
-        if prediction is not None:
+        if estimate is not None:
             split = [k.id for k in keyframes].index(new.id)
             views = [PlacedKeyframe.of(k, self._submaps).view for k in keyframes]
             there, here = (PlacedKeyframe.of(k, self._submaps) for k in (old, new))
-            loop = measured_loop(there, here, views, split, prediction, aligner)
+            loop = measured_loop(there, here, views, split, estimate, aligner)
         if loop is None or not self._agreement.is_possible(loop):
             self.refused += 1
             return False

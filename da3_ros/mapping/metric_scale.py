@@ -18,7 +18,7 @@ from da3_ros.mapping.map_table import MapListener, MapTable
 from da3_ros.scale_sources import scale_source
 from da3_ros.scale_sources.estimates import FLOOR, Estimate
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, FloatImage, Prediction, Scale, ScaleMeasurement, View, Window
+from da3_ros.types import Array, FloatImage, Scale, ScaleMeasurement, View, Window, WindowEstimate
 
 MAX_SIGMA = 0.15  # relative standard deviation above which the scale is still unknown
 
@@ -217,14 +217,14 @@ class MapScale(MapListener):
         """True if the metric model should run for this window."""
         return self._scale_filter.wants_metric_model(window_id)
 
-    def unit_of(self, prediction: Prediction) -> tuple[float, float] | None:
+    def unit_of(self, estimate: WindowEstimate) -> tuple[float, float] | None:
         """Returns units of odometry per network unit, by a window's own measurement, and the
         relative standard deviation; None without a measurement.
 
         The measurement and the segment's scale are both uncertain. Together with the overlap
         views, this estimate keeps the unit of a long segment from drifting.
         """
-        estimates, known = prediction.measure, self.scale
+        estimates, known = estimate.measure, self.scale
         if estimates is None or not known.metric or not self.source.learns:
             return None
         value, sigma = estimates.value / known.value, math.hypot(estimates.sigma, known.sigma)
@@ -250,7 +250,7 @@ class MapScale(MapListener):
             self._scale_filter.change_unit(1.0)
 
     def update(
-        self, window: Window, prediction: Prediction, T_local_window: Similarity | None,
+        self, window: Window, estimate: WindowEstimate, T_local_window: Similarity | None,
         *, own_motion: bool = True,
     ) -> Scale:  # fmt: skip
         """Returns the scale at a window; ``T_local_window`` is None for a refused one.
@@ -262,7 +262,7 @@ class MapScale(MapListener):
         if T_local_window is None:
             self._scale_filter.interrupt_motion()
         else:
-            self._add_measurements(window, prediction, T_local_window, own_motion)
+            self._add_measurements(window, estimate, T_local_window, own_motion)
         before, self.scale = self.scale, self._scale_filter.update()
         if self._map_sigma is not None:
             self.scale = Scale("map", self.unit * self.metres, self._map_sigma)
@@ -306,23 +306,23 @@ class MapScale(MapListener):
         return self._metres is None or scale.metric
 
     def _add_measurements(
-        self, window: Window, prediction: Prediction, T_local_window: Similarity,
+        self, window: Window, estimate: WindowEstimate, T_local_window: Similarity,
         own_motion: bool,
     ) -> None:  # fmt: skip
         """Adds a window's measurement and motions to the filter."""
         unit = T_local_window.scale
-        if prediction.measure is not None:
-            self._scale_filter.add_measurement(prediction.measure, unit)
+        if estimate.measure is not None:
+            self._scale_filter.add_measurement(estimate.measure, unit)
         if not own_motion:
             self._scale_filter.interrupt_motion()
             return
         fresh = range(len(window.views) - window.new, len(window.views))
         camera = window.views[fresh.start].camera  # one camera's motion is the rig's
         for index in (i for i in fresh if window.views[i].camera == camera):
-            depth = prediction.depth[index]
+            depth = estimate.depth[index]
             known = depth[np.isfinite(depth)]
             typical = float(np.median(known)) * unit if known.size else math.nan
-            T_local_camera = T_local_window.pose(prediction.T_window_camera[index])
+            T_local_camera = T_local_window.pose(estimate.T_window_camera[index])
             self._scale_filter.add_motion(window.views[index], T_local_camera, typical)
 
 

@@ -30,7 +30,7 @@ from da3_ros.merging.inputs import InputScene
 from da3_ros.merging.scene_parts import JoinedParts
 from da3_ros.merging.stored_alignment import NodePlaces, StoredAlignment
 from da3_ros.pipeline.window_inference import without_invalid_depth
-from da3_ros.types import Prediction, Window
+from da3_ros.types import Window, WindowEstimate
 
 Group = frozenset[int]  # parts of all scenes that loops connect, or one part alone
 
@@ -41,11 +41,12 @@ class LoopNetwork:
 
     config: PipelineConfig
     session: Session
-    refine: Callable[[Window, int, Prediction], Prediction | None] | None
+    refine: Callable[[Window, int, WindowEstimate], WindowEstimate | None] | None
 
-    def infer(self, window: Window) -> Prediction:
-        """Returns the prediction of a loop's window."""
-        return without_invalid_depth(window, self.session.infer(window))
+    def infer(self, window: Window) -> WindowEstimate:
+        """Returns the estimate of a loop's window."""
+        found = WindowEstimate.of(self.session.infer(window))
+        return without_invalid_depth(window, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +151,13 @@ class SceneJoiner:
             self._window += 1
             self._correct()
 
-    def _refine(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
+    def _refine(
+        self, window: Window, split: int, estimate: WindowEstimate
+    ) -> WindowEstimate | None:
         """Refines a loop's window, and notes its cameras."""
         assert self.network is not None
         assert self.network.refine is not None
-        refined = self.network.refine(window, split, prediction)
+        refined = self.network.refine(window, split, estimate)
         if refined is not None:
             ids = tuple(view.id for view in window.views)
             self._refined = SeenTogether(ids, refined.T_window_camera)

@@ -26,7 +26,7 @@ from da3_ros.pipeline.window_builder import PreparedView
 from da3_ros.pipeline.window_inference import without_invalid_depth
 from da3_ros.pipeline.window_odometry import WindowOdometry
 from da3_ros.pipeline.window_refinement import WindowRefinement
-from da3_ros.types import Array, Prediction, TrackedFrame, View, Window
+from da3_ros.types import Array, Prediction, TrackedFrame, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class BlindFrames:
 
     def judge(
         self, window: Window, shared: list[OverlapView], new: Sequence[PreparedView],
-        prediction: Prediction,
-    ) -> tuple[Prediction, str]:  # fmt: skip
-        """Returns the prediction, and why the new views of a window cannot be trusted, or an
+        estimate: WindowEstimate,
+    ) -> tuple[WindowEstimate, str]:  # fmt: skip
+        """Returns the estimate, and why the new views of a window cannot be trusted, or an
         empty text.
 
         Views that may show too little, and all new views after a gap, must be connected to the
@@ -69,24 +69,24 @@ class BlindFrames:
         poses are those of the tracks.
         """
         if not self.config.hold_when_blind or not shared:
-            return prediction, ""
-        suspects = self.sight.suspects(new, window, prediction)
+            return estimate, ""
+        suspects = self.sight.suspects(new, window, estimate)
         gap = self._has_gap(window)
         if not suspects and not gap:
-            return prediction, ""
+            return estimate, ""
         # An image that shows enough, and of which the network is uncertain, may show other things.
         cause = next((p.suspect for p in new if p.suspect), LOST if gap else UNCERTAIN)
         if self.sight.expects_tracks:
-            joined = self._joined(window, len(shared), suspects, prediction, gap=gap)
+            joined = self._joined(window, len(shared), suspects, estimate, gap=gap)
             if joined is None:
-                return prediction, cause
-            prediction = joined if gap else prediction
-        elif not self._agrees(window, shared, suspects, prediction, gap=gap):
-            return prediction, cause
-        known = without_invalid_depth(window, prediction)
+                return estimate, cause
+            estimate = joined if gap else estimate
+        elif not self._agrees(window, shared, suspects, estimate, gap=gap):
+            return estimate, cause
+        known = without_invalid_depth(window, estimate)
         if gap and not self._odometry.would_fit(shared, known):
-            return prediction, cause
-        return prediction, ""
+            return estimate, cause
+        return estimate, ""
 
     def is_unrelated(self, window: Window, shared: Sequence[OverlapView]) -> bool:
         """Whether a window after a gap shares no view, so that a new segment must begin."""
@@ -105,29 +105,27 @@ class BlindFrames:
         return self.sight.has_gap and not self._odometry.prior.leads_poses(window)
 
     def _joined(
-        self, window: Window, shared: int, suspects: Sequence[int], prediction: Prediction, *,
+        self, window: Window, shared: int, suspects: Sequence[int], estimate: WindowEstimate, *,
         gap: bool,
-    ) -> Prediction | None:  # fmt: skip
-        """Returns the prediction with poses by tracks; None if they do not connect the views."""
+    ) -> WindowEstimate | None:  # fmt: skip
+        """Returns the estimate with poses by tracks; None if they do not connect the views."""
         views = range(len(window.views))
         sides: list[tuple[Sequence[int], Sequence[int]]] = [
             ([i for i in views if i != index], [index]) for index in suspects
         ]
         if gap:
             sides.append((views[:shared], views[shared:]))
-        return self._refinement.joined(window, sides, prediction)
+        return self._refinement.joined(window, sides, estimate)
 
     def _agrees(
         self, window: Window, shared: list[OverlapView], suspects: Sequence[int],
-        prediction: Prediction, *, gap: bool,
+        estimate: WindowEstimate, *, gap: bool,
     ) -> bool:  # fmt: skip
         """Whether the network itself trusts its views, and sees a known surface after a gap."""
         newest = len(window.views) - 1
-        if gap and not any(see_same_surface(prediction, newest, i) for i in range(len(shared))):
+        if gap and not any(see_same_surface(estimate, newest, i) for i in range(len(shared))):
             return False
-        return all(
-            self.sight.is_confident(window.views[i].camera, prediction, i) for i in suspects
-        )
+        return all(self.sight.is_confident(window.views[i].camera, estimate, i) for i in suspects)
 
     def gives_up(self, cause: str, prediction: Prediction) -> bool:
         """Notes a window that cannot be trusted; returns whether the camera was looked for so
@@ -353,7 +351,7 @@ class Sight:
         return self._camera(camera).last
 
     def suspects(
-        self, new: Sequence[PreparedView], window: Window, prediction: Prediction
+        self, new: Sequence[PreparedView], window: Window, estimate: WindowEstimate
     ) -> list[int]:
         """Returns the indices in the window of new views that may show too little: by their
         images, or because the network is less certain than usual."""
@@ -361,13 +359,13 @@ class Sight:
             index
             for index, prepared in enumerate(new, len(window.views) - len(new))
             if prepared.suspect
-            or self._camera(prepared.view.camera).excess(prediction.confidence[index])
+            or self._camera(prepared.view.camera).excess(estimate.confidence[index])
             < SUSPECT_CONFIDENCE
         ]
 
-    def is_confident(self, camera: str, prediction: Prediction, index: int) -> bool:
+    def is_confident(self, camera: str, estimate: WindowEstimate, index: int) -> bool:
         """Whether the network is not far less confident of a view than usual."""
-        return self._camera(camera).excess(prediction.confidence[index]) >= BLIND_CONFIDENCE
+        return self._camera(camera).excess(estimate.confidence[index]) >= BLIND_CONFIDENCE
 
     def see(self, frame: TrackedFrame, instant: int, T_local_camera: Array) -> None:
         """Notes a placed frame of an instant, with its pose [4, 4]."""

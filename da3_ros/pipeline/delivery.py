@@ -23,6 +23,7 @@ from da3_ros.types import (
     Scale,
     TrackedFrame,
     Window,
+    WindowEstimate,
     WindowReport,
 )
 
@@ -41,8 +42,8 @@ class PlacedWindow:
     """A window with its place in odometry."""
 
     window: Window
-    # Poses, depth without masked pixels, and scale as they count: by prior and tracks, if any.
-    prediction: Prediction
+    prediction: Prediction  # of the network
+    estimate: WindowEstimate  # by prior and tracks, if any; without depth of masked pixels
     alignment: Alignment
     # [N, h, w] to be published, network units: also that of masked pixels, which ``filter_depth``
     # removes; without it, their border would be an edge.
@@ -63,7 +64,7 @@ class PlacedWindow:
         return filter_depth(depth, everything, config, prepared.view.valid, self._sky(index))
 
     def _sky(self, index: int) -> NDArray[np.bool_] | None:
-        sky = self.prediction.sky
+        sky = self.estimate.sky
         return None if sky is None else sky_mask(sky[index])
 
     def frame(
@@ -82,8 +83,8 @@ class PlacedWindow:
             image=view.image,
             depth=filter_depth(depth, trusted, config, view.valid, self._sky(index)),
             confidence=confidence,
-            K=self.prediction.K[index] if view.K is None else view.K,
-            T_local_camera=self.T_local_window.pose(self.prediction.T_window_camera[index]),
+            K=self.estimate.K[index] if view.K is None else view.K,
+            T_local_camera=self.T_local_window.pose(self.estimate.T_window_camera[index]),
             scale=report.scale,
             window=report,
             is_reference=prepared.is_reference,
@@ -100,7 +101,7 @@ class PlacedWindow:
             lag = len(self.refined.views.ids) / new
         if not alignment.accepted or alignment.covariance is None:
             return None
-        camera = self.prediction.T_window_camera[-1, :3, 3]
+        camera = self.estimate.T_window_camera[-1, :3, 3]
         return alignment, self.T_local_window.points(camera), lag
 
 
@@ -115,7 +116,7 @@ def report_of(
     refinement_s: float = 0.0,
 ) -> WindowReport:
     """Returns the report of a window."""
-    window, prediction, alignment = placed.window, placed.prediction, placed.alignment
+    window, alignment = placed.window, placed.alignment
     return WindowReport(
         id=window.id,
         stamp_ns=max(view.stamp_ns for view in window.views[-window.new :]),
@@ -128,12 +129,12 @@ def report_of(
         scale=scale,
         loop_closed=loop_closed,
         segment=segment,
-        focal_ratio=_focal_ratio(window, prediction),
+        focal_ratio=_focal_ratio(window, placed.estimate),
         refined=tracks.refined,
         tracks=tracks.count,
         reprojection_px=tracks.reprojection_px,
         refinement_s=refinement_s,
-        inference_s=prediction.inference_s,
+        inference_s=placed.prediction.inference_s,
         total_s=total_s,
     )
 
@@ -160,9 +161,9 @@ def tracked_frame(
     )
 
 
-def _focal_ratio(window: Window, prediction: Prediction) -> float:
+def _focal_ratio(window: Window, estimate: WindowEstimate) -> float:
     """Returns the predicted over the calibrated focal length; NaN without calibration."""
-    views = zip(window.views, prediction.K, strict=True)
+    views = zip(window.views, estimate.K, strict=True)
     ratios = [K[0, 0] / view.K[0, 0] for view, K in views if view.K is not None]
     return float(np.median(ratios)) if ratios else float("nan")
 

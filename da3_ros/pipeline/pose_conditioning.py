@@ -14,7 +14,7 @@ from da3_ros.geometry.similarity import Similarity
 from da3_ros.mapping.alignment import Alignment
 from da3_ros.scale_sources.depth_consistency import SHORTEST_M, fit_unit
 from da3_ros.sensors.pose_prior import UNKNOWN
-from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
+from da3_ros.types import Array, ScaleMeasurement, View, Window, WindowEstimate
 
 Item = TypeVar("Item")
 
@@ -57,20 +57,22 @@ def views_with_poses(
     return known if whole and 2 * len(known) >= len(shared) > 0 else shared
 
 
-def with_prior_poses(prediction: Prediction, T_prior_camera: Array, unit: float) -> Prediction:
-    """Returns the prediction with the prior's poses, in the window's unit (``unit`` metres)."""
+def with_prior_poses(
+    estimate: WindowEstimate, T_prior_camera: Array, unit: float
+) -> WindowEstimate:
+    """Returns the estimate with the prior's poses, in the window's unit (``unit`` metres)."""
     T = T_prior_camera.copy()
     T[:, :3, 3] /= unit
-    return replace(prediction, T_window_camera=T)
+    return replace(estimate, T_window_camera=T)
 
 
-def unit_by_prior(window: Window, prediction: Prediction) -> ScaleMeasurement | None:
+def unit_by_prior(window: Window, estimate: WindowEstimate) -> ScaleMeasurement | None:
     """Returns metres per network unit of a window by the known poses that the network got; None
     without them, or if they carry no scale."""
     T = window.T_prior_camera
     if T is None or not window_prior(window.views).scale:
         return None
-    measure = fit_unit(T, prediction)
+    measure = fit_unit(T, estimate)
     return measure if math.isfinite(measure.value) else None
 
 
@@ -118,18 +120,18 @@ class PriorPoseSubstitution:
         return self._T_local_prior is not None
 
     def apply(
-        self, window: Window, prediction: Prediction, measure: ScaleMeasurement | None
-    ) -> Prediction:
-        """Returns the prediction with the prior's poses, if they are published.
+        self, window: Window, estimate: WindowEstimate, measure: ScaleMeasurement | None
+    ) -> WindowEstimate:
+        """Returns the estimate with the prior's poses, if they are published.
 
         measure: of the window's unit, as ``unit_by_prior``.
         """
         T = window.T_prior_camera
         self._measure = UNKNOWN
         if T is None or measure is None or self.output != "prior":
-            return prediction
+            return estimate
         self._measure = measure
-        return with_prior_poses(prediction, T, measure.value)
+        return with_prior_poses(estimate, T, measure.value)
 
     def pose(self, view: View) -> Array | None:
         """Returns the pose [4, 4] of a view by the prior; None: unknown, or not
@@ -140,22 +142,22 @@ class PriorPoseSubstitution:
         return self._T_local_prior.pose(T)
 
     def place(
-        self, window: Window, prediction: Prediction, aligned: Alignment
-    ) -> tuple[Prediction, Alignment]:
-        """Returns prediction and alignment with the prior's poses, of a window that was
+        self, window: Window, estimate: WindowEstimate, aligned: Alignment
+    ) -> tuple[WindowEstimate, Alignment]:
+        """Returns estimate and alignment with the prior's poses, of a window that was
         ``aligned``."""
         T, T_local_prior = window.T_prior_camera, self._T_local_prior
         if T is None or self.output != "prior":
             self._T_local_prior = None
-            return prediction, aligned
+            return estimate, aligned
         S = aligned.T_local_window
         if T_local_prior is None:
             if self.knows_unit:
                 scale = S.scale / self._measure.value
                 self._T_local_prior = Similarity(scale, S.R, S.t)
-            return prediction, aligned
+            return estimate, aligned
         # The scale comes from the alignment (better than one window's motion), the pose from the
         # prior.
-        prediction = with_prior_poses(prediction, T, S.scale / T_local_prior.scale)
+        estimate = with_prior_poses(estimate, T, S.scale / T_local_prior.scale)
         placed = Similarity(S.scale, T_local_prior.R, T_local_prior.t)
-        return prediction, replace(aligned, T_local_window=placed)
+        return estimate, replace(aligned, T_local_window=placed)

@@ -34,7 +34,7 @@ from da3_ros.pipeline.keyframe_recording import KeyframeRecording, Seen
 from da3_ros.pipeline.map_following import MapFollowing
 from da3_ros.pipeline.saved_places import usable_recognition, with_recognition
 from da3_ros.refinement.refiner import RefinedWindow
-from da3_ros.types import Array, Prediction, Scale, TrackedFrame, Window
+from da3_ros.types import Array, Scale, TrackedFrame, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -161,13 +161,13 @@ class SceneMap(MapListener):
         return with_recognition(saved, known, self.config)
 
     def update_scale(
-        self, window: Window, prediction: Prediction, at: Similarity | None, *, own_motion: bool
+        self, window: Window, estimate: WindowEstimate, at: Similarity | None, *, own_motion: bool
     ) -> Scale:
         """Returns the scale after a window (as ``MapScale.update``; ``at`` is its
         ``T_local_window``); also updates the limits on memory.
         """
         before, unit = self.scale.known, self.scale.unit
-        scale = self.scale.update(window, prediction, at, own_motion=own_motion)
+        scale = self.scale.update(window, estimate, at, own_motion=own_motion)
         self._note_unit(unit)
         self.loops.set_enabled(self.config.loop.enabled)
         room = self.loops.limit_memory(self.config.map.memory_mb)

@@ -16,7 +16,7 @@ from da3_ros.inference.planner import wanted_views
 from da3_ros.mapping.map_table import OverlapView
 from da3_ros.pipeline.pose_conditioning import WindowPrior, window_prior
 from da3_ros.pipeline.window_builder import PreparedView
-from da3_ros.types import Prediction, View, Window
+from da3_ros.types import Prediction, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ class WindowInference:
         if done is None:
             return False
         if self.metric_model is not None:
-            self.metric_model.measure(*done)
+            window, prediction = done
+            self.metric_model.measure(window, WindowEstimate.of(prediction))
         return True
 
     @property
@@ -84,19 +85,20 @@ class WindowInference:
             return None
         return done
 
-    def run_loop(self, window: Window) -> Prediction | None:
-        """Returns the prediction for the views of a loop; None if they do not fit into memory."""
+    def run_loop(self, window: Window) -> WindowEstimate | None:
+        """Returns the geometry of the views of a loop; None if they do not fit into memory."""
         try:
-            return without_invalid_depth(window, self.session.infer(window))
+            found = WindowEstimate.of(self.session.infer(window))
+            return without_invalid_depth(window, found)
         except WindowTooLargeError as error:
             log.warning("loop-closure check skipped (out of memory): %s", error)
             return None
 
-    def with_metric_model(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the metric model's measurement and sky, if there is one."""
+    def with_metric_model(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Returns the estimate with the metric model's measurement and sky, if there is one."""
         if self.metric_model is None:
-            return prediction
-        return self.metric_model.measure(window, prediction)
+            return estimate
+        return self.metric_model.measure(window, estimate)
 
     def _run(
         self, shared: list[OverlapView], new: Sequence[PreparedView]
@@ -139,8 +141,8 @@ class WindowInference:
         return given
 
 
-def without_invalid_depth(window: Window, prediction: Prediction) -> Prediction:
-    """Returns the prediction with NaN for the depth of pixels that are not valid (see ``View``).
+def without_invalid_depth(window: Window, estimate: WindowEstimate) -> WindowEstimate:
+    """Returns the estimate with NaN for the depth of pixels that are not valid (see ``View``).
 
     For estimates: depth that moves with the camera would distort scale and alignment. Published
     depth is filtered from the network's whole depth, because to the filter of depth edges the
@@ -148,12 +150,12 @@ def without_invalid_depth(window: Window, prediction: Prediction) -> Prediction:
     """
     masks = [view.valid for view in window.views]
     if all(valid is None for valid in masks):
-        return prediction
-    depth = prediction.depth.copy()
+        return estimate
+    depth = estimate.depth.copy()
     for one, valid in zip(depth, masks, strict=True):
         if valid is not None:
             one[~valid] = np.nan
-    return dataclasses.replace(prediction, depth=depth)
+    return dataclasses.replace(estimate, depth=depth)
 
 
 def _fault(prediction: Prediction, window: Window) -> str:

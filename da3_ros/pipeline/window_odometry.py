@@ -35,7 +35,7 @@ from da3_ros.refinement.refiner import RefinedWindow
 from da3_ros.sensors.calibration import rectification_rotation, resized_calibration
 from da3_ros.sensors.distortion import undistort
 from da3_ros.sensors.rectifier import Rectifier
-from da3_ros.types import Array, Calibration, Prediction, View, Window
+from da3_ros.types import Array, Calibration, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +115,11 @@ class WindowOdometry:
             return shared
         return views_with_poses(shared, lambda a: a.view, [p.view for p in new])
 
-    def would_fit(self, shared: list[OverlapView], prediction: Prediction) -> bool:
+    def would_fit(self, shared: list[OverlapView], estimate: WindowEstimate) -> bool:
         """Whether a window that shares these views fits the scene; nothing learns from it."""
         aligner = copy.deepcopy(self.aligner)
         aligner.forget_unit()
-        fit = aligner.align(shared, prediction, range(len(shared)))
+        fit = aligner.align(shared, estimate, range(len(shared)))
         return fit is not None and fit.accepted
 
     def resize(self, cut: Cut) -> bool:
@@ -148,19 +148,19 @@ class WindowOdometry:
         self,
         window: Window,
         shared: list[OverlapView],
-        prediction: Prediction,
+        estimate: WindowEstimate,
         unit: tuple[float, float] | None,
-    ) -> tuple[Prediction, Alignment]:
-        """Places a window; the prediction gets the prior's poses if configured.
+    ) -> tuple[WindowEstimate, Alignment]:
+        """Places a window; the estimate gets the prior's poses if configured.
 
         unit: of odometry, per network unit, and its relative sigma; None if not measured.
         """
         self._refined, self._depth_doubtful, self.refusal = False, False, ""
-        placed = self._place(window, shared, prediction, unit)
-        prediction, placed = self.prior.place(window, prediction, placed)
-        self._observe(window, shared, prediction, placed)
+        placed = self._place(window, shared, estimate, unit)
+        estimate, placed = self.prior.place(window, estimate, placed)
+        self._observe(window, shared, estimate, placed)
         self.unit = placed.T_local_window.scale
-        return prediction, placed
+        return estimate, placed
 
     def overlap_view_of(self, view: View, frame: LocalFrame) -> OverlapView | None:
         """Notes a frame's pose; returns the overlap view that later windows may use.
@@ -263,7 +263,7 @@ class WindowOdometry:
         self,
         window: Window,
         shared: list[OverlapView],
-        prediction: Prediction,
+        estimate: WindowEstimate,
         unit: tuple[float, float] | None,
     ) -> Alignment:
         """Aligns the window to the overlap views.
@@ -273,18 +273,18 @@ class WindowOdometry:
         if not shared:
             index = self._reference_index(window)
             begin = self.newest.get(window.views[index].camera, np.eye(4))
-            at = Similarity.between(begin, prediction.T_window_camera[index], self.unit)
+            at = Similarity.between(begin, estimate.T_window_camera[index], self.unit)
             return Alignment(at, self.counters["processed"] == 0, float("nan"), float("nan"))
-        fit = self._fit(shared, prediction, unit)
+        fit = self._fit(shared, estimate, unit)
         if fit is not None and fit.accepted:
             self.refused = self._unfit = 0
             self.overlap_views.forget(self._suspects)
             self._suspects = set()
-            self.overlap_views.observe(shared, prediction, fit)
+            self.overlap_views.observe(shared, estimate, fit)
             return fit
         self._suspects |= {a.view.id for a in shared if a.keyframe}
         inliers = fit.inliers if fit is not None else 0.0
-        newest = prediction.T_window_camera[len(shared) - 1]
+        newest = estimate.T_window_camera[len(shared) - 1]
         measured = self.prior.unit or unit
         self._unit_guessed = measured is None
         held = Similarity.between(
@@ -312,18 +312,22 @@ class WindowOdometry:
         return known[0] if known else 0
 
     def _fit(
-        self, shared: list[OverlapView], prediction: Prediction, unit: tuple[float, float] | None
+        self, shared: list[OverlapView], estimate: WindowEstimate, unit: tuple[float, float] | None
     ) -> Alignment | None:
         """Aligns a window with the measured unit, or without it if that is refused."""
         indices = range(len(shared))
         if unit is not None:
-            fit = self.aligner.align(shared, prediction, indices, unit)
+            fit = self.aligner.align(shared, estimate, indices, unit)
             if fit is not None and fit.accepted:
                 return fit
-        return self.aligner.align(shared, prediction, indices)
+        return self.aligner.align(shared, estimate, indices)
 
     def _observe(
-        self, window: Window, shared: list[OverlapView], prediction: Prediction, placed: Alignment
+        self,
+        window: Window,
+        shared: list[OverlapView],
+        estimate: WindowEstimate,
+        placed: Alignment,
     ) -> None:
         """Propagates the covariance of poses through a window; not of a refused one.
 
@@ -333,17 +337,17 @@ class WindowOdometry:
             return
         T_local_window = placed.T_local_window
         depths = [np.median(a.depth) for a in shared if len(a.depth)]
-        known = prediction.depth[np.isfinite(prediction.depth)]
+        known = estimate.depth[np.isfinite(estimate.depth)]
         unit = T_local_window.scale
         depth = np.median(depths) if depths else unit * np.median(known) if len(known) else 1.0
         observation = WindowObservation(
             ids=[view.id for view in window.views],
-            poses=np.stack([T_local_window.pose(T) for T in prediction.T_window_camera]),
+            poses=np.stack([T_local_window.pose(T) for T in estimate.T_window_camera]),
             depth=float(depth),
             pivot=np.zeros(3) if placed.pivot is None else T_local_window.points(placed.pivot),
             gains=placed.gains if placed.gains is not None else np.zeros((0, 7, 7)),
             residuals=placed.residuals if placed.residuals is not None else np.zeros((0, 7)),
-            update_weights=update_weights(shared, prediction),
+            update_weights=update_weights(shared, estimate),
         )
         if shared:
             self.uncertainty.add_window(observation)

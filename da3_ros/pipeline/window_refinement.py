@@ -30,7 +30,7 @@ from da3_ros.refinement.refiner import (
 from da3_ros.refinement.self_calibration import NO_CHANGE
 from da3_ros.refinement.solver_limits import SolverLimits, TimeLimit, choose_limits
 from da3_ros.refinement.track_history import TrackHistory
-from da3_ros.types import Array, Prediction, ScaleMeasurement, Window
+from da3_ros.types import Array, ScaleMeasurement, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +65,12 @@ class WindowRefinement:
         self,
         window: Window,
         new: Sequence[PreparedView],
-        prediction: Prediction,
+        estimate: WindowEstimate,
         placed: Alignment,
         odometry: WindowOdometry,
         table: MapTable,
-    ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
-        """Returns prediction and alignment of a placed window, refined if tracks support it.
+    ) -> tuple[WindowEstimate, Alignment, RefinedWindow | None]:
+        """Returns estimate and alignment of a placed window, refined if tracks support it.
 
         A window that alignment refused is accepted if tracks support its poses, and if its depth
         has anything to do with them.
@@ -78,14 +78,14 @@ class WindowRefinement:
         self.seconds = 0.0
         if not self.config.refinement.enabled or odometry.prior.leads_poses(window):
             self.refiner.restart()
-            return prediction, placed, None
+            return estimate, placed, None
         if self._limit.skips():
             self.refiner.skip()
             self.counters["refinement_skipped"] += 1
-            return prediction, placed, None
+            return estimate, placed, None
         start = time.perf_counter()
         try:
-            return self._refine(window, new, prediction, placed, odometry, table)
+            return self._refine(window, new, estimate, placed, odometry, table)
         finally:
             self.seconds = time.perf_counter() - start
             self._limit.add(self.seconds)
@@ -94,39 +94,39 @@ class WindowRefinement:
         self,
         window: Window,
         new: Sequence[PreparedView],
-        prediction: Prediction,
+        estimate: WindowEstimate,
         placed: Alignment,
         odometry: WindowOdometry,
         table: MapTable,
-    ) -> tuple[Prediction, Alignment, RefinedWindow | None]:
+    ) -> tuple[WindowEstimate, Alignment, RefinedWindow | None]:
         images = [CameraImage(p.full, p.full_valid) for p in new]
         self.refiner.graph.place(self._poses(table), table.corrections)
         try:
-            refined = self.refiner.refine(window, images, prediction, placed.T_local_window)
+            refined = self.refiner.refine(window, images, estimate, placed.T_local_window)
         except Exception as error:
             # The window is as good as without; frames must not be lost for its refinement.
             self._report_failure(f"window {window.id} is not refined", error)
             self.refiner.undo()
-            return prediction, placed, None
+            return estimate, placed, None
         if refined is None:
             self.counters["windows_few_tracks"] += len(window.views) > 1
-            return prediction, placed, None
+            return estimate, placed, None
         if odometry.refusal and not refined.depth_means_something:
             self.refiner.undo()  # refused windows leave nothing behind
-            return prediction, placed, None
+            return estimate, placed, None
         self.counters["windows_refined"] += 1
         if odometry.refusal:
             placed = dataclasses.replace(placed, accepted=True, reason="")
         placed = dataclasses.replace(placed, T_local_window=refined.T_local_window)
-        return refined.prediction, placed, refined
+        return refined.estimate, placed, refined
 
-    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with one focal length for all windows of a camera without a
+    def calibrated(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Returns the estimate with one focal length for all windows of a camera without a
         camera_info: by tracks, else the median of the network's guesses."""
         self._calibrated.update({v.camera: v.K is not None for v in window.views})
         if not self.config.refinement.enabled:
-            return prediction
-        return self.refiner.calibrated(window, prediction)
+            return estimate
+        return self.refiner.calibrated(window, estimate)
 
     @property
     def focal_sources(self) -> dict[str, str]:
@@ -161,27 +161,27 @@ class WindowRefinement:
         delivered. Raises KeyError for any other frame."""
         return self.refiner.trails(id)
 
-    def loop(self, window: Window, split: int, prediction: Prediction) -> Prediction | None:
-        """Returns the prediction of a loop's window with poses by tracks; see ``refined_loop``."""
-        prediction = self.refiner.calibrated(window, prediction)
+    def loop(self, window: Window, split: int, estimate: WindowEstimate) -> WindowEstimate | None:
+        """Returns the estimate of a loop's window with poses by tracks; see ``refined_loop``."""
+        estimate = self.refiner.calibrated(window, estimate)
         try:
-            return refined_loop(window, split, prediction, self.limits)
+            return refined_loop(window, split, estimate, self.limits)
         except Exception as error:
             self._report_failure(f"a loop is not refined, window {window.id}", error)
             return None
 
     def joined(
         self, window: Window, sides: Sequence[tuple[Sequence[int], Sequence[int]]],
-        prediction: Prediction,
-    ) -> Prediction | None:  # fmt: skip
-        """Returns the prediction of a window with poses by tracks; None if these do not connect
+        estimate: WindowEstimate,
+    ) -> WindowEstimate | None:  # fmt: skip
+        """Returns the estimate of a window with poses by tracks; None if these do not connect
         both views of each pair of ``sides`` (see ``joined_by_tracks``), or if the depth has
         nothing to do with them."""
         try:
-            joined = joined_by_tracks(window, sides, prediction, self.limits)
+            joined = joined_by_tracks(window, sides, estimate, self.limits)
             if joined is None or not joined.depth_means_something:
                 return None
-            return joined.prediction
+            return joined.estimate
         except Exception as error:
             self._report_failure(f"tracks of window {window.id} are not compared", error)
             return None
@@ -223,16 +223,16 @@ DOUBT = 0.2  # share of a change of the unit that counts as error
 
 def in_refined_unit(
     window: Window,
-    network: Prediction,
-    refined: Prediction,
+    network: WindowEstimate,
+    refined: WindowEstimate,
     result: RefinedWindow,
     *,
     by_depth: bool,
-) -> Prediction:
-    """Returns a refined prediction with the network's scale measurement in its new unit; without
+) -> WindowEstimate:
+    """Returns a refined estimate with the network's scale measurement in its new unit; without
     one if a focal length was found, because what was measured has its error.
 
-    network: the prediction before. by_depth: whether its depth was measured; else the unit of its
+    network: the estimate before. by_depth: whether its depth was measured; else the unit of its
     poses, which tracks may bring to another one. Refined poses themselves are no measurement:
     those of earlier windows hold them, so that they repeat one error.
     """
@@ -250,7 +250,7 @@ def in_refined_unit(
 
 
 def _by_positions(
-    window: Window, network: Prediction, refined: Prediction, measure: ScaleMeasurement
+    window: Window, network: WindowEstimate, refined: WindowEstimate, measure: ScaleMeasurement
 ) -> ScaleMeasurement | None:
     """Returns the measurement times the network's units per refined unit; None if no positions
     show them.

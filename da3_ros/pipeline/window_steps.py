@@ -46,6 +46,7 @@ from da3_ros.types import (
     TrackedFrame,
     View,
     Window,
+    WindowEstimate,
     WindowReport,
 )
 
@@ -123,12 +124,12 @@ class WindowSteps(MapListener):
             return
         if self.blind.is_unrelated(window, shared):
             self.start_segment(self.odometry.newest)
-        prediction = self.refinement.calibrated(window, prediction)
-        prediction, cause = self.blind.judge(window, shared, new, prediction)
+        estimate = self.refinement.calibrated(window, WindowEstimate.of(prediction))
+        estimate, cause = self.blind.judge(window, shared, new, estimate)
         if cause:
             yield from self._deliver_untrusted(new, prediction, cause)
             return
-        placed = self._place(window, shared, new, prediction)
+        placed = self._place(window, shared, new, prediction, estimate)
         scale = self._take_over(placed)
         report = report_of(
             placed, scale, segment=self.odometry.segment, loop_closed=closed,
@@ -142,35 +143,36 @@ class WindowSteps(MapListener):
 
     def _place(
         self, window: Window, shared: list[OverlapView], new: list[PreparedView],
-        network: Prediction,
+        prediction: Prediction, estimate: WindowEstimate,
     ) -> PlacedWindow:  # fmt: skip
         """Returns a window with its place by its overlap views, by a prior and by tracks, and with
         its scale."""
-        prediction = self._measured(window, without_invalid_depth(window, network))
-        unit = self.scene_map.scale.unit_of(prediction)
-        prediction, alignment = self.odometry.place(window, shared, prediction, unit)
+        scale, depth = self.scene_map.scale, estimate.depth
+        known = self._measured(window, without_invalid_depth(window, estimate))
+        aligned, alignment = self.odometry.place(window, shared, known, scale.unit_of(known))
         by_tracks, alignment, refined = self.refinement.run(
-            window, new, prediction, alignment, self.odometry, self.scene_map.table
+            window, new, aligned, alignment, self.odometry, self.scene_map.table
         )
         if refined is None:
-            return PlacedWindow(window, prediction, alignment, network.depth)
-        measured = in_refined_unit(
-            window, prediction, by_tracks, refined, by_depth=self.scene_map.scale.source.by_depth
+            return PlacedWindow(window, prediction, aligned, alignment, depth)
+        by_tracks = in_refined_unit(
+            window, aligned, by_tracks, refined, by_depth=scale.source.by_depth
         )
-        return PlacedWindow(window, measured, alignment, refined.scaled(network.depth), refined)
+        depth = refined.scaled(depth)
+        return PlacedWindow(window, prediction, by_tracks, alignment, depth, refined)
 
-    def _measured(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the scale source's measurement of its unit, and with the
+    def _measured(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Returns the estimate with the scale source's measurement of its unit, and with the
         prior's poses if they are published."""
         scale = self.scene_map.scale
         if scale.wants_metric_model(window.id):
-            prediction = self.inference.with_metric_model(window, prediction)
+            estimate = self.inference.with_metric_model(window, estimate)
         if window.T_prior_camera is not None:
             self.counters["windows_with_prior"] += 1
-        by_prior = unit_by_prior(window, prediction)
-        measure = scale.source.measure(window, prediction, by_prior)
-        prediction = dataclasses.replace(prediction, measure=measure)
-        return self.odometry.prior.apply(window, prediction, by_prior)
+        by_prior = unit_by_prior(window, estimate)
+        measure = scale.source.measure(window, estimate, by_prior)
+        estimate = dataclasses.replace(estimate, measure=measure)
+        return self.odometry.prior.apply(window, estimate, by_prior)
 
     def _take_over(self, placed: PlacedWindow) -> Scale:
         """Takes over into odometry and map what a window says of earlier views, of its unit and of
@@ -183,9 +185,9 @@ class WindowSteps(MapListener):
         if self.blind.sight.attempts:  # found by keyframes: the newest views are elsewhere
             self.odometry.overlap_views.forget_newest()
         fits = placed.alignment.accepted or window.new == len(window.views)
-        measured = placed.prediction.measure is not None
+        measured = placed.estimate.measure is not None
         scale = self.scene_map.update_scale(
-            window, placed.prediction, placed.T_local_window if fits else None,
+            window, placed.estimate, placed.T_local_window if fits else None,
             # The prior's own poses are a witness only where the network's motion agrees with them.
             own_motion=measured or not self.odometry.prior.leads_poses(window),
         )  # fmt: skip
@@ -287,7 +289,8 @@ class WindowSteps(MapListener):
         """Yields the frames of a single-image network: depth without a pose in the map."""
         scale = scale_of_depth(prediction.measure)
         self.scene_map.scale.set_unplaced(scale)
-        placed = PlacedWindow(window, prediction, UNPLACED, prediction.depth)
+        estimate = WindowEstimate.of(prediction)
+        placed = PlacedWindow(window, prediction, estimate, UNPLACED, prediction.depth)
         report = report_of(
             placed, scale, segment=self.odometry.segment, loop_closed=False,
             total_s=time.perf_counter() - start,

@@ -10,26 +10,26 @@ import numpy as np
 from da3_ros.geometry.similarity import IDENTITY
 from da3_ros.refinement.refiner import CameraImage, RefinedWindow, WindowRefiner
 from da3_ros.refinement.solver_limits import SolverLimits
-from da3_ros.types import Prediction, Window
+from da3_ros.types import Window, WindowEstimate
 
 MIN_SHARED_TRACKS = 20  # tracks that views of both visits see
 
 
 def refined_loop(
-    window: Window, split: int, prediction: Prediction, limits: SolverLimits
-) -> Prediction | None:
-    """Returns the prediction of a window of two visits with poses that tracks determine.
+    window: Window, split: int, estimate: WindowEstimate, limits: SolverLimits
+) -> WindowEstimate | None:
+    """Returns the estimate of a window of two visits with poses that tracks determine.
 
     split: index of the first view of the second visit. None if too few tracks connect both
     visits: then the network's word is not enough.
     """
     views = range(len(window.views))
-    joined = joined_by_tracks(window, [(views[:split], views[split:])], prediction, limits)
-    return None if joined is None else joined.prediction
+    joined = joined_by_tracks(window, [(views[:split], views[split:])], estimate, limits)
+    return None if joined is None else joined.estimate
 
 
 def joined_by_tracks(
-    window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], prediction: Prediction,
+    window: Window, sides: Iterable[tuple[Sequence[int], Sequence[int]]], estimate: WindowEstimate,
     limits: SolverLimits,
 ) -> RefinedWindow | None:  # fmt: skip
     """Returns a window, all of whose views are new, with poses that tracks determine.
@@ -38,7 +38,7 @@ def joined_by_tracks(
     """
     refiner = WindowRefiner(limits)
     images = [CameraImage(view.image, view.valid) for view in window.views]
-    refined = refiner.refine(replace(window, new=len(images)), images, prediction, IDENTITY)
+    refined = refiner.refine(replace(window, new=len(images)), images, estimate, IDENTITY)
     if refined is None:
         return None
     tracks = [refiner.graph.views[view.id].track for view in window.views]

@@ -24,7 +24,7 @@ from da3_ros.refinement.solver_limits import SolverLimits
 from da3_ros.refinement.track_history import TrackHistory, trails_of
 from da3_ros.refinement.track_noise import PoseNoise
 from da3_ros.refinement.tracked_view import MeasuredPose, TrackedView, tracked_view
-from da3_ros.types import Array, FloatImage, Image, Prediction, Window
+from da3_ros.types import Array, FloatImage, Image, Window, WindowEstimate
 
 RECENT = 20  # views whose distances give the unit
 # Of log depth against tracks, robust: with more than the first, depth is doubtful, with more than
@@ -42,14 +42,14 @@ class CameraImage:
 
 @dataclass(frozen=True, eq=False)
 class RefinedWindow:
-    """A refined window, in the window's own world and unit, as the network's prediction was."""
+    """A refined window, in the window's own frame and unit, as its estimate before."""
 
-    prediction: Prediction
+    estimate: WindowEstimate
     T_local_window: Similarity
     views: RefinedViews
     # Of views of earlier windows: pose before and after [4, 4] in local, and factor on depth.
     moved: dict[int, tuple[Array, Array, float]]
-    factors: FloatImage  # [new, h, w] on the depth of the new views; the prediction has them
+    factors: FloatImage  # [new, h, w] on the depth of the new views; the estimate has them
     depth_agrees: bool  # whether the depth of the new views is that of their tracks
     depth_means_something: bool  # whether it has at least something to do with it
     change: LengthChange  # of lengths in local; not 1 with a new focal length
@@ -92,11 +92,11 @@ class WindowRefiner:
         self.graph.restart()
         self.tracks = NO_TRACKS
 
-    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the K that all views of a camera without calibration have:
+    def calibrated(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Returns the estimate with the K that all views of a camera without calibration have:
         by tracks, else the median of the network's newest guesses."""
-        prediction = self.guessed.steadied(window, prediction, self.calibration.known)
-        return self.calibration.calibrated(window, prediction)
+        estimate = self.guessed.steadied(window, estimate, self.calibration.known)
+        return self.calibration.calibrated(window, estimate)
 
     def forget_calibration(self) -> None:
         """Forgets focal lengths: images have another size now."""
@@ -123,7 +123,11 @@ class WindowRefiner:
         return trails_of(id, self.graph.views, self.graph.points)
 
     def refine(
-        self, window: Window, images: Sequence[CameraImage], prediction: Prediction, S: Similarity
+        self,
+        window: Window,
+        images: Sequence[CameraImage],
+        estimate: WindowEstimate,
+        S: Similarity,
     ) -> RefinedWindow | None:
         """Refines a window that ``S`` places in local; None: too few tracks, the window passes as
         it is.
@@ -138,16 +142,16 @@ class WindowRefiner:
         before = {i: (v.T_local_camera, v.log_scale) for i, v in self.graph.views.items()}
         usual, found = self.graph.noise.depth, 0
         for k, image in enumerate(images, count):
-            view = self._view(window, k, image, prediction, S)
+            view = self._view(window, k, image, estimate, S)
             if view.own_K:
                 self.graph.set_guessed_K(view)
             found += self.graph.add(view, ids[:k])
-        priors = self._pose_priors(ids, len(images), prediction, S)
+        priors = self._pose_priors(ids, len(images), estimate, S)
         done = self.graph.refine(ids[count:], priors)
         if done is None:
             self.tracks = TrackSupport(found, False, float("nan"))
             for k, id in enumerate(ids[count:], count):  # as they are published
-                self.graph.views[id].T_local_camera = S.pose(prediction.T_window_camera[k])
+                self.graph.views[id].T_local_camera = S.pose(estimate.T_window_camera[k])
                 self.graph.views[id].log_scale = 0.0
             return None
         change = self.calibration.run(self.graph)
@@ -155,7 +159,7 @@ class WindowRefiner:
             done = self.graph.refine(ids[count:], priors)
             if done is None:
                 raise np.linalg.LinAlgError("the newest view lost its tracks with its new K")
-            prediction = self.calibration.calibrated(window, prediction)
+            estimate = self.calibration.calibrated(window, estimate)
         shrunk = images[-1].image.shape[1] / self.graph.views[ids[-1]].features.shape[1]
         self.tracks = TrackSupport(done.tracks, True, shrunk * done.reprojection_px)
         moved = {}
@@ -166,10 +170,10 @@ class WindowRefiner:
         scale = float(np.median([self.graph.views[i].log_scale for i in ids[count:]]))
         S = Similarity(S.scale * float(np.exp(scale)), S.R, S.t)
         factors = np.stack([
-            self._factors(i, prediction.depth[k], S.scale, scale)
+            self._factors(i, estimate.depth[k], S.scale, scale)
             for k, i in enumerate(ids[count:], count)
         ])  # fmt: skip
-        refined = self._refined(window, prediction, S, factors)
+        refined = self._refined(window, estimate, S, factors)
         error = self.graph.depth_error(ids[count:])
         agrees = error < max(MAX_DEPTH_ERROR, USUAL * usual)
         means_something = error < max(NO_DEPTH_ERROR, USUAL * usual)
@@ -190,22 +194,22 @@ class WindowRefiner:
         return view.own_K and view.camera not in self.calibration.known
 
     def _view(
-        self, window: Window, k: int, image: CameraImage, prediction: Prediction, S: Similarity
+        self, window: Window, k: int, image: CameraImage, estimate: WindowEstimate, S: Similarity
     ) -> TrackedView:
-        view, depth = window.views[k], prediction.depth[k]
-        T = S.pose(prediction.T_window_camera[k])
+        view, depth = window.views[k], estimate.depth[k]
+        T = S.pose(estimate.T_window_camera[k])
         T[:3, :3] = nearest_rotation(T[:3, :3])
         measured = MeasuredPose(
             view.T_prior_camera, view.prior_variance, view.T_rig_camera, view.instant
         )
         return tracked_view(
             view.id, view.camera, self.detector(image.image, image.usable),
-            prediction.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
+            estimate.K[k] if view.K is None else view.K, T, np.float32(S.scale) * depth,
             own_K=view.K is None, measured=measured,
         )  # fmt: skip
 
     def _pose_priors(
-        self, ids: list[int], new: int, prediction: Prediction, S: Similarity
+        self, ids: list[int], new: int, estimate: WindowEstimate, S: Similarity
     ) -> PosePriors:
         """Returns the motions from view to view, in the order of views' ids: by the network, and
         by robot and rig if they know any.
@@ -213,10 +217,10 @@ class WindowRefiner:
         ids: of the window's views, the last ``new`` of which were not refined before.
         """
         order = np.argsort(ids)
-        T = np.array([S.pose(prediction.T_window_camera[k]) for k in order])
+        T = np.array([S.pose(estimate.T_window_camera[k]) for k in order])
         pairs = len(ids) - 1
         step = np.linalg.inv(T[:-1]) @ T[1:] if pairs else np.zeros((0, 4, 4))
-        known = prediction.depth[np.isfinite(prediction.depth)]
+        known = estimate.depth[np.isfinite(estimate.depth)]
         depth = S.scale * float(np.median(known)) if len(known) else 1.0
         noise = self.graph.noise.poses
         rotation, place = noise[NETWORK].rotation, noise[NETWORK].place * depth
@@ -230,16 +234,16 @@ class WindowRefiner:
         return PosePriors.joined([network, measured_poses(views, units, noise[ROBOT], depth)])
 
     def _refined(
-        self, window: Window, prediction: Prediction, S: Similarity, factors: FloatImage
-    ) -> Prediction:
-        """Returns the prediction with the graph's poses, and with corrected depth of new views."""
+        self, window: Window, estimate: WindowEstimate, S: Similarity, factors: FloatImage
+    ) -> WindowEstimate:
+        """Returns the estimate with the graph's poses, and with corrected depth of new views."""
         back = S.inverse()
-        poses, depth = prediction.T_window_camera.copy(), prediction.depth.copy()
+        poses, depth = estimate.T_window_camera.copy(), estimate.depth.copy()
         for k, view in enumerate(window.views):
             if view.id in self.graph.views:
                 poses[k] = back.pose(self.graph.views[view.id].T_local_camera)
         depth[len(depth) - len(factors) :] *= factors
-        return replace(prediction, T_window_camera=poses, depth=depth)
+        return replace(estimate, T_window_camera=poses, depth=depth)
 
     def _factors(self, id: int, depth: FloatImage, unit: float, log_scale: float) -> FloatImage:
         """Returns the factors [h, w] on a new view's depth: its scale, corrected between tracks.
@@ -289,7 +293,7 @@ class TrackResiduals:
 
     pixel: Array  # [M, 2] column and row, corner rule, pixels of the depth image
     log_depth: Array  # [M] logarithm of the predicted depth
-    residual: Array  # [M] logarithm of the track's depth less the scaled prediction's
+    residual: Array  # [M] logarithm of the track's depth less the scaled network's
     sigma: Array  # [M] its standard deviation
     depth_sigma: float  # that of predicted depth
 
@@ -401,16 +405,16 @@ class GuessedFocal:
         self._guesses: dict[tuple[str, int, int], deque[tuple[float, float]]] = {}
 
     def steadied(
-        self, window: Window, prediction: Prediction, known: Container[str]
-    ) -> Prediction:
-        """Returns the prediction with steadied focal lengths of views without calibration.
+        self, window: Window, estimate: WindowEstimate, known: Container[str]
+    ) -> WindowEstimate:
+        """Returns the estimate with steadied focal lengths of views without calibration.
 
         known: cameras whose focal length is not a guess.
         """
         guessed = [view.K is None and view.camera not in known for view in window.views]
         if not any(guessed):
-            return prediction
-        K, count = prediction.K.copy(), len(window.views) - window.new
+            return estimate
+        K, count = estimate.K.copy(), len(window.views) - window.new
         for k, view in enumerate(window.views):
             if guessed[k]:
                 key = view.camera, *view.image.shape[:2]
@@ -419,7 +423,7 @@ class GuessedFocal:
                     kept.append((float(K[k, 0, 0]), float(K[k, 1, 1])))
                 if kept:
                     K[k, 0, 0], K[k, 1, 1] = np.median(kept, axis=0)
-        return replace(prediction, K=K)
+        return replace(estimate, K=K)
 
 
 # Relative poses that the robot or the rig measures, as priors of a bundle.

@@ -23,7 +23,7 @@ from da3_ros.geometry.projection import resize_K
 from da3_ros.refinement.bundle import Adjusted, Bundle, Observations, PosePriors, adjust
 from da3_ros.refinement.sliding_graph import FEWEST_TRACKS, SlidingGraph, gather, is_sane
 from da3_ros.refinement.tracked_view import TrackedView
-from da3_ros.types import Array, Prediction, Window
+from da3_ros.types import Array, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +94,14 @@ class SelfCalibration:
             math.prod(c.depth for c in changes), math.prod(c.motion for c in changes)
         )
 
-    def calibrated(self, window: Window, prediction: Prediction) -> Prediction:
-        """Returns the prediction with the known K of views without calibration."""
-        K = prediction.K.copy()
+    def calibrated(self, window: Window, estimate: WindowEstimate) -> WindowEstimate:
+        """Returns the estimate with the known K of views without calibration."""
+        K = estimate.K.copy()
         for k, view in enumerate(window.views):
             if view.K is None and view.camera in self.known:
                 known, size = self.known[view.camera]
                 K[k] = resize_K(known, size, view.image.shape[1::-1])
-        return replace(prediction, K=K) if self.known else prediction
+        return replace(estimate, K=K) if self.known else estimate
 
     def source(self, camera: str) -> str:
         """Returns where the K of a camera without calibration is from."""

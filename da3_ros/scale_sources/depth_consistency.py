@@ -11,7 +11,7 @@ import numpy as np
 
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.geometry.projection import backproject, project
-from da3_ros.types import Array, Prediction, ScaleMeasurement
+from da3_ros.types import Array, ScaleMeasurement, WindowEstimate
 
 # Cosine between both directions of motion, below which one of them is wrong (as odometry.py).
 MIN_COSINE = 0.8
@@ -22,17 +22,17 @@ CLIP = 0.1  # limit of the relative difference of two depths
 FLOOR = 0.003  # smallest relative standard deviation
 
 
-def fit_unit(T_prior_camera: Array, prediction: Prediction) -> ScaleMeasurement:
+def fit_unit(T_prior_camera: Array, estimate: WindowEstimate) -> ScaleMeasurement:
     """Returns metres per network unit of one window, from its baselines and its depths.
 
     The network need not keep the unit of the poses that it gets. The ratios of all long baselines
     give one estimate. The depths give another one, without any pose of the network: placed by the
     prior's poses, the surfaces of two views must coincide. NaN if neither can be estimated.
     """
-    answers = [a for a in (_by_baselines(T_prior_camera, prediction),) if a is not None]
+    answers = [a for a in (_by_baselines(T_prior_camera, estimate),) if a is not None]
     if not answers:
         return ScaleMeasurement(math.nan, math.nan)
-    depths = _by_depths(T_prior_camera, prediction, answers[0].value)
+    depths = _by_depths(T_prior_camera, estimate, answers[0].value)
     if depths is not None:
         answers.append(depths)
     logs = np.log([a.value for a in answers])
@@ -43,11 +43,11 @@ def fit_unit(T_prior_camera: Array, prediction: Prediction) -> ScaleMeasurement:
     return ScaleMeasurement(math.exp(mean), math.sqrt(max(1.0, excess) / weights.sum()))
 
 
-def _by_baselines(T_prior: Array, prediction: Prediction) -> ScaleMeasurement | None:
+def _by_baselines(T_prior: Array, estimate: WindowEstimate) -> ScaleMeasurement | None:
     first, second = np.triu_indices(len(T_prior), 1)
     motions = [
         np.einsum("nji,nj->ni", T[first, :3, :3], T[second, :3, 3] - T[first, :3, 3])
-        for T in (T_prior, prediction.T_window_camera)
+        for T in (T_prior, estimate.T_window_camera)
     ]  # in the first camera's axes, which both share
     prior_lengths, network_lengths = (np.linalg.norm(motion, axis=1) for motion in motions)
     moved = (prior_lengths > 0.1 * prior_lengths.max()) & (
@@ -72,10 +72,10 @@ def _by_baselines(T_prior: Array, prediction: Prediction) -> ScaleMeasurement | 
     )
 
 
-def _by_depths(T_prior: Array, prediction: Prediction, start: float) -> ScaleMeasurement | None:
+def _by_depths(T_prior: Array, estimate: WindowEstimate, start: float) -> ScaleMeasurement | None:
     """Returns the scale, near ``start``, at which depths agree best between the prior's poses."""
-    seen = [i for i, depth in enumerate(prediction.depth) if np.isfinite(depth).any()]
-    logs = where_depths_agree(T_prior, prediction, list(itertools.pairwise(seen)), start, TRIALS)
+    seen = [i for i, depth in enumerate(estimate.depth) if np.isfinite(depth).any()]
+    logs = where_depths_agree(T_prior, estimate, list(itertools.pairwise(seen)), start, TRIALS)
     if len(logs) < 2:
         return None
     sigma = float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) * math.sqrt(3)
@@ -84,7 +84,7 @@ def _by_depths(T_prior: Array, prediction: Prediction, start: float) -> ScaleMea
 
 def where_depths_agree(
     T_prior: Array,
-    prediction: Prediction,
+    estimate: WindowEstimate,
     pairs: Sequence[tuple[int, int]],
     start: float,
     trials: Array,
@@ -96,7 +96,7 @@ def where_depths_agree(
     factors = start * np.exp(trials)
     found = []
     for i, j in pairs:
-        cost = _disagreement(T_prior, prediction, i, j, factors)
+        cost = _disagreement(T_prior, estimate, i, j, factors)
         best = None if cost is None else _lowest(cost, trials)
         if best is not None:
             found.append(best)
@@ -104,17 +104,17 @@ def where_depths_agree(
 
 
 def _disagreement(
-    T_prior: Array, prediction: Prediction, i: int, j: int, factors: Array
+    T_prior: Array, estimate: WindowEstimate, i: int, j: int, factors: Array
 ) -> Array | None:
     """Returns the mean clipped difference [F] of the depths of views i and j at each factor; None
     for too few points."""
-    depth, other = prediction.depth[i], prediction.depth[j]
-    points = backproject(depth, prediction.K[i]).reshape(-1, 3)
+    depth, other = estimate.depth[i], estimate.depth[j]
+    points = backproject(depth, estimate.K[i]).reshape(-1, 3)
     points = points[np.isfinite(points).all(axis=1)]
     points = points[:: max(1, len(points) // POINTS)].astype(np.float64)
     T = invert_pose(T_prior[j]) @ T_prior[i]
     moved = factors[:, None, None] * (points @ T[:3, :3].T) + T[:3, 3]
-    pixels = project(moved, prediction.K[j]).astype(np.float32)
+    pixels = project(moved, estimate.K[j]).astype(np.float32)
     there = cv2.remap(
         other, pixels[..., 0] - 0.5, pixels[..., 1] - 0.5, cv2.INTER_NEAREST,
         borderMode=cv2.BORDER_CONSTANT, borderValue=float("nan"),

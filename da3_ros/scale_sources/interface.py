@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from da3_ros.scale_sources.estimates import MeasurementFilter
-    from da3_ros.types import Prediction, ScaleMeasurement, Window
+    from da3_ros.types import ScaleMeasurement, Window, WindowEstimate
 
 
 class ScaleSource:
@@ -36,14 +36,14 @@ class ScaleSource:
         return ""
 
     def measure(
-        self, window: Window, prediction: Prediction, by_prior: ScaleMeasurement | None
+        self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
     ) -> ScaleMeasurement | None:
         """Returns metres per network unit of a window; None if it shows none.
 
-        prediction: with what a metric network measured, if it ran, and with the network's own
+        estimate: with what a metric network measured, if it ran, and with the network's own
         poses. by_prior: by the robot's own poses; None without them or their motion.
         """
-        return prediction.measure
+        return estimate.measure
 
     def estimator(self) -> MeasurementFilter:
         """Returns a new estimator of the scale of a segment, which has one unit."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from da3_ros.scale_sources.estimates import Estimate, MeasurementFilter, best_average, inliers
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
+from da3_ros.types import Array, ScaleMeasurement, View, Window, WindowEstimate
 
 # Distance over depth that ends a stretch; a shorter one is smaller than the network's noise.
 PARALLAX = 0.05
@@ -103,7 +103,7 @@ class OdometryMotion(ScaleSource):
     needs_prior = True
 
     def measure(
-        self, window: Window, prediction: Prediction, by_prior: ScaleMeasurement | None
+        self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
     ) -> ScaleMeasurement | None:
         return by_prior  # what a nested network measures itself is another source
 

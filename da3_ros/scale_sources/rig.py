@@ -22,7 +22,7 @@ from scipy.spatial.transform import Rotation
 from da3_ros.geometry.poses import invert_pose
 from da3_ros.scale_sources.depth_consistency import where_depths_agree
 from da3_ros.scale_sources.interface import ScaleSource
-from da3_ros.types import Array, Prediction, ScaleMeasurement, View, Window
+from da3_ros.types import Array, ScaleMeasurement, View, Window, WindowEstimate
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class _Pair:
     rotation_deg: float  # between both rotations
 
 
-def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, str]:
+def fit_rig(window: Window, estimate: WindowEstimate) -> tuple[ScaleMeasurement, str]:
     """Returns the window's measurement (NaN if there is none), and a one-line fault or "".
 
     The network's baselines are projected onto the rig's: noise across them does not lengthen them,
     and it measures the noise along them.
     """
-    pairs = list(_pairs(window, prediction))
+    pairs = list(_pairs(window, estimate))
     if len(pairs) < MIN_PAIRS:
         return NOTHING, ""
     rotation_deg = float(np.median([p.rotation_deg for p in pairs]))
@@ -64,7 +64,7 @@ def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, s
     known, seen = (np.stack([getattr(p, name) for p in pairs]) for name in ("known", "seen"))
     if not known.any():
         return NOTHING, "all cameras of the rig have the same position: it gives no scale"
-    fault = _too_short(known, seen, prediction)
+    fault = _too_short(known, seen, estimate)
     if fault:
         return NOTHING, fault
     cosine = (known * seen).sum() / (np.linalg.norm(known) * np.linalg.norm(seen))
@@ -73,10 +73,10 @@ def fit_rig(window: Window, prediction: Prediction) -> tuple[ScaleMeasurement, s
             "the network's directions between the cameras differ from the rig's: check rig.poses "
             "or the transforms (optical frames, z forward)"
         )
-    return _checked(_fit(known, seen), window, prediction), ""
+    return _checked(_fit(known, seen), window, estimate), ""
 
 
-def _pairs(window: Window, prediction: Prediction) -> Iterator[_Pair]:
+def _pairs(window: Window, estimate: WindowEstimate) -> Iterator[_Pair]:
     for i, j in itertools.combinations(range(len(window.views)), 2):
         a, b = window.views[i], window.views[j]
         if not _same_instant(a, b):
@@ -84,14 +84,14 @@ def _pairs(window: Window, prediction: Prediction) -> Iterator[_Pair]:
         assert a.T_rig_camera is not None
         assert b.T_rig_camera is not None
         T_known = invert_pose(a.T_rig_camera) @ b.T_rig_camera
-        T_seen = invert_pose(prediction.T_window_camera[i]) @ prediction.T_window_camera[j]
+        T_seen = invert_pose(estimate.T_window_camera[i]) @ estimate.T_window_camera[j]
         apart = Rotation.from_matrix(T_known[:3, :3].T @ T_seen[:3, :3]).magnitude()
         yield _Pair(T_known[:3, 3], T_seen[:3, 3], math.degrees(apart))
 
 
-def _too_short(known: Array, seen: Array, prediction: Prediction) -> str:
+def _too_short(known: Array, seen: Array, estimate: WindowEstimate) -> str:
     """Returns why the baselines are too short for the network, or an empty text."""
-    finite = prediction.depth[np.isfinite(prediction.depth)]
+    finite = estimate.depth[np.isfinite(estimate.depth)]
     depth = float(np.median(finite)) if finite.size else math.nan
     lengths = np.linalg.norm(known, axis=1)
     share = float(np.median(np.linalg.norm(seen, axis=1))) / depth
@@ -105,17 +105,17 @@ def _too_short(known: Array, seen: Array, prediction: Prediction) -> str:
 
 
 def _checked(
-    measure: ScaleMeasurement, window: Window, prediction: Prediction
+    measure: ScaleMeasurement, window: Window, estimate: WindowEstimate
 ) -> ScaleMeasurement:
     """Returns the baselines' measurement, corrected and less certain if the depths disagree."""
     pairs = [
         (i, j)
         for i, j in itertools.permutations(range(len(window.views)), 2)
         if _same_instant(window.views[i], window.views[j])
-        and all(np.isfinite(prediction.depth[k]).any() for k in (i, j))
+        and all(np.isfinite(estimate.depth[k]).any() for k in (i, j))
     ]
     T_rig = np.stack([_or_nan(view.T_rig_camera) for view in window.views])
-    logs = where_depths_agree(T_rig, prediction, pairs, measure.value, TRIALS)
+    logs = where_depths_agree(T_rig, estimate, pairs, measure.value, TRIALS)
     if len(logs) < 2 or float(np.std(logs)) > DEPTH_SIGMA:
         return measure  # surfaces without detail coincide anywhere
     difference = float(np.median(logs))
@@ -163,9 +163,9 @@ class RigBaselines(ScaleSource):
         return "" if cameras >= 2 else "this needs two or more `cameras` and window.mode joint"
 
     def measure(
-        self, window: Window, prediction: Prediction, by_prior: ScaleMeasurement | None
+        self, window: Window, estimate: WindowEstimate, by_prior: ScaleMeasurement | None
     ) -> ScaleMeasurement | None:
-        measure, fault = fit_rig(window, prediction)
+        measure, fault = fit_rig(window, estimate)
         kind = fault[:30]  # numbers behind it change from window to window
         if fault and kind not in self._reported:
             self._reported.add(kind)
