@@ -159,7 +159,7 @@ def test_endless_stream_keeps_its_rate_and_ends_clean():
         # Late ones leave whole periods out; a machine that is not always busy keeps most of them.
         assert spin_until(node, lambda: len(images) > 40 and last_steps(images).mean() < 80e6)
         awaited = [Awaited("/image_raw", IMAGE, "image")]
-        # A node of an earlier test in this domain may take a while to leave.
+        # A killed node of an earlier test in this domain may take a while to leave.
         assert spin_until(node, lambda: read_graph(node, awaited).other_nodes == 1)
         seen = read_graph(node, awaited)
         assert process.stop(signal.SIGINT) == 0

@@ -1,6 +1,7 @@
 """ROS domains that no other test run on this machine uses at the same time."""
 
 import functools
+import gc
 import itertools
 import os
 import socket
@@ -20,10 +21,16 @@ def domain() -> int:
 
 @functools.cache
 def _domains() -> Iterator[int]:
-    """The domains of one block, for ever."""
+    """The domains of one block, for ever.
+
+    A node that ran in this process is garbage with its executor, in a cycle, and stays in its
+    domain until Python collects it: before a domain comes again, and not whenever.
+    """
     blocks = range(FIRST, FIRST + COUNT, BLOCK)
     first = next((b for b in blocks if _claim(b)), blocks[os.getpid() % len(blocks)])
-    return itertools.cycle(range(first, first + BLOCK))
+    for _ in itertools.count():
+        gc.collect()
+        yield from range(first, first + BLOCK)
 
 
 _claims: list[socket.socket] = []  # kept open: the claims end with the process
